@@ -1,0 +1,259 @@
+"""`connect()`: from a process that knows nothing to a rank in a world.
+
+Three questions have to be answered before a collective can run: who am I (`launchers`), where do we meet (a
+rendezvous: an address and a port at which rank 0 listens), and over what do we talk (gloo on CPU, NCCL or RCCL on
+GPUs). This file answers the last two and hands out a `World`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from aiscale.dist import wire
+from aiscale.dist.launch import LOOPBACK
+from aiscale.dist.launchers import ConnectError, Launch, find_launch
+from aiscale.dist.wire import Traffic
+
+__all__ = ["ConnectError", "World", "connect"]
+
+
+@dataclass
+class World:
+    """This process's place among the ranks that train together."""
+
+    rank: int
+    size: int
+    local_rank: int  #: among the ranks of this node
+    local_size: int
+    device: torch.device
+    launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec or none
+    backend: str  #: what carries the collectives
+    traffic: Traffic  #: bytes by collective
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self.rank == 0
+
+    def mesh(self, **axes: int) -> DeviceMesh:
+        """Arrange the ranks on a grid, for example `world.mesh(dp=2, tp=2)`; the last axis varies fastest."""
+        return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+    def control(self) -> AbstractContextManager[None]:
+        """Communication inside is bookkeeping and is not counted as training traffic."""
+        return self.traffic.control()
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        with self.control():
+            dist.barrier()
+
+    def from_rank0(self, make: Callable[[], Any]) -> Any:
+        """Run `make` on rank 0 and give its result, or its exception, to every rank."""
+        parcel: list[Any] = [None]
+        if self.is_main:
+            try:
+                parcel = [(make(), None)]
+            except Exception as error:  # every rank must fail with it, or the others wait for ever
+                parcel = [(None, error)]
+        if self.size > 1:
+            with self.control():
+                dist.broadcast_object_list(parcel, src=0, device=self.device if self.backend == "nccl" else None)
+        result, error = parcel[0]
+        if error is not None:
+            raise error
+        return result
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true on at least one rank."""
+        return bool(self.sum(float(flag)))
+
+    def sum(self, value: float) -> float:
+        """The sum of one number over all ranks, in fp64."""
+        if self.size == 1:
+            return value
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
+        with self.control():
+            dist.all_reduce(total)
+        return total.item()
+
+    def close(self) -> None:
+        """Leave the world. A second call does nothing."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def connect(device: str = "auto", timeout_s: float = 300.0) -> World:
+    """Join the ranks that were started together with this one; alone, be a world of one.
+
+    `device` is auto (a GPU where there is one), cpu or cuda. Calling it again in one process leaves the old world and
+    joins a new one. Raises ConnectError when the ranks cannot meet.
+    """
+    parents = [process.name() for process in psutil.Process().parents()[:3]]
+    place = find_launch(os.environ, parents)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    here = _pick_device(device, place)
+    traffic = Traffic()
+    backend = wire.register(traffic)
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+        backend = f"cpu:{backend},cuda:nccl"
+    _make_gloo_find_itself()
+    _init_process_group(backend, place, timeout_s)
+    return World(
+        rank=place.rank,
+        size=place.size,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        device=here,
+        launcher=place.launcher,
+        backend="nccl" if here.type == "cuda" else "gloo",
+        traffic=traffic,
+    )
+
+
+def _pick_device(device: str, place: Launch) -> torch.device:
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConnectError("loop.device is cuda, but torch sees no GPU here: set loop.device=auto, or check the driver")
+    count = torch.cuda.device_count()
+    # Under --gpus-per-task=1 every rank sees one device, its own, and calls it 0.
+    index = 0 if count == 1 else place.local_rank
+    if index >= count or (count == 1 and place.local_size > 1 and place.launcher != "srun"):
+        if device == "cuda":
+            raise ConnectError(
+                f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} ranks a node, "
+                "or set loop.device=cpu"
+            )
+        return torch.device("cpu")
+    return torch.device("cuda", index)
+
+
+def _make_gloo_find_itself() -> None:
+    """gloo looks up its own host name to find an address; where that fails, tell it to use the loopback."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
+
+
+def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
+    timeout = datetime.timedelta(seconds=timeout_s)
+    where: dict[str, Any] = {"rank": place.rank, "world_size": place.size, "timeout": timeout}
+    if place.size == 1 and place.launcher in ("none", "srun", "mpiexec"):
+        where["store"] = dist.HashStore()
+        address = "this process"
+    else:
+        host, port = _meeting_point(place)
+        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
+        # DeepSpeed and others read these; AISCALE_LAUNCHER keeps who started us when we connect a second time.
+        os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size), LOCAL_RANK=str(place.local_rank))
+        os.environ.update(LOCAL_WORLD_SIZE=str(place.local_size), AISCALE_LAUNCHER=place.launcher)
+        where["init_method"] = "env://"
+        address = f"{host}:{port}"
+    try:
+        dist.init_process_group(backend, **where)
+    except (RuntimeError, ValueError) as error:
+        raise ConnectError(_explain(error, place, address, timeout_s)) from error
+
+
+def _explain(error: Exception, place: Launch, address: str, timeout_s: float) -> str:
+    text = " ".join(str(error).split())
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return f"{address} is already in use by another process: set MASTER_PORT to a free port"
+    if isinstance(error, dist.DistStoreError) or "timed out" in text.lower() or "timeout" in text.lower():
+        return (
+            f"rank {place.rank} of {place.size} waited {timeout_s:.0f} s at {address} for the others: "
+            "check that every rank was started and can reach that address"
+        )
+    return f"rank {place.rank} of {place.size} could not join at {address}: {text[:300]}"
+
+
+def _meeting_point(place: Launch) -> tuple[str, int]:
+    """Address and port at which rank 0 listens."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if host and port:
+        if not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
+        return host, int(port)
+    if place.launcher == "srun":
+        return host or _slurm_first_host(), int(port or _slurm_port())
+    if place.launcher == "mpiexec":
+        return _ask_mpi(place)
+    raise ConnectError(
+        f"{place.launcher} gave RANK {place.rank} of WORLD_SIZE {place.size} but no MASTER_ADDR and MASTER_PORT: "
+        "set both, or start the job with torchrun, srun, mpiexec or aiscale train --nproc"
+    )
+
+
+def _slurm_first_host() -> str:
+    if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
+        return LOOPBACK
+    nodes = os.environ["SLURM_STEP_NODELIST"]
+    try:
+        return subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()[0]
+    except (OSError, subprocess.CalledProcessError):
+        # node[001-004,7],other -> node001
+        first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+        return first.group(1) + (first.group(2) or "")
+
+
+def _slurm_port() -> int:
+    job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
+    return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 20_000
+
+
+def _ask_mpi(place: Launch) -> tuple[str, int]:
+    """Let rank 0 pick a free port and tell the others through MPI itself."""
+    comm = mpi_world(place)
+    found = None
+    if place.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        same_node = place.local_size == place.size
+        found = (LOOPBACK if same_node else _own_address(), port)
+    return comm.bcast(found, root=0)
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return LOOPBACK
+
+
+def mpi_world(place: Launch):
+    """mpi4py's COMM_WORLD, after checking that it is the world that the launcher meant."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConnectError(
+            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load your site's MPI module"
+        ) from None
+    comm = MPI.COMM_WORLD
+    if comm.size != place.size:
+        raise ConnectError(
+            f"{place.launcher} started {place.size} processes, but MPI joined {comm.size}: its library "
+            f"({MPI.Get_library_version().splitlines()[0].strip()}) does not belong to this launcher; "
+            "use that MPI's own mpiexec, or srun --mpi=pmix"
+        )
+    return comm

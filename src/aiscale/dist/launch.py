@@ -1,0 +1,132 @@
+"""Starting ranks on this machine: `aiscale train --nproc 4` without torchrun.
+
+    launch(4, ["-m", "aiscale", "train", "--recipe", "laptop"])
+
+The rendezvous store lives in the parent, on a port that the system chose, so that two jobs on one machine never fight
+over a port and no rank has to be the first. When a rank dies, the others are stopped and the parent says which one it
+was. When the parent dies, the kernel takes the ranks with it (Linux).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+LOOPBACK = "127.0.0.1"
+
+
+def host_store(timeout_s: float = 300.0):
+    """A rendezvous store in this process, and the environment by which ranks on this machine find it.
+
+    Returns (TCPStore, dict): keep the store alive as long as the ranks live.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=timeout_s))
+    env = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    return store, env
+
+
+def rank_environment(rank: int, size: int, threads: int = 0) -> dict[str, str]:
+    """The variables that make a process rank `rank` of `size` on this machine, with its share of the cores."""
+    share = threads or max(1, len(_usable_cores()) // size)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)) if not threads else str(threads),
+    }
+
+
+def launch(nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+    """Run `python ARGV` as `nproc` joined ranks and wait; returns the exit status, 0 only if every rank's was 0."""
+    store, rendezvous = host_store()
+    base = {**os.environ, "AISCALE_LAUNCHER": "aiscale", **rendezvous, **(env or {})}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *argv], env={**base, **rank_environment(rank, nproc)}, preexec_fn=_die_with_parent
+        )
+        for rank in range(nproc)
+    ]
+    interrupted = False
+    while True:
+        try:
+            status = _wait(ranks, quiet=interrupted)
+            del store
+            return status
+        except KeyboardInterrupt:
+            # The terminal has sent the signal to every rank as well; they finish their step and save.
+            if interrupted:
+                _stop(ranks, grace_s=0)
+                return 130
+            interrupted = True
+
+
+def _wait(ranks: list[subprocess.Popen], *, quiet: bool) -> int:
+    """Wait for all; at the first failure stop the others and say who it was."""
+    try:
+        while True:
+            codes = [process.poll() for process in ranks]
+            # A rank that was killed explains the others' broken connections, so name it first.
+            failed = sorted((c, r) for r, c in enumerate(codes) if c)
+            if failed:
+                time.sleep(0.5)  # let the rank that raised print its own error
+                codes = [process.poll() for process in ranks]
+                failed = sorted((c, r) for r, c in enumerate(codes) if c)
+                code, rank = failed[0]
+                if not quiet:
+                    others = sum(c is None for c in codes)
+                    stopped = f"; stopping the other {others}" if others else ""
+                    print(f"aiscale: rank {rank} of {len(ranks)} {_describe(code)}{stopped}", file=sys.stderr)
+                _stop(ranks)
+                return code if code > 0 else 128 - code
+            if all(code == 0 for code in codes):
+                return 0
+            time.sleep(0.05)
+    except BaseException as error:
+        if not isinstance(error, KeyboardInterrupt):
+            _stop(ranks)
+        raise
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        return f"died: signal {-code} ({signal.Signals(-code).name})"
+    return f"failed with exit status {code}"
+
+
+def _stop(ranks: list[subprocess.Popen], grace_s: float = 3.0) -> None:
+    # SIGKILL after a short grace: a rank that waits in a collective for a dead one does not answer SIGTERM.
+    for process in ranks:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + grace_s
+    for process in ranks:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _usable_cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies, even by SIGKILL. Linux only."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

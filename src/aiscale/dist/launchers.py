@@ -1,0 +1,94 @@
+"""Which launcher started this process, and which rank it gave us.
+
+Every launcher tells its processes who they are through environment variables, each in its own dialect. This file is
+the dictionary: `find_launch(os.environ)` reads them and returns one `Launch`, without importing torch.
+
+Order matters. torchrun may run below srun, and a notebook's engines may live inside a Slurm job: the innermost
+launcher, the one that wrote RANK and WORLD_SIZE, is the one that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Processes that start ranks. A process below one of them that knows no rank was meant to be joined and is not.
+_RANK_STARTERS = {"hydra_pmi_proxy", "orted", "prted", "prterun", "mpiexec", "mpirun", "mpiexec.hydra"}
+
+#: (name, rank, size, local rank, local size) as each MPI's process manager spells them.
+_MPI_DIALECTS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+)
+
+
+class ConnectError(RuntimeError):
+    """Processes that cannot be joined; the message is one line that says what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One process's place among the processes that a launcher started."""
+
+    launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec, or none
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConnectError(
+                f"{self.launcher} says rank {self.rank} of {self.size}: a rank lies between 0 and {self.size - 1}; "
+                "unset stale RANK and WORLD_SIZE variables, or start the job again"
+            )
+
+
+def find_launch(env: Mapping[str, str], parents: list[str] | None = None) -> Launch:
+    """Read this process's rank out of its environment.
+
+    `parents` are the names of the processes above this one; they are used only to tell a process that was started
+    alone from one that an MPI launcher started without saying so. Raises ConnectError for the latter.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        name = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get("AISCALE_LAUNCHER", "environment")
+        return _read(name, env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    # SLURM_PROCID alone proves nothing: a batch script has it too (0), with SLURM_NTASKS saying how many tasks
+    # srun *would* start. Only a step has SLURM_STEP_NUM_TASKS.
+    if "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
+        launch = _read("srun", env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
+        tasks_here = env.get("SLURM_STEP_TASKS_PER_NODE", str(launch.size)).split("(")[0].split(",")[0]
+        return Launch(
+            launcher="srun",
+            rank=launch.rank,
+            size=launch.size,
+            local_rank=launch.local_rank,
+            local_size=int(tasks_here),
+        )
+    for dialect in _MPI_DIALECTS:
+        if dialect[0] in env and dialect[1] in env:
+            return _read("mpiexec", env, *dialect)
+    for name in parents or []:
+        if name in _RANK_STARTERS:
+            raise ConnectError(
+                f"{name} started this process but told it no rank, so every copy would train alone: "
+                "use the mpiexec that belongs to your MPI (pip install mpich brings one), srun, or torchrun"
+            )
+    return Launch(launcher="none")
+
+
+def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> Launch:
+    try:
+        world = int(env[size])
+        return Launch(
+            launcher=name,
+            rank=int(env[rank]),
+            size=world,
+            local_rank=int(env.get(local_rank, 0)),
+            local_size=int(env.get(local_size, world)),
+        )
+    except ValueError:
+        raise ConnectError(
+            f"{rank}={env[rank]!r}, {size}={env[size]!r}: both must be whole numbers; unset them or start the job again"
+        ) from None
