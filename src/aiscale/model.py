@@ -1,0 +1,303 @@
+"""A GPT, whole: token and position embeddings, L blocks of attention and MLP on a residual stream, an output head.
+
+    model = GPT(ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=256, max_seq_len=256))
+    loss = model(tokens, targets)                    # training: the mean cross-entropy, a scalar
+    logits = model(tokens)                           # a score for every entry of the vocabulary at every position
+    text = model.generate(prompt, 256, temperature=0.8, top_k=50)
+    model = GPT.from_pretrained("gpt2/")             # a Hugging Face GPT-2 folder; save_pretrained writes one
+
+The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It also builds on the meta
+device (`with torch.device("meta"): GPT(config)`), costing no memory; `to_empty` and `init_weights` then fill it.
+
+Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP's
+hidden layer, V vocabulary, L layers, S tokens that attention looks at (those in the cache and the T new ones).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from aiscale import generation, hf
+from aiscale.config import ConfigError, ModelConfig
+from aiscale.generation import KVCache, LayerCache
+
+ACTIVATIONS = {
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """Layer norm (subtract the mean, divide by the standard deviation) or RMS norm (only divide)."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
+
+
+class Attention(nn.Module):
+    """Every token gathers from itself and the tokens before it, weighted by softmax(q k / sqrt(C)), in H heads."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.n_head, self.kv_heads, self.d_head = config.n_head, config.kv_heads, config.d_head
+        # One product makes the queries, keys and values of all heads: rows [H C | G C | G C] of the weight.
+        self.qkv = nn.Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.d_head, bias=config.bias)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x (B,T,D) -> (B,T,D). mask (B,1,T,S): True where a token may look; without one, at all before it."""
+        B, T, D = x.shape
+        heads = self.qkv(x).view(B, T, -1, self.d_head).transpose(1, 2)  # (B,H+2G,T,C)
+        q, k, v = heads.split([self.n_head, self.kv_heads, self.kv_heads], dim=1)
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B,G,S,C)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=self.kv_heads != self.n_head
+        )
+        return self.out(y.transpose(1, 2).reshape(B, T, D))
+
+
+class MLP(nn.Module):
+    """Every token thinks by itself: D -> F, a nonlinearity, F -> D."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        self.activation = None if self.gated else ACTIVATIONS[config.activation]
+        # SwiGLU needs two products of the input; one matrix with rows [gate | value] makes both.
+        self.up = nn.Linear(config.d_model, config.ff_width * (2 if self.gated else 1), bias=config.bias)
+        self.down = nn.Linear(config.ff_width, config.d_model, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B,T,D) -> (B,T,D)."""
+        x = self.up(x)  # (B,T,F), or (B,T,2F) with a gate
+        if self.gated:
+            gate, value = x.chunk(2, dim=-1)
+            return self.down(F.silu(gate) * value)
+        return self.down(self.activation(x))
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP each read a normed copy of the residual stream and add to it."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.parallel_residual = config.parallel_residual
+        self.attn_norm, self.attn = make_norm(config), Attention(config)
+        self.mlp_norm, self.mlp = make_norm(config), MLP(config)
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x (B,T,D) -> (B,T,D)."""
+        attended = self.attn(self.attn_norm(x), rope, mask, cache)
+        if self.parallel_residual:
+            return x + attended + self.mlp(self.mlp_norm(x))
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer of `config`'s shape; its weights come from torch's global random generator."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        if config.position == "learned":
+            self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.norm = make_norm(config)
+        if not config.tied:
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """GPT-2's start: weights from N(0, 0.02), biases 0, norms 1. Each block adds twice to the residual stream, so
+        what adds to it starts smaller by sqrt(2 L), and the stream's variance does not grow with depth."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            else:
+                adds_to_stream = name.endswith(("attn.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * self.config.n_layer) ** 0.5 if adds_to_stream else 0.02)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output head (V,D): with tied weights the token embedding read the other way round."""
+        return self.token_embedding.weight if self.config.tied else self.head.weight
+
+    def num_parameters(self) -> int:
+        """All parameters; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """tokens (B,T) -> the residual stream after the last norm (B,T,D).
+
+        positions (T,) or (B,T) count from 0 in each sequence; mask as in Attention; cache is read and extended.
+        """
+        if tokens.shape[1] > self.config.max_seq_len:
+            raise ConfigError(
+                f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "
+                "cut it, or lengthen the second"
+            )
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x, rope = self.embed(tokens, positions)
+        recompute = self.config.activation_checkpointing and torch.is_grad_enabled()
+        for layer, block in enumerate(self.blocks):
+            if recompute:
+                x = checkpoint(block, x, rope, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, rope, mask, cache and cache.layers[layer])
+        return self.norm(x)
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """tokens (B,T), positions (T,) or (B,T) -> the start of the residual stream (B,T,D), and rotary angles."""
+        try:
+            x = self.token_embedding(tokens)
+        except IndexError:  # a check before every step would cost time; the lookup notices by itself
+            raise ConfigError(
+                f"tokens run from {int(tokens.min())} to {int(tokens.max())}, "
+                f"but model.vocab_size {self.config.vocab_size} ends at {self.config.vocab_size - 1}: "
+                "raise it, or use the tokenizer that the model was made for"
+            ) from None
+        if self.config.position == "learned":
+            return x + self.position_embedding(positions), None
+        return x, rotary_angles(positions, self.config, x.dtype)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats, a scalar."""
+        x = self.hidden(tokens)
+        if targets is None:
+            return F.linear(x, self.head_weight)
+        return cross_entropy(x, self.head_weight, targets)
+
+    def generate(
+        self,
+        prompts: Tensor | list[Tensor],
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        use_cache: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | list[Tensor]:
+        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each; see generation.generate."""
+        return generation.generate(
+            self,
+            prompts,
+            max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            use_cache=use_cache,
+            generator=generator,
+        )
+
+    @classmethod
+    def from_pretrained(cls, folder) -> GPT:
+        """The model in a Hugging Face GPT-2 folder (config.json, safetensors); raises ConfigError if it is none."""
+        config, state = hf.read(folder)
+        with torch.device("meta"):
+            model = cls(config)
+        model.load_state_dict(state, assign=True)
+        return model.requires_grad_(True)
+
+    def save_pretrained(self, folder) -> None:
+        """Write a Hugging Face GPT-2 folder; raises ConfigError if GPT-2's format cannot hold this model."""
+        hf.write(folder, self.config, self.state_dict())
+
+
+# Rotary positions (Su et al. 2021): turn channel pairs of q and k by an angle that grows with the position, so that
+# their product depends on the distance between two tokens only. Pairs are (c, c + C/2), as in GPT-NeoX.
+
+
+def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass:
+    a buffer would have to survive the meta device and casts to bf16, and this costs microseconds."""
+    wide = torch.promote_types(dtype, torch.float32)
+    channel = torch.arange(0, config.d_head, 2, device=positions.device, dtype=wide)  # (C/2,)
+    angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (...,T,C/2)
+    angle = torch.cat([angle, angle], dim=-1)
+    if positions.dim() == 2:
+        angle = angle[:, None]  # the same for every head
+    return torch.stack([angle.cos(), angle.sin()]).to(dtype)
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """x (B,H,T,C) turned by rope (2,T,C) or (2,B,1,T,C)."""
+    first, second = x.chunk(2, dim=-1)
+    return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)
+
+
+# Cross-entropy, plain and fast. The logits are the largest tensor of a small model (with GPT-2's vocabulary 50257 x 4
+# bytes a token, 65 times the residual stream), and the plain form holds them three times over.
+
+
+def cross_entropy_plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """hidden (B,T,D), head weight (V,D), targets (B,T) -> mean of -log softmax(hidden weight^T)[target], a scalar."""
+    logits = F.linear(hidden, weight)
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """cross_entropy_plain, holding the logits of a few hundred tokens at a time."""
+    with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), with_grad)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The gradient with respect to the logits is softmax - onehot: known as soon as the loss is. So the forward pass
+    takes it on at once to hidden and weight, and the logits are forgotten chunk by chunk."""
+
+    CHUNK_LOGITS = 2**24  #: logits alive at a time (64 MiB in fp32), in no fewer than 256 tokens
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, with_grad: bool) -> Tensor:
+        """hidden (N,D), weight (V,D), targets (N,) -> the mean loss, a scalar."""
+        device = hidden.device.type
+        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        wide = torch.promote_types(low, torch.float32)
+        x, w = hidden.to(low), weight.to(low)
+        total = torch.zeros((), device=hidden.device, dtype=wide)
+        d_hidden, d_weight = (torch.empty_like(x), torch.zeros_like(w, dtype=wide)) if with_grad else (None, None)
+        step = max(256, _ChunkedCrossEntropy.CHUNK_LOGITS // len(w))
+        for start in range(0, len(x), step):
+            rows = slice(start, start + step)
+            log_p = F.log_softmax(F.linear(x[rows], w), dim=-1, dtype=wide)  # (n,V)
+            target = targets[rows, None]
+            total -= log_p.gather(1, target).sum()
+            if with_grad:
+                d_logits = log_p.exp_().scatter_add_(1, target, log_p.new_full(target.shape, -1.0)).to(low)
+                torch.mm(d_logits, w, out=d_hidden[rows])
+                if low == wide:
+                    d_weight.addmm_(d_logits.t(), x[rows])
+                else:
+                    d_weight += d_logits.t() @ x[rows]
+        ctx.dtypes, ctx.tokens = (hidden.dtype, weight.dtype), len(x)
+        ctx.save_for_backward(d_hidden, d_weight)
+        return total / len(x)
+
+    @staticmethod
+    def backward(ctx, d_loss: Tensor):
+        # Divided by the number of tokens only here: in fp16 the quotient would vanish without the loss scale in d_loss.
+        d_hidden, d_weight = ctx.saved_tensors
+        scale = d_loss / ctx.tokens
+        return d_hidden.to(ctx.dtypes[0]) * scale, d_weight.mul_(scale).to(ctx.dtypes[1]), None, None
