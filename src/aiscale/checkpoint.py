@@ -1,0 +1,105 @@
+"""Saving and resuming: torch's distributed checkpoint, in a folder that is either whole or not there.
+
+    save(engine, "runs/laptop/checkpoints", step=100)
+    step = load(engine, latest("runs/laptop/checkpoints"))
+
+A checkpoint is written to a hidden temporary folder, flushed to the disk, and then renamed: a job that dies while
+saving leaves the previous one untouched. The weights carry GPT's own names and whole shapes, so a run may go on with
+another number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch.distributed.checkpoint as dcp
+
+from aiscale.dist import World
+from aiscale.parallel import Engine
+
+FORMAT_VERSION = 1
+_NOTE = "aiscale.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read or written; the message is one line that says what to do."""
+
+
+def save(engine: Engine, folder: str | Path, *, step: int, keep: int = 2) -> Path:
+    """Write the engine's state after `step` optimizer steps and drop all but the newest `keep`. All ranks call it."""
+    folder, world = Path(folder), engine.world
+    final = folder / f"step_{step:08d}"
+    partial = folder / f".step_{step:08d}.partial"
+    world.from_rank0(lambda: _start(partial))
+    with world.control():
+        dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
+    world.from_rank0(lambda: _finish(partial, final, step=step, world=world, keep=keep))
+    return final
+
+
+def load(engine: Engine, path: str | Path) -> int:
+    """Bring the engine to the state in `path`; returns the number of optimizer steps it had taken."""
+    path = Path(path)
+    note = read_note(path)
+    state = engine.state()
+    with engine.world.control():
+        dcp.load(state, checkpoint_id=path, no_dist=engine.world.size == 1)
+    engine.load(state)
+    return note["step"]
+
+
+def load_weights(model_state: dict, path: str | Path) -> None:
+    """Fill `model_state` (a model's state_dict) from a checkpoint, in this process alone, without the optimizer."""
+    read_note(Path(path))
+    dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The newest whole checkpoint below `folder`, or None."""
+    whole = sorted(path.parent for path in Path(folder).glob(f"step_*/{_NOTE}"))
+    return whole[-1] if whole else None
+
+
+def read_note(path: Path) -> dict:
+    """The checkpoint's own description: format version, step, ranks that wrote it."""
+    try:
+        note = json.loads((path / _NOTE).read_text())
+    except (OSError, ValueError):
+        raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {_NOTE}") from None
+    if note.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {note.get('format_version')}, this aiscale reads {FORMAT_VERSION}: "
+            "use the aiscale that wrote it"
+        )
+    return note
+
+
+def _start(partial: Path) -> None:
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    for stale in partial.parent.glob(".step_*.partial"):
+        shutil.rmtree(stale)
+
+
+def _finish(partial: Path, final: Path, *, step: int, world: World, keep: int) -> None:
+    note = {"format_version": FORMAT_VERSION, "step": step, "world_size": world.size}
+    (partial / _NOTE).write_text(json.dumps(note, indent=2))
+    for path in (*partial.iterdir(), partial):
+        _flush(path)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    _flush(final.parent)
+    for old in sorted(final.parent.glob("step_*"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def _flush(path: Path) -> None:
+    """Make sure that a file, or a folder's list of names, is on the disk before we go on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

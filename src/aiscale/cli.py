@@ -1,0 +1,273 @@
+"""The `aiscale` command: a thin face over the package.
+
+Progress goes to standard error, results to standard output, and the exit status is 0 only on success. Bad input ends
+in one line that says what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 0
+    try:
+        return args.run(args) or 0
+    except KeyboardInterrupt:
+        print("aiscale: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not _is_ours(error):
+            raise
+        if _should_say(error):
+            print(f"aiscale: {error}", file=sys.stderr)
+        return 2
+
+
+def _is_ours(error: Exception) -> bool:
+    """Errors whose message is one line made for the user: every module's own, named in that module."""
+    return type(error).__module__.startswith("aiscale.")
+
+
+def _should_say(error: Exception) -> bool:
+    """All ranks check the same configuration and fail alike, so rank 0 speaks for them; joining fails one by one."""
+    from aiscale.dist import ConnectError, find_launch
+
+    return isinstance(error, ConnectError) or find_launch(os.environ).rank == 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="aiscale",
+        description="Train language models, from one process to many, and run the lessons about it.",
+        epilog="Each command has its own --help with an example.",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (_add_train, _add_generate, _add_verify, _add_bench, _add_data, _add_notebooks):
+        add(commands)
+    return parser
+
+
+def _command(commands, name: str, help: str, example: str, run) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+# train ---------------------------------------------------------------------------------------------------------------
+
+
+def _add_train(commands) -> None:
+    parser = _command(
+        commands,
+        "train",
+        "train a model",
+        "aiscale train --recipe laptop --set parallel.strategy=ddp --nproc 2",
+        _train,
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--recipe", metavar="NAME", help="a preset run; --list-recipes names them")
+    source.add_argument("--config", metavar="FILE", help="a run as JSON, such as the run.json of an earlier one")
+    source.add_argument("--list-recipes", action="store_true", help="name the recipes and end")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting, such as model.n_layer=4"
+    )
+    parser.add_argument("--nproc", type=int, metavar="N", help="start N ranks on this machine")
+    parser.add_argument("--runs-dir", default="runs", metavar="DIR", help="where results go (default: runs)")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of this run")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier run")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--show", action="store_true", help="print the run as JSON and end")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def _train(args: argparse.Namespace) -> int:
+    from aiscale.recipes import RECIPES
+
+    if args.list_recipes:
+        for name, make in RECIPES.items():
+            print(f"{name:20} {(make.__doc__ or '').strip().splitlines()[0]}")
+        return 0
+    run = _configured(args)
+    if args.show:
+        print(run.to_json())
+        return 0
+    if args.nproc is not None:
+        return _train_here(args, run)
+    from aiscale.train import fit
+
+    result = fit(run, runs_dir=args.runs_dir, resume=args.resume, overwrite=args.overwrite, progress=not args.quiet)
+    if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
+        _print_summary(result, args)
+    return 130 if result.stopped else 0
+
+
+def _configured(args: argparse.Namespace):
+    from aiscale.config import ConfigError, Run
+    from aiscale.recipes import recipe
+
+    if args.config:
+        try:
+            tree = json.loads(Path(args.config).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--config {args.config} cannot be read as JSON: {error}") from None
+        run = Run.from_dict(tree.get("run", tree))
+    else:
+        run = recipe(args.recipe or "laptop")
+    return run.override(*args.set)
+
+
+def _train_here(args: argparse.Namespace, run) -> int:
+    """Start this same command as N ranks, after checking what can be checked before any of them starts."""
+    from aiscale.config import ConfigError
+    from aiscale.dist import launch
+
+    if args.nproc < 1:
+        raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
+    if "RANK" in os.environ:
+        raise ConfigError("--nproc starts ranks, but this process is one already (RANK is set): leave --nproc out")
+    run.loop.micro_batches(run.parallel.data_parallel(args.nproc))
+    return launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])])
+
+
+def _without_nproc(argv: list[str]) -> list[str]:
+    rest, skip = [], False
+    for word in argv:
+        if skip or word.startswith("--nproc="):
+            skip = False
+        elif word == "--nproc":
+            skip = True
+        else:
+            rest.append(word)
+    return rest
+
+
+def _print_summary(result, args: argparse.Namespace) -> None:
+    summary = result.summary
+    if args.json:
+        print(json.dumps({"path": str(result.path), "stopped": result.stopped, **summary}))
+        return
+    if args.quiet:
+        return
+    print(
+        f"{result.path}: {summary['steps']} steps, {summary['tokens']:,} tokens in {summary['seconds']:.1f} s "
+        f"({summary['tokens_per_s']:,.0f} tokens/s); validation loss {summary['val_loss']:.3f}, "
+        f"perplexity {summary['val_perplexity']:.2f}; peak memory {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
+    )
+    if result.stopped:
+        print("stopped early; the same command with --resume goes on from here", file=sys.stderr)
+
+
+# generate ------------------------------------------------------------------------------------------------------------
+
+
+def _add_generate(commands) -> None:
+    parser = _command(
+        commands,
+        "generate",
+        "continue a text with a trained model",
+        "aiscale generate runs/laptop --prompt 'The ' --tokens 200",
+        _generate,
+    )
+    parser.add_argument("path", help="a run folder, such as runs/laptop")
+    parser.add_argument("--prompt", default="The ", help="the text to continue (default: 'The ')")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: 200)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
+    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0: all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens of this total probability")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--export", metavar="DIR", help="write the model as a Hugging Face GPT-2 folder and end")
+
+
+def _generate(args: argparse.Namespace) -> int:
+    import torch
+
+    from aiscale.train import open_trained
+
+    model, tokenizer = open_trained(args.path)
+    if args.export:
+        model.save_pretrained(args.export)
+        print(args.export)
+        return 0
+    prompt = torch.tensor([tokenizer.encode(args.prompt)])
+    generator = torch.Generator().manual_seed(args.seed)
+    text = model.generate(
+        prompt,
+        args.tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        generator=generator,
+    )
+    print(tokenizer.decode(text[0].tolist()))
+    return 0
+
+
+# verify --------------------------------------------------------------------------------------------------------------
+
+
+def _add_verify(commands) -> None:
+    parser = _command(
+        commands, "verify", "hold every strategy to the serial result", "aiscale verify ddp-x2 ddp-x4", _verify
+    )
+    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="which ones (default: all)")
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from aiscale.verify import climb
+
+    progress = Console(stderr=True)
+    verdicts = climb(args.rungs, report=lambda v: progress.print(f"{v.rung.name}: {v.seconds:.1f} s"))
+    if args.json:
+        print(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
+    else:
+        table = Table("rung", "precision", "loss differs by", "weights differ by", "tolerance", "")
+        for v in verdicts:
+            state = "[green]holds[/]" if v.holds else f"[red]differs[/] {v.error}"
+            differences = (f"{v.loss_difference:.1e}", f"{v.weight_difference:.1e}")
+            table.add_row(v.rung.name, v.rung.precision, *differences, f"{v.tolerance:.0e}", state)
+        Console().print(table)
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
+
+
+# bench, data, notebooks ----------------------------------------------------------------------------------------------
+
+
+def _add_bench(commands) -> None:
+    from aiscale.bench.command import add_arguments, run
+
+    add_arguments(_command(commands, "bench", "measure this machine", "aiscale bench model --json", run))
+
+
+def _add_data(commands) -> None:
+    from aiscale.data.command import add_arguments, run
+
+    add_arguments(_command(commands, "data", "prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", run))
+
+
+def _add_notebooks(commands) -> None:
+    from aiscale.book.command import add_arguments, run
+
+    add_arguments(
+        _command(commands, "notebooks", "run the lessons headless", "aiscale notebooks 03_ddp -p steps=20", run)
+    )

@@ -1,0 +1,126 @@
+"""What really happened: bytes held, bytes sent, seconds, tokens per second, model FLOPs utilization.
+
+    meter = Meter(run, world, flops_per_token)
+    with meter.step():
+        engine.step(...)
+    meter.record(tokens)       # -> {"step_s": ..., "tokens_per_s": ..., "mfu": ..., "payload_bytes": {...}, ...}
+
+`cost` predicts the same quantities under the same names.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from aiscale import cost, machines
+from aiscale.dist import World
+from aiscale.dist.wire import Count
+
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES["fp64"] = torch.float64
+
+
+def held_bytes(held: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
+    """Bytes of each category of tensors. A storage that several tensors share is counted once, where it comes first."""
+    seen: set[int] = set()
+    totals = {}
+    for category, tensors in held.items():
+        total = 0
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+        totals[category] = total
+    return totals
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this process has held: the allocator's peak on a GPU, the resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[float, str]:
+    """(FLOP/s of one rank at best, where the figure comes from).
+
+    A GPU's is its data sheet's. A CPU's is measured here and now by multiplying matrices, on all ranks at once since
+    they share the cores.
+    """
+    if world.device.type == "cuda":
+        name = torch.cuda.get_device_name(world.device)
+        known = machines.find_device(name)
+        if known is not None and (flops := known.peak_flops(precision)):
+            return flops, f"data sheet of {known.name}"
+    dtype = _DTYPES[precision]
+    n = 512 if world.device.type == "cpu" else 4096
+    a, b = (torch.randn(n, n, device=world.device).to(dtype) for _ in range(2))
+    world.barrier()
+    a @ b
+    best, start = float("inf"), time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        t = time.perf_counter()
+        a @ b
+        if world.device.type == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - t)
+    rate = world.sum(2 * n**3 / best) / world.size
+    return rate, f"measured: {n} x {n} matrix product"
+
+
+def wire_bytes(counts: Mapping[tuple[str, int], Count]) -> int:
+    """Bytes that one rank sends for `counts`, by the ring algorithms of `cost`."""
+    return round(sum(cost.wire_bytes(op, count.payload_bytes, size) for (op, size), count in counts.items()))
+
+
+def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
+    """Bytes asked for, by collective, over all group sizes."""
+    totals: dict[str, int] = {}
+    for (op, _), count in counts.items():
+        totals[op] = totals.get(op, 0) + count.payload_bytes
+    return totals
+
+
+class Meter:
+    """Measures optimizer steps."""
+
+    def __init__(self, world: World, *, flops_per_token: float, precision: str) -> None:
+        self.world = world
+        self.flops_per_token = flops_per_token
+        self.peak_flops, self.peak_source = peak_flops(world, precision)
+        self._step_s = 0.0
+        self._counts: dict[tuple[str, int], Count] = {}
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time what runs inside and note what it communicates."""
+        before = self.world.traffic.snapshot()
+        self._synchronize()
+        start = time.perf_counter()
+        yield
+        self._synchronize()
+        self._step_s = time.perf_counter() - start
+        self._counts = self.world.traffic.since(before)
+
+    def record(self, tokens: int) -> dict:
+        """The measures of the last step, in which all ranks together read `tokens` tokens."""
+        rate = tokens / self._step_s
+        return {
+            "step_s": self._step_s,
+            "tokens_per_s": rate,
+            "mfu": rate * self.flops_per_token / (self.peak_flops * self.world.size),
+            "payload_bytes": payload_bytes(self._counts),
+            "wire_bytes": wire_bytes(self._counts),
+        }
+
+    def _synchronize(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)

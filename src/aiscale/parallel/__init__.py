@@ -1,0 +1,10 @@
+"""One file per way of dividing the work; each turns a `Run` and a `World` into an engine that can take steps.
+
+engine = build(run, world)
+result = engine.step(micro_batches, lr)
+"""
+
+from aiscale.parallel.build import build
+from aiscale.parallel.serial import Engine, StepResult
+
+__all__ = ["Engine", "StepResult", "build"]

@@ -1,0 +1,56 @@
+"""Data parallelism by hand over MPI, as in GPT-2's step from serial to MPI: nothing but mpi4py.
+
+Rank 0's parameters are broadcast once; after every backward pass the gradients are packed into one buffer, summed by
+one Allreduce and divided. One large message, not one per tensor: each message pays MPI's latency once
+(`notebooks/02_serial_to_mpi` measures what many small ones cost).
+
+Needs a job that MPI started: `mpiexec -n 4 python -m aiscale train --recipe laptop --set parallel.strategy=mpi`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aiscale.config import ConfigError, Run
+from aiscale.dist import Launch, World
+from aiscale.dist.connect import mpi_world
+from aiscale.parallel.serial import Engine
+
+
+class MPIEngine(Engine):
+    """The whole model on every rank, gradients averaged through one MPI Allreduce a step."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        if world.launcher not in ("mpiexec", "srun"):
+            raise ConfigError(
+                f"parallel.strategy mpi needs ranks that MPI started, but these came from {world.launcher}: "
+                "run it as mpiexec -n N python -m aiscale train ..., or use parallel.strategy=ddp"
+            )
+        super().__init__(run, world)
+        self.comm = mpi_world(Launch(launcher=world.launcher, rank=world.rank, size=world.size))
+        self.buffer = torch.cat([p.detach().reshape(-1) for p in self.model.parameters()]).cpu()
+        self.comm.Bcast(_as_array(self.buffer), root=0)
+        self._scatter([p.data for p in self.model.parameters()])
+
+    def _average_gradients(self) -> None:
+        from mpi4py import MPI
+
+        gradients = [p.grad for p in self.model.parameters()]
+        self.buffer.copy_(torch.cat([g.reshape(-1) for g in gradients]))
+        self.comm.Allreduce(MPI.IN_PLACE, _as_array(self.buffer), op=MPI.SUM)
+        self.world.traffic.add("all_reduce", self.world.size, self.buffer.numel() * self.buffer.element_size())
+        self.buffer /= self.world.size
+        self._scatter(gradients)
+
+    @torch.no_grad()
+    def _scatter(self, tensors: list[Tensor]) -> None:
+        """Copy consecutive pieces of the buffer back into `tensors`."""
+        for tensor, piece in zip(tensors, self.buffer.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(piece.view_as(tensor))
+
+
+def _as_array(tensor: Tensor) -> np.ndarray:
+    """The same memory, as MPI wants it."""
+    return tensor.numpy()

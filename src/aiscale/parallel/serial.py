@@ -1,0 +1,147 @@
+"""Training on one process: the engine that every other strategy must agree with.
+
+One optimizer step is: forward and backward over each micro-batch, adding up gradients; clip; update. A strategy that
+keeps the whole model on every rank (mpi, ddp) differs in one place only, `_average_gradients`, so it inherits the rest.
+
+Shapes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from aiscale.config import Run
+from aiscale.dist import World
+from aiscale.model import GPT
+from aiscale.optim import build_optimizer, clip_gradients
+
+MicroBatch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T)
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step, the same on all ranks."""
+
+    loss: float  #: mean cross-entropy over the tokens of the global batch, nats
+    tokens: int  #: in the global batch
+    grad_norm: float  #: global norm before clipping
+    skipped: bool  #: the gradients were not finite, so nothing was updated
+
+
+class Engine:
+    """The whole model on one rank. The base of every data-parallel engine."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        self.run, self.world = run, world
+        self.data_rank, self.data_world = world.rank, world.size
+        precision = run.loop.precision
+        torch.manual_seed(run.loop.seed)
+        # Weights are drawn in fp32 on the CPU, so that every precision and every device starts from the same ones.
+        self.model = GPT(run.model).to(world.device, torch.float64 if precision == "fp64" else torch.float32)
+        if world.device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        self.optimizer = build_optimizer(self.model, run.optimizer)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
+        self.autocast_dtype = _AUTOCAST.get(precision)
+
+    # What a data-parallel strategy changes -------------------------------------------------------------------------
+
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of one micro-batch, ()."""
+        return self.model(tokens, targets)
+
+    def _accumulating(self, is_last: bool):
+        """The context of one micro-batch's forward and backward pass; `is_last` is the one before the update."""
+        return nullcontext()
+
+    def _average_gradients(self) -> None:
+        """Replace every gradient by its mean over the data-parallel ranks."""
+
+    # What all share ------------------------------------------------------------------------------------------------
+
+    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
+        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self.world.device)
+        for i, batch in enumerate(micro_batches):
+            with self._accumulating(is_last=i == len(micro_batches) - 1):
+                part = self._forward(batch) / len(micro_batches)
+                self.scaler.scale(part).backward()
+            loss += part.detach()
+        self._average_gradients()
+        grad_norm, skipped = self._update(lr)
+        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
+        return StepResult(self._mean(loss), tokens, grad_norm, skipped)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
+        """(mean cross-entropy, tokens) over all ranks' micro-batches, without gradients."""
+        total, tokens = 0.0, 0
+        for batch in micro_batches:
+            n = batch[1].numel()
+            total, tokens = total + self._forward(batch, evaluate=True).item() * n, tokens + n
+        all_tokens = self.world.sum(tokens)
+        return self.world.sum(total) / all_tokens, int(all_tokens)
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """The tensors that live between steps, by category. Gradients are those of the last backward pass."""
+        parameters = list(self.model.parameters())
+        return {
+            "parameters": parameters,
+            "gradients": [p.grad for p in parameters if p.grad is not None],
+            "optimizer states": [
+                value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+            ],
+            "buffers": list(self.model.buffers()),
+        }
+
+    def state(self, full: bool = False) -> dict:
+        """What a checkpoint keeps. `full`: the model alone, under GPT's own names; else optimizer moments as well."""
+        if full:
+            return self.model.state_dict()
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
+
+    def load(self, state: dict) -> None:
+        """Take over a state that `state(full=False)` gave, on this or another number of ranks."""
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=StateDictOptions(strict=True),
+        )
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+    def close(self) -> None:
+        """Free what the engine holds. The world stays connected."""
+
+    def _forward(self, batch: MicroBatch, evaluate: bool = False) -> Tensor:
+        tokens, targets = (t.to(self.world.device, non_blocking=True) for t in batch)
+        with torch.autocast(self.world.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            return self.model(tokens, targets) if evaluate else self._loss(tokens, targets)
+
+    def _update(self, lr: float) -> tuple[float, bool]:
+        """Clip and take the optimizer's step; nothing moves when they are not finite."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(self.model, self.run.optimizer.clip_norm).item()
+        finite = norm == norm and norm != float("inf")
+        if finite or self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return norm, not finite
+
+    def _mean(self, value: Tensor) -> float:
+        return self.world.sum(value.item()) / self.world.size

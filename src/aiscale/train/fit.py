@@ -1,0 +1,259 @@
+"""`fit(run)`: the training loop. It knows steps, schedules, evaluation and stopping, and no strategy.
+
+    result = fit(recipe("laptop"))                          # one process
+    torchrun --nproc-per-node 4 -m aiscale train --recipe laptop --set parallel.strategy=ddp
+
+Every rank runs this same function; what only one may do (print, write) rank 0 does.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from aiscale import checkpoint, cost
+from aiscale.config import ConfigError, Run
+from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenizer
+from aiscale.dist import World, connect
+from aiscale.meter import Meter, held_bytes, peak_memory_bytes
+from aiscale.optim import lr_at
+from aiscale.parallel import Engine, StepResult, build
+from aiscale.train.records import Records
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on; the message is one line."""
+
+
+@dataclass
+class Result:
+    """What a run computed; the same on every rank."""
+
+    path: Path  #: runs/NAME
+    losses: list[float] = field(default_factory=list)  #: training loss of every step taken here, nats a token
+    val_losses: list[tuple[int, float]] = field(default_factory=list)  #: (steps taken, validation loss)
+    summary: dict = field(default_factory=dict)
+    stopped: bool = False  #: ended early, by Ctrl-C or a signal; resume=True goes on
+
+
+def fit(
+    run: Run,
+    world: World | None = None,
+    *,
+    runs_dir: str | Path = "runs",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Result:
+    """Train `run` on the ranks of `world` (by default, those that `connect` finds) and return what came out.
+
+    Results go to runs_dir/NAME, which is never overwritten unless `overwrite` is set; `resume` continues from its
+    newest checkpoint, exactly. Raises ConfigError, ConnectError, RunFolderError or TrainingError with one line.
+    """
+    own_world = world is None
+    world = world or connect(run.loop.device)
+    try:
+        return _Training(run, world, Path(runs_dir) / run.name, progress).execute(resume, overwrite)
+    finally:
+        if own_world:
+            world.close()
+
+
+class _Training:
+    """The loop's state: everything that `execute` needs in its parts."""
+
+    def __init__(self, run: Run, world: World, path: Path, progress: bool) -> None:
+        self.run, self.world, self.path, self.progress = run, world, path, progress
+        self.n_micro, _ = run.loop.micro_batches(run.parallel.data_parallel(world.size))
+
+    def execute(self, resume: bool, overwrite: bool) -> Result:
+        run, world = self.run, self.world
+        self.corpus = load_corpus(run, world)
+        loop = run.loop
+        self.batches = Batches(
+            self.corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed
+        )
+        self.val_batches = Batches.in_order(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+        self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
+        # Only rank 0 holds the files; the call on all ranks makes all of them fail together.
+        opened = world.from_rank0(lambda: Records.open(self.path, run, resume=resume, overwrite=overwrite))
+        self.records = opened if world.is_main else None
+        self.engine = build(run, world)
+        self.first_step = self._resume() if resume else 0
+        self.meter = Meter(
+            world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision
+        )
+        self._describe()
+        try:
+            return self._train()
+        except BaseException as error:
+            if self.records:
+                self.records.finish("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self.engine.close()
+
+    def _train(self) -> Result:
+        run, result = self.run, Result(path=self.path)
+        started, last_finite = time.perf_counter(), None
+        with _stop_requested() as stop, self._bar() as bar:
+            for step in range(self.first_step, self.total_steps):
+                outcome, measures = self._step(step)
+                self._check_finite(outcome, step, last_finite)
+                last_finite = (step, outcome.loss)
+                result.losses.append(outcome.loss)
+                self._log(step + 1, outcome, measures)
+                bar.set_postfix_str(f"loss {outcome.loss:.3f}, {measures['tokens_per_s']:,.0f} tokens/s")
+                bar.update()
+                done = step + 1
+                if run.loop.eval_every and done % run.loop.eval_every == 0 and done < self.total_steps:
+                    self._evaluate(done, result)
+                if self.world.any(stop.is_set()):  # the signal reaches ranks at different steps: agree
+                    result.stopped = done < self.total_steps
+                    break
+                if run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0 and done < self.total_steps:
+                    self._save(done)
+            done = self.first_step + len(result.losses)
+            self._evaluate(done, result)
+            self._save(done)
+        self._summarize(result, done, time.perf_counter() - started)
+        return result
+
+    def _step(self, step: int) -> tuple[StepResult, dict]:
+        engine = self.engine
+        micro_batches = self.batches.share(step, engine.data_rank, engine.data_world, self.n_micro)
+        lr = lr_at(step, self.total_steps, self.run.optimizer)
+        with self.meter.step():
+            outcome = engine.step(micro_batches, lr)
+        return outcome, {"lr": lr, **self.meter.record(outcome.tokens)}
+
+    def _check_finite(self, outcome: StepResult, step: int, last: tuple[int, float] | None) -> None:
+        if math.isfinite(outcome.loss) and (math.isfinite(outcome.grad_norm) or self.run.loop.precision == "fp16"):
+            return
+        broken = "loss" if not math.isfinite(outcome.loss) else "gradient norm"
+        value = outcome.loss if broken == "loss" else outcome.grad_norm
+        before = f"the last finite loss was {last[1]:.4f} at step {last[0] + 1}" if last else "it was the first step"
+        raise TrainingError(
+            f"the {broken} is {value} at step {step + 1}, global batch {step} of data.seed {self.run.data.seed}; "
+            f"{before}: lower optimizer.lr (now {self.run.optimizer.lr}), lengthen optimizer.warmup_steps, "
+            "or use loop.precision=fp32; checkpoints are untouched"
+        )
+
+    def _log(self, step: int, outcome: StepResult, measures: dict) -> None:
+        if self.records and (step % self.run.loop.log_every == 0 or step == self.total_steps):
+            self.held = held_bytes(self.engine.held())
+            self.records.append(
+                "train",
+                step=step,
+                loss=outcome.loss,
+                grad_norm=outcome.grad_norm,
+                skipped=outcome.skipped,
+                tokens=outcome.tokens,
+                **measures,
+                held_bytes=self.held,
+                peak_memory_bytes=peak_memory_bytes(self.world.device),
+            )
+
+    def _evaluate(self, step: int, result: Result) -> None:
+        count = min(self.run.loop.eval_batches, self.val_batches.steps_per_epoch)
+        engine = self.engine
+        shares = (self.val_batches.share(i, engine.data_rank, engine.data_world, self.n_micro) for i in range(count))
+        loss, tokens = engine.evaluate(batch for share in shares for batch in share)
+        result.val_losses.append((step, loss))
+        if self.records:
+            self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
+
+    def _save(self, step: int) -> None:
+        checkpoint.save(self.engine, self.path / "checkpoints", step=step, keep=self.run.loop.keep_checkpoints)
+
+    def _resume(self) -> int:
+        found = self.world.from_rank0(lambda: checkpoint.latest(self.path / "checkpoints"))
+        step = checkpoint.load(self.engine, found) if found else 0
+        if self.records:
+            self.records.rewind(step)
+        if step >= self.total_steps:
+            raise ConfigError(
+                f"{self.path} has already taken {step} of {self.total_steps} steps: raise loop.steps to train longer"
+            )
+        return step
+
+    def _describe(self) -> None:
+        if self.records:
+            self.records.write("tokenizer.json", self.corpus.tokenizer.to_json())
+            self.records.describe(
+                self.run,
+                self.world,
+                corpus={"name": self.corpus.name, "sha256": self.corpus.sha256, "train_tokens": len(self.corpus.train)},
+                parameters=cost.parameter_count(self.run.model),
+                peak_flops={"per_rank": self.meter.peak_flops, "source": self.meter.peak_source},
+                total_steps=self.total_steps,
+                resumed_from_step=self.first_step,
+            )
+
+    def _bar(self) -> tqdm:
+        show = self.progress and self.world.is_main
+        # In a notebook, standard error is drawn on a red ground; a progress bar is no error.
+        out = sys.stdout if "ipykernel" in sys.modules else sys.stderr
+        return tqdm(
+            total=self.total_steps, initial=self.first_step, desc=self.run.name, unit="step", disable=not show, file=out
+        )
+
+    def _summarize(self, result: Result, done: int, seconds: float) -> None:
+        tokens = len(result.losses) * self.run.loop.global_batch * self.run.loop.seq_len
+        val_loss = result.val_losses[-1][1]
+        result.summary = {
+            "steps": done,
+            "tokens": tokens,
+            "train_loss": result.losses[-1] if result.losses else None,
+            "val_loss": val_loss,
+            "val_perplexity": math.exp(min(val_loss, 700)),
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+            "peak_memory_bytes": peak_memory_bytes(self.world.device),
+        }
+        if self.records:
+            self.records.finish("stopped" if result.stopped else "finished", summary=result.summary)
+
+
+def load_corpus(run: Run, world: World) -> Corpus:
+    """The run's corpus on every rank: rank 0 trains the tokenizer and gives it to the others."""
+    text = world.from_rank0(lambda: train_tokenizer(run.data).to_json())
+    tokenizer = Tokenizer.from_json(text)
+    if tokenizer.vocab_size > run.model.vocab_size:
+        raise ConfigError(
+            f"the {tokenizer.kind} tokenizer of corpus {run.data.corpus} has {tokenizer.vocab_size} tokens, more than "
+            f"model.vocab_size {run.model.vocab_size}: set model.vocab_size={tokenizer.vocab_size}"
+        )
+    return open_corpus(run.data, tokenizer=tokenizer)
+
+
+@contextmanager
+def _stop_requested() -> Iterator[threading.Event]:
+    """An event that SIGINT (Ctrl-C) and SIGTERM set, so that the loop ends after its step; a second one ends at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event  # signals belong to the main thread
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def request(number: int, frame) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    for number in before:
+        signal.signal(number, request)
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,27 @@
+"""Opening what a run left behind: the trained model and its tokenizer.
+
+model, tokenizer = open_trained("runs/laptop")
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiscale import checkpoint
+from aiscale.data import Tokenizer
+from aiscale.model import GPT
+from aiscale.train.records import RunFolderError, load_run
+
+
+def open_trained(path: str | Path) -> tuple[GPT, Tokenizer]:
+    """The model of a run folder's newest checkpoint, in fp32 and ready to generate, and its tokenizer."""
+    path = Path(path)
+    run = load_run(path)
+    newest = checkpoint.latest(path / "checkpoints")
+    if newest is None:
+        raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
+    model = GPT(run.model)
+    weights = model.state_dict()
+    checkpoint.load_weights(weights, newest)
+    model.load_state_dict(weights)
+    return model.eval(), Tokenizer.from_json((path / "tokenizer.json").read_text())

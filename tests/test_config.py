@@ -1,0 +1,109 @@
+"""A Run is checked when it is written, and every refusal is one line that says what to change."""
+
+import dataclasses
+import json
+
+import pytest
+
+from aiscale.config import ConfigError, LoopConfig, ModelConfig, ParallelConfig, Run
+
+
+def test_a_run_survives_json():
+    run = Run().override("model.n_layer=3", "optimizer.lr=3e-4", "name=other", "model.tied=false")
+    assert Run.from_dict(json.loads(run.to_json())) == run
+    assert (run.model.n_layer, run.optimizer.lr, run.name, run.model.tied) == (3, 3e-4, "other", False)
+
+
+def test_a_run_cannot_be_changed_in_place():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Run().name = "other"
+
+
+def test_defaults_that_follow_another_field_follow_an_override():
+    run = Run().override("model.d_model=256", "model.n_head=8")
+    assert (run.model.ff_width, run.model.kv_heads, run.model.d_head) == (1024, 8, 32)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.n_layr=3", "unknown key model.n_layr: did you mean model.n_layer?"),
+        ("modl.n_layer=3", "unknown key modl: did you mean model?"),
+        ("n_layer=3", "unknown key n_layer: did you mean model.n_layer?"),
+        ("n_layer", "--set 'n_layer' has no '=': write it as section.key=value"),
+        ("model.n_layer=many", "model.n_layer is 'many': it must be a whole number"),
+        ("model.n_layer=2.5", "model.n_layer is '2.5': it must be a whole number"),
+        ("model.n_layer=0", "model.n_layer is 0: it must be greater than 0"),
+        ("optimizer.lr=fast", "optimizer.lr is 'fast': it must be a number"),
+        ("optimizer.lr=nan", "optimizer.lr is nan: it must be greater than 0"),
+        ("model.norm=batch", "model.norm is 'batch': it must be one of layernorm, rmsnorm"),
+        ("model.tied=perhaps", "model.tied is 'perhaps': it must be true or false"),
+        ("data.val_fraction=1", "data.val_fraction is 1.0: it must lie between 0 and 1"),
+        ("name=a/b", "name is 'a/b': it names a folder below runs/, so it must not be empty, hold / or start with ."),
+    ],
+)
+def test_a_bad_setting_is_refused_in_one_line(assignment, message):
+    with pytest.raises(ConfigError) as refusal:
+        Run().override(assignment)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: ModelConfig(d_model=128, n_head=3),
+            "model.d_model 128 is not divisible by model.n_head 3: every head needs the same width",
+        ),
+        (
+            lambda: ModelConfig(n_head=4, n_kv_head=3),
+            "model.n_head 4 is not divisible by model.n_kv_head 3: "
+            "every key/value head serves the same number of query heads",
+        ),
+        (
+            lambda: Run().override("loop.seq_len=256"),
+            "loop.seq_len 256 is longer than model.max_seq_len 128: shorten the first or lengthen the second",
+        ),
+        (
+            lambda: ParallelConfig(strategy="ddp", tp=2),
+            "parallel.strategy ddp keeps the whole model on every rank, but tp 2 x pp 1 would cut it: set both to 1",
+        ),
+        (
+            lambda: ParallelConfig(strategy="ddp", dp=2).data_parallel(4),
+            "dp 2 x tp 1 x pp 1 = 2 ranks, but this job has 4: change one of them, or start 2",
+        ),
+        (
+            lambda: ParallelConfig(strategy="serial").data_parallel(2),
+            "parallel.strategy serial uses 1 rank, but this job has 2: start 1, or use ddp",
+        ),
+        (
+            lambda: LoopConfig(global_batch=16).micro_batches(3),
+            "loop.global_batch 16 is not divisible by the 3 data-parallel ranks: set loop.global_batch=18",
+        ),
+        (
+            lambda: LoopConfig(global_batch=16, micro_batch=3).micro_batches(2),
+            "loop.global_batch 16 / dp 2 = 8 sequences a rank, not a multiple of loop.micro_batch 3: "
+            "change one of them",
+        ),
+        (lambda: LoopConfig(steps=0), "loop.steps and loop.epochs are both 0: set one of them"),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused_with_the_rule(make, message):
+    with pytest.raises(ConfigError) as refusal:
+        make()
+    assert str(refusal.value) == message
+
+
+def test_the_share_of_a_rank_is_cut_into_micro_batches():
+    loop = LoopConfig(global_batch=24, micro_batch=2)
+    assert loop.micro_batches(dp=3) == (4, 2)
+    assert LoopConfig(global_batch=24).micro_batches(dp=3) == (1, 8)
+    assert ParallelConfig(strategy="ddp").data_parallel(5) == 5
+
+
+def test_config_does_not_import_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, aiscale.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
