@@ -168,7 +168,7 @@ def _print_summary(result, args: argparse.Namespace) -> None:
     print(
         f"{result.path}: {summary['steps']} steps, {summary['tokens']:,} tokens in {summary['seconds']:.1f} s "
         f"({summary['tokens_per_s']:,.0f} tokens/s); validation loss {summary['val_loss']:.3f}, "
-        f"perplexity {summary['val_perplexity']:.2f}; peak memory {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
+        f"perplexity {summary['val_perplexity']:.2f}; at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
     )
     if result.stopped:
         print("stopped early; the same command with --resume goes on from here", file=sys.stderr)

@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from aiscale.config import Run
 from aiscale.dist import World
 from aiscale.model import GPT
-from aiscale.optim import build_optimizer, clip_gradients
+from aiscale.optim import build_optimizer, clip_, set_lr
 
 MicroBatch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T)
 
@@ -132,12 +133,11 @@ class Engine:
 
     def _update(self, lr: float) -> tuple[float, bool]:
         """Clip and take the optimizer's step; nothing moves when they are not finite."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_lr(self.optimizer, lr)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.model, self.run.optimizer.clip_norm).item()
-        finite = norm == norm and norm != float("inf")
+        norm = clip_(self.model.parameters(), self.run.optimizer.clip_norm).item()
+        finite = math.isfinite(norm)
         if finite or self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
         self.scaler.update()

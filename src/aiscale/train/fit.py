@@ -26,7 +26,7 @@ from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenize
 from aiscale.dist import World, connect
 from aiscale.meter import Meter, held_bytes, peak_memory_bytes
 from aiscale.optim import lr_at
-from aiscale.parallel import Engine, StepResult, build
+from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records
 
 
@@ -238,7 +238,7 @@ def load_corpus(run: Run, world: World) -> Corpus:
 
 @contextmanager
 def _stop_requested() -> Iterator[threading.Event]:
-    """An event that SIGINT (Ctrl-C) and SIGTERM set, so that the loop ends after its step; a second one ends at once."""
+    """An event that Ctrl-C and SIGTERM set, so that the loop ends after its step; a second Ctrl-C ends it at once."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event  # signals belong to the main thread

@@ -1,0 +1,83 @@
+"""Running a piece of code as several joined ranks, for tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+
+HEADER = """
+import os, torch, torch.distributed as dist
+from aiscale.dist import connect
+world = connect()
+def say(*values):  # in one write, so that ranks do not mix their lines
+    os.write(1, (" ".join(map(str, values)) + "\\n").encode())
+"""
+
+
+def run_ranks(code: str, n: int, folder: Path, *, launcher: str = "aiscale", timeout: float = 120, env=None):
+    """Run `code`, in which `world` is connected and `say` prints, as `n` ranks; returns the finished process."""
+    script = folder / "ranks.py"
+    script.write_text(HEADER + textwrap.dedent(code) + "\nworld.close()\n")
+    commands = {
+        "aiscale": [
+            sys.executable,
+            "-c",
+            f"import aiscale.dist as d; raise SystemExit(d.launch({n}, [{str(script)!r}]))",
+        ],
+        "torchrun": [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={n}",
+            str(script),
+        ],
+        "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", str(n), sys.executable, str(script)],
+    }
+    return subprocess.run(
+        commands[launcher],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+    )
+
+
+def aiscale(*arguments: str, timeout: float = 120, cwd: Path | None = None, env=None) -> subprocess.CompletedProcess:
+    """Run the command line as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "aiscale", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def processes_with(marker: str) -> list[psutil.Process]:
+    """Living processes that carry `marker` in their environment or command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            text = " ".join(process.cmdline()) + " ".join(process.environ().values())
+            if marker in text and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def wait_until(condition, timeout: float, what: str) -> None:
+    """Poll until `condition()` is true; fails the test with `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"after {timeout} s still not: {what}"
+        time.sleep(0.1)

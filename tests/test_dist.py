@@ -1,0 +1,203 @@
+"""Processes find each other under every launcher, and say in one line why when they cannot."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from aiscale.dist import ConnectError, Traffic, connect, find_launch
+from aiscale.dist.connect import _meeting_point, _slurm_first_host, mpi_world
+from aiscale.dist.launchers import Launch
+from ranks import processes_with, run_ranks, wait_until
+
+SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
+
+
+@pytest.mark.parametrize("launcher", ["aiscale", "torchrun", "mpiexec"])
+def test_three_ranks_join_under(launcher, tmp_path):
+    done = run_ranks(SUM, 3, tmp_path, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} 3 {launcher} 3.0" for rank in range(3)]
+
+
+def test_alone_a_process_is_a_world_of_one(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    world = connect("cpu")
+    assert (world.rank, world.size, world.launcher) == (0, 1, "none")
+    assert world.from_rank0(lambda: "hello") == "hello" and world.sum(3) == 3 and not world.any(False)
+    world.close()
+    world.close()
+
+
+SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "3", "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, ("none", 0, 1, 0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, ("torchrun", 1, 2, 0, 2)),
+        (SRUN, ("srun", 3, 16, 3, 8)),
+        ({**SRUN, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, ("torchrun", 1, 2, 0, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, ("mpiexec", 1, 4, 1, 2)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, ("mpiexec", 2, 4, 0, 4)),
+        # A batch script knows how many tasks srun would start, but it is one process.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, ("none", 0, 1, 0, 1)),
+    ],
+)
+def test_each_launchers_dialect_is_understood(env, expected):
+    found = find_launch(env)
+    assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == expected
+
+
+def test_a_process_that_mpiexec_started_without_a_rank_is_refused():
+    with pytest.raises(ConnectError, match="prterun started this process but told it no rank, .* mpiexec that belongs"):
+        find_launch({}, parents=["bash", "prterun"])
+
+
+def test_single_ranks_where_mpi_should_have_joined_several_are_refused():
+    with pytest.raises(ConnectError, match=r"mpiexec started 4 processes, but MPI joined 1: .* does not belong"):
+        mpi_world(Launch(launcher="mpiexec", size=4))
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "environment says rank 4 of 4: a rank lies between 0 and 3"),
+        ({"RANK": "a", "WORLD_SIZE": "4"}, "RANK='a', WORLD_SIZE='4': both must be whole numbers"),
+    ],
+)
+def test_impossible_ranks_are_refused(env, message):
+    with pytest.raises(ConnectError, match=message):
+        find_launch(env)
+
+
+def test_ranks_without_a_meeting_point_are_refused(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConnectError, match="gave RANK 0 of WORLD_SIZE 2 but no MASTER_ADDR and MASTER_PORT: set both"):
+        _meeting_point(Launch(launcher="environment", size=2))
+
+
+def test_the_first_host_of_a_slurm_step_is_found_without_scontrol(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "4")
+    monkeypatch.setenv("PATH", "")
+    for nodes, first in [("frontier[00123-00125,7]", "frontier00123"), ("nid1,nid2", "nid1"), ("a-b[3]", "a-b3")]:
+        monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
+        assert _slurm_first_host() == first
+
+
+def test_a_port_in_use_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        code = "from aiscale.dist import connect; connect('cpu', timeout_s=20)"
+        done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith(f"127.0.0.1:{port} is already in use by another process: set MASTER_PORT to a free port")
+
+
+def test_a_rank_whose_partner_never_comes_says_whom_it_waited_for():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    code = "from aiscale.dist import connect; connect('cpu', timeout_s=2)"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
+    assert f"rank 1 of 2 waited 2 s at 127.0.0.1:{port} for the others" in done.stderr.strip().splitlines()[-1]
+
+
+def test_ranks_join_where_the_host_name_does_not_resolve(tmp_path):
+    # A site module that breaks the look-up of this host's name, as a laptop without network does.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import socket\nreal = socket.getaddrinfo\n"
+        "def fail(host, *a, **k):\n"
+        "    if host == socket.gethostname(): raise socket.gaierror(-2, 'Name or service not known')\n"
+        "    return real(host, *a, **k)\n"
+        "socket.getaddrinfo = fail\n"
+    )
+    code = "say(os.environ['GLOO_SOCKET_IFNAME'], world.sum(1.0))"
+    done = run_ranks(code, 2, tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert done.stdout.splitlines() == ["lo 2.0"] * 2, done.stderr
+
+
+def test_an_error_on_rank_0_reaches_every_rank(tmp_path):
+    code = """
+    def make():
+        raise ValueError("no such corpus")
+    try:
+        world.from_rank0(make)
+    except ValueError as error:
+        say(error)
+    """
+    done = run_ranks(code, 2, tmp_path)
+    assert done.stdout.splitlines() == ["no such corpus"] * 2, done.stderr
+
+
+def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
+    code = """
+    import signal, time
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+    """
+    start = time.monotonic()
+    done = run_ranks(code, 3, tmp_path)
+    assert time.monotonic() - start < 20 + 10  # of which starting takes some seconds
+    assert "aiscale: rank 1 of 3 died: signal 9 (SIGKILL); stopping the other 2" in done.stderr
+    assert done.returncode == 128 + signal.SIGKILL
+    assert not processes_with(str(tmp_path / "ranks.py"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_ranks_do_not_outlive_their_launcher(tmp_path):
+    script = tmp_path / "sleep.py"
+    script.write_text("import time; time.sleep(600)")
+    parent = subprocess.Popen([sys.executable, "-c", f"from aiscale.dist import launch; launch(2, [{str(script)!r}])"])
+    ranks = lambda: [p for p in processes_with(str(script)) if p.cmdline()[1:2] == [str(script)]]  # noqa: E731
+    wait_until(lambda: len(ranks()) == 2, 60, "two ranks started")
+    parent.kill()
+    wait_until(lambda: not ranks(), 10, "the ranks are gone")
+
+
+def test_every_collective_is_counted_with_its_payload(tmp_path):
+    code = """
+    x, parts = torch.ones(6), [torch.empty(6) for _ in range(2)]
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    dist.all_gather(parts, x)
+    dist.all_gather_into_tensor(torch.empty(12), x)
+    dist.reduce_scatter_tensor(torch.empty(3), x)
+    (dist.send if world.rank == 0 else dist.recv)(x, 1 - world.rank)
+    world.barrier()
+    with world.control():
+        dist.all_reduce(torch.ones(1000))
+    counts = {op: (c.calls, c.payload_bytes) for (op, size), c in world.traffic.snapshot().items()}
+    say(sorted(counts.items()), world.traffic.control_counts["all_reduce", 2].payload_bytes)
+    """
+    done = run_ranks(code, 2, tmp_path)
+    expected = {"all_gather": (2, 96), "all_reduce": (1, 24), "broadcast": (1, 24), "reduce_scatter": (1, 24)}
+    for line, last in zip(sorted(done.stdout.splitlines()), ("recv", "send"), strict=True):
+        assert line == f"{sorted({**expected, last: (1, 24)}.items())} 4000", done.stderr
+
+
+def test_traffic_since_a_snapshot_leaves_out_what_came_before():
+    traffic = Traffic()
+    traffic.add("all_reduce", 2, 100)
+    before = traffic.snapshot()
+    assert traffic.since(before) == {}
+    traffic.add("all_reduce", 2, 50)
+    (count,) = traffic.since(before).values()
+    assert (count.calls, count.payload_bytes) == (1, 50)
+
+
+def test_a_missing_gpu_is_said_when_one_is_asked_for():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConnectError, match="loop.device is cuda, but torch sees no GPU here: set loop.device=auto"):
+        connect("cuda")
