@@ -1,0 +1,238 @@
+"""fit: what it computes, what it leaves on disk, how it ends, and how it goes on."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from aiscale import checkpoint
+from aiscale.config import ConfigError, Run
+from aiscale.dist import connect
+from aiscale.parallel import build
+from aiscale.train import RunFolderError, TrainingError, fit, open_trained, read_metrics
+from aiscale.train.fit import load_corpus
+from ranks import aiscale, wait_until
+
+TINY = Run().override(
+    "name=tiny",
+    "model.n_layer=2",
+    "model.n_head=2",
+    "model.d_model=32",
+    "model.max_seq_len=32",
+    "loop.seq_len=32",
+    "loop.global_batch=4",
+    "loop.steps=6",
+    "loop.eval_every=3",
+    "loop.eval_batches=2",
+    "loop.device=cpu",
+)
+
+
+def train(tmp_path, *settings, **options):
+    return fit(TINY.override(*settings), runs_dir=tmp_path, progress=False, **options)
+
+
+def test_a_run_leaves_its_story_on_disk(tmp_path):
+    result = train(tmp_path)
+    assert result.path == tmp_path / "tiny" and len(result.losses) == 6
+    note = json.loads((result.path / "run.json").read_text())
+    assert note["status"] == "finished" and Run.from_dict(note["run"]) == TINY
+    assert len(note["corpus"]["sha256"]) == 64 and note["versions"]["torch"] == torch.__version__
+    assert note["summary"]["tokens"] == 6 * 4 * 32
+    lines = read_metrics(result.path)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["loss"] for line in lines] == result.losses
+    for line in lines:
+        assert line["tokens"] == 128 and line["mfu"] > 0 and line["wire_bytes"] == 0
+        assert line["held_bytes"]["gradients"] == line["held_bytes"]["parameters"]
+    assert [line["step"] for line in read_metrics(result.path, "eval")] == [3, 6]
+    assert [step for step, _ in result.val_losses] == [3, 6]
+
+
+def test_training_lowers_the_loss(tmp_path):
+    result = train(tmp_path, "loop.steps=60", "optimizer.lr=3e-3", "loop.eval_every=0")
+    assert result.losses[0] == pytest.approx(math.log(256), rel=0.05)  # a new model knows nothing
+    assert result.val_losses[-1][1] < 4.0
+
+
+def test_memory_by_category_is_counted_to_the_byte(tmp_path):
+    parameters = sum(p.numel() for p in build(TINY, connect("cpu")).model.parameters())
+    held = read_metrics(train(tmp_path).path)[-1]["held_bytes"]
+    assert held["parameters"] == 4 * parameters
+    # AdamW: two moments a parameter, and one step counter of 4 bytes a tensor.
+    tensors = len(list(build(TINY, connect("cpu")).model.parameters()))
+    assert held["optimizer states"] == 8 * parameters + 4 * tensors
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16", "fp16", "tf32"])
+def test_every_precision_trains(precision, tmp_path):
+    exact = train(tmp_path, "name=fp32").losses
+    losses = train(tmp_path, f"loop.precision={precision}").losses
+    assert losses == pytest.approx(exact, abs=0.03)
+    assert (losses == exact) == (precision == "tf32")  # tf32 is the GPU's: on a CPU it is fp32
+
+
+def test_gradient_accumulation_changes_nothing_but_rounding(tmp_path):
+    whole = train(tmp_path, "loop.precision=fp64")
+    parts = train(tmp_path, "loop.precision=fp64", "loop.micro_batch=1", "name=parts")
+    assert parts.losses == pytest.approx(whole.losses, abs=1e-12)
+    assert parts.losses != whole.losses
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
+    whole = train(tmp_path, "name=whole")
+    train(tmp_path, "name=parts", "loop.steps=6", "loop.checkpoint_every=2", "loop.keep_checkpoints=9")
+    for newer in ("step_00000006", "step_00000004"):
+        (tmp_path / "parts/checkpoints" / newer / "aiscale.json").unlink()
+    resumed = train(tmp_path, "name=parts", resume=True)
+    assert resumed.losses == whole.losses[2:]  # to the bit
+    assert [line["loss"] for line in read_metrics(tmp_path / "parts")] == whole.losses
+    a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    result = train(tmp_path, "loop.checkpoint_every=1", "loop.keep_checkpoints=2")
+    names = sorted(path.name for path in (result.path / "checkpoints").iterdir())
+    assert names == ["step_00000005", "step_00000006"]
+
+
+def test_a_half_written_checkpoint_is_never_taken_for_a_whole_one(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    result = train(tmp_path, "loop.steps=3")
+    before = checkpoint.latest(result.path / "checkpoints")
+    monkeypatch.setattr(checkpoint.dcp, "save", fail)
+    with pytest.raises(OSError):
+        train(tmp_path, "loop.steps=6", resume=True)
+    assert checkpoint.latest(result.path / "checkpoints") == before
+    monkeypatch.undo()
+    assert len(train(tmp_path, "loop.steps=6", resume=True).losses) == 3
+
+
+def test_results_are_not_overwritten_silently(tmp_path):
+    train(tmp_path)
+    with pytest.raises(RunFolderError, match="tiny already holds a run: add --resume to continue it, --overwrite"):
+        train(tmp_path)
+    with pytest.raises(RunFolderError, match="tiny was trained with model.n_layer=2, not 3: resume with the same"):
+        train(tmp_path, "model.n_layer=3", resume=True)
+    with pytest.raises(ConfigError, match="tiny has already taken 6 of 6 steps: raise loop.steps to train longer"):
+        train(tmp_path, resume=True)
+    assert len(train(tmp_path, overwrite=True).losses) == 6
+    with pytest.raises(RunFolderError, match="nowhere holds no run to resume: start it without --resume"):
+        train(tmp_path, "name=nowhere", resume=True)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
+    with pytest.raises(TrainingError) as stop:
+        train(tmp_path, "optimizer.lr=1e30", "optimizer.clip_norm=0", "optimizer.name=sgd")
+    text = str(stop.value)
+    assert "is nan at step" in text or "is inf at step" in text
+    assert "global batch" in text and "the last finite loss was" in text and "lower optimizer.lr (now 1e+30)" in text
+    note = json.loads((tmp_path / "tiny/run.json").read_text())
+    assert note["status"] == "failed" and "TrainingError" in note["error"]
+
+
+def test_gradients_that_are_not_finite_move_nothing():
+    world = connect("cpu")
+    engine = build(TINY, world)
+    before = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+    engine.model.blocks[0].register_full_backward_hook(lambda *_: (torch.full((4, 32, 32), float("nan")),))
+    tokens = torch.randint(0, 256, (4, 32))
+    result = engine.step([(tokens, tokens)], lr=1e-3)
+    assert result.skipped and math.isnan(result.grad_norm)
+    assert all(torch.equal(before[name], tensor) for name, tensor in engine.model.state_dict().items())
+    world.close()
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused():
+    with pytest.raises(ConfigError, match="the byte tokenizer .* has 256 tokens, more than model.vocab_size 100: set"):
+        load_corpus(TINY.override("model.vocab_size=100"), connect("cpu"))
+
+
+def test_epochs_count_steps_by_the_corpus(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a rose is a rose " * 100)
+    result = train(tmp_path, f"data.corpus={text}", "loop.epochs=2", "loop.steps=0", "loop.eval_batches=1")
+    windows = (len(text.read_text()) * 9 // 10 - 1) // 32
+    assert len(result.losses) == pytest.approx(2 * windows // 4, abs=2)
+
+
+def test_the_command_line_trains_and_says_what_came_out(tmp_path):
+    settings = [word for s in ("loop.steps=3", "model.n_layer=1", "loop.eval_batches=1") for word in ("--set", s)]
+    done = aiscale("train", "--recipe", "laptop", "--json", "--runs-dir", str(tmp_path), *settings)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 3
+    done = aiscale("generate", str(tmp_path / "laptop"), "--prompt", "abc", "--tokens", "5", "--temperature", "0")
+    assert done.returncode == 0 and done.stdout.startswith("abc"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "lapto"], "unknown recipe"),
+        (["--set", "model.n_layr=2"], "unknown key model.n_layr: did you mean model.n_layer?"),
+        (["--set", "data.corpus=/nowhere/at/all"], "/nowhere/at/all"),
+        (["--nproc", "0"], "--nproc is 0: it must be at least 1"),
+        (["--nproc", "2"], "parallel.strategy serial uses 1 rank, but this job has 2: start 1, or use ddp"),
+        (["--set", "parallel.strategy=ddp", "--nproc", "3"], "loop.global_batch 16 is not divisible by the 3"),
+        (["--set", "parallel.strategy=mpi"], "parallel.strategy mpi needs ranks that MPI started"),
+        (["--config", "/nowhere.json"], "--config /nowhere.json cannot be read as JSON"),
+        (["--resume"], "holds no run to resume"),
+    ],
+)
+def test_bad_input_to_the_command_line_is_one_line(arguments, message, tmp_path):
+    done = aiscale("train", "--runs-dir", str(tmp_path), *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1 and message in done.stderr, done.stderr
+
+
+def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
+    command = [sys.executable, "-m", "aiscale", "train", "--runs-dir", str(tmp_path), "--nproc", "2", "--set"]
+    command += ["parallel.strategy=ddp", "--set", "loop.steps=100000", "--set", "loop.eval_every=0"]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = tmp_path / "laptop/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, 60, "some steps taken")
+    import os
+
+    os.killpg(job.pid, signal.SIGINT)  # what a terminal sends
+    out, err = job.communicate(timeout=30)
+    assert job.returncode == 130 and "--resume goes on from here" in err, err
+    assert json.loads((tmp_path / "laptop/run.json").read_text())["status"] == "stopped"
+    taken = len(read_metrics(tmp_path / "laptop"))
+    newest = checkpoint.latest(tmp_path / "laptop/checkpoints")
+    assert checkpoint.read_note(newest)["step"] == taken
+
+
+def test_a_killed_rank_fails_the_run_and_leaves_no_process(tmp_path):
+    from ranks import processes_with
+
+    command = [
+        sys.executable,
+        "-m",
+        "aiscale",
+        "train",
+        "--runs-dir",
+        str(tmp_path),
+        "--nproc",
+        "2",
+        "--quiet",
+        "--set",
+    ]
+    command += ["parallel.strategy=ddp", "--set", "loop.steps=100000", "--set", "loop.eval_every=0"]
+    job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "laptop/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, 60, "some steps taken")
+    victim = next(p for p in processes_with(str(tmp_path)) if p.environ().get("RANK") == "1")
+    victim.kill()
+    start = time.monotonic()
+    _, err = job.communicate(timeout=30)
+    assert time.monotonic() - start < 20
+    assert "rank 1 of 2 died: signal 9 (SIGKILL)" in err and job.returncode != 0
+    assert not processes_with(str(tmp_path))
