@@ -1,0 +1,118 @@
+"""Engines, each a rank: `python -m aiscale.cluster FOLDER WORLD_SIZE RANK[,RANK...]`, or `mpi` in place of ranks.
+
+With several ranks this process imports torch once and forks, so that eight ranks start as fast as one and share the
+memory of the libraries. It then waits for them and writes each end to FOLDER/exits as "RANK STATUS".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    folder, size, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    if which == "mpi":
+        _serve(folder, _mpi_rank(folder, size), size)
+        return
+    _preload()
+    ranks = [int(rank) for rank in which.split(",")]
+    if len(ranks) == 1:
+        _serve(folder, ranks[0], size)
+    else:
+        _fork(folder, ranks, size)
+
+
+def _preload() -> None:
+    """Whatever every rank needs, imported once."""
+    import ipyparallel.engine.app  # noqa: F401
+    import torch.distributed  # noqa: F401
+
+    import aiscale.dist  # noqa: F401
+
+
+def _fork(folder: Path, ranks: list[int], size: int) -> None:
+    parent = os.getpid()
+    rank_of = {}
+    for rank in ranks:
+        pid = os.fork()
+        if pid == 0:
+            _die_with(parent)
+            _differ()
+            try:
+                os.setsid()
+                _serve(folder, rank, size)
+            finally:
+                os._exit(1)
+        rank_of[pid] = rank
+    with open(folder / "exits", "a", buffering=1) as exits:
+        while rank_of:
+            pid, status = os.waitpid(-1, 0)
+            if pid in rank_of:
+                exits.write(f"{rank_of.pop(pid)} {os.waitstatus_to_exitcode(status)}\n")
+
+
+def _die_with(parent: int) -> None:
+    """Be killed by the system when the parent is (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _differ() -> None:
+    """Forked ranks inherit one state of numpy's global generator; separate processes would each draw their own."""
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+def _mpi_rank(folder: Path, size: int) -> int:
+    from mpi4py import MPI  # before torch, as some sites' MPI asks for
+
+    from aiscale.dist import Launch
+    from aiscale.dist.connect import mpi_world
+
+    place = Launch(launcher="mpiexec", rank=MPI.COMM_WORLD.rank, size=size)
+    _log_to(folder, place.rank)
+    mpi_world(place)  # refuses single ranks that were meant to be joined
+    _preload()
+    return place.rank
+
+
+def _log_to(folder: Path, rank: int) -> None:
+    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+
+
+def _serve(folder: Path, rank: int, size: int) -> None:
+    _log_to(folder, rank)
+    faulthandler.enable()
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    from ipyparallel.engine.app import IPEngine
+
+    profile = folder / "profile"
+    IPEngine.launch_instance(
+        [
+            f"--profile-dir={profile}",
+            f"--file={profile}/security/ipcontroller-engine.json",
+            f"--IPEngine.id={rank}",
+            "--IPEngine.wait_for_url_file=60",
+            "--IPEngine.timeout=60",
+            # Deaths are noticed by waiting for processes, signals go straight to them.
+            "--IPEngine.enable_nanny=False",
+            "--IPEngine.max_heartbeat_misses=0",
+            "--log-level=WARN",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()

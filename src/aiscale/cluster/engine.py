@@ -1,0 +1,47 @@
+"""What runs inside an engine on behalf of the notebook: joining, leaving, and forgetting."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+
+def join(rendezvous: dict[str, str], device: str, timeout_s: float, fresh: bool) -> dict:
+    """Join a new process group at `rendezvous`, and set the names that `%%px` cells rely on.
+
+    Returns what `Ranks` shows: rank, pid, host, device, backend, threads. With `fresh`, variables are forgotten first.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import aiscale.dist
+
+    shell = _shell()
+    if fresh:
+        shell.reset(new_session=False)
+    os.environ.update(rendezvous)
+    world = aiscale.dist.connect(device=device, timeout_s=timeout_s)
+    names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
+    shell.push(names, interactive=False)
+    return {
+        "rank": world.rank,
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "device": str(world.device),
+        "backend": world.backend,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def leave() -> None:
+    """Close this rank's connections, so that ranks which wait for it fail now rather than at their time-out."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _shell():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    return InteractiveShell.instance()

@@ -1,0 +1,73 @@
+"""What can go wrong on ranks, said by rank number and with the rank's own traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aiscale.config import ConfigError
+
+
+class ClusterError(ConfigError):
+    """A cluster that cannot be started or used; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What one rank raised."""
+
+    rank: int
+    name: str  #: of the exception
+    message: str
+    traceback: str  #: as the rank printed it
+
+
+class RankError(RuntimeError):
+    """A cell or a call failed on at least one rank. The message names rank and error; `shown` is the long version."""
+
+    def __init__(self, message: str, shown: str = "", failures: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.shown = shown
+        self.failures = list(failures)  #: what each rank raised, in rank order
+        if shown:
+            self.add_note(shown)  # plain Python shows notes; IPython calls the method below instead
+
+    @classmethod
+    def of(cls, failures: Sequence[Failure], note: str = "") -> RankError:
+        """The error that stands for what several ranks raised; those that raised the same are shown once."""
+        groups: dict[tuple[str, str], list[Failure]] = {}
+        for failure in failures:
+            groups.setdefault((failure.name, failure.message), []).append(failure)
+        heads, shown = [], []
+        for group in groups.values():
+            who, first = name_ranks(failure.rank for failure in group), group[0]
+            heads.append(f"{who} raised {first.name}: {first.message}")
+            shown += [f"[{who}]", first.traceback or f"{first.name}: {first.message}", ""]
+        return cls("; ".join(heads) + (f" ({note})" if note else ""), "\n".join(shown), failures)
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows, and papermill stores, in place of the kernel's own stack."""
+        return [*self.shown.splitlines(), str(self)]
+
+
+class RankDied(RankError):
+    """A rank's process ended while it was needed; `shown` is the end of its log."""
+
+
+class RanksInterrupted(KeyboardInterrupt):
+    """The cell was stopped; the message says what became of the ranks."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"stopped: {self}"]
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0-3` or `ranks 0, 2-3`."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank {text}" if len(spans) == 1 and spans[0][0] == spans[0][1] else f"ranks {text}"

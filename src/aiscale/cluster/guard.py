@@ -1,0 +1,76 @@
+"""The watchman: a process of its own that outlives the kernel just long enough to clean up after it.
+
+Engines live in sessions of their own, so no signal to a process group reaches them all, and a kernel that is killed
+with SIGKILL cannot clean up anything. So every process of a cluster carries a marker in its environment, and this
+file, run as a script by the kernel, waits at the other end of a pipe:
+
+    python -I -S guard.py CLUSTER_ID FOLDER < pipe
+
+When the pipe closes or the kernel is gone, everything that carries the marker is killed and the folder is removed.
+Standard library only: it starts in 10 ms and takes 10 MB.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+MARKER = "AISCALE_CLUSTER"
+_PAUSE_S = 0.05
+
+
+def marked(cluster_id: str) -> list[int]:
+    """The processes of this user whose environment says that they belong to the cluster, zombies left out."""
+    needle = f"{MARKER}={cluster_id}"
+    if not os.path.isdir("/proc/self"):  # macOS: ps shows the environment of one's own processes
+        listing = subprocess.run(["ps", "-Ewwax", "-o", "pid=,command="], capture_output=True, text=True).stdout
+        found = [int(line.split(None, 1)[0]) for line in listing.splitlines() if needle in line]
+    else:
+        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and _carries(name, needle.encode())]
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _carries(pid: str, needle: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            return needle in environ.read().split(b"\0")
+    except OSError:  # gone, or somebody else's
+        return False
+
+
+def kill_marked(cluster_id: str, timeout_s: float = 5.0) -> bool:
+    """Kill until none is left; True when that succeeded. Repeated, because a process may fork while it is killed."""
+    deadline = time.monotonic() + timeout_s
+    while pids := marked(cluster_id):
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+def main() -> None:
+    cluster_id, folder = sys.argv[1:]
+    for harmless in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(harmless, signal.SIG_IGN)
+    kernel = os.getppid()
+    # A child that the kernel forked may hold the pipe open, so look at the kernel itself as well.
+    while os.getppid() == kernel:
+        ready, _, _ = select.select([0], [], [], 0.5)
+        if ready and not os.read(0, 64):
+            break
+    kill_marked(cluster_id)
+    time.sleep(_PAUSE_S)  # one that was between fork and exec a moment ago shows its marker now
+    kill_marked(cluster_id)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""How engines come to be: as children of this kernel, or as MPI ranks.
+
+A launcher starts `python -m aiscale.cluster` once or `size` times and can say which ranks have ended and why. A further
+kind (inside a Slurm allocation, from a login node) is one more class in LAUNCHERS.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiscale.cluster.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of a rank, or of the launcher itself (rank None)."""
+
+    rank: int | None
+    how: str  #: "died (signal 9)" or "ended with exit status 3"
+
+
+class LocalLauncher:
+    """Ranks as processes of this machine; on Linux forked from one that has already imported torch."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        self.size, self.folder = size, folder
+        self.processes: list[subprocess.Popen] = []
+
+    def start(self, env: Mapping[str, str]) -> None:
+        ranks = [str(rank) for rank in range(self.size)]
+        # Forking a process that has loaded Apple's frameworks is not safe, so there each rank starts from nothing.
+        groups = [",".join(ranks)] if sys.platform == "linux" else ranks
+        self.processes = [self._spawn([sys.executable], env, group) for group in groups]
+
+    def _spawn(self, prefix: list[str], env: Mapping[str, str], which: str) -> subprocess.Popen:
+        command = [*prefix, "-m", "aiscale.cluster", str(self.folder), str(self.size), which]
+        with open(self.folder / "launcher.log", "ab") as log:
+            return subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def exits(self, pids: Mapping[int, int]) -> list[Exit]:
+        """Ranks that have ended, the cause before its consequences. `pids` maps a pid to its rank."""
+        codes = [process.poll() for process in self.processes]
+        if len(self.processes) == self.size:  # one process a rank
+            return [Exit(rank, describe(code)) for rank, code in enumerate(codes) if code is not None]
+        record = self.folder / "exits"
+        lines = record.read_text().splitlines() if record.exists() else []
+        ends = [Exit(int(rank), describe(int(code))) for rank, code in (line.split() for line in lines)]
+        return ends if ends or codes[0] is None else [Exit(None, describe(codes[0]))]
+
+
+class MpiLauncher(LocalLauncher):
+    """Ranks as MPI ranks, so that mpi4py's COMM_WORLD in a `%%px` cell is the same world."""
+
+    def start(self, env: Mapping[str, str]) -> None:
+        # Open MPI counts cores and refuses more ranks than those; MPICH does not read these.
+        oversubscribe = {
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        }
+        prefix = [find_mpiexec(), "-n", str(self.size), sys.executable]
+        self.processes = [self._spawn(prefix, {**env, **oversubscribe}, "mpi")]
+
+    def exits(self, pids: Mapping[int, int]) -> list[Exit]:
+        code = self.processes[0].poll()
+        if code is None:
+            return []
+        text = (self.folder / "launcher.log").read_text(errors="replace")
+        return [_mpi_exit(text, pids) or Exit(None, describe(code))]
+
+
+def _mpi_exit(text: str, pids: Mapping[int, int]) -> Exit | None:
+    """Which rank ended first, as mpiexec tells it."""
+    open_mpi = re.search(r"process rank (\d+) .*exited on signal (\d+)", text)
+    if open_mpi:
+        return Exit(int(open_mpi[1]), describe(-int(open_mpi[2])))
+    mpich = re.search(r"PID (\d+) RUNNING AT.*?EXIT CODE: (\d+)", text, re.DOTALL)
+    if mpich and int(mpich[1]) in pids:
+        by_signal = "KILLED BY SIGNAL" in text or "EXIT STRING" in text
+        return Exit(pids[int(mpich[1])], describe(-int(mpich[2]) if by_signal else int(mpich[2])))
+    return None
+
+
+def find_mpiexec() -> str:
+    """The mpiexec beside this Python (the mpich wheel's), else the one on PATH (a site's module)."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise ClusterError(
+            "launcher mpi needs mpiexec, and there is none beside this Python or on PATH: "
+            "pip install mpich, or load your site's MPI module and start the kernel again"
+        )
+    return found
+
+
+def describe(code: int) -> str:
+    """An exit status as subprocess gives it, in words."""
+    if code < 0:
+        hint = " by kill -9, or because memory ran out" if -code == signal.SIGKILL else ""
+        return f"died (signal {-code}, {signal.Signals(-code).name}{hint})"
+    return f"ended with exit status {code}"
+
+
+LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher}

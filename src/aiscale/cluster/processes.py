@@ -1,0 +1,169 @@
+"""The processes of one cluster: a controller, the engines, the watchman, and the folder that holds their files.
+
+Nothing of it is shared with another cluster or with the user's own IPython: a private folder (0700) holds profile,
+connection files and logs; everything listens on the loopback only; ports are chosen by the system.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from aiscale.cluster import guard
+from aiscale.cluster.errors import ClusterError
+from aiscale.cluster.launchers import LAUNCHERS, Exit
+
+_POLL_S = 0.02
+_LOOPBACK = "127.0.0.1"
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+class Processes:
+    """Engines as operating-system processes, up to the moment at which the client sees all of them."""
+
+    def __init__(self, size: int, launcher: str, threads: int, env: Mapping[str, str]) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.folder = Path(tempfile.mkdtemp(prefix=f"aiscale-{self.id}-"))
+        self.size = size
+        self.client = None
+        self.pids: dict[int, int] = {}  #: rank of a pid
+        self._env = self._environment(threads, env)
+        self._launcher = LAUNCHERS[launcher](size, self.folder)
+        self._controller: subprocess.Popen | None = None
+        self._watchman = self._start_watchman()
+
+    def _environment(self, threads: int, env: Mapping[str, str]) -> dict[str, str]:
+        return {
+            **os.environ,
+            **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+            "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+            "IPYTHONDIR": str(self.folder / "ipython"),
+            "AISCALE_LAUNCHER": "ipyparallel",
+            "PYTHONFAULTHANDLER": "1",
+            **env,
+            guard.MARKER: self.id,
+        }
+
+    def _start_watchman(self) -> subprocess.Popen:
+        # Not the kernel's environment: that may carry the marker of an outer cluster, with which it would die too early.
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, self.id, str(self.folder)],
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def start(self, timeout_s: float) -> None:
+        """Bring everything up; raises ClusterError with the engines' own words when that fails or takes too long."""
+        from IPython.core.profiledir import ProfileDir
+
+        deadline = time.monotonic() + timeout_s
+        ProfileDir.create_profile_dir(str(self.folder / "profile"))
+        self._launcher.start(self._env)
+        self._start_controller(deadline)
+        self._connect(deadline)
+
+    def _start_controller(self, deadline: float) -> None:
+        ready = self.folder / "profile" / "security" / "ipcontroller-client.json"
+        command = [sys.executable, "-m", "ipyparallel.controller", f"--profile-dir={self.folder / 'profile'}"]
+        command += [f"--ip={_LOOPBACK}", f"--location={_LOOPBACK}", "--usethreads", "--nodb", "--log-level=WARN"]
+        # An engine is admitted at its first heartbeat. Missed ones mean nothing here: deaths are seen by waitpid.
+        command += ["--HeartMonitor.period=200", "--HeartMonitor.max_heartmonitor_misses=100000"]
+        while True:
+            with open(self.folder / "controller.log", "ab") as log:
+                self._controller = subprocess.Popen(
+                    command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            while not _is_complete(ready):
+                self._check_start(deadline)
+                if self._controller.poll() is not None:
+                    break
+                time.sleep(_POLL_S)
+            else:
+                return
+            # It picks free ports first and binds them later; somebody else may have been faster. Try again.
+
+    def _connect(self, deadline: float) -> None:
+        import ipyparallel
+
+        info = self.folder / "profile" / "security" / "ipcontroller-client.json"
+        self.client = ipyparallel.Client(str(info), profile_dir=str(self.folder / "profile"))
+        while len(self.client.ids) < self.size:
+            self._check_start(deadline)
+            time.sleep(_POLL_S)
+
+    def _check_start(self, deadline: float) -> None:
+        ends = self.exits()
+        if ends:
+            who = "the engines' launcher" if ends[0].rank is None else f"rank {ends[0].rank}"
+            raise ClusterError(f"the ranks did not start: {who} {ends[0].how}\n{self.log(ends[0].rank)}")
+        if time.monotonic() > deadline:
+            up = len(self.client.ids) if self.client else 0
+            raise ClusterError(
+                f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see what they say:\n"
+                + self.log(None)
+            )
+
+    def exits(self) -> list[Exit]:
+        """Ranks whose processes have ended, the first to end first; also the controller's end (rank None)."""
+        ends = self._launcher.exits(self.pids)
+        if not ends and self.client is not None and self._controller.poll() is not None:
+            return [Exit(None, "lost its controller")]
+        return ends
+
+    def signal(self, ranks: list[int], number: int) -> None:
+        """Send a signal to some ranks."""
+        for pid, rank in self.pids.items():
+            if rank in ranks:
+                try:
+                    os.kill(pid, number)
+                except OSError:
+                    pass
+
+    def log(self, rank: int | None, lines: int = 25) -> str:
+        """The end of what a rank (or, for None, everybody) wrote to its standard error."""
+        names = [f"rank{rank}.log"] if rank is not None else ["launcher.log", "controller.log"]
+        names += [f"rank{r}.log" for r in range(self.size)] if rank is None else ["launcher.log"]
+        parts = []
+        for name in names:
+            path = self.folder / name
+            text = path.read_text(errors="replace").strip() if path.exists() else ""
+            parts += [f"{path.stem}: {line}" for line in text.splitlines()[-lines:]]
+        return "\n".join(parts[-2 * lines :])
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End everything and remove the folder. With a grace, ranks are first asked politely."""
+        if self.client is not None:
+            self.client.close(linger=0)
+        if grace_s and self.pids:
+            self.signal(list(self.pids.values()), signal.SIGTERM)
+            deadline = time.monotonic() + grace_s
+            while time.monotonic() < deadline and len(self._launcher.exits(self.pids)) < self.size:
+                time.sleep(_POLL_S)
+        guard.kill_marked(self.id)
+        self._watchman.stdin.close()
+        for process in (*self._launcher.processes, self._controller, self._watchman):
+            if process is not None:
+                process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _is_complete(path: Path) -> bool:
+    return path.exists() and path.read_text().rstrip().endswith("}")

@@ -1,0 +1,294 @@
+"""`start()` and the `Ranks` that it returns: real processes, joined to one process group, under a notebook's cells.
+
+from aiscale import cluster
+ranks = cluster.start(4)           # 4 ranks on this machine; launcher="mpi" makes them MPI ranks
+
+%%px                               # this cell runs on every rank
+print(f"{rank} of {world_size}")
+
+ranks["loss"]                      # a variable of every rank, in rank order
+ranks.run(function, argument)      # a call on every rank, results in rank order
+ranks.stop()
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aiscale.cluster import engine
+from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
+from aiscale.cluster.launchers import LAUNCHERS
+from aiscale.cluster.output import Board
+from aiscale.cluster.processes import Processes
+from aiscale.cluster.waiting import GRACE_S, Pending, breaks_group
+
+_current: Ranks | None = None
+
+
+def start(
+    size: int = 2,
+    *,
+    launcher: str = "local",
+    threads: int = 0,
+    device: str = "auto",
+    timeout_s: float = 120.0,
+    start_timeout_s: float = 90.0,
+    env: Mapping[str, str] | None = None,
+    fresh: bool = False,
+) -> Ranks:
+    """Start `size` ranks and join them to one process group; prints one line.
+
+    A second call in the same kernel takes over the ranks of the first when they are healthy and were started in the
+    same way: they forget their variables and join a new process group. Otherwise, or with `fresh`, they are replaced.
+
+    threads: of each rank; 0 shares the cores. timeout_s: after which a collective that hangs raises.
+    env: further environment variables of the ranks. Raises ClusterError.
+    """
+    global _current
+    _check(size, launcher, threads)
+    began = time.monotonic()
+    request = {"launcher": launcher, "threads": threads or max(1, _cores() // size), "device": device}
+    request |= {"timeout_s": timeout_s, "env": dict(env or {})}
+    reused = _current is not None and not fresh and _current._renew(size, request)
+    if not reused:
+        if _current is not None:
+            _current.stop()
+        _current = Ranks(size, start_timeout_s=start_timeout_s, **request)
+        atexit.register(_current.stop)
+    _current._activate_magics()
+    _current._greet(time.monotonic() - began, "reused: new process group, variables cleared" if reused else "")
+    return _current
+
+
+def _check(size: int, launcher: str, threads: int) -> None:
+    if not isinstance(size, int) or size < 1:
+        raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
+    if launcher not in LAUNCHERS:
+        raise ClusterError(f"cluster.start: launcher is {launcher!r}: it must be one of {', '.join(LAUNCHERS)}")
+    if threads < 0:
+        raise ClusterError(f"cluster.start: threads is {threads}: it must be at least 1, or 0 to share the cores")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Ranks:
+    """The ranks of one cluster. Made by `start`."""
+
+    def __init__(self, size: int, *, launcher, threads, device, timeout_s, env, start_timeout_s) -> None:
+        self.size = size
+        self.view = None  #: ipyparallel's DirectView, in rank order
+        self.info: list[dict] = []  #: of every rank: pid, host, device, backend, threads
+        self._request = {"launcher": launcher, "threads": threads, "device": device, "timeout_s": timeout_s, "env": env}
+        self._start_timeout_s = start_timeout_s
+        self._processes: Processes | None = None
+        self._store = None
+        self._must_join = False
+        self._lost = ""  #: why the processes are gone, once that has been said
+        self._stopped = False
+        self._kernel_pid = os.getpid()
+        self._bring_up()
+
+    # ---- what notebooks call -------------------------------------------------------------------------------------
+
+    def run(self, function: Callable, *args: Any, **kwargs: Any) -> list:
+        """Call `function` on every rank; its prints appear under the cell, its results come back in rank order."""
+        self._ready()
+        return self._finish(self.view.apply_async(function, *args, **kwargs), show=True)
+
+    def execute(self, code: str) -> None:
+        """Run source code on every rank, as a `%%px` cell does."""
+        self._ready()
+        self._finish(self.view.execute(code, silent=False, block=False), show=True)
+
+    def __getitem__(self, name: str) -> list:
+        """A variable of every rank, in rank order."""
+        self._ready()
+        return self._finish(self.view.pull(name, block=False))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Give every rank a variable."""
+        self._ready()
+        self._finish(self.view.push({name: value}, block=False))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self):
+        raise TypeError('Ranks cannot be iterated: ranks["name"] gives a variable of every rank')
+
+    def stop(self) -> None:
+        """End the ranks. A second call does nothing."""
+        if not self._stopped and os.getpid() == self._kernel_pid:  # a fork of the kernel must not stop its ranks
+            self._stopped = True
+            atexit.unregister(self.stop)
+            self._tear_down(grace_s=1.0)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<{self.size} ranks, {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """running, stopped, or what happened to them."""
+        if self._stopped:
+            return "stopped"
+        ends = self._processes.exits() if self._processes else []
+        return self._lost or (f"{_who(ends[0].rank)} {ends[0].how}" if ends else "running")
+
+    def _repr_html_(self) -> str:
+        columns = ("rank", "pid", "host", "device", "threads")
+        head = "".join(f"<th>{column}</th>" for column in columns)
+        rows = "".join("<tr>" + "".join(f"<td>{i[c]}</td>" for c in columns) + "</tr>" for i in self.info)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if self.info else ""
+        return f"{table}<p>{self!r}</p>".replace("<p><", "<p>").replace("></p>", "</p>")
+
+    # ---- life cycle ----------------------------------------------------------------------------------------------
+
+    def _bring_up(self) -> None:
+        r = self._request
+        self._processes = Processes(self.size, r["launcher"], r["threads"], r["env"])
+        try:
+            self._processes.start(self._start_timeout_s)
+            self.view = self._processes.client.direct_view(list(range(self.size)))
+            self.view.block = True
+            self._join(fresh=False)
+        except BaseException:
+            self._tear_down()
+            raise
+        self._lost = ""
+
+    def _join(self, *, fresh: bool) -> None:
+        """Join all ranks to a process group of their own, at a new store: nothing of an older group can matter."""
+        from aiscale.dist import host_store
+
+        r = self._request
+        self._store, rendezvous = host_store(r["timeout_s"])
+        asked = self.view.apply_async(engine.join, rendezvous, r["device"], r["timeout_s"], fresh)
+        self.info = self._finish(asked)
+        self._processes.pids = {info["pid"]: info["rank"] for info in self.info}
+        self._must_join = False
+
+    def _renew(self, size: int, request: dict) -> bool:
+        """Take the running ranks over for a second `start`; False when they do not fit or do not answer."""
+        if self._stopped or self._lost or size != self.size or request != self._request or self._processes.exits():
+            return False
+        try:
+            self._join(fresh=True)
+        except (RankError, ClusterError):
+            return False
+        return True
+
+    def _ready(self) -> None:
+        """Called before every use: rejoin or restart what an error or a Stop has left behind."""
+        if self._stopped:
+            raise ClusterError(f"these ranks were stopped: ranks = cluster.start({self.size}) starts new ones")
+        if self._lost:
+            began = time.monotonic()
+            why = self._lost
+            self._bring_up()
+            self._greet(time.monotonic() - began, f"restarted, because {why}; their variables are lost")
+        else:
+            self._raise_if_dead()
+            if self._must_join:
+                self._join(fresh=False)
+
+    def _greet(self, seconds: float, note: str) -> None:
+        threads, backend = self.info[0]["threads"], self.info[0]["backend"]
+        each = "1 thread each" if threads == 1 else f"{threads} threads each"
+        line = f"{self.size} {'rank' if self.size == 1 else 'ranks'} on {platform.node()} in {seconds:.1f} s"
+        print(f"{line} ({backend}, {each})" + (f", {note}" if note else ""))
+
+    def _tear_down(self, grace_s: float = 0.0) -> None:
+        if self._processes is not None:
+            self._processes.stop(grace_s)
+            self._processes = None
+        self._store = None
+
+    def _activate_magics(self) -> None:
+        if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
+            from aiscale.cluster.magics import RankMagics
+
+            shell.register_magics(RankMagics(shell, self))
+
+    # ---- waiting -------------------------------------------------------------------------------------------------
+
+    def _finish(self, asked, *, show: bool = False) -> list:
+        """Wait for an AsyncResult, showing output; returns results in rank order or raises RankError."""
+        ranks = [int(target) for target in asked._targets]
+        pending = Pending(dict(zip(ranks, asked._children, strict=True)))
+        board = Board(ranks, asked._children) if show else None
+        try:
+            self._wait(pending, board)
+        finally:
+            if board:
+                asked.wait_for_output(1.0)
+                board.finish()
+        return pending.results()
+
+    def _wait(self, pending: Pending, board: Board | None) -> None:
+        def tick() -> None:
+            self._raise_if_dead()
+            if board:
+                board.refresh()
+
+        try:
+            pending.wait(None, tick, until_failure=True)
+            if not pending.failures():
+                return
+            pending.wait(GRACE_S, tick)
+            failures = pending.failures()
+            note = self._interrupt(pending) if pending.ranks() else ""
+        except KeyboardInterrupt:
+            raise RanksInterrupted(self._interrupt(pending) or "all ranks had finished") from None
+        if breaks_group(failures) and not self._lost:
+            self._must_join = True
+        raise RankError.of(failures, note)
+
+    def _interrupt(self, pending: Pending) -> str:
+        """Stop what runs; says what became of the ranks."""
+        busy = pending.ranks()
+        if not busy:
+            return ""
+        try:
+            deaf = pending.interrupt(self._processes.signal, self._leave_all_but)
+        except KeyboardInterrupt:  # Stop pressed again
+            deaf = pending.ranks()
+        if deaf:
+            self._lost = f"{name_ranks(deaf)} did not answer and had to be killed"
+            self._tear_down()
+            return f"{self._lost}; the next cell starts new ranks, without their variables"
+        self._must_join = True
+        return f"{name_ranks(busy)} interrupted; the next cell joins all ranks to a new process group"
+
+    def _leave_all_but(self, busy: list[int]) -> None:
+        free = [rank for rank in range(self.size) if rank not in busy]
+        if free:
+            self._processes.client.direct_view(free).apply_async(engine.leave)
+
+    def _raise_if_dead(self) -> None:
+        if not self._processes.exits():
+            return
+        first = self._processes.exits()[0]
+        log = self._processes.log(first.rank)
+        self._lost = f"{_who(first.rank)} {first.how}"
+        self._tear_down()
+        others = self.size - 1
+        rest = f"; the other {others} were stopped" if first.rank is not None and others else ""
+        raise RankDied(f"{self._lost}{rest}: run cluster.start({self.size}) for new ranks", log)
+
+
+def _who(rank: int | None) -> str:
+    return "the ranks' launcher" if rank is None else f"rank {rank}"
