@@ -1,0 +1,90 @@
+"""Closed formulas for what a training run needs: parameters, FLOPs, bytes held, bytes sent, seconds. No torch.
+
+    cost.parameters(model)                        # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
+    cost.flops_per_token(model, seq_len=1024)     # forward and backward
+    cost.training_bytes(model, batch=8, seq_len=1024, precision="bf16")
+    cost.wire_bytes("all_reduce", nbytes, world)  # what one rank sends
+    cost.fit_alpha_beta(nbytes, seconds, "all_reduce", world).seconds("all_reduce", 2**20, world)
+
+`meter` measures the same quantities under the same names, and the notebooks set the two side by side.
+"""
+
+from aiscale.cost.communication import (
+    COLLECTIVES,
+    Link,
+    all_gather_wire_bytes,
+    all_reduce_wire_bytes,
+    broadcast_wire_bytes,
+    collective_seconds,
+    collective_terms,
+    fit_alpha_beta,
+    reduce_scatter_wire_bytes,
+    wire_bytes,
+)
+from aiscale.cost.data_parallel import (
+    DDPStep,
+    Event,
+    ddp_step_seconds,
+    ddp_timeline,
+    efficiency,
+    scaled_lr,
+    scaling_seconds,
+    speedup,
+)
+from aiscale.cost.flops import flops_by_part, flops_per_token, six_n_flops_per_token
+from aiscale.cost.memory import (
+    CATEGORIES,
+    activation_bytes,
+    activation_bytes_by_part,
+    korthikanti_activation_bytes,
+    model_state_bytes,
+    slide_bytes_per_parameter,
+    training_bytes,
+    zero_state_bytes,
+)
+from aiscale.cost.parameters import (
+    approximate_parameter_count,
+    layer_parameters,
+    matmul_parameters,
+    parameter_count,
+    parameter_tensors,
+    parameters,
+)
+
+__all__ = [
+    "CATEGORIES",
+    "COLLECTIVES",
+    "DDPStep",
+    "Event",
+    "Link",
+    "activation_bytes",
+    "activation_bytes_by_part",
+    "all_gather_wire_bytes",
+    "all_reduce_wire_bytes",
+    "approximate_parameter_count",
+    "broadcast_wire_bytes",
+    "collective_seconds",
+    "collective_terms",
+    "ddp_step_seconds",
+    "ddp_timeline",
+    "efficiency",
+    "fit_alpha_beta",
+    "flops_by_part",
+    "flops_per_token",
+    "korthikanti_activation_bytes",
+    "layer_parameters",
+    "matmul_parameters",
+    "model_state_bytes",
+    "parameter_count",
+    "parameter_tensors",
+    "parameters",
+    "reduce_scatter_wire_bytes",
+    "scaled_lr",
+    "scaling_seconds",
+    "six_n_flops_per_token",
+    "slide_bytes_per_parameter",
+    "speedup",
+    "training_bytes",
+    "wire_bytes",
+    "zero_state_bytes",
+]

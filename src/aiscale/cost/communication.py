@@ -1,0 +1,150 @@
+"""How many bytes a collective sends, and how long it takes.
+
+    wire_bytes("all_reduce", nbytes, world=4)                 # bytes one rank sends: 2 (n-1)/n S on a ring
+    collective_seconds("all_gather", nbytes, 4, latency_s=20e-6, bandwidth_bytes_s=2e9)
+    link = fit_alpha_beta(nbytes, seconds, "all_reduce", 4)   # the latency and bandwidth that explain measured points
+
+S, the payload, is the whole buffer: what every rank holds after an all-gather or broadcast, what it puts into an
+all-reduce, reduce-scatter or all-to-all, what the root holds for scatter and gather. n is the number of ranks.
+
+Time is the alpha-beta model (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication
+operations in MPICH"): messages one after another, each costs a latency alpha and its bytes over the bandwidth. The
+addition in a reduction is taken to be free. It holds for one rank per core or device on equal links; ranks that share a
+core, or a shared memory bus, break it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from aiscale.config import ConfigError
+
+Algorithm = Literal["ring", "gloo"]
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "gather",
+    "all_to_all",
+    "send",
+    "recv",
+)
+
+
+def _check(op: str, nbytes: float, world: int) -> None:
+    if op not in COLLECTIVES:
+        raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(COLLECTIVES)}")
+    if world < 1:
+        raise ConfigError(f"world is {world}: a group has at least 1 rank")
+    if nbytes < 0:
+        raise ConfigError(f"nbytes is {nbytes}: it must not be negative")
+
+
+def all_reduce_wire_bytes(nbytes: float, world: int) -> float:
+    """2 (n-1)/n S: a reduce-scatter, then an all-gather of the sums. No algorithm sends less (Patarasuk, Yuan 2009)."""
+    return 2 * nbytes * (world - 1) / world
+
+
+def all_gather_wire_bytes(nbytes: float, world: int) -> float:
+    """(n-1)/n S, S the gathered result: every rank passes on all chunks but the last one it receives."""
+    return nbytes * (world - 1) / world
+
+
+def reduce_scatter_wire_bytes(nbytes: float, world: int) -> float:
+    """(n-1)/n S, S the input of each rank: partial sums of all chunks but its own."""
+    return nbytes * (world - 1) / world
+
+
+def broadcast_wire_bytes(nbytes: float, world: int) -> float:
+    """(n-1)/n S, the mean over ranks: n-1 ranks receive S, whoever sends it (in gloo a binomial tree)."""
+    return nbytes * (world - 1) / world
+
+
+def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring") -> float:
+    """Bytes that one rank sends, the mean over ranks where they differ, for a payload of `nbytes`.
+
+    "ring" is what NCCL and RCCL do for large messages. "gloo" differs in one place: torch implements its
+    reduce-scatter by an all-reduce of which each rank keeps its share, so it sends 2 (n-1)/n S.
+    Raises ConfigError for an unknown collective.
+    """
+    _check(op, nbytes, world)
+    if algorithm not in ("ring", "gloo"):
+        raise ConfigError(f"unknown algorithm {algorithm!r}: it may be ring or gloo")
+    fraction = (world - 1) / world
+    if op == "all_reduce" or (op == "reduce_scatter" and algorithm == "gloo"):
+        return all_reduce_wire_bytes(nbytes, world)
+    if op in ("scatter", "gather"):  # (n-1)/n S pass the root's link, once
+        return nbytes * fraction / world
+    if op == "recv":
+        return 0.0
+    return nbytes * (1.0 if op == "send" else fraction)
+
+
+def collective_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
+    """(messages one after another, bytes through the busiest link): seconds = messages alpha + bytes / bandwidth.
+
+    Rings for all_reduce (2 (n-1) messages of S/n), all_gather and reduce_scatter (n-1 messages of S/n); a binomial
+    tree for broadcast and reduce (ceil(log2 n) messages of S); the root one by one for scatter and gather, and every
+    rank one by one for all_to_all (n-1 messages of S/n).
+    """
+    _check(op, nbytes, world)
+    if world == 1 or op == "recv":
+        return 0.0, 0.0
+    if op == "send":
+        return 1.0, float(nbytes)
+    if op in ("broadcast", "reduce"):
+        rounds = math.ceil(math.log2(world))
+        return float(rounds), float(rounds * nbytes)
+    rounds = (2 if op == "all_reduce" else 1) * (world - 1)
+    return float(rounds), rounds * nbytes / world
+
+
+def collective_seconds(op: str, nbytes: float, world: int, latency_s: float, bandwidth_bytes_s: float) -> float:
+    """Seconds of one collective in the alpha-beta model; bandwidth is that of one rank's link in one direction."""
+    messages, busiest_bytes = collective_terms(op, nbytes, world)
+    return messages * latency_s + busiest_bytes / bandwidth_bytes_s
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the alpha-beta model knows of a network."""
+
+    latency_s: float  #: alpha, of one message
+    bandwidth_bytes_s: float  #: 1 / beta, of one rank in one direction
+
+    def seconds(self, op: str, nbytes: float, world: int) -> float:
+        """Predicted seconds of a collective on this link."""
+        return collective_seconds(op, nbytes, world, self.latency_s, self.bandwidth_bytes_s)
+
+
+def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int) -> Link:
+    """The link that explains measured (nbytes, seconds) points of one collective best.
+
+    Least squares of the relative error, so that a microsecond of a small message counts as much as a second of a
+    large one. Where noise would ask for a negative latency, the latency is 0.
+    """
+    if len(nbytes) != len(seconds) or len(set(nbytes)) < 2:
+        raise ConfigError(
+            f"{len(nbytes)} sizes and {len(seconds)} times: a fit needs as many of each, at two message sizes at least"
+        )
+    if world < 2:
+        raise ConfigError("a group of 1 rank sends nothing: fit with at least 2")
+    time = np.asarray(seconds, dtype=float)
+    if not (time > 0).all():
+        raise ConfigError(f"seconds holds {time.min()}: every measured time must be greater than 0")
+    terms = np.array([collective_terms(op, n, world) for n in nbytes]) / time[:, None]
+    (alpha, beta), *_ = np.linalg.lstsq(terms, np.ones(len(time)), rcond=None)
+    if alpha < 0:
+        alpha, beta = 0.0, terms[:, 1].sum() / (terms[:, 1] ** 2).sum()
+    if beta <= 0:
+        raise ConfigError("the times do not grow with the message size: measure larger messages")
+    return Link(float(alpha), float(1 / beta))

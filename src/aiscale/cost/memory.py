@@ -1,0 +1,196 @@
+"""How many bytes training holds, by category: parameters, gradients, optimizer states, weight casts, activations.
+
+    training_bytes(model, batch=8, seq_len=1024, precision="bf16")     # all categories, at the end of the forward pass
+    model_state_bytes(model, "adamw", "fp32")                          # to the byte; or of a number of parameters
+    activation_bytes(model, batch=8, seq_len=1024, precision="fp32")   # what the backward pass needs
+    zero_state_bytes(7.5e9, stage=2, dp=64)                            # the ZeRO paper's figure 1
+
+What torch holds: weights, gradients and AdamW's two moments in fp32, whatever the precision; autocast adds 16-bit
+copies of the weights while a step runs. What the ZeRO paper (Rajbhandari et al. 2020, section 3.1) counts for mixed
+precision: 2 + 2 bytes for 16-bit weights and gradients, K = 12 for fp32 weights and both moments, 16 in all. torch's
+fp32 training needs the same 16 bytes a parameter for another reason: 4 + 4 + 8.
+
+Letters: B batch, T tokens, D width, H heads, G key/value heads, C width of a head, F width of the MLP, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aiscale.config import ConfigError, ModelConfig, Precision
+from aiscale.cost.parameters import matmul_parameters, parameter_count, parameter_tensors
+
+#: Categories in the order in which plots stack them; `parallel` and `meter` use the same words.
+CATEGORIES = ("parameters", "gradients", "optimizer states", "weight casts", "activations")
+
+_WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  # weights, gradients, moments, the residual stream
+_NARROW = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # what matrix products read and write
+_MOMENTS = {"adamw": 2, "adamw8bit": 0.5, "sgd": 1, "sgd_plain": 0}
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in _WIDE:
+        raise ConfigError(f"unknown precision {precision!r}: it may be one of {', '.join(_WIDE)}")
+
+
+def model_state_bytes(
+    model: ModelConfig | float,
+    optimizer: str = "adamw",
+    precision: Precision = "fp32",
+    accounting: Literal["torch", "zero"] = "torch",
+) -> dict[str, int]:
+    """Bytes of parameters, gradients, optimizer states and weight casts.
+
+    model: a configuration (exact to the byte) or a number of parameters. optimizer: adamw (two moments), sgd (one,
+    momentum), adamw8bit (two of one byte), sgd_plain (none). accounting "torch" is what this package holds, AdamW's
+    4-byte step counters included; "zero" the ZeRO paper's for 16-bit weights with fp32 copies among the states.
+    """
+    _check_precision(precision)
+    if optimizer not in _MOMENTS:
+        raise ConfigError(f"unknown optimizer {optimizer!r}: it may be one of {', '.join(_MOMENTS)}")
+    if accounting not in ("torch", "zero"):
+        raise ConfigError(f"accounting is {accounting!r}: it must be torch or zero")
+    exact = isinstance(model, ModelConfig)
+    n = parameter_count(model) if exact else model
+    wide, narrow = _WIDE[precision], _NARROW[precision]
+    mixed = narrow < wide
+    if accounting == "zero" and mixed:
+        states = n * wide * (1 + _MOMENTS[optimizer])
+        return {"parameters": int(2 * n), "gradients": int(2 * n), "optimizer states": int(states), "weight casts": 0}
+    counters = 4 * parameter_tensors(model) if exact and optimizer == "adamw" and accounting == "torch" else 0
+    return {
+        "parameters": int(wide * n),
+        "gradients": int(wide * n),
+        "optimizer states": int(wide * _MOMENTS[optimizer] * n) + counters,
+        "weight casts": int(narrow * (_cast_parameters(model) if exact else n)) if mixed else 0,
+    }
+
+
+def _cast_parameters(model: ModelConfig) -> int:
+    """Weights whose 16-bit copies live until the backward pass: the blocks' matrices. The head casts and forgets."""
+    weights = matmul_parameters(model)
+    return sum(weights.values()) - weights["head"]
+
+
+def activation_bytes_by_part(
+    model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32"
+) -> dict[str, int]:
+    """Bytes that the forward pass of `GPT` keeps for the backward pass, by part.
+
+    Counted operation by operation: a linear layer keeps its input, a norm its input and one or two statistics of each
+    token, GELU its input, attention q, k, v, its output and one log-sum-exp for each head and token. The T x T scores
+    are never kept (torch's fused attention recomputes them). The residual stream stays in fp32 under autocast.
+    The loss keeps the gradients of the last hidden state and of the head, not the logits (model.cross_entropy).
+    An RMS norm on a CPU keeps its normed input too. With activation_checkpointing: the blocks' inputs, and one block
+    in full while the backward pass recomputes it.
+    """
+    _check_precision(precision)
+    if min(batch, seq_len) < 1:
+        raise ConfigError(f"batch {batch}, seq_len {seq_len}: both must be at least 1")
+    D, tokens, L = model.d_model, batch * seq_len, model.n_layer
+    wide, narrow = _WIDE[precision], _NARROW[precision]
+    rope = 2 * seq_len * model.d_head * wide if model.position == "rotary" else 0
+    stream = tokens * D * wide
+    block = {
+        "norms": 2 * _norm_bytes(model, tokens, wide) + (stream if not model.parallel_residual else 0) + stream,
+        "attention": tokens * _attention_bytes_per_token(model, narrow, wide),
+        "mlp": tokens * _mlp_bytes_per_token(model, narrow),
+    }
+    kept = 1 if model.activation_checkpointing else L
+    inputs = (L - 1) * stream if model.activation_checkpointing else 0
+    return {
+        "embeddings": 8 * tokens + (8 * seq_len if model.position == "learned" else 0) + rope,
+        "attention": kept * block["attention"],
+        "mlp": kept * block["mlp"],
+        "norms": kept * block["norms"] + _norm_bytes(model, tokens, wide) + stream,
+        "block_inputs": inputs,
+        "head": tokens * D * narrow + model.vocab_size * D * wide,
+    }
+
+
+def _norm_bytes(model: ModelConfig, tokens: int, wide: int) -> int:
+    """What a norm keeps beside its input: mean and 1/deviation of each token, or (RMS) 1/root and the normed input."""
+    return tokens * wide * (2 if model.norm == "layernorm" else 1 + model.d_model)
+
+
+def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int) -> int:
+    """Input of qkv (D), its output ((H + 2G) C), q and k once more if they were rotated, attention's output (D)."""
+    D, C, H, G = model.d_model, model.d_head, model.n_head, model.kv_heads
+    rotated = (H + G) * C if model.position == "rotary" else 0
+    return narrow * (2 * D + (H + 2 * G) * C + rotated) + wide * H
+
+
+def _mlp_bytes_per_token(model: ModelConfig, narrow: int) -> int:
+    """Input (D), then: GELU its input and its output; ReLU its output only; SwiGLU gate, value, silu(gate), product."""
+    hidden = {"gelu_tanh": 2, "gelu": 2, "relu": 1, "swiglu": 4}[model.activation]
+    return narrow * (model.d_model + hidden * model.ff_width)
+
+
+def activation_bytes(model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32") -> int:
+    """Bytes that one forward pass of `batch` sequences keeps for the backward pass; see activation_bytes_by_part."""
+    return sum(activation_bytes_by_part(model, batch, seq_len, precision).values())
+
+
+def training_bytes(
+    model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32", optimizer: str = "adamw"
+) -> dict[str, int]:
+    """Bytes by CATEGORIES when all of them exist: in the second step, at the end of the forward pass, one rank."""
+    states = model_state_bytes(model, optimizer, precision)
+    return {**states, "activations": activation_bytes(model, batch, seq_len, precision)}
+
+
+def korthikanti_activation_bytes(
+    model: ModelConfig,
+    batch: int,
+    seq_len: int,
+    *,
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    recompute: Literal["none", "selective", "full"] = "none",
+) -> float:
+    """Bytes of all blocks' activations in 16 bits by Korthikanti et al. 2022 (arXiv:2205.05198), table 2.
+
+    s b h (34 + 5 a s / h) a layer. Against `activation_bytes`: it stores the a s^2 scores (5 a s / h) and dropout's
+    masks (2 of the 34), its residual stream has 16 bits, and it counts blocks alone.
+    """
+    if tp < 1 or recompute not in ("none", "selective", "full"):
+        raise ConfigError(f"tp {tp}, recompute {recompute!r}: tp is at least 1, recompute none, selective or full")
+    sbh = seq_len * batch * model.d_model
+    scores = 5 * model.n_head * seq_len / model.d_model if recompute == "none" else 0.0
+    if recompute == "full":
+        factor = 2 / (tp if sequence_parallel else 1)
+    elif sequence_parallel:
+        factor = (34 + scores) / tp
+    else:
+        factor = 10 + (24 + scores) / tp
+    return model.n_layer * sbh * factor
+
+
+def zero_state_bytes(parameters: float, stage: int, dp: int, k: int = 12) -> dict[str, float]:
+    """Bytes of one of `dp` ranks under ZeRO stage 0 to 3, mixed precision: Rajbhandari et al. 2020, figure 1.
+
+    2 + 2 + k bytes a parameter, k = 12 for Adam; stage 1 divides k by dp, stage 2 the gradients too, stage 3 all.
+    """
+    if stage not in (0, 1, 2, 3) or dp < 1:
+        raise ConfigError(f"stage {stage}, dp {dp}: the stage is 0, 1, 2 or 3, dp at least 1")
+    return {
+        "parameters": 2 * parameters / (dp if stage >= 3 else 1),
+        "gradients": 2 * parameters / (dp if stage >= 2 else 1),
+        "optimizer states": k * parameters / (dp if stage >= 1 else 1),
+    }
+
+
+def slide_bytes_per_parameter() -> list[tuple[str, str, float]]:
+    """(category, case, bytes a parameter) as the slide "Memory Requirement During Training an LLM" prints them.
+
+    From "AI for Science at Scale, part 2" (S. Dash, ORNL), after Hugging Face's "Methods and tools for efficient
+    training". Its 6 bytes for mixed precision are `parameters` + `weight casts` of model_state_bytes.
+    """
+    return [
+        ("parameters", "fp32", 4),
+        ("parameters", "mixed precision", 6),
+        ("optimizer states", "AdamW", 8),
+        ("optimizer states", "8-bit AdamW", 2),
+        ("optimizer states", "SGD with momentum", 4),
+        ("gradients", "fp32 or mixed precision", 4),
+    ]
