@@ -1,0 +1,34 @@
+# Everything starts here: `make workshop` on a fresh machine, then `make lab`. `make help` lists the rest.
+
+.DEFAULT_GOAL := help
+.PHONY: help workshop test lab setup lock clean distclean
+export PYTHON TORCH MPI
+BIN := .venv/bin
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo 'NOTEBOOKS="00 03"       workshop: only these notebooks      ARGS="..."  more arguments for workshop, test, lab'
+	@echo 'PYTHON=python3.12       the interpreter of .venv            TORCH=...   another torch build: an index, a version, or'
+	@echo 'MPI=site                no mpich, the site has an MPI                   site, for the one that a module has loaded'
+
+workshop: setup  ## install what is missing, run every notebook, and build the gallery
+	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
+
+test: setup  ## run the tests, every notebook among them
+	@$(BIN)/python -m pytest $(ARGS)
+
+lab: setup  ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks
+
+setup:  ## install what is missing into .venv
+	@scripts/setup.sh
+
+lock: setup  ## resolve requirements.lock anew from pyproject.toml
+	@scripts/lock.sh
+
+clean:  ## remove what was built
+	rm -rf build .pytest_cache .ruff_cache
+
+distclean: clean  ## remove .venv too
+	rm -rf .venv
