@@ -1,0 +1,114 @@
+"""Figures of machines agree with the published table they came from, and names are forgiving."""
+
+import pytest
+
+from aiscale import machines, published
+from aiscale.config import ConfigError
+
+PUBLISHED = {
+    "V100-SXM2-32GB": "v100-sxm2-32gb",
+    "A100-SXM4-40GB": "a100-sxm4-40gb",
+    "A100-SXM4-80GB": "a100-sxm4-80gb",
+    "H100-SXM5-80GB": "h100-sxm5-80gb",
+    "H100-PCIe-80GB": "h100-pcie-80gb",
+    "H200-SXM-141GB": "h200-sxm-141gb",
+    "MI210": "mi210",
+    "MI250X (per GCD)": "mi250x-gcd",
+    "MI300X": "mi300x",
+    "PVC Max 1550 (per tile)": "max1550-tile",
+    "TPU v4": "tpu-v4",
+    "TPU v5p": "tpu-v5p",
+    "Gaudi2": "gaudi2",
+    "Gaudi3": "gaudi3",
+}
+COLUMNS = {
+    "fp32": "fp32_vector_TFLOPs",
+    "tf32": "tf32_tensor_TFLOPs",
+    "fp16": "fp16_tensor_dense_TFLOPs",
+    "bf16": "bf16_tensor_dense_TFLOPs",
+    "fp8": "fp8_dense_TFLOPs",
+}
+
+
+ROWS = [row for row in published.table("hardware_accelerators") if row["device"] in PUBLISHED]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["device"])
+def test_every_figure_is_the_published_one(row):
+    device = machines.find(PUBLISHED[row["device"]])
+    for precision, column in COLUMNS.items():
+        if isinstance(row[column], int | float):
+            assert device.peak_flops(precision) == row[column] * 1e12
+    assert device.memory_bytes == row["hbm_GB"] * 1e9
+    assert device.memory_bytes_s == row["hbm_TB_s"] * 1e12
+    if isinstance(row["intra_node_unidir_GB_s"], int | float):
+        assert device.link_bytes_s == row["intra_node_unidir_GB_s"] * 1e9
+
+
+def test_no_remembered_figure_is_taken_over():
+    remembered = {row["device"] for row in published.table("hardware_accelerators")} - {
+        row["device"] for row in published.verified(published.table("hardware_accelerators"))
+    }
+    assert "MI100" in remembered
+    assert not remembered & set(PUBLISHED)
+
+
+def test_every_figure_names_its_source():
+    for device in machines.ACCELERATORS.values():
+        for figure in ("tflops", "memory", "link"):
+            assert device.verification in device.source(figure)
+    for machine in machines.MACHINES.values():
+        assert machine.node.source and machine.network.source
+
+
+def test_peaks_are_dense_and_none_where_a_device_has_no_such_unit():
+    assert machines.find("h100-pcie-80gb").peak_flops("bf16") == 756e12
+    assert machines.find("v100-sxm2-32gb").peak_flops("bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("torch_name", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+    ],
+)
+def test_torchs_device_names_are_understood(torch_name, name):
+    assert machines.find_device(torch_name).name == name
+
+
+def test_an_unknown_device_is_none_not_a_guess():
+    assert machines.find_device("NVIDIA GeForce RTX 4090") is None
+
+
+def test_unknown_names_hear_the_nearest():
+    with pytest.raises(ConfigError, match=r"^unknown accelerator 'A100 80GB': did you mean a100-sxm4-80gb\?$"):
+        machines.find("A100 80GB")
+    with pytest.raises(ConfigError, match=r"^unknown machine 'frontiere': did you mean frontier\?$"):
+        machines.find_machine("frontiere")
+    with pytest.raises(
+        ConfigError, match=r"^no published table is called 'turing_table_5': did you mean turing_table5"
+    ):
+        published.table("turing_table_5")
+
+
+def test_the_speedups_that_the_c_project_prints_follow_from_its_times():
+    rows = published.table("gpt2_c_mpi_cuda")
+    for row in rows:
+        assert rows[0]["train_s"] / row["train_s"] == pytest.approx(row["speedup_train"], abs=0.06)
+
+
+def test_published_numbers_are_numbers_and_carry_a_source():
+    for name in published.names():
+        try:
+            rows = published.table(name)
+        except ConfigError:
+            assert published.facts(name)["source"]
+        else:
+            assert all(row["source"] and row["verification"] for row in rows)
+    sizes = [row["bytes"] for row in published.table("stanage_a100_nccl_allreduce")]
+    assert sizes[0] == 8 and all(b == 2 * a for a, b in zip(sizes, sizes[1:], strict=False))
