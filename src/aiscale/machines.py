@@ -109,6 +109,7 @@ _A100 = {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
 _H100 = {"fp32": 67.0, "tf32": 494.5, "fp16": 989, "bf16": 989, "fp8": 1979}
 _H100_PCIE = {"fp32": 51.0, "tf32": 378, "fp16": 756, "bf16": 756, "fp8": 1513}
 _MI300X = {"fp32": 163.4, "tf32": 653.7, "fp16": 1307, "bf16": 1307, "fp8": 2614}
+_GAUDI3 = {"tf32": 459, "fp16": 459, "bf16": 1677, "fp8": 1677}
 _SUMMIT = {
     "all": f"{_OLCF} summit_user_guide.rst",
     "tflops": f"{_OLCF} summit_user_guide.rst; 125: developer.nvidia.com, programming tensor cores in CUDA 9",
@@ -145,7 +146,7 @@ _ACCELERATOR_ROWS = (
     ("tpu-v4", (), {"bf16": 275}, 32, 1.2, 270, "secondary", {"all": _SCALING_BOOK}),
     ("tpu-v5p", (), {"bf16": 459}, 96, 2.8, 540, "secondary", {"all": _SCALING_BOOK}),
     ("gaudi2", (), {"fp16": 432, "bf16": 432, "fp8": 865}, 96, 2.46, 300, "secondary", {"all": _ML_ENGINEERING}),
-    ("gaudi3", (), {"tf32": 459, "fp16": 1677, "bf16": 1677}, 128, 3.7, 600, "secondary", {"all": _ML_ENGINEERING}),
+    ("gaudi3", (), _GAUDI3, 128, 3.7, 600, "secondary", {"all": _ML_ENGINEERING}),
 )
 ACCELERATORS: dict[str, Accelerator] = {
     row[0]: Accelerator(**dict(zip(_ACCELERATOR_COLUMNS, row, strict=True))) for row in _ACCELERATOR_ROWS
