@@ -13,6 +13,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
@@ -34,7 +37,7 @@ def save(engine: Engine, folder: str | Path, *, step: int, keep: int = 2) -> Pat
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"
     world.from_rank0(lambda: _start(partial))
-    with world.control():
+    with world.control(), _quiet():
         dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
     world.from_rank0(lambda: _finish(partial, final, step=step, world=world, keep=keep))
     return final
@@ -45,7 +48,7 @@ def load(engine: Engine, path: str | Path) -> int:
     path = Path(path)
     note = read_note(path)
     state = engine.state()
-    with engine.world.control():
+    with engine.world.control(), _quiet():
         dcp.load(state, checkpoint_id=path, no_dist=engine.world.size == 1)
     engine.load(state)
     return note["step"]
@@ -54,7 +57,8 @@ def load(engine: Engine, path: str | Path) -> int:
 def load_weights(model_state: dict, path: str | Path) -> None:
     """Fill `model_state` (a model's state_dict) from a checkpoint, in this process alone, without the optimizer."""
     read_note(Path(path))
-    dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
+    with _quiet():
+        dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
 
 
 def latest(folder: str | Path) -> Path | None:
@@ -75,6 +79,14 @@ def read_note(path: Path) -> dict:
             "use the aiscale that wrote it"
         )
     return note
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns that a single process saves in a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _start(partial: Path) -> None:

@@ -76,9 +76,10 @@ def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[floa
     return rate, f"measured: {n} x {n} matrix product"
 
 
-def wire_bytes(counts: Mapping[tuple[str, int], Count]) -> int:
-    """Bytes that one rank sends for `counts`, by the ring algorithms of `cost`."""
-    return round(sum(cost.wire_bytes(op, count.payload_bytes, size) for (op, size), count in counts.items()))
+def wire_bytes(counts: Mapping[tuple[str, int], Count], backend: str = "gloo") -> int:
+    """Bytes that one rank sends for `counts`, by the algorithms that `backend` uses (`cost.wire_bytes`)."""
+    algorithm = "gloo" if backend == "gloo" else "ring"
+    return round(sum(cost.wire_bytes(op, count.payload_bytes, size, algorithm) for (op, size), count in counts.items()))
 
 
 def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
@@ -118,7 +119,7 @@ class Meter:
             "tokens_per_s": rate,
             "mfu": rate * self.flops_per_token / (self.peak_flops * self.world.size),
             "payload_bytes": payload_bytes(self._counts),
-            "wire_bytes": wire_bytes(self._counts),
+            "wire_bytes": wire_bytes(self._counts, self.world.backend),
         }
 
     def _synchronize(self) -> None:

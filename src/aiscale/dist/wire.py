@@ -126,7 +126,9 @@ class Wire(dist.ProcessGroup):
 
 def _counting(method: str, op: str, which: int):
     def call(self: Wire, *args, **kwargs):
-        self.traffic.add(op, self.size(), _nbytes(args[which]))
+        # Scatter and gather name one rank's share; the whole buffer is that of the root.
+        shares = self.size() if op in ("scatter", "gather") else 1
+        self.traffic.add(op, self.size(), _nbytes(args[which]) * shares)
         return getattr(self.inner, _INNER_NAME.get(method, method))(*args, **kwargs)
 
     call.__name__ = method

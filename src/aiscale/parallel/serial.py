@@ -71,7 +71,7 @@ class Engine:
     def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
         """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self.world.device)
+        loss = torch.zeros((), device=self.world.device, dtype=torch.float64)
         for i, batch in enumerate(micro_batches):
             with self._accumulating(is_last=i == len(micro_batches) - 1):
                 part = self._forward(batch) / len(micro_batches)
