@@ -31,6 +31,7 @@ def main() -> None:
 
 def _preload() -> None:
     """Whatever every rank needs, imported once."""
+    sys.modules.setdefault("debugpy", None)  # ipykernel would load it, 0.2 s a rank, and nothing can reach it here
     import ipyparallel.engine.app  # noqa: F401
     import torch.distributed  # noqa: F401
 
@@ -68,8 +69,8 @@ def _die_with(parent: int) -> None:
 
 def _differ() -> None:
     """Forked ranks inherit one state of numpy's global generator; separate processes would each draw their own."""
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
 
 
 def _mpi_rank(folder: Path, size: int) -> int:
@@ -85,16 +86,18 @@ def _mpi_rank(folder: Path, size: int) -> int:
     return place.rank
 
 
-def _log_to(folder: Path, rank: int) -> None:
+def _log_to(folder: Path, rank: int) -> int:
+    """Send standard output and error to the rank's log; returns its file descriptor."""
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
+    return log
 
 
 def _serve(folder: Path, rank: int, size: int) -> None:
-    _log_to(folder, rank)
-    faulthandler.enable()
+    # ipykernel puts a pipe in the place of standard error, which nobody reads once the process has crashed.
+    faulthandler.enable(_log_to(folder, rank), all_threads=False)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     from ipyparallel.engine.app import IPEngine
 
@@ -109,7 +112,7 @@ def _serve(folder: Path, rank: int, size: int) -> None:
             # Deaths are noticed by waiting for processes, signals go straight to them.
             "--IPEngine.enable_nanny=False",
             "--IPEngine.max_heartbeat_misses=0",
-            "--log-level=WARN",
+            "--log-level=ERROR",
         ]
     )
 

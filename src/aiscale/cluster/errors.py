@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from aiscale.config import ConfigError
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+#: Frames of the machinery that calls a function in an engine, as the first line of their part of a traceback.
+_MACHINERY = re.compile(r"File (\S*[/\\]ipyparallel[/\\]|<string>:1\b)")
 
 
 class ClusterError(ConfigError):
@@ -30,7 +35,7 @@ class RankError(RuntimeError):
         self.shown = shown
         self.failures = list(failures)  #: what each rank raised, in rank order
         if shown:
-            self.add_note(shown)  # plain Python shows notes; IPython calls the method below instead
+            self.add_note(_COLOR.sub("", shown))  # plain Python shows notes; IPython calls the method below instead
 
     @classmethod
     def of(cls, failures: Sequence[Failure], note: str = "") -> RankError:
@@ -59,6 +64,20 @@ class RanksInterrupted(KeyboardInterrupt):
 
     def _render_traceback_(self) -> list[str]:
         return [f"stopped: {self}"]
+
+
+def own_frames(traceback: str) -> str:
+    """A rank's traceback without the frames that belong to ipyparallel."""
+    kept = []
+    for frame in re.split(r"(?<=\n)(?=\S*File )", traceback):  # colour codes may stand before the word
+        foreign = _MACHINERY.match(_COLOR.sub("", frame))
+        kept.append(frame.partition("\n\n")[2] if foreign else frame)
+    return "".join(kept)
+
+
+def without_source(message: str) -> str:
+    """torch's messages begin with where they stand in its C++ source; nobody here can use that."""
+    return re.sub(r"^\[/\S+:\d+\] ", "", message)
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

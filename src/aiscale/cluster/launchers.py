@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,10 +19,19 @@ from aiscale.cluster.errors import ClusterError
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a rank, or of the launcher itself (rank None)."""
+    """The end of a rank, or (rank None) of a process that all ranks need."""
 
     rank: int | None
-    how: str  #: "died (signal 9)" or "ended with exit status 3"
+    message: str  #: "rank 2 died (signal 9)"
+    log: str  #: the name of the log that may say why
+
+    @classmethod
+    def of_rank(cls, rank: int, code: int) -> Exit:
+        return cls(rank, f"rank {rank} {_describe(code)}", f"rank{rank}")
+
+    @classmethod
+    def of(cls, process: str, code: int, log: str) -> Exit:
+        return cls(None, f"{process} {_describe(code)}", log)
 
 
 class LocalLauncher:
@@ -50,11 +58,13 @@ class LocalLauncher:
         """Ranks that have ended, the cause before its consequences. `pids` maps a pid to its rank."""
         codes = [process.poll() for process in self.processes]
         if len(self.processes) == self.size:  # one process a rank
-            return [Exit(rank, describe(code)) for rank, code in enumerate(codes) if code is not None]
+            return [Exit.of_rank(rank, code) for rank, code in enumerate(codes) if code is not None]
         record = self.folder / "exits"
         lines = record.read_text().splitlines() if record.exists() else []
-        ends = [Exit(int(rank), describe(int(code))) for rank, code in (line.split() for line in lines)]
-        return ends if ends or codes[0] is None else [Exit(None, describe(codes[0]))]
+        ends = [Exit.of_rank(int(rank), int(code)) for rank, code in (line.split() for line in lines)]
+        if not ends and codes[0] is not None:
+            return [Exit.of("the process that forked the ranks", codes[0], "launcher")]
+        return ends
 
 
 class MpiLauncher(LocalLauncher):
@@ -74,18 +84,18 @@ class MpiLauncher(LocalLauncher):
         if code is None:
             return []
         text = (self.folder / "launcher.log").read_text(errors="replace")
-        return [_mpi_exit(text, pids) or Exit(None, describe(code))]
+        return [_mpi_exit(text, pids) or Exit.of("mpiexec", code, "launcher")]
 
 
 def _mpi_exit(text: str, pids: Mapping[int, int]) -> Exit | None:
     """Which rank ended first, as mpiexec tells it."""
     open_mpi = re.search(r"process rank (\d+) .*exited on signal (\d+)", text)
     if open_mpi:
-        return Exit(int(open_mpi[1]), describe(-int(open_mpi[2])))
+        return Exit.of_rank(int(open_mpi[1]), -int(open_mpi[2]))
     mpich = re.search(r"PID (\d+) RUNNING AT.*?EXIT CODE: (\d+)", text, re.DOTALL)
     if mpich and int(mpich[1]) in pids:
         by_signal = "KILLED BY SIGNAL" in text or "EXIT STRING" in text
-        return Exit(pids[int(mpich[1])], describe(-int(mpich[2]) if by_signal else int(mpich[2])))
+        return Exit.of_rank(pids[int(mpich[1])], -int(mpich[2]) if by_signal else int(mpich[2]))
     return None
 
 
@@ -101,11 +111,10 @@ def find_mpiexec() -> str:
     return found
 
 
-def describe(code: int) -> str:
+def _describe(code: int) -> str:
     """An exit status as subprocess gives it, in words."""
     if code < 0:
-        hint = " by kill -9, or because memory ran out" if -code == signal.SIGKILL else ""
-        return f"died (signal {-code}, {signal.Signals(-code).name}{hint})"
+        return f"died (signal {-code})"
     return f"ended with exit status {code}"
 
 

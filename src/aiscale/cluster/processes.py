@@ -53,13 +53,12 @@ class Processes:
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
             "IPYTHONDIR": str(self.folder / "ipython"),
             "AISCALE_LAUNCHER": "ipyparallel",
-            "PYTHONFAULTHANDLER": "1",
             **env,
             guard.MARKER: self.id,
         }
 
     def _start_watchman(self) -> subprocess.Popen:
-        # Not the kernel's environment: that may carry the marker of an outer cluster, with which it would die too early.
+        # Without the kernel's environment: that may carry the marker of an outer cluster, which this must outlive.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self.id, str(self.folder)],
             env={"PATH": os.environ.get("PATH", os.defpath)},
@@ -81,9 +80,10 @@ class Processes:
         self._connect(deadline)
 
     def _start_controller(self, deadline: float) -> None:
+        """Start it, and again if need be, until its connection file is there."""
         ready = self.folder / "profile" / "security" / "ipcontroller-client.json"
         command = [sys.executable, "-m", "ipyparallel.controller", f"--profile-dir={self.folder / 'profile'}"]
-        command += [f"--ip={_LOOPBACK}", f"--location={_LOOPBACK}", "--usethreads", "--nodb", "--log-level=WARN"]
+        command += [f"--ip={_LOOPBACK}", f"--location={_LOOPBACK}", "--usethreads", "--nodb", "--log-level=ERROR"]
         # An engine is admitted at its first heartbeat. Missed ones mean nothing here: deaths are seen by waitpid.
         command += ["--HeartMonitor.period=200", "--HeartMonitor.max_heartmonitor_misses=100000"]
         while True:
@@ -91,6 +91,8 @@ class Processes:
                 self._controller = subprocess.Popen(
                     command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
+            import aiscale.dist  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
+
             while not _is_complete(ready):
                 self._check_start(deadline)
                 if self._controller.poll() is not None:
@@ -112,20 +114,19 @@ class Processes:
     def _check_start(self, deadline: float) -> None:
         ends = self.exits()
         if ends:
-            who = "the engines' launcher" if ends[0].rank is None else f"rank {ends[0].rank}"
-            raise ClusterError(f"the ranks did not start: {who} {ends[0].how}\n{self.log(ends[0].rank)}")
+            raise ClusterError(f"the ranks did not start: {ends[0].message}\n{self.log(ends[0].log, *self._rank_logs)}")
         if time.monotonic() > deadline:
             up = len(self.client.ids) if self.client else 0
             raise ClusterError(
                 f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see what they say:\n"
-                + self.log(None)
+                + self.log("launcher", "controller", *self._rank_logs)
             )
 
     def exits(self) -> list[Exit]:
         """Ranks whose processes have ended, the first to end first; also the controller's end (rank None)."""
         ends = self._launcher.exits(self.pids)
         if not ends and self.client is not None and self._controller.poll() is not None:
-            return [Exit(None, "lost its controller")]
+            return [Exit.of("ipyparallel's controller", self._controller.poll(), "controller")]
         return ends
 
     def signal(self, ranks: list[int], number: int) -> None:
@@ -137,16 +138,20 @@ class Processes:
                 except OSError:
                     pass
 
-    def log(self, rank: int | None, lines: int = 25) -> str:
-        """The end of what a rank (or, for None, everybody) wrote to its standard error."""
-        names = [f"rank{rank}.log"] if rank is not None else ["launcher.log", "controller.log"]
-        names += [f"rank{r}.log" for r in range(self.size)] if rank is None else ["launcher.log"]
+    @property
+    def _rank_logs(self) -> list[str]:
+        return [f"rank{rank}" for rank in range(self.size)]
+
+    def log(self, *names: str, lines: int = 20) -> str:
+        """The part that matters of what these processes wrote to their standard error."""
         parts = []
-        for name in names:
-            path = self.folder / name
+        for name in dict.fromkeys(names):
+            path = self.folder / f"{name}.log"
             text = path.read_text(errors="replace").strip() if path.exists() else ""
-            parts += [f"{path.stem}: {line}" for line in text.splitlines()[-lines:]]
-        return "\n".join(parts[-2 * lines :])
+            crash = text.find("Fatal Python error")  # a crash tells the most recent call first
+            shown = text[crash:].splitlines()[:lines] if crash >= 0 else text.splitlines()[-lines:]
+            parts += [f"{name}: {line}" for line in shown]
+        return "\n".join(parts)
 
     def stop(self, grace_s: float = 0.0) -> None:
         """End everything and remove the folder. With a grace, ranks are first asked politely."""

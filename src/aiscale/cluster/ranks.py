@@ -62,7 +62,7 @@ def start(
         _current = Ranks(size, start_timeout_s=start_timeout_s, **request)
         atexit.register(_current.stop)
     _current._activate_magics()
-    _current._greet(time.monotonic() - began, "reused: new process group, variables cleared" if reused else "")
+    _current._greet(time.monotonic() - began, "reused, with a new process group and no variables" if reused else "")
     return _current
 
 
@@ -146,7 +146,7 @@ class Ranks:
         if self._stopped:
             return "stopped"
         ends = self._processes.exits() if self._processes else []
-        return self._lost or (f"{_who(ends[0].rank)} {ends[0].how}" if ends else "running")
+        return self._lost or (ends[0].message if ends else "running")
 
     def _repr_html_(self) -> str:
         columns = ("rank", "pid", "host", "device", "threads")
@@ -199,17 +199,18 @@ class Ranks:
             began = time.monotonic()
             why = self._lost
             self._bring_up()
-            self._greet(time.monotonic() - began, f"restarted, because {why}; their variables are lost")
+            self._greet(time.monotonic() - began)
+            print(f"the ranks were restarted, because {why}: their variables are lost")
         else:
             self._raise_if_dead()
             if self._must_join:
                 self._join(fresh=False)
 
-    def _greet(self, seconds: float, note: str) -> None:
+    def _greet(self, seconds: float, note: str = "") -> None:
         threads, backend = self.info[0]["threads"], self.info[0]["backend"]
         each = "1 thread each" if threads == 1 else f"{threads} threads each"
         line = f"{self.size} {'rank' if self.size == 1 else 'ranks'} on {platform.node()} in {seconds:.1f} s"
-        print(f"{line} ({backend}, {each})" + (f", {note}" if note else ""))
+        print(f"{line} ({backend}, {each})" + (f"; {note}" if note else ""))
 
     def _tear_down(self, grace_s: float = 0.0) -> None:
         if self._processes is not None:
@@ -282,13 +283,8 @@ class Ranks:
         if not self._processes.exits():
             return
         first = self._processes.exits()[0]
-        log = self._processes.log(first.rank)
-        self._lost = f"{_who(first.rank)} {first.how}"
+        log = self._processes.log(first.log)
+        self._lost = first.message
         self._tear_down()
-        others = self.size - 1
-        rest = f"; the other {others} were stopped" if first.rank is not None and others else ""
-        raise RankDied(f"{self._lost}{rest}: run cluster.start({self.size}) for new ranks", log)
-
-
-def _who(rank: int | None) -> str:
-    return "the ranks' launcher" if rank is None else f"rank {rank}"
+        memory = " (if nobody killed it, memory ran out)" if "(signal 9)" in first.message else ""
+        raise RankDied(f"{self._lost}{memory}; no rank is left: cluster.start({self.size}) starts new ones", log)

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from aiscale.cluster.errors import Failure
+from aiscale.cluster.errors import Failure, own_frames, without_source
 
 TICK_S = 0.05
 #: How long the other ranks may take to finish or fail by themselves once one has failed.
 GRACE_S = 1.0
 #: How long a rank may take to answer a signal, and then the loss of its connections.
-ANSWER_S = 2.0
+SIGNAL_ANSWER_S = 0.5
+ANSWER_S = 2.5
 
 #: Words in a rank's error that mean that its process group is broken and must not be used again.
 _BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
@@ -58,7 +59,7 @@ class Pending:
     def interrupt(self, send: Callable[[list[int], int], None], free_others: Callable[[list[int]], None]) -> list[int]:
         """Make everybody answer; the ranks that do not. `send` signals ranks, `free_others` makes ranks leave."""
         send(self.ranks(), signal.SIGINT)
-        if not self.wait(ANSWER_S, _nothing):
+        if not self.wait(SIGNAL_ANSWER_S, _nothing):
             free_others(self.ranks())
             self.wait(ANSWER_S, _nothing)
         return self.ranks()
@@ -77,7 +78,7 @@ def _failure(rank: int, result: object) -> Failure | None:
     from ipyparallel import error
 
     if isinstance(result, error.RemoteError):
-        return Failure(rank, result.ename, result.evalue, result.traceback or "")
+        return Failure(rank, result.ename, without_source(result.evalue), own_frames(result.traceback or ""))
     if isinstance(result, error.KernelError):  # aborted, or its engine is gone
         return Failure(rank, type(result).__name__, str(result), "")
     return None
