@@ -4,6 +4,6 @@ See `aiscale.cluster.ranks` for the calls, `magics` for the flags of `%%px`, `pr
 """
 
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted
-from aiscale.cluster.ranks import Ranks, start
+from aiscale.cluster.ranks import Ranks, start, stop
 
-__all__ = ["ClusterError", "RankDied", "RankError", "Ranks", "RanksInterrupted", "start"]
+__all__ = ["ClusterError", "RankDied", "RankError", "Ranks", "RanksInterrupted", "start", "stop"]

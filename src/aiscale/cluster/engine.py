@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 
 
-def join(rendezvous: dict[str, str], device: str, timeout_s: float, fresh: bool) -> dict:
+def join(rendezvous: dict[str, str], device: str, timeout_s: float, path: list[str], fresh: bool) -> dict:
     """Join a new process group at `rendezvous`, and set the names that `%%px` cells rely on.
+
+    What the notebook can import from `path`, its sys.path, ranks can import as well.
 
     Returns what `Ranks` shows: rank, pid, host, device, backend, threads. With `fresh`, variables are forgotten first.
     """
@@ -19,6 +22,7 @@ def join(rendezvous: dict[str, str], device: str, timeout_s: float, fresh: bool)
     shell = _shell()
     if fresh:
         shell.reset(new_session=False)
+    sys.path += [folder for folder in path if folder not in sys.path]
     os.environ.update(rendezvous)
     world = aiscale.dist.connect(device=device, timeout_s=timeout_s)
     names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}

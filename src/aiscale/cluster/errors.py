@@ -16,6 +16,10 @@ _MACHINERY = re.compile(r"File (\S*[/\\]ipyparallel[/\\]|<string>:1\b)")
 class ClusterError(ConfigError):
     """A cluster that cannot be started or used; the message says what to change."""
 
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook the message is all there is to see: the stack of this package helps nobody."""
+        return str(self).splitlines()
+
 
 @dataclass(frozen=True)
 class Failure:

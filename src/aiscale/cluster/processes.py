@@ -105,8 +105,9 @@ class Processes:
     def _connect(self, deadline: float) -> None:
         import ipyparallel
 
-        info = self.folder / "profile" / "security" / "ipcontroller-client.json"
-        self.client = ipyparallel.Client(str(info), profile_dir=str(self.folder / "profile"))
+        profile = self.folder / "profile"
+        info = str(profile / "security" / "ipcontroller-client.json")
+        self.client = ipyparallel.Client(info, profile_dir=str(profile), ipython_dir=str(self.folder / "ipython"))
         while len(self.client.ids) < self.size:
             self._check_start(deadline)
             time.sleep(_POLL_S)

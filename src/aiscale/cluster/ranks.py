@@ -57,13 +57,18 @@ def start(
     request |= {"timeout_s": timeout_s, "env": dict(env or {})}
     reused = _current is not None and not fresh and _current._renew(size, request)
     if not reused:
-        if _current is not None:
-            _current.stop()
+        stop()
         _current = Ranks(size, start_timeout_s=start_timeout_s, **request)
         atexit.register(_current.stop)
     _current._activate_magics()
     _current._greet(time.monotonic() - began, "reused, with a new process group and no variables" if reused else "")
     return _current
+
+
+def stop() -> None:
+    """Stop the ranks that this kernel has started, if there are any."""
+    if _current is not None:
+        _current.stop()
 
 
 def _check(size: int, launcher: str, threads: int) -> None:
@@ -176,7 +181,7 @@ class Ranks:
 
         r = self._request
         self._store, rendezvous = host_store(r["timeout_s"])
-        asked = self.view.apply_async(engine.join, rendezvous, r["device"], r["timeout_s"], fresh)
+        asked = self.view.apply_async(engine.join, rendezvous, r["device"], r["timeout_s"], sys.path, fresh)
         self.info = self._finish(asked)
         self._processes.pids = {info["pid"]: info["rank"] for info in self.info}
         self._must_join = False

@@ -1,0 +1,459 @@
+"""Ranks under a notebook: real engines, real notebooks, real signals."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+
+from aiscale import cluster
+from aiscale.cluster import guard, launchers
+from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
+from aiscale.cluster.launchers import _mpi_exit
+
+SRC = str(Path(__file__).parents[1] / "src")
+
+
+@pytest.fixture
+def ranks():
+    """Three ranks of this process: the same ones for every test, unless a test has killed or replaced them."""
+    return cluster.start(3, timeout_s=20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stop():
+    yield
+    cluster.stop()
+
+
+def run_python(code: str, **options) -> subprocess.CompletedProcess:
+    """Run source code in a Python of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100, **options
+    )
+
+
+def seconds_until(condition, limit_s: float = 20.0) -> float:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < limit_s, "waited in vain"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+
+NOTEBOOK = [
+    "from aiscale import cluster\nranks = cluster.start(3)",
+    "%%px\nimport time; time.sleep(0.4 * (world_size - rank))\nprint('hello')\nprint('from', rank)\nrank * 10",
+    "%%px --targets 1:3\nprint('only', rank)",
+    "%%px\nimport matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.show()",
+    "%px total = torch.tensor([float(rank)]); dist.all_reduce(total); total = total.item()",
+    "ranks['total'], ranks['rank'], ranks.run(lambda a: a + 1, 1)",
+    "%%px --noblock\nprint('async', rank)",
+    "%pxresult",
+    "%%px --local\nhere = 'both'",
+    "here, ranks['here']",
+    "%autopx",
+    "print('auto', rank)",
+    "%autopx",
+    "ranks",
+    "%%px\nif rank == 1: raise ValueError('boom')\ndist.barrier()",
+    "%%px\ndist.barrier()\nprint('again', total)",
+    "first = ranks\nranks = cluster.start(3)\nassert ranks is first",
+    "%%px\nassert 'total' not in globals()\ndist.barrier()",
+    "ranks.stop()",
+    "%px 1",
+]
+MAY_FAIL = (14, 19)
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory) -> list[list[dict]]:
+    """The outputs of NOTEBOOK's cells, run by papermill."""
+    folder = tmp_path_factory.mktemp("notebook")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in NOTEBOOK])
+    for cell in MAY_FAIL:
+        notebook.cells[cell].metadata["tags"] = ["raises-exception"]
+    nbformat.write(notebook, folder / "in.ipynb")
+    paths = str(folder / "in.ipynb"), str(folder / "out.ipynb")
+    with pytest.raises(papermill.PapermillExecutionError):  # after the last cell, because of those that may fail
+        papermill.execute_notebook(*paths, kernel_name="python3", progress_bar=False, execution_timeout=60)
+    return [cell.outputs for cell in nbformat.read(folder / "out.ipynb", 4).cells if cell.cell_type == "code"]
+
+
+def text_of(outputs: list[dict]) -> str:
+    return "\n".join(o.text if o.output_type == "stream" else o.data["text/plain"] for o in outputs)
+
+
+@pytest.mark.notebook
+class TestNotebook:
+    def test_start_says_one_calm_line(self, executed):
+        assert re.fullmatch(r"3 ranks on \S+ in \d+\.\d s \(gloo, \d+ threads? each\)\n", text_of(executed[0]))
+
+    def test_text_is_labelled_and_in_rank_order_though_rank_0_was_last(self, executed):
+        assert [output.output_type for output in executed[1]] == ["display_data"]  # one, updated in place
+        lines = [f"[rank {r}] {text}" for r in range(3) for text in ("hello", f"from {r}", r * 10)]
+        assert text_of(executed[1]).splitlines() == lines
+
+    def test_targets_are_ranks(self, executed):
+        assert text_of(executed[2]) == "[rank 1] only 1\n[rank 2] only 2"
+
+    def test_figures_of_all_ranks_appear_in_rank_order(self, executed):
+        labels, figures = executed[3][::2], executed[3][1::2]
+        assert [label.data["text/plain"] for label in labels] == ["[rank 0]", "[rank 1]", "[rank 2]"]
+        assert all("image/png" in figure.data for figure in figures) and len(figures) == 3
+
+    def test_variables_and_calls_come_back_in_rank_order(self, executed):
+        assert text_of(executed[5]) == "([3.0, 3.0, 3.0], [0, 1, 2], [2, 2, 2])"
+
+    def test_noblock_then_pxresult(self, executed):
+        assert text_of(executed[7]) == "[rank 0] async 0\n[rank 1] async 1\n[rank 2] async 2"
+
+    def test_local_runs_here_as_well(self, executed):
+        assert text_of(executed[9]) == "('both', ['both', 'both', 'both'])"
+
+    def test_autopx_sends_plain_cells_to_the_ranks(self, executed):
+        assert text_of(executed[11]) == "[rank 0] auto 0\n[rank 1] auto 1\n[rank 2] auto 2"
+
+    def test_ranks_show_themselves_as_a_table(self, executed):
+        html = executed[13][0].data["text/html"]
+        assert html.count("<tr>") == 4 and "<th>threads</th>" in html
+
+    def test_a_rank_that_raises_is_stored_with_number_and_traceback(self, executed):
+        (error,) = [output for output in executed[14] if output.output_type == "error"]
+        assert error.ename == "RankError" and error.evalue.startswith("rank 1 raised ValueError: boom")
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+        assert "[rank 1]" in shown and "----> 1 if rank == 1: raise ValueError('boom')" in shown
+
+    def test_the_next_cell_works_and_keeps_the_variables(self, executed):
+        assert text_of(executed[15]) == "[rank 0] again 3.0\n[rank 1] again 3.0\n[rank 2] again 3.0"
+
+    def test_starting_again_reuses_the_processes_but_not_their_state(self, executed):
+        assert "reused, with a new process group and no variables" in text_of(executed[16])
+        assert executed[17] == []
+
+    def test_stop_is_quiet_and_later_use_says_what_to_do(self, executed):
+        assert executed[18] == []
+        assert executed[19][0].evalue == "these ranks were stopped: ranks = cluster.start(3) starts new ones"
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_threads_share_the_cores_and_are_set_before_torch_loads(ranks):
+    share = max(1, len(os.sched_getaffinity(0)) // 3)
+    ranks.execute("import os; seen = torch.get_num_threads(), os.environ['MKL_NUM_THREADS']")
+    assert ranks["seen"] == [(share, str(share))] * 3
+
+
+def test_forked_ranks_draw_different_random_numbers(ranks):
+    ranks.execute("import random, numpy, uuid\ndrawn = random.random(), numpy.random.rand(), uuid.uuid4()")
+    for kind in zip(*ranks["drawn"], strict=True):
+        assert len(set(kind)) == 3
+
+
+def test_text_is_printed_in_rank_order_in_a_terminal_too(ranks, capfd):
+    ranks.execute("import time; time.sleep(0.3 * (2 - rank)); print('a\\nb')")
+    lines = capfd.readouterr().out.splitlines()
+    assert lines == [f"[rank {r}] {word}" for r in range(3) for word in "ab"]
+
+
+def test_one_rank_that_raises_does_not_leave_the_others_hanging(ranks):
+    ranks["kept"] = 7
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 2 raised KeyError: 'x' \(ranks 0-1 interrupted") as caught:
+        ranks.execute("if rank == 2: {}['x']\ndist.barrier()")
+    assert time.monotonic() - began < 10
+    assert "if rank == 2: {}['x']" in "".join(caught.value.__notes__)
+    ranks.execute("dist.barrier()")
+    assert ranks["kept"] == [7, 7, 7]
+
+
+def test_ranks_that_raise_the_same_are_shown_once(ranks):
+    with pytest.raises(RankError, match="^ranks 0-2 raised ZeroDivisionError: division by zero") as caught:
+        ranks.run(lambda: 1 / 0)
+    shown = "".join(caught.value.__notes__)
+    assert shown.count("Traceback") == 1 and "engine/kernel.py" not in shown
+
+
+def test_kill_9_of_a_rank_fails_the_cell_in_seconds_and_the_next_use_starts_new_ranks(ranks, capfd):
+    cluster_id = ranks._processes.id
+    killed = []
+
+    def kill():
+        killed.append(time.monotonic())
+        os.kill(ranks.info[2]["pid"], signal.SIGKILL)
+
+    ranks["kept"] = 1
+    threading.Timer(0.5, kill).start()
+    with pytest.raises(cluster.RankDied, match=r"^rank 2 died \(signal 9\)"):
+        ranks.execute("if rank == 2: __import__('time').sleep(60)\ndist.barrier()")
+    assert time.monotonic() - killed[0] < 5
+    assert guard.marked(cluster_id) == []
+    assert repr(ranks) == "<3 ranks, rank 2 died (signal 9)>"
+    ranks.execute("print('kept' in globals()); dist.barrier()")
+    out = capfd.readouterr().out
+    assert "the ranks were restarted, because rank 2 died (signal 9): their variables are lost" in out
+    assert "[rank 0] False" in out
+
+
+def test_a_crash_shows_where(ranks):
+    with pytest.raises(cluster.RankDied, match=r"rank 1 died \(signal 11\)") as caught:
+        ranks.execute("import ctypes\nif rank == 1: ctypes.string_at(0)")
+    assert "Segmentation fault" in caught.value.shown and "string_at" in caught.value.shown
+
+
+def test_a_collective_that_hangs_ends_with_an_error():
+    with cluster.start(2, timeout_s=2) as pair:
+        with pytest.raises(RankError, match="Timed out waiting 2000ms"):
+            pair.execute("if rank == 0: dist.barrier()\nelse: __import__('time').sleep(60)")
+        pair.execute("dist.barrier()")
+
+
+def test_a_start_that_fails_shows_the_engines_own_words(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
+    with pytest.raises(cluster.ClusterError, match="the ranks did not start: .* ended with exit status 1") as caught:
+        cluster.start(2, env={"PYTHONPATH": str(tmp_path)})
+    assert "ImportError: this torch is broken" in str(caught.value)
+
+
+def test_a_start_that_takes_too_long_says_how_many_are_up():
+    with pytest.raises(cluster.ClusterError, match="only 0 of 2 ranks were up in time: raise start_timeout_s"):
+        cluster.start(2, start_timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0,), "cluster.start(0): the number of ranks must be a whole number of at least 1"),
+        ((2.0,), "cluster.start(2.0): the number of ranks must be a whole number of at least 1"),
+    ],
+)
+def test_bad_sizes_are_refused(arguments, message):
+    with pytest.raises(cluster.ClusterError, match=f"^{re.escape(message)}$"):
+        cluster.start(*arguments)
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(cluster.ClusterError, match="launcher is 'slrum': it must be one of local, mpi"):
+        cluster.start(2, launcher="slrum")
+    with pytest.raises(cluster.ClusterError, match="threads is -1: it must be at least 1, or 0"):
+        cluster.start(2, threads=-1)
+
+
+# ---- Stop, and the end of the kernel ---------------------------------------------------------------------------------
+
+
+class Kernel:
+    """A Jupyter kernel that tests talk to as JupyterLab does."""
+
+    def __init__(self) -> None:
+        from jupyter_client.manager import start_new_kernel
+
+        self.manager, self.client = start_new_kernel(kernel_name="python3")
+
+    def run(self, code: str, stop_after_s: float | None = None) -> str:
+        """Run a cell, pressing Stop after a while; what it shows."""
+        request, shown, began = self.client.execute(code), [], time.monotonic()
+        while True:
+            if stop_after_s is not None and time.monotonic() - began > stop_after_s:
+                self.manager.interrupt_kernel()
+                stop_after_s = None
+            assert time.monotonic() - began < 60, f"{code} did not end"
+            try:
+                message = self.client.get_iopub_msg(timeout=0.1)
+            except queue.Empty:
+                continue
+            content = message["content"]
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return "\n".join(shown)
+            shown.append(content.get("text") or content.get("evalue") or content.get("data", {}).get("text/plain", ""))
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    kernel = Kernel()
+    kernel.run("from aiscale import cluster\nranks = cluster.start(2)")
+    yield kernel
+    kernel.manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.notebook
+class TestStop:
+    def test_a_loop_on_ranks_stops_and_variables_stay(self, kernel):
+        kernel.run("%px kept = rank + 10")
+        shown = kernel.run("%%px\nimport time\nwhile True: time.sleep(0.1)", stop_after_s=1)
+        assert "ranks 0-1 interrupted" in shown
+        assert kernel.run("%%px\ndist.barrier()\nprint(kept)").endswith("[rank 0] 10\n[rank 1] 11")
+
+    def test_a_rank_that_hangs_in_a_collective_is_freed(self, kernel):
+        kernel.run("%%px\nif rank == 0: dist.barrier()\nwhile True: time.sleep(0.1)", stop_after_s=1)
+        assert kernel.run("%%px\ndist.barrier()\nprint(kept)").endswith("[rank 0] 10\n[rank 1] 11")
+
+    def test_ranks_that_do_not_answer_are_replaced_within_15_s(self, kernel):
+        shown = kernel.run("%%px\ndist.recv(torch.ones(1), 1 - rank)", stop_after_s=1)
+        assert "ranks 0-1 did not answer and had to be killed; the next cell starts new ranks" in shown
+        began = time.monotonic()
+        shown = kernel.run("%%px\ndist.barrier()\nprint('kept' in globals())")
+        assert time.monotonic() - began < 15
+        assert "the ranks were restarted, because ranks 0-1 did not answer" in shown
+        assert shown.endswith("[rank 0] False\n[rank 1] False")
+
+
+def test_kill_9_of_the_kernel_leaves_nothing_behind():
+    code = """
+        import os, subprocess, sys, time
+        from aiscale import cluster
+        ranks = cluster.start(2)
+        ranks.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)")
+        print("READY", ranks._processes.id, ranks._processes.folder, flush=True)
+        ranks.execute("dist.recv(torch.ones(1), 1 - rank)")
+    """
+    kernel = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    line = next(line for line in kernel.stdout if line.startswith("READY"))
+    _, cluster_id, folder = line.split()
+    assert len(guard.marked(cluster_id)) >= 6  # controller and its heart monitor, parent of the ranks, ranks, sleeps
+    kernel.kill()
+    kernel.wait()
+    assert seconds_until(lambda: not guard.marked(cluster_id)) < 5
+    seconds_until(lambda: not Path(folder).exists())
+
+
+def test_the_end_of_the_program_stops_ranks_and_removes_files():
+    done = run_python("""
+        from aiscale import cluster
+        ranks = cluster.start(1)
+        print("READY", ranks._processes.id, ranks._processes.folder)
+    """)
+    _, cluster_id, folder = done.stdout.splitlines()[-1].split()
+    assert done.stderr == "" and guard.marked(cluster_id) == [] and not Path(folder).exists()
+
+
+# ---- other people's machines -----------------------------------------------------------------------------------------
+
+
+def test_four_notebooks_at_once_do_not_disturb_each_other():
+    code = """
+        from aiscale import cluster
+        with cluster.start(2) as ranks:
+            total = ranks.run(lambda: (lambda t: (dist.all_reduce(t), t.item())[1])(torch.ones(1) * NUMBER))
+            private = oct(ranks._processes.folder.stat().st_mode & 0o777)
+            print("SUM", total, private)
+    """
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code.replace("NUMBER", str(n)))], stdout=subprocess.PIPE, text=True
+        )
+        for n in range(1, 5)
+    ]
+    for n, program in enumerate(programs, 1):
+        out, _ = program.communicate(timeout=100)
+        assert f"SUM [{2.0 * n}, {2.0 * n}] 0o700" in out
+
+
+def test_everything_listens_on_the_loopback_only(ranks):
+    import psutil
+
+    ranks.execute("dist.barrier()")
+    for pid in guard.marked(ranks._processes.id):
+        for connection in psutil.Process(pid).net_connections("inet"):
+            assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1"), connection
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, to change the host name")
+def test_a_host_name_that_does_not_resolve():
+    program = "from aiscale import cluster; r = cluster.start(2); r.execute('dist.barrier(); print(rank)')"
+    shell = 'hostname no-such-host.invalid && exec "$0" -c "$1"'
+    done = subprocess.run(
+        ["unshare", "--uts", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True, timeout=100
+    )
+    assert "2 ranks on no-such-host.invalid" in done.stdout and "[rank 1] 1" in done.stdout, done.stderr
+
+
+def test_an_installation_a_folder_and_a_home_that_cannot_be_written(tmp_path):
+    package, folder = tmp_path / "src", tmp_path / "notebooks"
+    shutil.copytree(SRC, package, ignore=shutil.ignore_patterns("__pycache__"))
+    folder.mkdir()
+    for path in (tmp_path, *tmp_path.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    program = "import aiscale.cluster as c, os; r = c.start(2); r.execute('dist.barrier(); print(rank)'); r.stop()\n"
+    program += "print(c.__file__, os.access('.', os.W_OK), os.access(c.__file__, os.W_OK))"
+    command = [sys.executable, "-c", program]
+    if os.geteuid() == 0:  # root may write anywhere, unless it gives that up
+        command = ["setpriv", "--bounding-set=-dac_override", *command]
+    env = {**os.environ, "PYTHONPATH": str(package), "HOME": str(folder), "TMPDIR": "/tmp"}
+    env.pop("IPYTHONDIR", None)
+    try:
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    finally:
+        for path in (tmp_path, *tmp_path.rglob("*")):
+            path.chmod(0o755)
+    assert "[rank 1] 1" in done.stdout, done.stderr
+    assert done.stdout.endswith(f"{package}/aiscale/cluster/__init__.py False False\n")
+    assert done.stderr == "" and list(folder.iterdir()) == []
+
+
+# ---- MPI -------------------------------------------------------------------------------------------------------------
+
+needs_mpi = pytest.mark.skipif(
+    not (Path(sys.executable).with_name("mpiexec").exists() or shutil.which("mpiexec")), reason="no mpiexec"
+)
+
+
+@needs_mpi
+def test_mpi_ranks_are_the_joined_world_and_a_killed_one_is_named():
+    with cluster.start(2, launcher="mpi") as ranks:
+        ranks.execute("from mpi4py import MPI\nmpi = MPI.COMM_WORLD\nsum = mpi.allreduce(rank + 1); dist.barrier()")
+        assert ranks["(mpi.rank, mpi.size, sum)"] == [(0, 2, 3), (1, 2, 3)]
+        threading.Timer(0.5, os.kill, (ranks.info[1]["pid"], signal.SIGKILL)).start()
+        with pytest.raises(cluster.RankDied, match=r"^rank 1 died \(signal 9\)"):
+            ranks.execute("if rank == 0: mpi.barrier()\nelse: __import__('time').sleep(60)")
+
+
+def test_no_mpi_is_one_line_that_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(cluster.ClusterError, match=r"no.* on PATH: pip install mpich, or load your site's MPI module"):
+        launchers.find_mpiexec()
+
+
+def test_the_first_rank_to_die_is_read_from_either_mpi():
+    mpich = "=   PID 71 RUNNING AT vm\n=   EXIT CODE: 9\n... EXIT STRING: Killed (signal 9)"
+    open_mpi = "mpiexec noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed)."
+    assert _mpi_exit(mpich, {70: 0, 71: 1}).message == "rank 1 died (signal 9)"
+    assert _mpi_exit(open_mpi, {}).message == "rank 2 died (signal 9)"
+    assert _mpi_exit("", {}) is None
+
+
+# ---- small things ----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_named_as_people_do():
+    assert [name_ranks(r) for r in ([2], [0, 1, 2, 3], [3, 0, 2])] == ["rank 2", "ranks 0-3", "ranks 0, 2-3"]
+
+
+def test_a_traceback_loses_the_frames_of_the_machinery_only():
+    machinery = "File /x/ipyparallel/engine/kernel.py:157, in f\n--> 1 exec\n\n"
+    mine = "Cell In[1], line 1\n\nFile /mine.py:2\n"
+    assert own_frames(f"Traceback\n{machinery}{mine}") == f"Traceback\n{mine}"
+
+
+def test_different_failures_are_all_told():
+    error = RankError.of([Failure(0, "A", "x", "ta"), Failure(1, "B", "y", "tb"), Failure(2, "A", "x", "ta")], "note")
+    assert str(error) == "ranks 0, 2 raised A: x; rank 1 raised B: y (note)"
+    assert error._render_traceback_()[:2] == ["[ranks 0, 2]", "ta"]
