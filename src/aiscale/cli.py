@@ -7,6 +7,7 @@ in one line that says what to do.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -16,7 +17,8 @@ from pathlib import Path
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    parser = _parser()
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
         parser.print_help()
@@ -46,15 +48,16 @@ def _should_say(error: Exception) -> bool:
     return isinstance(error, ConnectError) or find_launch(os.environ).rank == 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="aiscale",
         description="Train language models, from one process to many, and run the lessons about it.",
         epilog="Each command has its own --help with an example.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_train, _add_generate, _add_verify, _add_bench, _add_data, _add_notebooks):
+    for add in (_add_train, _add_generate, _add_verify):
         add(commands)
+    _add_delegated(commands, wanted)
     return parser
 
 
@@ -252,22 +255,19 @@ def _verify(args: argparse.Namespace) -> int:
 
 # bench, data, notebooks ----------------------------------------------------------------------------------------------
 
-
-def _add_bench(commands) -> None:
-    from aiscale.bench.command import add_arguments, run
-
-    add_arguments(_command(commands, "bench", "measure this machine", "aiscale bench model --json", run))
-
-
-def _add_data(commands) -> None:
-    from aiscale.data.command import add_arguments, run
-
-    add_arguments(_command(commands, "data", "prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", run))
+#: name -> (help, example, the module that has add_arguments(parser) and run(args))
+_DELEGATED = {
+    "bench": ("measure this machine", "aiscale bench model --json", "aiscale.bench.command"),
+    "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
+    "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
+}
 
 
-def _add_notebooks(commands) -> None:
-    from aiscale.book.command import add_arguments, run
-
-    add_arguments(
-        _command(commands, "notebooks", "run the lessons headless", "aiscale notebooks 03_ddp -p steps=20", run)
-    )
+def _add_delegated(commands, wanted: str) -> None:
+    """Commands whose arguments live beside what they do; only the wanted one is imported, so that all start fast."""
+    for name, (help, example, module) in _DELEGATED.items():
+        parser = _command(commands, name, help, example, None)
+        if name == wanted:
+            face = importlib.import_module(module)
+            face.add_arguments(parser)
+            parser.set_defaults(run=face.run)
