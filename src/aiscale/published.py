@@ -6,7 +6,7 @@
 
 Units are in the headings. `verification` is primary (read in the source itself), secondary (in a copy or a summary of
 it), inferred, or recalled_unverified: a row marked so is remembered, not read, and `verified` leaves it out. None of
-these numbers is ours; figures draw them as hollow diamonds (`plots.PUBLISHED`).
+these numbers is ours; figures draw them as hollow diamonds (`plots.style`).
 """
 
 from __future__ import annotations

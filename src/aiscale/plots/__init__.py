@@ -1,0 +1,60 @@
+"""Every figure, in one style. Functions take data and return Axes (several panels: an array of Axes).
+
+    from aiscale import plots
+    plots.use_style()
+    plots.loss_curves({"serial": losses})
+
+A number on a figure is measured (filled), predicted (dashed) or published (hollow): see `plots.style`.
+"""
+
+from aiscale.plots.anatomy import PART_COLORS, attention_masks, parameter_breakdown, transformer_layer
+from aiscale.plots.collectives import collective, latency_bandwidth, ring_steps
+from aiscale.plots.memory import memory_bars, memory_over_time
+from aiscale.plots.numbers import FORMATS, matrices, matrix, number_formats
+from aiscale.plots.scaling import efficiency, published_vs_measured, speedup
+from aiscale.plots.style import (
+    EVENT_COLORS,
+    MEMORY_COLORS,
+    RANK_COLORS,
+    STRATEGY_COLORS,
+    draw,
+    format_bytes,
+    format_count,
+    format_seconds,
+    use_style,
+)
+from aiscale.plots.timeline import timeline
+from aiscale.plots.training import learning_rates, loss_curves, loss_difference, loss_vs_batch
+
+__all__ = [
+    "EVENT_COLORS",
+    "FORMATS",
+    "MEMORY_COLORS",
+    "PART_COLORS",
+    "RANK_COLORS",
+    "STRATEGY_COLORS",
+    "attention_masks",
+    "collective",
+    "draw",
+    "efficiency",
+    "format_bytes",
+    "format_count",
+    "format_seconds",
+    "latency_bandwidth",
+    "learning_rates",
+    "loss_curves",
+    "loss_difference",
+    "loss_vs_batch",
+    "matrices",
+    "matrix",
+    "memory_bars",
+    "memory_over_time",
+    "number_formats",
+    "parameter_breakdown",
+    "published_vs_measured",
+    "ring_steps",
+    "speedup",
+    "timeline",
+    "transformer_layer",
+    "use_style",
+]

@@ -1,0 +1,257 @@
+"""Collectives: what they do, how a ring does it, and how long they take.
+
+plots.collective("all_gather")                                  # what it does, on letters
+plots.collective("all_reduce", before, after)                   # what it did, on the numbers that ranks held
+plots.ring_steps(4)                                             # a ring all-reduce, step by step
+plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from aiscale import cost
+from aiscale.config import ConfigError
+from aiscale.plots import style
+
+Grid = Sequence[Sequence[object]]
+#: Collectives that add: what arrives comes from every rank.
+_REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
+_NAMES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce", "reduce_scatter", "all_to_all")
+
+
+def _example(op: str, n: int) -> tuple[Grid, Grid]:
+    """(before, after) of `op` on n ranks: chunk c of rank r is the letter of r and the number c."""
+    letters = [[f"{'ABCDEFGH'[r]}{c}" for c in range(n)] for r in range(n)]
+    root_only = [letters[0]] + [[None] * n for _ in range(n - 1)]
+    own = [[letters[r][0] if c == r else None for c in range(n)] for r in range(n)]
+    gathered = [letters[r][0] for r in range(n)]
+    sums = [f"Σ{c}" for c in range(n)]
+    return {
+        "broadcast": (root_only, [letters[0]] * n),
+        "scatter": (root_only, [[letters[0][c] if c == r else None for c in range(n)] for r in range(n)]),
+        "gather": (own, [gathered] + [[None] * n for _ in range(n - 1)]),
+        "all_gather": (own, [gathered] * n),
+        "reduce": (letters, [sums] + [[None] * n for _ in range(n - 1)]),
+        "all_reduce": (letters, [sums] * n),
+        "reduce_scatter": (letters, [[sums[c] if c == r else None for c in range(n)] for r in range(n)]),
+        "all_to_all": (letters, [[letters[c][r] for c in range(n)] for r in range(n)]),
+    }[op]
+
+
+def collective(
+    op: str, before: Grid | None = None, after: Grid | None = None, *, ranks: int = 4, ax: Axes | None = None
+) -> Axes:
+    """What a collective does: every rank's chunks before and after, one row a rank; colours follow the data.
+
+    before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. Without them,
+    letters on `ranks` ranks. A chunk keeps the colour of the rank that it comes from; a sum wears those of all.
+    """
+    if op not in _NAMES:
+        raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(_NAMES)}")
+    if (before is None) != (after is None):
+        raise ConfigError("before and after: give both, or neither for an example")
+    if before is None:
+        before, after = _example(op, ranks)
+    widths = max(map(len, before)), max(map(len, after))
+    gap = 2.7
+    n = len(before)
+    width = sum(widths) + gap + 1.5
+    unit = min(0.52, 7.5 / width)  # inches a cell
+    ax = style.new_axes(ax, unit * width, unit * (n + 0.6))
+    for rank in range(n):
+        ax.text(-0.25, n - 1 - rank + 0.5, f"rank {rank}", ha="right", va="center", color=style.MUTED)
+    origins = [[[rank] for _ in row] for rank, row in enumerate(before)]
+    _grid(ax, 0, before, origins)
+    _grid(ax, widths[0] + gap, after, _origins(op, before, after))
+    middle = widths[0] + gap / 2
+    arrow = {"arrowstyle": "-|>,head_length=5,head_width=2.5", "color": style.INK, "linewidth": 1.4}
+    ax.add_patch(FancyArrowPatch((middle - 0.8, n / 2), (middle + 0.8, n / 2), shrinkA=0, shrinkB=0, **arrow))
+    ax.text(middle, n / 2 + 0.22, op.replace("_", "-"), ha="center", va="bottom", weight="bold")
+    for x, word in ((widths[0] / 2, "before"), (widths[0] + gap + widths[1] / 2, "after")):
+        ax.text(x, -0.15, word, ha="center", va="top", color=style.MUTED)
+    ax.set_xlim(-1.4, sum(widths) + gap + 0.1)
+    ax.set_ylim(-0.55, n + 0.05)
+    style.bare(ax)
+    return ax
+
+
+def _origins(op: str, before: Grid, after: Grid) -> list[list[list[int]]]:
+    """The ranks from which each chunk of `after` comes: all for a sum, else where an equal chunk was before.
+
+    Equal chunks of several ranks are told apart by place: first the same column, then the rank's own row.
+    """
+    n = len(before)
+    found = []
+    for rank, row in enumerate(after):
+        found.append([])
+        for column, value in enumerate(row):
+            if op in _REDUCTIONS:
+                found[-1].append(list(range(n)))
+                continue
+            holders = [
+                (r, c) for r, held in enumerate(before) for c, v in enumerate(held) if v is not None and v == value
+            ]
+            holders.sort(key=lambda place: (place[1] != column, place[0] != rank))
+            if op in ("all_gather", "gather"):  # chunks arrive in the order of ranks
+                holders.sort(key=lambda place: place[0] != column * n // max(1, len(row)))
+            found[-1].append([holders[0][0]] if holders else [])
+    return found
+
+
+def _grid(ax: Axes, left: float, rows: Grid, origins: list[list[list[int]]]) -> None:
+    n = len(rows)
+    for rank, row in enumerate(rows):
+        for column, value in enumerate(row):
+            x, y = left + column, n - 1 - rank
+            if value is None:
+                _cell(ax, x, y, facecolor="none", edgecolor=style.FAINT, linestyle=(0, (2, 2)))
+                continue
+            colors = [style.RANK_COLORS[r % len(style.RANK_COLORS)] for r in origins[rank][column]] or [style.FAINT]
+            if len(colors) == 1:
+                _cell(ax, x, y, facecolor=colors[0])
+                ink = style.text_color(colors[0])
+            else:
+                _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT)
+                _stripes(ax, x + 0.2, y + 0.19, 0.6, 0.13, colors)
+                ink = style.INK
+            size = 9 if len(str(value)) <= 3 else 7.5
+            rise = 0.5 if len(colors) == 1 else 0.6
+            ax.text(x + 0.5, y + rise, f"{value}", ha="center", va="center", color=ink, fontsize=size)
+
+
+def _cell(ax: Axes, x: float, y: float, **options) -> None:
+    options = {"edgecolor": "none", "linewidth": 0.9, **options}
+    box = FancyBboxPatch((x + 0.07, y + 0.07), 0.86, 0.86, boxstyle="round,pad=0,rounding_size=0.12", **options)
+    ax.add_patch(box)
+
+
+def _stripes(ax: Axes, x: float, y: float, width: float, height: float, colors: Sequence[str]) -> None:
+    part = width / len(colors)
+    for i, color in enumerate(colors):
+        ax.add_patch(Rectangle((x + i * part, y), part, height, facecolor=color, linewidth=0))
+
+
+# The ring ------------------------------------------------------------------------------------------------------------
+
+
+def ring_states(world: int) -> list[tuple[list[list[set[int]]], list[tuple[int, int]]]]:
+    """The ring all-reduce played out: for the start and each of its 2 (n-1) steps, (state, received).
+
+    state[rank][chunk] is the set of ranks whose values are in the partial sum; received lists the (rank, chunk) that
+    just arrived. In step s rank r sends chunk r - s to rank r + 1: for n-1 steps the receiver adds (reduce-scatter),
+    for n-1 more it overwrites (all-gather).
+    """
+    state = [[{rank} for _ in range(world)] for rank in range(world)]
+    states = [([[set(cell) for cell in row] for row in state], [])]
+    for step in range(2 * (world - 1)):
+        moves = [(rank, (rank - step) % world, set(state[rank][(rank - step) % world])) for rank in range(world)]
+        received = []
+        for rank, chunk, partial in moves:
+            state[(rank + 1) % world][chunk] |= partial
+            received.append(((rank + 1) % world, chunk))
+        states.append(([[set(cell) for cell in row] for row in state], received))
+    return states
+
+
+def ring_steps(world: int = 4, *, ax: Axes | None = None) -> Axes:
+    """A ring all-reduce step by step: rows are ranks, columns chunks, stripes the ranks whose values are in a sum.
+
+    Every rank sends one chunk down to the next rank (the last one to the first) in every step. Framed: just arrived.
+    """
+    if not 2 <= world <= 6:
+        raise ConfigError(f"world is {world}: a drawing has room for 2 to 6 ranks")
+    states = ring_states(world)
+    half = world - 1
+    pitch_x, pitch_y = world + 1.1, world + 2.4
+    width = max((half + 1) * pitch_x, pitch_x + 10)  # the second: room for the phases' names
+    unit = 7.5 / max(width + 1.2, 21)  # inches a cell
+    ax = style.new_axes(ax, unit * (width + 1.2), unit * (2 * pitch_y - 0.2))
+    for step, (state, received) in enumerate(states):
+        line, column = (0, step) if step <= half else (1, step - half)
+        left, bottom = column * pitch_x, (1 - line) * pitch_y
+        _ring_state(ax, left, bottom, state, received)
+        name = f"step {step}" if step else "start"
+        ax.text(left + world / 2, bottom - 0.3, name, ha="center", va="top", color=style.MUTED)
+    for rank in range(world):
+        y = pitch_y + world - rank - 0.5
+        ax.text(-0.3, y, f"rank {rank}", ha="right", va="center", color=style.MUTED, fontsize=8.5)
+        y -= pitch_y
+        ax.add_patch(Rectangle((0.06, y - 0.2), 0.4, 0.4, facecolor=style.RANK_COLORS[rank], linewidth=0))
+        ax.text(0.7, y, f"from rank {rank}", va="center", color=style.MUTED, fontsize=8.5)
+    phases = ("reduce-scatter: every rank adds what arrives", "all-gather: the sums travel on until all have all")
+    for line, phase in enumerate(phases):
+        ax.text(pitch_x, (1 - line) * pitch_y + world + 0.75, phase, va="center", weight="bold", fontsize=8.5)
+    ax.set_xlim(-2.1, width - 0.9)
+    ax.set_ylim(-1.0, 2 * pitch_y - 1.2)
+    style.bare(ax)
+    return ax
+
+
+def _ring_state(ax: Axes, left: float, bottom: float, state, received) -> None:
+    world = len(state)
+    for rank, row in enumerate(state):
+        for chunk, members in enumerate(row):
+            x, y = left + chunk, bottom + world - 1 - rank
+            ax.add_patch(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, facecolor="#F1F3F6", linewidth=0))
+            part = 0.88 / world
+            for member in members:
+                box = (x + 0.06 + member * part, y + 0.06)
+                ax.add_patch(Rectangle(box, part, 0.88, facecolor=style.RANK_COLORS[member], linewidth=0))
+    for rank, chunk in received:
+        x, y = left + chunk, bottom + world - 1 - rank
+        ax.add_patch(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, fill=False, edgecolor=style.INK, linewidth=1.6))
+        arrow = {"arrowstyle": "-|>,head_length=3,head_width=1.8", "color": style.INK, "linewidth": 1.2, "zorder": 5}
+        ax.add_patch(FancyArrowPatch((x + 0.5, y + 1.42), (x + 0.5, y + 0.9), shrinkA=0, shrinkB=0, **arrow))
+
+
+# Time ----------------------------------------------------------------------------------------------------------------
+
+
+def latency_bandwidth(
+    points: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    fits: Mapping[str, cost.Link] | None = None,
+    *,
+    world: int,
+    published: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
+    source: str = "",
+) -> np.ndarray:
+    """Seconds (left) and bandwidth (right) of collectives over message size; returns both Axes.
+
+    points: {collective: (nbytes, seconds)} as measured on `world` ranks; fits: {collective: cost.Link}, drawn dashed
+    as the prediction; published: {collective: (nbytes, seconds)} with `source`. Bandwidth is what each rank sends
+    (cost.wire_bytes) over the seconds, so that all collectives on one link approach one number.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9))
+    fits, published = fits or {}, published or {}
+    cycle = [entry["color"] for entry in plt.rcParams["axes.prop_cycle"]]
+    ops = list(dict.fromkeys([*points, *published]))
+    colors = {op: cycle[i % len(cycle)] for i, op in enumerate(ops)}
+    for kind, series in (("measured", points), ("published", published)):
+        for op, (nbytes, seconds) in series.items():
+            sent = [cost.wire_bytes(op, n, world) for n in nbytes]
+            thin = {"linewidth": 0.9} if op in fits else {}
+            style.draw(left, kind, nbytes, seconds, colors[op], **thin)
+            style.draw(right, kind, nbytes, np.divide(sent, seconds) / 1e9, colors[op], **thin)
+    sizes = [n for series in (points, published) for nbytes, _ in series.values() for n in nbytes]
+    grid = np.geomspace(min(sizes), max(sizes), 120)
+    for op, link in fits.items():
+        seconds = np.array([link.seconds(op, n, world) for n in grid])
+        sent = np.array([cost.wire_bytes(op, n, world) for n in grid])
+        style.draw(left, "predicted", grid, seconds, colors[op])
+        style.draw(right, "predicted", grid, sent / seconds / 1e9, colors[op])
+    for ax, label in ((left, "time of one collective (s)"), (right, "sent by each rank (GB/s)")):
+        ax.set(xscale="log", yscale="log", xlabel="message size (bytes)", ylabel=label)
+        style.bytes_axis(ax.xaxis, min(sizes), max(sizes), at_most=6)
+    style.seconds_axis(left.yaxis)
+    right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    kinds = [kind for kind, given in (("measured", points), ("predicted", fits), ("published", published)) if given]
+    names = {op.replace("_", "-"): color for op, color in colors.items()}
+    handles = style.legend_handles(names, style.kind_handles(kinds, source))
+    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
+    return np.array([left, right])

@@ -1,0 +1,148 @@
+"""Numbers themselves: tiny matrices with their values, and the formats in which computers keep numbers.
+
+plots.matrix(W, label="W1")                          # a heat map with the numbers in it
+plots.matrices({"X": X, "W1": W1, "O1": O1})         # several, side by side, to one scale
+plots.number_formats()                               # fp32, tf32, bf16 and fp16, bit by bit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from aiscale.config import ConfigError
+from aiscale.plots import style
+
+#: Negative orange, zero white, positive blue.
+DIVERGING = LinearSegmentedColormap.from_list(
+    "aiscale_diverging", ["#D96709", "#F9DFC8", "#FFFFFF", "#C5DDF1", "#0068B8"]
+)
+
+
+def matrix(values: np.ndarray, *, label: str = "", digits: int = 2, ax: Axes | None = None) -> Axes:
+    """A small matrix (rows, columns), or a vector (one row), as a heat map with its numbers; zero is white."""
+    return matrices({label: values}, digits=digits, ax=ax)
+
+
+def matrices(
+    values: Mapping[str, np.ndarray], *, digits: int = 2, between: Sequence[str] = (), ax: Axes | None = None
+) -> Axes:
+    """Small matrices side by side on one colour scale, each over its name and shape.
+
+    between: what to write between neighbours, "×" and "=" say; nothing by default.
+    """
+    arrays = {name: np.atleast_2d(np.asarray(array, dtype=float)) for name, array in values.items()}
+    if not arrays or any(array.ndim != 2 or max(array.shape) > 16 for array in arrays.values()):
+        raise ConfigError("matrices draws matrices of at most 16 x 16 numbers: cut a corner out of larger ones")
+    if between and len(between) != len(arrays) - 1:
+        raise ConfigError(f"between has {len(between)} signs for {len(arrays)} matrices: give {len(arrays) - 1}")
+    top = max(np.abs(array).max() for array in arrays.values()) or 1.0
+    gap = 1.1
+    width = sum(array.shape[1] for array in arrays.values()) + gap * (len(arrays) - 1)
+    height = max(array.shape[0] for array in arrays.values())
+    unit = min(0.62, 7.4 / width)  # inches a cell
+    ax = style.new_axes(ax, unit * width + 0.1, unit * height + 0.35)
+    left = 0.0
+    for i, (name, array) in enumerate(arrays.items()):
+        bottom = (height - array.shape[0]) / 2
+        _cells(ax, left, bottom, array, top, digits, 8.5 if unit > 0.5 else 7)
+        rows, columns = array.shape
+        caption = f"{name}  ({rows} × {columns})" if name else f"({rows} × {columns})"
+        ax.text(left + columns / 2, bottom - 0.12, caption, ha="center", va="top", color=style.MUTED, fontsize=8.5)
+        left += columns + gap
+        if between and i < len(between):
+            ax.text(left - gap / 2, height / 2, between[i], ha="center", va="center", fontsize=13)
+    ax.set_xlim(-0.05, width + 0.05)
+    ax.set_ylim(-0.6, height + 0.05)
+    style.bare(ax)
+    return ax
+
+
+def _cells(ax: Axes, left: float, bottom: float, array: np.ndarray, top: float, digits: int, size: float) -> None:
+    rows, columns = array.shape
+    for r in range(rows):
+        for c in range(columns):
+            color = DIVERGING(0.5 + 0.5 * array[r, c] / top)[:3]
+            x, y = left + c, bottom + rows - 1 - r
+            shape = "round,pad=0,rounding_size=0.06"
+            edge = {"edgecolor": style.FAINT, "linewidth": 0.6}
+            ax.add_patch(FancyBboxPatch((x + 0.04, y + 0.04), 0.92, 0.92, boxstyle=shape, facecolor=color, **edge))
+            ink = style.text_color(color)
+            number = f"{array[r, c]:.{digits}f}".replace("-", "−")
+            ax.text(x + 0.5, y + 0.5, number, ha="center", va="center", fontsize=size, color=ink)
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A binary floating-point format: one sign bit, `exponent_bits`, `fraction_bits`, and bits that are not used."""
+
+    name: str
+    exponent_bits: int
+    fraction_bits: int
+    unused_bits: int = 0
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return (2 - self.step_at_one) * 2.0 ** (2 ** (self.exponent_bits - 1) - 1)
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest number with all its digits; below, digits are lost one by one."""
+        return 2.0 ** (2 - 2 ** (self.exponent_bits - 1))
+
+    @property
+    def step_at_one(self) -> float:
+        """From 1 to the next number: torch.finfo(...).eps."""
+        return 2.0**-self.fraction_bits
+
+
+#: tf32 is fp32 in memory; the tensor cores read 19 of its 32 bits.
+FORMATS = (
+    NumberFormat("fp32", 8, 23),
+    NumberFormat("tf32", 8, 10, 13),
+    NumberFormat("bf16", 8, 7),
+    NumberFormat("fp16", 5, 10),
+)
+_FIELDS = {"sign": "#4A4F58", "exponent (range)": "#F0AF00", "fraction (precision)": "#0068B8", "not read": "#E9ECF0"}
+
+
+def number_formats(formats: Sequence[NumberFormat] = FORMATS, *, ax: Axes | None = None) -> Axes:
+    """The bits of each format, its largest and smallest normal number, and the step from 1 to the next number."""
+    ax = style.new_axes(ax, 7.5, 0.95 + 0.36 * len(formats))
+    bits = max(1 + f.exponent_bits + f.fraction_bits + f.unused_bits for f in formats)
+    columns = [bits + 4.2, bits + 10.2, bits + 16.2]
+    rows = len(formats)
+    for row, kind in enumerate(formats):
+        y = 1.5 * (rows - 1 - row)
+        ax.text(-1, y + 0.5, kind.name, ha="right", va="center", weight="bold")
+        lengths = (1, kind.exponent_bits, kind.fraction_bits, kind.unused_bits)
+        x = 0
+        for color, length in zip(_FIELDS.values(), lengths, strict=True):
+            for _ in range(length):
+                ax.add_patch(Rectangle((x + 0.07, y + 0.06), 0.86, 0.88, facecolor=color, linewidth=0))
+                x += 1
+        for column, value in zip(columns, (kind.largest, kind.smallest_normal, kind.step_at_one), strict=True):
+            ax.text(column, y + 0.5, _power(value), ha="center", va="center", fontsize=8.5)
+    for column, word in zip(columns, ("largest", "smallest\nnormal", "step at 1"), strict=True):
+        ax.text(column, 1.5 * rows - 0.2, word, ha="center", va="bottom", fontsize=8.5, color=style.MUTED)
+    used = [f.unused_bits for f in formats]
+    fields = {name: color for name, color in _FIELDS.items() if name != "not read" or any(used)}
+    ax.set_xlim(-4.2, bits + 19)
+    ax.set_ylim(-0.2, 1.5 * rows + 1.3)
+    ax.set_axis_off()
+    style.legend_above(ax, style.legend_handles(fields, bars=True))
+    return ax
+
+
+def _power(value: float) -> str:
+    """3.4e38 as digits and a power of ten; numbers near 1 as they are."""
+    if 1e-4 < value < 1e6:
+        return f"{value:,.5g}" if value >= 1 else f"{value:.2g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return rf"{mantissa} × $10^{{{int(exponent)}}}$"

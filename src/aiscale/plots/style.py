@@ -1,0 +1,279 @@
+"""The house style: one colour for each strategy, rank and kind of memory, and three marks that cannot be confused.
+
+    plots.use_style()                       # once, in a notebook's imports cell
+    plots.STRATEGY_COLORS["ddp"]            # the same in every figure and slide
+
+A number on a figure is measured, predicted or published, and looks it:
+
+    measured    filled circles on a solid line, a solid bar          ours, by running it
+    predicted   a dashed line without marks, a pale dashed bar       from `cost`
+    published   hollow diamonds without a line, an empty bar         by others, with their source in the legend
+
+The palettes were searched for under simulated protanopia, deuteranopia and tritanopia; a test keeps their colours
+apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from aiscale.config import ConfigError
+
+STRATEGY_COLORS = {
+    "serial": "#374452",
+    "mpi": "#F2BE22",
+    "ddp": "#3B79D1",
+    "zero1": "#A9E2B6",
+    "zero2": "#4BB390",
+    "zero3": "#356F46",
+    "fsdp": "#BC458F",
+    "tp": "#F76A0C",
+    "pp": "#5C0509",
+    "megatron": "#6E29A8",
+    "radius": "#63CBFD",
+}
+#: Colour of a rank and of the data that comes from it.
+RANK_COLORS = ("#0068B8", "#FAC62D", "#60B4A1", "#AB2C4E", "#572D88", "#ADE0FC", "#D96709", "#7C828A")
+#: Colour of a kind of memory; the words are those of `cost.CATEGORIES` and of an engine's `held()`.
+MEMORY_COLORS = {
+    "parameters": "#34548F",
+    "gradients": "#F0AF00",
+    "optimizer states": "#1E8843",
+    "weight casts": "#7AB9EE",
+    "activations": "#BC6EA3",
+    "buffers": "#4A4F58",
+    "other": "#D5D8DD",
+}
+#: Colour of what a rank does at a time.
+EVENT_COLORS = {
+    "forward": "#7AB9EE",
+    "backward": "#0068B8",
+    "communication": "#D96709",
+    "optimizer": "#572D88",
+    "data": "#A5ABB5",
+    "wait": "#E3E6EA",
+}
+INK, MUTED, FAINT, PAPER = "#2B313B", "#6B7380", "#D5D8DD", "#FFFFFF"
+KINDS = ("measured", "predicted", "published")
+
+
+def use_style() -> None:
+    """Switch matplotlib to the house style."""
+    plt.style.use(str(resources.files("aiscale.plots") / "aiscale.mplstyle"))
+
+
+def new_axes(ax: Axes | None, width: float = 7.5, height: float = 3.6) -> Axes:
+    """`ax`, or the axes of a new figure of width x height inches."""
+    return ax if ax is not None else plt.subplots(figsize=(width, height))[1]
+
+
+def series_colors(labels: Iterable[str]) -> dict[str, str]:
+    """A colour for each label: the strategy's where the label starts with one ("ddp x4"), else the next of the cycle.
+
+    Further runs of one strategy take a darker and a paler shade of its colour.
+    """
+    cycle = [entry["color"] for entry in plt.rcParams["axes.prop_cycle"]]
+    colors: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    spare = 0
+    for label in labels:
+        name = next(iter(label.lower().replace("-", " ").split()), "")
+        if name in STRATEGY_COLORS:
+            base = STRATEGY_COLORS[name]
+            shades = (base, to_hex([0.45 * c for c in to_rgb(base)]), to_hex(tint(base, 0.5)))
+            colors[label] = shades[seen.get(name, 0) % len(shades)]
+            seen[name] = seen.get(name, 0) + 1
+        else:
+            colors[label], spare = cycle[spare % len(cycle)], spare + 1
+    return colors
+
+
+def tint(color: str, strength: float) -> tuple[float, float, float]:
+    """`color` thinned with white; strength 1 is the colour, 0 white."""
+    return tuple(1 - strength * (1 - channel) for channel in to_rgb(color))
+
+
+def text_color(background: str | Sequence[float]) -> str:
+    """Ink or white, whichever reads better on `background` (the WCAG's contrast)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(background)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return PAPER if luminance < 0.22 else INK
+
+
+# The three marks -----------------------------------------------------------------------------------------------------
+
+_LINE = {
+    "measured": {"marker": "o", "linestyle": "-", "zorder": 3},
+    "predicted": {"marker": "", "linestyle": "--", "zorder": 2},
+    "published": {"marker": "D", "linestyle": "", "markerfacecolor": PAPER, "markeredgewidth": 1.4, "zorder": 4},
+}
+
+
+def draw(ax: Axes, kind: str, x: Sequence[float], y: Sequence[float], color: str = INK, **options) -> Line2D:
+    """A series of points as `kind` (measured, predicted, published) looks; options go to Axes.plot."""
+    _check_kind(kind)
+    style = {"color": color, **_LINE[kind], **options}
+    if kind == "measured":
+        style = {"markeredgecolor": PAPER, "markeredgewidth": 0.8, **style}
+    return ax.plot(x, y, label=f"_{kind}", **style)[0]
+
+
+def bar_style(kind: str, color: str) -> dict:
+    """Options for Axes.bar and barh that make a bar look like its kind."""
+    _check_kind(kind)
+    if kind == "measured":
+        return {"facecolor": color, "edgecolor": PAPER, "linewidth": 0.8}
+    if kind == "predicted":
+        return {"facecolor": tint(color, 0.28), "edgecolor": color, "linewidth": 1.1, "linestyle": (0, (3, 2))}
+    return {"facecolor": PAPER, "edgecolor": color, "linewidth": 1.3}
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"unknown kind {kind!r}: a number is measured, predicted or published")
+
+
+def kind_handles(kinds: Iterable[str], source: str = "", bars: bool = False) -> list:
+    """Legend entries that say what the marks mean; `source` names who published."""
+    handles = []
+    for kind in KINDS:
+        if kind not in set(kinds):
+            continue
+        label = f"published ({source})" if kind == "published" and source else kind
+        line = Line2D([], [], color=MUTED, label=label, **_LINE[kind])
+        bar = Patch(label=label, **bar_style(kind, MUTED))
+        # A bar that was published ends in a diamond, so its entry wears one too.
+        handles.append(line if not bars else (bar, line) if kind == "published" else bar)
+    return handles
+
+
+def legend_handles(series: Mapping[str, str], more: Iterable = (), bars: bool = False) -> list:
+    """Legend entries of {label: colour}, then `more`."""
+    colored = [
+        Patch(facecolor=color, label=label) if bars else Line2D([], [], color=color, linewidth=3, label=label)
+        for label, color in series.items()
+    ]
+    return [*colored, *more]
+
+
+def legend_above(ax: Axes, handles: Sequence):
+    """A legend above the axes, in one line or as many as it takes, read from left to right."""
+    if not handles:
+        return None
+    figure = ax.figure
+    alone = figure.axes == [ax] and figure.get_constrained_layout()
+    room = figure.get_figwidth() * (1 if alone else ax.get_position().width)
+    labels = [(handle[0] if isinstance(handle, tuple) else handle).get_label() for handle in handles]
+    columns = _columns(labels, room)
+    # matplotlib fills columns from top to bottom; this order makes the rows read from left to right.
+    order = [i for column in range(columns) for i in range(column, len(handles), columns)]
+    handles, labels = [handles[i] for i in order], [labels[i] for i in order]
+    if alone:
+        return figure.legend(handles, labels, ncols=columns, loc="outside upper left")
+    return ax.legend(handles, labels, ncols=columns, loc="lower left", bbox_to_anchor=(0, 1.02), borderaxespad=0)
+
+
+def _columns(labels: Sequence[str], room: float) -> int:
+    """Legend columns that fit, in rows of even length: about 0.058 inches a letter, 0.55 for the handle and the gap."""
+    widths = [0.058 * len(label) + 0.55 for label in labels]
+    for columns in range(len(labels), 0, -1):
+        if sum(max(widths[column::columns]) for column in range(columns)) <= room:
+            rows = -(-len(labels) // columns)
+            return -(-len(labels) // rows)
+    return 1
+
+
+# Units on axes -------------------------------------------------------------------------------------------------------
+
+
+def format_bytes(nbytes: float, digits: int = 3) -> str:
+    """1536 -> '1.5 KiB'; `digits` significant ones."""
+    if nbytes == 0:
+        return "0"
+    power = min(5, max(0, int(math.log(abs(nbytes), 1024) + 1e-9)))
+    return f"{_significant(nbytes / 1024**power, digits)} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power]}"
+
+
+def format_seconds(seconds: float, digits: int = 3) -> str:
+    """0.00025 -> '250 µs'."""
+    if seconds == 0:
+        return "0"
+    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
+        if abs(seconds) >= scale * (1 - 1e-9) or unit == "ns":
+            return f"{_significant(seconds / scale, digits)} {unit}"
+    raise AssertionError
+
+
+def format_count(number: float, digits: int = 3) -> str:
+    """124439808 -> '124 M'."""
+    for scale, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, "")):
+        if abs(number) >= scale:
+            return _significant(number / scale, digits) + unit
+    return _significant(number, digits)
+
+
+def _significant(value: float, digits: int) -> str:
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:.0f}"
+    return f"{value:.{digits}g}"
+
+
+def bytes_axis(axis: Axis, low: float, high: float, at_most: int = 8) -> None:
+    """Ticks of a logarithmic axis at powers of two, written as KiB, MiB."""
+    first, last = math.ceil(math.log2(max(low, 1)) - 1e-9), math.floor(math.log2(high) + 1e-9)
+    step = next(s for s in (1, 2, 5, 10, 20) if (last - first) / s < at_most)
+    start = -(-first // step) * step
+    axis.set_major_locator(FixedLocator([2.0**p for p in range(start, last + 1, step)]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+
+
+def seconds_axis(axis: Axis) -> None:
+    """Ticks written as µs, ms, s."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+    axis.set_minor_locator(NullLocator())
+
+
+def steps_axis(axis: Axis) -> None:
+    """Whole numbers only."""
+    axis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def ranks_axis(axis: Axis, ranks: Sequence[int]) -> None:
+    """Ticks at the world sizes that were run."""
+    axis.set_major_locator(FixedLocator(sorted(set(ranks))))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def bare(ax: Axes) -> None:
+    """No axes at all: for diagrams."""
+    ax.set_axis_off()
+    ax.set_aspect("equal")
+
+
+def spread(values: Sequence[float], gap: float) -> np.ndarray:
+    """`values` moved apart as little as needed so that neighbours are `gap` apart: for labels at the ends of lines."""
+    order = np.argsort(values)
+    placed = np.asarray(values, dtype=float)[order]
+    for _ in range(200):
+        close = np.diff(placed) < gap - 1e-12
+        if not close.any():
+            break
+        for i in np.flatnonzero(close):
+            middle, half = placed[i : i + 2].mean(), gap / 2
+            placed[i], placed[i + 1] = middle - half, middle + half
+    out = np.empty_like(placed)
+    out[order] = placed
+    return out
