@@ -23,10 +23,10 @@ from aiscale.plots import style
 #: Colour of a part of the model; the words are those of `cost.parameters`.
 PART_COLORS = {
     "token_embedding": "#7AB9EE",
-    "position_embedding": "#B9BEC7",
+    "position_embedding": "#D9DCE1",
     "attention": "#34548F",
     "mlp": "#F0AF00",
-    "norms": "#4A4F58",
+    "norms": "#24272D",
     "head": "#BC6EA3",
 }
 

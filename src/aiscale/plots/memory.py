@@ -73,13 +73,17 @@ def memory_bars(
     ax.grid(visible=False, axis="y")
     ax.set_xlim(0, 1.13 * max([*(sum(groups[k][n].values()) for n, k in rows), capacity_bytes or 0]) / scale)
     if capacity_bytes is not None:
-        ax.axvline(capacity_bytes / scale, color=style.INK, linewidth=1.2, linestyle=":")
-        place = {"textcoords": "offset points", "xytext": (-4, 0), "ha": "right", "va": "bottom", "fontsize": 8}
-        ax.annotate("memory of the device", (capacity_bytes / scale, y + 0.62), color=style.MUTED, **place)
+        _capacity(ax, capacity_bytes / scale, y + 0.62)
     ax.set_xlabel(f"memory ({unit})")
     names = {c: style.MEMORY_COLORS.get(c, style.MEMORY_COLORS["other"]) for c in categories}
     style.legend_above(ax, style.legend_handles(names, style.kind_handles(groups, source, bars=True), bars=True))
     return ax
+
+
+def _capacity(ax: Axes, x: float, y: float) -> None:
+    ax.axvline(x, color=style.INK, linewidth=1.2, linestyle=":")
+    place = {"textcoords": "offset points", "xytext": (-4, 0), "ha": "right", "va": "bottom", "fontsize": 8}
+    ax.annotate("memory of the device", (x, y), color=style.MUTED, **place)
 
 
 def _bar(ax: Axes, y: float, values: Categories, categories: Sequence[str], kind: str, scale: float) -> None:

@@ -131,13 +131,7 @@ def published_vs_measured(
     y, centers = 0.0, {label: [] for label in labels}
     for i, (label, kind) in enumerate(rows):
         y += 1.0 if i and rows[i - 1][0] == label else 1.6
-        value = groups[kind][label]
-        options = style.bar_style(kind, colors[label])
-        ax.barh(y, value - left, left=left, height=0.8, label=f"_{kind}:{label}", **options)
-        if kind == "published":
-            style.draw(ax, "published", [value], [y], colors[label], clip_on=False)
-        place = {"textcoords": "offset points", "xytext": (7, 0), "va": "center", "fontsize": 8.5}
-        ax.annotate(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", (value, y), color=style.INK, **place)
+        _value_bar(ax, y, left, groups[kind][label], kind, colors[label], label)
         centers[label].append(y)
     if log:
         ax.set_xscale("log")
@@ -150,6 +144,14 @@ def published_vs_measured(
     ax.set_xlabel(xlabel)
     style.legend_above(ax, style.kind_handles(groups, source, bars=True))
     return ax
+
+
+def _value_bar(ax: Axes, y: float, left: float, value: float, kind: str, color: str, label: str) -> None:
+    ax.barh(y, value - left, left=left, height=0.8, label=f"_{kind}:{label}", **style.bar_style(kind, color))
+    if kind == "published":
+        style.draw(ax, "published", [value], [y], color, clip_on=False)
+    place = {"textcoords": "offset points", "xytext": (7, 0), "va": "center", "fontsize": 8.5}
+    ax.annotate(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", (value, y), color=style.INK, **place)
 
 
 def _is_strategy(label: str) -> bool:

@@ -52,7 +52,7 @@ MEMORY_COLORS = {
     "optimizer states": "#1E8843",
     "weight casts": "#7AB9EE",
     "activations": "#BC6EA3",
-    "buffers": "#4A4F58",
+    "buffers": "#24272D",
     "other": "#D5D8DD",
 }
 #: Colour of what a rank does at a time.

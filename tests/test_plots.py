@@ -1,0 +1,274 @@
+"""Figures show the data they were given, say in what unit, and can be read at the width of a notebook."""
+
+import itertools
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+
+from aiscale import cost, plots
+from aiscale.config import ConfigError, ModelConfig
+from aiscale.plots import anatomy, collectives, numbers, style
+
+matplotlib.use("agg")
+MODEL = ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=172, max_seq_len=256)
+PARALLEL = ModelConfig(n_layer=2, n_head=4, n_kv_head=2, d_model=64, parallel_residual=True, activation="swiglu")
+LINK = cost.Link(50e-6, 1e9)
+SIZES = [2**10, 2**15, 2**20]
+BYTES = {"parameters": 4.0e6, "gradients": 4.0e6, "optimizer states": 8.0e6, "activations": 3.0e7}
+
+FIGURES = {
+    "collective": lambda: plots.collective("all_gather"),
+    "collective on numbers": lambda: plots.collective("all_reduce", [[1, 2], [3, 4]], [[4, 6], [4, 6]]),
+    "ring": lambda: plots.ring_steps(4),
+    "latency": lambda: plots.latency_bandwidth(
+        {"all_reduce": (SIZES, [1e-4, 2e-4, 4e-3])},
+        {"all_reduce": LINK},
+        world=4,
+        published={"all_reduce": (SIZES, [1e-5, 2e-5, 4e-5])},
+        source="NCCL",
+    ),
+    "loss": lambda: plots.loss_curves({"serial": [3, 2, 1], "ddp x2": [3, 2, 1]}, {"serial": [(3, 1.2)]}),
+    "learning rates": lambda: plots.learning_rates({"warm-up": [1e-4, 2e-4, 3e-4]}),
+    "loss over batch": lambda: plots.loss_vs_batch({"linear": [(16, 2.0), (32, 2.1)]}),
+    "loss difference": lambda: plots.loss_difference({"ddp x2": [1e-14, 0.0]}, tolerance=1e-10),
+    "memory": lambda: plots.memory_bars(BYTES, BYTES),
+    "memory over time": lambda: plots.memory_over_time([0, 0.1], {"parameters": [1e6, 1e6]}, marks={"forward": 0}),
+    "layer": lambda: plots.transformer_layer(MODEL),
+    "parallel layer": lambda: plots.transformer_layer(PARALLEL),
+    "masks": lambda: plots.attention_masks({"GPT": np.tril(np.ones((4, 4))), "BERT": np.ones((4, 4))}),
+    "matrix": lambda: plots.matrix(np.eye(3)),
+    "matrices": lambda: plots.matrices({"X": [1, 2], "W": [[1, 0], [0, 1]]}, between=["×"]),
+    "formats": lambda: plots.number_formats(),
+    "breakdown": lambda: plots.parameter_breakdown({"small": MODEL}),
+    "timeline": lambda: plots.timeline(
+        [(0, "forward", 0.0, 0.1, "forward")], cost.ddp_timeline(0.1, 0.2, 1e7, 2, LINK)
+    ),
+    "speed-up": lambda: plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.2]}, {"ddp": [1, 2, 2.1]}),
+    "efficiency": lambda: plots.efficiency([1, 2, 4], [1, 0.9, 0.5], published={"ddp (A100)": ([4, 8], [0.9, 0.8])}),
+    "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
+}
+#: Numbers of things need no unit.
+COUNTS = {"optimizer step", "number of ranks"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def house_style():
+    with plt.rc_context({"figure.max_open_warning": 0}):
+        plots.use_style()
+        yield
+    plt.close("all")
+
+
+@pytest.fixture(params=FIGURES.items(), ids=lambda item: item[0], scope="module")
+def axes(request) -> list[Axes]:
+    return list(np.atleast_1d(request.param[1]()))
+
+
+def bars(ax: Axes) -> dict[str, float]:
+    """{label: width} of the horizontal bars."""
+    return {c.get_label(): sum(patch.get_width() for patch in c.patches) for c in ax.containers}
+
+
+def lines(ax: Axes, kind: str) -> list[np.ndarray]:
+    return [line.get_xydata() for line in ax.lines if line.get_label() == f"_{kind}"]
+
+
+def words(ax: Axes) -> list[str]:
+    return [text.get_text() for text in ax.texts]
+
+
+# What holds for all of them ------------------------------------------------------------------------------------------
+
+
+def test_figures_are_axes_that_fit_a_notebook_and_have_no_title(axes):
+    for ax in axes:
+        assert isinstance(ax, Axes)
+        assert ax.get_title() == ""
+        assert ax.figure.get_figwidth() <= 8
+        ax.figure.canvas.draw()
+
+
+def test_axis_labels_are_lower_case_and_carry_their_unit(axes):
+    for label in [text for ax in axes if ax.axison for text in (ax.get_xlabel(), ax.get_ylabel()) if text]:
+        first = label.splitlines()[0]
+        assert first[0].islower()
+        assert first in COUNTS or first.endswith(")"), f"{first!r} has no unit"
+
+
+def test_no_text_leaves_the_figure_or_overlaps_another(axes):
+    figure = axes[0].figure
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    texts = [text for ax in axes for text in ax.texts]
+    for ax in (ax for ax in axes if ax.axison):
+        for axis, place in ((ax.xaxis, 0), (ax.yaxis, 1)):
+            low, high = sorted(axis.get_view_interval())
+            texts += [label for label in axis.get_ticklabels() if low <= label.get_position()[place] <= high]
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in texts if text.get_text()]
+    for (a, one), (b, other) in itertools.combinations(boxes, 2):
+        overlap = one.padded(-1).overlaps(other.padded(-1))
+        assert not overlap, f"{a!r} covers {b!r}"
+    for name, box in boxes:
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, f"{name!r} is cut off"
+
+
+def test_they_can_be_drawn_into_given_axes():
+    figure, (left, right) = plt.subplots(1, 2)
+    assert plots.loss_curves({"serial": [2, 1]}, ax=left) is left
+    assert plots.memory_bars(BYTES, ax=right) is right
+
+
+# Each draws its data -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", collectives._NAMES)
+def test_a_collective_shows_every_chunk_before_and_after(op):
+    before, after = collectives._example(op, 3)
+    shown = words(plots.collective(op, ranks=3))
+    for chunk in [c for grid in (before, after) for row in grid for c in row if c is not None]:
+        assert chunk in shown
+    assert op.replace("_", "-") in shown
+
+
+def test_colours_follow_the_data_even_where_values_repeat():
+    origins = collectives._origins("all_gather", [[7, None], [None, 7]], [[7, 7], [7, 7]])
+    assert origins == [[[0], [1]], [[0], [1]]]
+    assert collectives._origins("broadcast", [[5], [None]], [[5], [5]]) == [[[0]], [[0]]]
+    assert collectives._origins("all_reduce", [[1], [2]], [[3], [3]]) == [[[0, 1]], [[0, 1]]]
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_the_drawn_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(world):
+    states = collectives.ring_states(world)
+    assert len(states) == 1 + 2 * (world - 1)
+    after_reduce_scatter = states[world - 1][0]
+    complete = [sum(len(cell) == world for cell in row) for row in after_reduce_scatter]
+    assert complete == [1] * world
+    assert all(len(cell) == world for row in states[-1][0] for cell in row)
+
+
+def test_latency_and_bandwidth_are_those_of_the_points_and_the_link():
+    left, right = FIGURES["latency"]()
+    np.testing.assert_allclose(lines(left, "measured")[0], np.column_stack([SIZES, [1e-4, 2e-4, 4e-3]]))
+    sent = 1.5 * SIZES[2] / 4e-3 / 1e9
+    assert lines(right, "measured")[0][-1] == pytest.approx([SIZES[2], sent])
+    x, y = lines(left, "predicted")[0][-1]
+    assert y == pytest.approx(LINK.seconds("all_reduce", x, 4))
+
+
+def test_curves_that_lie_on_one_another_stay_visible():
+    ax = plots.loss_curves({"serial": [3, 2], "mpi x2": [3, 2], "ddp x2": [3, 2]})
+    widths = [line.get_linewidth() for line in ax.lines]
+    assert widths == sorted(widths, reverse=True) and len(set(widths)) == 3
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[1, 3], [2, 2]])
+
+
+def test_a_run_equal_bit_for_bit_says_so():
+    ax = plots.loss_difference({"mpi x2": [0.0, 0.0], "ddp x2": [0.0, 1e-13]})
+    legend = [text.get_text() for text in ax.figure.legends[0].texts]
+    assert legend == ["mpi x2 (equal bit for bit)", "ddp x2"]
+
+
+def test_memory_bars_are_as_long_as_the_bytes():
+    predicted = cost.training_bytes(MODEL, 4, 256)
+    ax = plots.memory_bars(predicted, BYTES)
+    drawn = bars(ax)
+    for category, nbytes in BYTES.items():
+        assert drawn[f"_measured:{category}"] * 2**20 == pytest.approx(nbytes)
+        assert drawn[f"_predicted:{category}"] * 2**20 == pytest.approx(predicted[category])
+    assert ax.get_xlabel() == "memory (MiB)"
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["predicted", "measured"]
+
+
+def test_memory_over_time_stacks_to_the_total():
+    ax = plots.memory_over_time([0, 0.5], {"activations": [0, 3e6], "parameters": [1e6, 1e6]})
+    top = max(vertex[1] for collection in ax.collections for vertex in collection.get_paths()[0].vertices)
+    assert top * 2**20 == pytest.approx(4e6)
+
+
+def test_the_layer_shows_its_shapes_and_its_parameters():
+    shown = words(plots.transformer_layer(MODEL))
+    for word in ("384 × 1152", "384 × 384", "384 × 1536", "1536 × 384", "6 heads\nof 64", "444 k", "(B, T, 1152)"):
+        assert word in shown
+    total = style.format_count(sum(cost.layer_parameters(MODEL).values()))
+    assert f"to the next of 6 layers, {total} parameters each" in shown
+
+
+@pytest.mark.parametrize("model", [MODEL, PARALLEL])
+def test_the_layers_boxes_add_up_to_the_layer(model):
+    boxes = [box for branch in anatomy._branches(model) for box in branch]
+    assert sum(box.parameters for box in boxes) == sum(cost.layer_parameters(model).values())
+
+
+def test_masks_show_who_looks_at_whom():
+    mask = np.tril(np.ones((4, 4)))
+    gpt, bert = plots.attention_masks({"GPT": mask, "BERT": np.ones((4, 4))})
+    np.testing.assert_array_equal(np.ravel(gpt.collections[0].get_array()), mask.ravel())
+    assert "BERT" in bert.get_xlabel()
+
+
+def test_matrices_show_their_numbers_and_shapes():
+    shown = words(plots.matrices({"W1": [[0.5, -1.25], [0, 2]]}))
+    assert shown == ["0.50", "−1.25", "0.00", "2.00", "W1  (2 × 2)"]
+
+
+@pytest.mark.parametrize("kind", numbers.FORMATS, ids=lambda kind: kind.name)
+def test_number_formats_are_torchs(kind):
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.get(kind.name)
+    if dtype is None:  # tf32 has fp32's range and fp16's precision, and no dtype
+        assert kind.smallest_normal == torch.finfo(torch.float32).tiny
+        assert kind.step_at_one == torch.finfo(torch.float16).eps
+        return
+    info = torch.finfo(dtype)
+    assert (kind.largest, kind.smallest_normal, kind.step_at_one) == (info.max, info.tiny, info.eps)
+
+
+def test_the_breakdown_adds_up_to_a_hundred():
+    drawn = bars(plots.parameter_breakdown({"small": MODEL}))
+    assert sum(drawn.values()) == pytest.approx(100)
+    assert drawn["_mlp"] == pytest.approx(100 * cost.parameters(MODEL)["mlp"] / cost.parameter_count(MODEL))
+
+
+def test_the_timeline_puts_every_event_where_it_happened():
+    events = [(1, "backward", 0.010, 0.030, "backward"), (1, "all-reduce 1", 0.020, 0.040, "communication")]
+    ax = plots.timeline(events)
+    (backward,), (sends,) = (container.patches for container in ax.containers)
+    assert (backward.get_x(), backward.get_width()) == pytest.approx((10, 20))
+    assert (sends.get_x(), sends.get_width()) == pytest.approx((20, 20))
+    assert backward.get_y() + backward.get_height() <= sends.get_y() + 1e-9  # lanes do not cover each other
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 1"]
+
+
+def test_speedup_and_efficiency_draw_their_points():
+    ax = plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.2]}, {"ddp": [1, 2, 2.1]})
+    np.testing.assert_array_equal(lines(ax, "measured")[0], [[1, 1], [2, 1.9], [4, 2.2]])
+    np.testing.assert_array_equal(lines(ax, "predicted")[0], [[1, 1], [2, 2], [4, 2.1]])
+    ax = plots.efficiency([1, 2], [1, 0.9])
+    np.testing.assert_array_equal(lines(ax, "measured")[0], [[1, 1], [2, 0.9]])
+
+
+def test_published_bars_end_at_their_value_in_a_hollow_diamond():
+    ax = plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0})
+    ends = {c.get_label(): c.patches[0].get_x() + c.patches[0].get_width() for c in ax.containers}
+    assert ends == pytest.approx({"_published:serial": 15264, "_published:MPI": 1287, "_measured:serial": 400})
+    assert [point[0][0] for point in lines(ax, "published")] == [15264, 1287]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plots.collective("allreduce"), "unknown collective 'allreduce': it may be one of broadcast"),
+        (lambda: plots.ring_steps(9), "world is 9: a drawing has room for 2 to 6 ranks"),
+        (lambda: plots.matrix(np.ones((40, 2))), "at most 16 x 16 numbers: cut a corner out"),
+        (lambda: plots.speedup([1, 2], [1.0]), "1 values"),
+        (lambda: plots.attention_masks({"a": np.ones((2, 3))}), r"has shape \(2, 3\): it must be square"),
+        (lambda: plots.memory_bars(), "nothing to draw"),
+    ],
+)
+def test_bad_data_is_refused_in_one_line(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -1,0 +1,132 @@
+"""The house style: marks that cannot be confused, colours that everybody can tell apart, numbers with units."""
+
+import itertools
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from aiscale import cost, plots
+from aiscale.config import ConfigError
+from aiscale.plots import anatomy, numbers, style
+
+matplotlib.use("agg")
+SIZES = [2**10, 2**15, 2**20]
+BYTES = {"parameters": 4.0e6, "gradients": 4.0e6, "optimizer states": 8.0e6, "activations": 3.0e7}
+
+
+@pytest.fixture(autouse=True)
+def house_style():
+    with plt.rc_context():
+        plots.use_style()
+        yield
+    plt.close("all")
+
+
+# The three kinds of numbers ------------------------------------------------------------------------------------------
+
+
+def test_the_three_kinds_look_different_and_are_named_in_the_legend():
+    left, _ = plots.latency_bandwidth(
+        {"all_reduce": (SIZES, [1e-4, 2e-4, 4e-3])},
+        {"all_reduce": cost.Link(50e-6, 1e9)},
+        world=4,
+        published={"all_reduce": (SIZES, [1e-5, 2e-5, 4e-5])},
+        source="NCCL",
+    )
+    (measured,), (predicted,), (published,) = (
+        [line for line in left.lines if line.get_label() == f"_{kind}"] for kind in style.KINDS
+    )
+    assert measured.get_marker() == "o" and measured.get_markerfacecolor() == measured.get_color()
+    assert predicted.get_linestyle() == "--" and predicted.get_marker() in ("", "None")
+    assert published.get_marker() == "D" and published.get_linestyle() == "None"
+    assert published.get_markerfacecolor() == style.PAPER
+    legend = [text.get_text() for text in left.figure.legends[0].texts]
+    assert legend == ["all-reduce", "measured", "predicted", "published (NCCL)"]
+
+
+def test_bars_of_the_three_kinds_look_different():
+    styles = [style.bar_style(kind, "#0068B8") for kind in style.KINDS]
+    assert len({str((s["facecolor"], s["edgecolor"])) for s in styles}) == 3
+    with pytest.raises(ConfigError, match="^unknown kind 'guessed': a number is measured, predicted or published$"):
+        style.bar_style("guessed", "#000000")
+
+
+def test_legend_rows_read_from_left_to_right():
+    ax = plots.memory_bars({**BYTES, "weight casts": 1e6, "buffers": 1e6, "other": 1e6}, BYTES)
+    figure = ax.figure
+    figure.canvas.draw()
+    entries = [(t.get_text(), t.get_window_extent()) for t in figure.legends[0].texts]
+    by_place = [name for name, box in sorted(entries, key=lambda e: (-round(e[1].y0 / 8), e[1].x0))]
+    assert by_place[:4] == ["parameters", "gradients", "optimizer states", "weight casts"]
+    assert by_place[-2:] == ["measured", "predicted"]
+
+
+# Colours -------------------------------------------------------------------------------------------------------------
+
+#: Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
+VISION = {
+    "usual": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+def oklab(color, vision) -> np.ndarray:
+    """A colour as seen, in the perceptual space OKLab (Ottosson 2020), scaled so that black and white are 100 apart."""
+    srgb = np.array(to_rgb(color))
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(VISION[vision]) @ linear, 0, 1)
+    cones = [
+        [0.41222147, 0.53633254, 0.05144599],
+        [0.2119035, 0.68069955, 0.10739696],
+        [0.08830246, 0.28171884, 0.62997870],
+    ]
+    mix = [
+        [0.21045426, 0.79361779, -0.00407205],
+        [1.9779985, -2.42859221, 0.45059371],
+        [0.02590404, 0.78277177, -0.80867577],
+    ]
+    return 100 * np.array(mix) @ np.cbrt(np.array(cones) @ seen)
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize(
+    "palette",
+    [style.STRATEGY_COLORS, style.MEMORY_COLORS, style.EVENT_COLORS, anatomy.PART_COLORS, numbers._FIELDS],
+    ids=["strategies", "memory", "events", "parts", "fields"],
+)
+def test_palettes_stay_apart_for_every_kind_of_vision(palette, vision):
+    for (a, one), (b, other) in itertools.combinations(palette.items(), 2):
+        distance = np.linalg.norm(oklab(one, vision) - oklab(other, vision))
+        assert distance > 8, f"{a} and {b} look alike: {distance:.1f}"
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_ranks_and_series_stay_apart(vision):
+    cycle = [entry["color"] for entry in matplotlib.rcParams["axes.prop_cycle"]]
+    for palette in (style.RANK_COLORS, cycle):
+        for one, other in itertools.combinations(palette, 2):
+            assert np.linalg.norm(oklab(one, vision) - oklab(other, vision)) > 8, (one, other)
+
+
+def test_a_strategy_has_one_colour_and_its_further_runs_are_shades_of_it():
+    colors = style.series_colors(["serial", "ddp x2", "ddp x4", "something"])
+    assert colors["serial"] == style.STRATEGY_COLORS["serial"]
+    assert colors["ddp x2"] == style.STRATEGY_COLORS["ddp"]
+    assert len(set(colors.values())) == 4
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "word"), [(0, "0"), (1, "1 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (5e15, "4.44 PiB")]
+)
+def test_bytes_are_written_in_powers_of_1024(nbytes, word):
+    assert style.format_bytes(nbytes) == word
+
+
+@pytest.mark.parametrize(("seconds", "word"), [(0, "0"), (2.5e-4, "250 µs"), (1e-3, "1 ms"), (90, "90 s")])
+def test_seconds_are_written_in_the_unit_that_fits(seconds, word):
+    assert style.format_seconds(seconds) == word
