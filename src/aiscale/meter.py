@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -47,6 +49,21 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]:
+    """(seconds, bytes): what `work()` holds on the CPU after each allocation and release, counted from its start.
+
+    torch's profiler writes down every one, so this includes what no tensor of ours shows: workspaces.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler says on stderr that it starts and stops
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
+    on_cpu = [event for event in events if event.device_type() == torch.autograd.DeviceType.CPU]
+    changes = sorted((event.start_ns(), event.nbytes()) for event in on_cpu)
+    seconds = [(start_ns - changes[0][0]) / 1e9 for start_ns, _ in changes]
+    return seconds, list(itertools.accumulate(nbytes for _, nbytes in changes))
 
 
 def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[float, str]:

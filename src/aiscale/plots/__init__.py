@@ -11,6 +11,7 @@ from aiscale.plots.anatomy import PART_COLORS, attention_masks, parameter_breakd
 from aiscale.plots.collectives import collective, latency_bandwidth, ring_steps
 from aiscale.plots.memory import memory_bars, memory_over_time
 from aiscale.plots.numbers import FORMATS, matrices, matrix, number_formats
+from aiscale.plots.ranges import value_range
 from aiscale.plots.scaling import efficiency, published_vs_measured, speedup
 from aiscale.plots.style import (
     EVENT_COLORS,
@@ -57,4 +58,5 @@ __all__ = [
     "timeline",
     "transformer_layer",
     "use_style",
+    "value_range",
 ]
