@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale import cost
+from aiscale import cost, published
 from aiscale.config import ConfigError, ModelConfig, OptimizerConfig
 from aiscale.model import GPT, cross_entropy_plain
 from aiscale.optim import build_optimizer
@@ -59,6 +59,14 @@ def test_the_count_of_every_part_is_that_of_the_model(config):
 
 def test_gpt2_has_124_439_808_parameters():
     assert cost.parameter_count(GPT2) == 124_439_808
+
+
+@pytest.mark.parametrize("row", published.table("turing_table5_peak_memory")[:4], ids=lambda row: row["model"])
+def test_the_turing_reports_models_have_the_parameters_it_states(row):
+    """minGPT does not count its output head: our tied model, with 67 characters and blocks of 128."""
+    shape = {"n_layer": row["n_layer"], "n_head": row["n_head"], "d_model": row["n_embd"]}
+    config = ModelConfig(**shape, vocab_size=row["vocab"], max_seq_len=row["block_size"])
+    assert cost.parameter_count(config) == row["params_minGPT_count_no_lm_head"]
 
 
 def test_a_layer_has_twelve_squares_and_the_slide_forgot_attentions_output():

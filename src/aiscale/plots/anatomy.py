@@ -160,7 +160,8 @@ def attention_masks(masks: Mapping[str, np.ndarray], *, tokens: Sequence[str] | 
     """
     if not masks:
         raise ConfigError("no masks: give attention_masks {label: (T, T) array}")
-    figure, axes = plt.subplots(1, len(masks), figsize=(min(7.5, 3.6 * len(masks)), 3.7), squeeze=False)
+    size = (min(7.5, 3.6 * len(masks)), 3.7)
+    _, axes = plt.subplots(1, len(masks), figsize=size, squeeze=False, layout="constrained")
     shades = ListedColormap([style.tint(style.STRATEGY_COLORS["ddp"], s) for s in np.linspace(0.08, 1, 64)])
     for ax, (label, mask) in zip(axes[0], masks.items(), strict=True):
         values = np.asarray(mask, dtype=float)

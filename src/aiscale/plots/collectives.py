@@ -227,7 +227,7 @@ def latency_bandwidth(
     as the prediction; published: {collective: (nbytes, seconds)} with `source`. Bandwidth is what each rank sends
     (cost.wire_bytes) over the seconds, so that all collectives on one link approach one number.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9), layout="constrained")
     fits, published = fits or {}, published or {}
     cycle = [entry["color"] for entry in plt.rcParams["axes.prop_cycle"]]
     ops = list(dict.fromkeys([*points, *published]))

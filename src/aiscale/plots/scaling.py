@@ -51,6 +51,7 @@ def speedup(
     else:  # few ranks: a linear axis shows better how much is missing
         ax.set_xscale("linear")
         style.ranks_axis(ax.xaxis, everywhere)
+        style.steps_axis(ax.yaxis)
         ax.set_ylim(0, top * 1.06)
     ax.set_ylabel("speed-up (times one rank)")
     return ax

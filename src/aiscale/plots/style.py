@@ -24,6 +24,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -75,7 +76,7 @@ def use_style() -> None:
 
 def new_axes(ax: Axes | None, width: float = 7.5, height: float = 3.6) -> Axes:
     """`ax`, or the axes of a new figure of width x height inches."""
-    return ax if ax is not None else plt.subplots(figsize=(width, height))[1]
+    return ax if ax is not None else plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def series_colors(labels: Iterable[str]) -> dict[str, str]:
@@ -172,7 +173,7 @@ def legend_above(ax: Axes, handles: Sequence):
     if not handles:
         return None
     figure = ax.figure
-    alone = figure.axes == [ax] and figure.get_constrained_layout()
+    alone = figure.axes == [ax] and isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)
     room = figure.get_figwidth() * (1 if alone else ax.get_position().width)
     labels = [(handle[0] if isinstance(handle, tuple) else handle).get_label() for handle in handles]
     columns = _columns(labels, room)
