@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
 import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
@@ -262,19 +261,3 @@ def bare(ax: Axes) -> None:
     """No axes at all: for diagrams."""
     ax.set_axis_off()
     ax.set_aspect("equal")
-
-
-def spread(values: Sequence[float], gap: float) -> np.ndarray:
-    """`values` moved apart as little as needed so that neighbours are `gap` apart: for labels at the ends of lines."""
-    order = np.argsort(values)
-    placed = np.asarray(values, dtype=float)[order]
-    for _ in range(200):
-        close = np.diff(placed) < gap - 1e-12
-        if not close.any():
-            break
-        for i in np.flatnonzero(close):
-            middle, half = placed[i : i + 2].mean(), gap / 2
-            placed[i], placed[i + 1] = middle - half, middle + half
-    out = np.empty_like(placed)
-    out[order] = placed
-    return out
