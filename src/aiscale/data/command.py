@@ -1,0 +1,78 @@
+"""The face of `aiscale data`: arguments in, one line or JSON out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from aiscale.data.corpora import DOWNLOADABLE
+from aiscale.data.prepare import prepare_corpus
+from aiscale.data.shards import SHARD_TOKENS, Manifest, read_corpus
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The subcommands `prepare` and `show`."""
+    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
+    prepare = actions.add_parser(
+        "prepare",
+        help="tokenize text once, into memory-mapped shards",
+        description="Tokenize text once, into memory-mapped shards. Interrupted, the same command goes on.",
+        epilog="example:\n  aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    prepare.add_argument(
+        "source",
+        nargs="+",
+        help=f"text, JSON-lines or parquet files, folders of them, or one of {', '.join(DOWNLOADABLE)}",
+    )
+    prepare.add_argument("--out", metavar="DIR", help="where the shards go (default: corpora/NAME)")
+    prepare.add_argument(
+        "--tokenizer", default="bpe", metavar="KIND", help="byte, char, word, bpe, or a tokenizer.json (default: bpe)"
+    )
+    prepare.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of bpe (default: 8192)")
+    prepare.add_argument("--field", default="text", help="of a JSON or parquet record, the text (default: text)")
+    prepare.add_argument("--subset", help="of oscar, such as unshuffled_deduplicated_en")
+    prepare.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="tokens in a shard, about")
+    prepare.add_argument("--quiet", action="store_true", help="no progress")
+    show = actions.add_parser(
+        "show",
+        help="say what a prepared folder holds, and check its shards",
+        description="Say what a prepared folder holds, and check its shards.",
+        epilog="example:\n  aiscale data show corpora/mine",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.add_argument("folder")
+    for action in (prepare, show):
+        action.add_argument("--json", action="store_true", help="print the manifest as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked; returns the exit status."""
+    if args.action == "show":
+        _, manifest, _ = read_corpus(Path(args.folder))
+        _print(manifest, args.folder, args.json)
+        return 0
+    manifest = prepare_corpus(
+        args.source,
+        args.out,
+        tokenizer=args.tokenizer,
+        bpe_vocab_size=args.vocab_size,
+        field=args.field,
+        subset=args.subset,
+        shard_tokens=args.shard_tokens,
+        progress=not args.quiet,
+    )
+    _print(manifest, args.out or f"corpora/{manifest.name}", args.json)
+    return 0
+
+
+def _print(manifest: Manifest, folder: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"folder": str(folder), **asdict(manifest)}, indent=2))
+    else:
+        print(
+            f"{folder}: {manifest.tokens:,} tokens of a vocabulary of {manifest.vocab_size:,}, from "
+            f"{manifest.text_bytes:,} bytes of text, in {len(manifest.shards)} shards"
+        )

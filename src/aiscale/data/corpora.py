@@ -1,0 +1,186 @@
+"""Text: where it comes from, read in pieces so that a corpus larger than memory is never held whole.
+
+    text = find_text("embedded")             # or "toy", or the path of a text file or of a folder of them
+    for piece in text.pieces():
+        ...
+    bigram_entropy(embedded_text())          # nats a character: what a model must beat to have learnt more than pairs
+
+The embedded corpus is the English documentation inside CPython itself (`pydoc_data.topics`), so that everything runs
+offline. It differs between Python versions: its hash goes into run.json, and nothing may assert a loss that depends on
+it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from aiscale.config import ConfigError
+from aiscale.data.toy import toy_text
+
+BUILT_IN = ("embedded", "toy")
+DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar")  #: what `aiscale data prepare NAME` knows
+READ_BYTES = 2**20
+UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that can be read again and again, piece by piece."""
+
+    name: str  #: what the user called it
+    identity: str  #: changes whenever the text may have changed: the hash of a text, or of names, sizes and times
+    pieces: Callable[[], Iterator[str]]  #: a fresh pass over the text
+
+
+def find_text(corpus: str) -> Text:
+    """The text that DataConfig.corpus names; raises ConfigError if there is none."""
+    if corpus in BUILT_IN:
+        text = embedded_text() if corpus == "embedded" else toy_text()
+        return Text(corpus, hashlib.sha256(text.encode()).hexdigest(), lambda: iter([text]))
+    files = find_files(corpus)
+    return Text(corpus, identity(files), lambda: read_files(files))
+
+
+def _remedy(corpus: str) -> str:
+    if Path(corpus).name in DOWNLOADABLE:
+        return f"make it with `aiscale data prepare {Path(corpus).name} --out {corpus}`, or use data.corpus=embedded"
+    near = difflib.get_close_matches(corpus, BUILT_IN, n=1)
+    guess = f"did you mean {near[0]}? Else " if near else ""
+    return f"{guess}name a text file, a folder of text files, or one of {', '.join(BUILT_IN)}"
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def find_files(corpus: str) -> list[Path]:
+    """That file, or every file below that folder in the order of their names, hidden ones left out."""
+    path = Path(corpus).expanduser()
+    if not path.exists():
+        raise ConfigError(f"corpus {corpus!r} does not exist: {_remedy(corpus)}")
+    files = [path]
+    if path.is_dir():
+        inside = (p for p in path.rglob("*") if p.is_file())
+        files = sorted(p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts))
+        if not files:
+            raise ConfigError(f"corpus folder {path} holds no files: put UTF-8 text files into it")
+    if not any(file.stat().st_size for file in files):
+        raise ConfigError(f"corpus {path} is empty: put UTF-8 text into it")
+    return files
+
+
+def identity(files: list[Path]) -> str:
+    """Names, sizes and times of change: to read 100 GB only to see that nothing changed would cost minutes."""
+    facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def read_files(files: list[Path], separator: str = "\n") -> Iterator[str]:
+    """The files one after another; `separator` stands between two of them."""
+    for number, file in enumerate(files):
+        if number:
+            yield separator
+        yield from _read_file(file)
+
+
+def _read_file(file: Path) -> Iterator[str]:
+    """UTF-8 text (a byte-order mark is dropped), with Windows' line ends turned into Unix ones."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, held = 0, ""
+    try:
+        with open(file, "rb") as stream:
+            while True:
+                data = stream.read(READ_BYTES)
+                waiting = len(decoder.getstate()[0])  # bytes of a character that the last read cut
+                try:
+                    piece = held + decoder.decode(data, final=not data)
+                except UnicodeDecodeError as error:
+                    raise ConfigError(
+                        f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at offset "
+                        f"{offset - waiting + error.start}): convert it, such as with `iconv -f latin1 -t utf-8`, "
+                        "or take it out of the corpus"
+                    ) from None
+                piece = piece.removeprefix("\ufeff") if not offset else piece
+                offset += len(data)
+                # A carriage return at the end waits for the next piece, which may start with its line feed.
+                held = "\r" if data and piece.endswith("\r") else ""
+                piece = piece.removesuffix(held).replace("\r\n", "\n").replace("\r", "\n")
+                if piece:
+                    yield piece
+                if not data:
+                    return
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+
+
+# The embedded corpus -------------------------------------------------------------------------------------------------
+
+# Typographic signs of the documentation, in ASCII: one character is then one byte.
+_ASCII = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "°": " degrees", "ß": "ss"}
+
+
+@cache
+def embedded_text() -> str:
+    """CPython's documentation topics as clean ASCII prose, about 350 kB; the same on every machine with one Python.
+
+    Topics come in the order of their names. Taken out: the underlining of headings, grammar productions, and every
+    paragraph seen before (many topics include others, and what is repeated at the end would leak into validation).
+    """
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:
+        raise ConfigError(
+            "this Python has no pydoc_data.topics, the text of corpus embedded: use data.corpus=toy, or a text file"
+        ) from None
+    seen: set[str] = set()
+    kept = []
+    for name in sorted(topics):
+        for paragraph in re.split(r"\n\s*\n", topics[name].strip("\n")):
+            lines = [line.rstrip() for line in paragraph.splitlines() if not UNDERLINE.fullmatch(line)]
+            key = " ".join(" ".join(lines).split())
+            if key and key not in seen and "::=" not in key:
+                seen.add(key)
+                kept.append("\n".join(lines))
+    text = "\n\n".join(kept) + "\n"
+    for sign, plain in _ASCII.items():
+        text = text.replace(sign, plain)
+    return text.encode("ascii", errors="ignore").decode()
+
+
+# What a model must beat ----------------------------------------------------------------------------------------------
+
+
+def bigram_entropy(text: str, held_out: str | None = None) -> float:
+    """H(c_t | c_t-1) in nats a character: Shannon 1951, "Prediction and Entropy of Printed English", F_2.
+
+    Without `held_out`, counts and average are both over `text`: no table of character pairs, however well it is
+    fitted to this text, can have a lower loss on it. With `held_out`, the loss there of the pairs counted in `text`,
+    one added to each count: what such a table reaches on text that it has not seen. The first is the harder bar where
+    both texts are alike, and it is the one that recipe `laptop` promises to pass on its validation part.
+    """
+    codes = np.frombuffer((text + (held_out or "")).encode("utf-32-le"), dtype=np.uint32)
+    symbols, ids = np.unique(codes, return_inverse=True)
+    counts = _pair_counts(ids[: len(text)], len(symbols))
+    if held_out is None:
+        seen, weights = counts, counts
+    else:
+        seen, weights = counts + 1, _pair_counts(ids[len(text) :], len(symbols))
+    if not weights.sum():
+        raise ConfigError(f"a text of {len(text if held_out is None else held_out)} characters has no pairs: give 2")
+    some = weights > 0
+    log_p = np.log((seen / np.maximum(seen.sum(axis=1, keepdims=True), 1))[some])
+    return float(-(weights[some] * log_p).sum() / weights.sum())
+
+
+def _pair_counts(ids: np.ndarray, size: int) -> np.ndarray:
+    """(V,V): how often the second symbol follows the first."""
+    return np.bincount(ids[:-1] * size + ids[1:], minlength=size * size).reshape(size, size).astype(float)

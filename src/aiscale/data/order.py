@@ -1,0 +1,106 @@
+"""The order of training windows: a function of the seed and the step number, and of nothing else.
+
+    batches = Batches(corpus.train, seq_len=128, global_batch=16, seed=1337)
+    x, y = batches.batch(step)                               # the whole global batch, (B,T) each; y is x one token on
+    for x, y in batches.share(step, rank, world, n_micro):   # what that rank of `world` reads: B/world sequences
+        ...
+
+The tokens are cut into windows of T, and every epoch visits them in another order. Because a batch depends on the
+step number alone, a run resumes in the middle of an epoch without any saved state, and because the global batch is
+drawn first and divided among the ranks afterwards, it is the same at every world size.
+
+The order of an epoch is a permutation that is computed, not stored: a Feistel network (Luby and Rackoff 1988) turns
+a number below 4^k into another one, one to one; a result beyond the number of windows goes in again until it falls
+below. A shuffled list of the windows of a terabyte would fill gigabytes on every rank; this holds nothing. It is
+integer arithmetic of our own, so that no new version of a random generator changes the order of a run half done.
+
+B sequences in the global batch, T tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aiscale.config import ConfigError
+
+ROUNDS = 6  #: of the Feistel network; four make it pseudo-random where the round function is
+
+
+class Batches:
+    """Global batches of windows of `tokens`, any 1-D sequence whose slices are numpy arrays."""
+
+    def __init__(self, tokens, *, seq_len: int, global_batch: int, seed: int | None) -> None:
+        self.tokens, self.seq_len, self.global_batch, self.seed = tokens, seq_len, global_batch, seed
+        self.windows = (len(tokens) - 1) // seq_len  #: the target of a window's last token belongs to the next one
+        if self.windows < 1:
+            raise ConfigError(
+                f"{getattr(tokens, 'name', 'the corpus')} has {len(tokens)} tokens, fewer than one block of "
+                f"loop.seq_len {seq_len} and its last target, {seq_len + 1}: lengthen the text or shorten loop.seq_len"
+            )
+
+    @classmethod
+    def in_order(cls, tokens, *, seq_len: int, global_batch: int) -> Batches:
+        """The windows one after another, for evaluation: batch 0 is always the first B of them."""
+        return cls(tokens, seq_len=seq_len, global_batch=global_batch, seed=None)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass over the windows. Those left over, fewer than a global batch, are others in
+        every epoch; where there are fewer windows than that altogether, an epoch is one batch that repeats some."""
+        return max(1, self.windows // self.global_batch)
+
+    def window_ids(self, step: int) -> np.ndarray:
+        """(B,): which windows the global batch of `step` consists of."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        places = (place * self.global_batch + np.arange(self.global_batch)) % self.windows
+        return places if self.seed is None else permute(places, self.windows, self.seed, epoch)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The whole global batch of a step: x and y, (B,T) int64 each."""
+        return self._read(self.window_ids(step))
+
+    def share(self, step: int, rank: int, world: int, n_micro: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """The micro-batches of one of `world` data-parallel ranks: its slice of the global batch in n_micro parts."""
+        if self.global_batch % (world * n_micro):
+            raise ConfigError(
+                f"loop.global_batch {self.global_batch} is not divisible by {world} data-parallel ranks x {n_micro} "
+                f"micro-batches: set loop.global_batch={-(-self.global_batch // (world * n_micro)) * world * n_micro}"
+            )
+        ours = np.split(self.window_ids(step), world)[rank]
+        return [self._read(ids) for ids in np.split(ours, n_micro)]
+
+    def _read(self, window_ids: np.ndarray) -> tuple[Tensor, Tensor]:
+        T = self.seq_len
+        rows = torch.empty((len(window_ids), T + 1), dtype=torch.int64)
+        target = rows.numpy()
+        for row, window in enumerate(window_ids.tolist()):
+            target[row] = self.tokens[window * T : window * T + T + 1]
+        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+    """Where each of `places` (numbers below n) comes to lie in the order of (seed, epoch): one to one."""
+    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))  # bits in each half of the network
+    mask = np.uint64((1 << int(half)) - 1)
+    with np.errstate(over="ignore"):  # the arithmetic is modulo 2^64
+        key = _mix(_mix(np.array([seed % 2**64], np.uint64)) + np.uint64(epoch))
+        keys = [_mix(key + np.uint64(i)) for i in range(ROUNDS)]
+        out = np.asarray(places).astype(np.uint64)
+        inside = np.zeros(len(out), dtype=bool)
+        while not inside.all():
+            left, right = out[~inside] >> half, out[~inside] & mask
+            for round_key in keys:
+                left, right = right, left ^ (_mix(right + round_key) & mask)
+            out[~inside] = (left << half) | right
+            inside = out < n
+    return out.astype(np.int64)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): every bit of the input moves half of the output's."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,191 @@
+"""Tokenizing a large corpus once, before training: `aiscale data prepare`.
+
+    aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
+    aiscale data prepare shakespeare --tokenizer char            # out: corpora/shakespeare
+    aiscale train --set data.corpus=corpora/mine data.tokenizer=bpe ...
+
+    prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
+
+Text files are read as they are; JSON lines, parquet and the corpora of the seeds through the `datasets` library
+(pip install 'aiscale[data]'). The text streams through, so that neither it nor its tokens need to fit in memory; after
+an interruption the same command goes on behind the last finished shard. Documents are joined by what the tokenizer has
+for that: `<|endoftext|>` for bpe, an empty line for the others.
+
+The corpora of the seeds come from the network. Where they lie was taken from their publishers' descriptions; what is
+tested is the reading of local files in the same formats, which also serve where a compute node has no network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from aiscale.config import ConfigError
+from aiscale.data.corpora import BUILT_IN, DOWNLOADABLE, Text, find_files, find_text, identity, read_files
+from aiscale.data.shards import MANIFEST, PROGRESS, SHARD_TOKENS, TOKENIZER, Manifest, read_manifest, write_corpus
+from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
+
+#: Arguments of datasets.load_dataset for the corpora of the seeds.
+HUB = {
+    # seed 003: "the classic shakespeare text file [43]", one document of 4.4 MiB
+    "shakespeare": {
+        "path": "text",
+        "data_files": "https://cs.stanford.edu/people/karpathy/char-rnn/shakespeare_input.txt",
+        "sample_by": "document",
+    },
+    # seed 000, A.3.4; 8 million documents, 38 GB of text
+    "openwebtext": {"path": "Skylion007/openwebtext"},
+    # seed 001's download script: the Afrikaans part, deduplicated. The original is a script, which `datasets` no longer
+    # runs; the hub keeps its contents as parquet on a branch of their own.
+    "oscar": {
+        "path": "oscar-corpus/oscar",
+        "revision": "refs/convert/parquet",
+        "data_dir": "unshuffled_deduplicated_af",
+    },
+}
+BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  #: what `datasets` calls a format
+PACKED = (".gz", ".xz", ".zst", ".bz2")
+LEARN_CHARS = 2**28  #: a bpe tokenizer is learnt from this much of the text, its beginning
+
+Document = Iterable[str]  #: in pieces, so that a document need not fit in memory either
+
+
+def prepare_corpus(
+    sources: str | Path | list[str | Path],
+    out: str | Path | None = None,
+    *,
+    tokenizer: str = "bpe",
+    bpe_vocab_size: int = 8192,
+    field: str = "text",
+    subset: str | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: bool = True,
+) -> Manifest:
+    """Tokenize `sources`, a name of HUB or paths, into the folder `out` that DataConfig.corpus can then name.
+
+    tokenizer: byte, char, word, bpe, or the path of a tokenizer.json. field: of a JSON or parquet record, the text.
+    subset: of oscar, such as unshuffled_deduplicated_en. Raises ConfigError with one line.
+    """
+    sources = [sources] if isinstance(sources, str | Path) else list(sources)
+    name, source, documents = _open_sources([str(s) for s in sources], field, subset)
+    folder = Path(out) if out else Path("corpora") / name
+    if (folder / MANIFEST).exists():
+        return _already(folder, source, tokenizer)
+    chosen = _tokenizer(folder, tokenizer, documents, bpe_vocab_size, progress)
+    text = Text(name, source, lambda: _joined(documents(), chosen.separator))
+    with tqdm(desc=f"prepare {name}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:
+        return write_corpus(
+            text, chosen, folder, shard_tokens=shard_tokens, report=lambda text_bytes: bar.update(text_bytes - bar.n)
+        )
+
+
+def _already(folder: Path, source: str, tokenizer: str) -> Manifest:
+    manifest = read_manifest(folder)
+    kind = _read_tokenizer(folder).kind
+    if manifest.source != source or kind != tokenizer:
+        raise ConfigError(
+            f"{folder} already holds corpus {manifest.name} in {kind} tokens, made from another text or with another "
+            "tokenizer: choose another --out, or delete it"
+        )
+    return manifest
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
+
+
+def _tokenizer(folder: Path, kind: str, documents: Callable, bpe_vocab_size: int, progress: bool) -> Tokenizer:
+    """The one that an interrupted call learnt, or a new one."""
+    if (folder / PROGRESS).exists():
+        return _read_tokenizer(folder)
+    if progress and kind in ("char", "word", "bpe"):
+        print(f"learning the {kind} vocabulary ...", file=sys.stderr)
+    pieces = _joined(documents(), END_OF_TEXT if kind == "bpe" else Tokenizer.separator)
+    return learn(kind, _beginning(pieces, LEARN_CHARS) if kind == "bpe" else pieces, bpe_vocab_size=bpe_vocab_size)
+
+
+def _beginning(pieces: Iterator[str], n_chars: int) -> Iterator[str]:
+    for piece in pieces:
+        yield piece
+        n_chars -= len(piece)
+        if n_chars <= 0:
+            return
+
+
+def _joined(documents: Iterator[Document], separator: str) -> Iterator[str]:
+    for number, document in enumerate(documents):
+        if number:
+            yield separator
+        yield from document
+
+
+# Sources -------------------------------------------------------------------------------------------------------------
+
+
+def _open_sources(sources: list[str], field: str, subset: str | None) -> tuple[str, str, Callable]:
+    """(name, identity, a function that starts a pass over the documents)."""
+    if len(sources) == 1 and sources[0] in DOWNLOADABLE and not Path(sources[0]).exists():
+        arguments = dict(HUB[sources[0]])
+        if subset:
+            arguments["data_dir"] = subset
+        rows = _load(sources[0], **arguments)
+        return sources[0], json.dumps(arguments, sort_keys=True), lambda: _texts(rows, sources[0], field)
+    if len(sources) == 1 and sources[0] in BUILT_IN:
+        text = find_text(sources[0])
+        return text.name, text.identity, lambda: iter([text.pieces()])
+    files = [file for source in sources for file in find_files(source)]
+    name = Path(sources[0]).name.split(".")[0] or "corpus"
+    return name, identity(files), lambda: itertools.chain.from_iterable(_documents(file, field) for file in files)
+
+
+def _documents(file: Path, field: str) -> Iterator[Document]:
+    """The documents of one file: itself, or what is in the `field` of its records."""
+    suffixes = [suffix for suffix in file.suffixes if suffix not in PACKED]
+    builder = BUILDERS.get(suffixes[-1]) if suffixes else None
+    if builder:
+        yield from _texts(_load(str(file), path=builder, data_files=str(file), streaming=True), str(file), field)
+    elif file.suffix in PACKED:
+        rows = _load(str(file), path="text", data_files=str(file), streaming=True, sample_by="document")
+        yield from _texts(rows, str(file), "text")
+    else:
+        yield read_files([file])
+
+
+def _load(what: str, **arguments) -> Iterable[dict]:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ConfigError(
+            f"reading {what} needs the library `datasets`: install it with `pip install 'aiscale[data]'`"
+        ) from None
+    try:
+        return load_dataset(split="train", **arguments)
+    except Exception as error:  # the library raises whatever its many back ends do
+        raise ConfigError(
+            f"{what} cannot be read by `datasets` ({_first_line(error)}): check the name and the network, or fetch "
+            "its files elsewhere and name them instead"
+        ) from None
+
+
+def _texts(rows: Iterable[dict], what: str, field: str) -> Iterator[Document]:
+    try:
+        for row in rows:
+            if not isinstance(row.get(field), str):
+                raise ConfigError(
+                    f"a record of {what} has no text in field {field!r}: its fields are {', '.join(row)}; "
+                    "name the right one with --field"
+                )
+            yield [row[field]]
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} cannot be read by `datasets`: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

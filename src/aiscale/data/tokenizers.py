@@ -1,0 +1,262 @@
+"""Tokenizers: text to numbers and back, four of them behind one face.
+
+    tokenizer = learn("bpe", text.pieces(), bpe_vocab_size=1024)
+    ids = tokenizer.encode("some text")          # list[int]; encode_array gives a numpy array, fast for megabytes
+    tokenizer.decode(ids)                        # "some text", exactly
+    Tokenizer.from_json(tokenizer.to_json())     # how rank 0 gives it to the others
+
+    byte   256 tokens, the bytes of UTF-8; learns nothing, knows everything
+    char   the characters of the corpus
+    word   its words and punctuation marks, each with the space before it, and its line ends
+    bpe    pairs of bytes merged by frequency (Sennrich et al. 2016; byte-level as GPT-2's), by the library `tokenizers`
+
+decode(encode(text)) == text for all of them. What a char or word tokenizer has not seen is an error, not an <unk>: an
+unknown word would be lost on the way back, and a vocabulary learnt from the whole corpus never meets one in training.
+Ids that are no token (a model may have more rows than the tokenizer has tokens), and bytes that are no UTF-8, are
+decoded as U+FFFD, so that the text of a badly trained model can be shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from aiscale.config import ConfigError
+
+WORD = re.compile(r" ?\w+| ?[^\w\s]|\s")  #: a word-level token; every character belongs to exactly one
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+END_OF_TEXT = "<|endoftext|>"  #: GPT-2's separator of documents, one token of every bpe tokenizer learnt here
+
+
+class Tokenizer:
+    """What all four have in common; a subclass has a kind, a vocab_size, _encode, decode and _state."""
+
+    kind: str
+    vocab_size: int
+    separator = "\n\n"  #: stands between two documents
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """The ids as uint16, or uint32 where the vocabulary needs it; raises ConfigError on what is not in it."""
+        return self._encode(text).astype(self.dtype, copy=False)
+
+    @property
+    def dtype(self) -> type:
+        """The smallest type of numpy that tokens are stored in."""
+        return np.uint16 if self.vocab_size <= 2**16 else np.uint32
+
+    @cached_property
+    def sha256(self) -> str:
+        """Two tokenizers with this in common make the same tokens; shards carry it."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        return json.dumps({"kind": self.kind, **self._state()}, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> Tokenizer:
+        """The inverse of to_json; also reads a tokenizer.json of Hugging Face `tokenizers`, as kind bpe."""
+        try:
+            state = json.loads(text)
+            kind = state.pop("kind", "bpe" if "model" in state else None)
+            if kind == "bpe" and "tokenizer" not in state:
+                state = {"tokenizer": state}
+            return TOKENIZERS[kind](**state)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"this is no tokenizer: {str(text)[:60]!r}; give the JSON that to_json wrote") from None
+
+
+class ByteTokenizer(Tokenizer):
+    """The bytes of UTF-8."""
+
+    kind, vocab_size = "byte", 256
+
+    def _state(self) -> dict:
+        return {}
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        # 0xff occurs nowhere in UTF-8, so that it becomes U+FFFD.
+        return bytes(i if i < 256 else 0xFF for i in map(int, ids)).decode(errors="replace")
+
+
+class CharTokenizer(Tokenizer):
+    """The characters of a corpus, in the order of their code points."""
+
+    kind = "char"
+
+    def __init__(self, characters: str) -> None:
+        self.characters = characters
+        self.vocab_size = len(characters)
+        codes = np.array([ord(c) for c in characters])
+        self._ids = np.full(codes.max(initial=0) + 2, -1, dtype=np.int32)  # the last entry stands for all beyond
+        self._ids[codes] = np.arange(len(codes))
+
+    def _state(self) -> dict:
+        return {"characters": self.characters}
+
+    def _encode(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        ids = self._ids[np.minimum(codes, len(self._ids) - 1)]
+        if len(ids) and ids.min() < 0:
+            raise _unknown("character", text[int(ids.argmin())], self)
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.characters[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
+
+
+class WordTokenizer(Tokenizer):
+    """The words of a corpus, the most frequent first."""
+
+    kind = "word"
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+        self.vocab_size = len(words)
+        self._ids = {word: i for i, word in enumerate(words)}
+
+    def _state(self) -> dict:
+        return {"words": self.words}
+
+    def _encode(self, text: str) -> np.ndarray:
+        try:
+            return np.fromiter(map(self._ids.__getitem__, WORD.findall(text)), dtype=np.int64)
+        except KeyError as error:
+            raise _unknown("word", error.args[0], self) from None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.words[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
+
+
+class BPETokenizer(Tokenizer):
+    """Byte pairs merged by frequency; what is written `<|endoftext|>` is one token, the end of a document."""
+
+    kind = "bpe"
+    PIECE_CHARS = 2**16  #: texts longer than this are encoded in pieces, by several threads
+
+    def __init__(self, tokenizer: dict) -> None:
+        from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+        try:
+            self._tokenizer = HuggingFaceTokenizer.from_str(json.dumps(tokenizer))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ConfigError(f"`tokenizers` cannot read this tokenizer: {str(error).splitlines()[0]}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.vocab_size = self._tokenizer.get_vocab_size()
+        if self._tokenizer.token_to_id(END_OF_TEXT) is not None:
+            self.separator = END_OF_TEXT
+
+    def _state(self) -> dict:
+        return {"tokenizer": json.loads(self._tokenizer.to_str())}
+
+    def _encode(self, text: str) -> np.ndarray:
+        pieces = list(regroup([text], self.PIECE_CHARS))
+        encoded = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
+        return np.concatenate([np.array(e.ids, dtype=np.int64) for e in encoded]) if encoded else np.empty(0, np.int64)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        known: list[str] = []
+        run: list[int] = []
+        for i in map(int, ids):
+            if i < self.vocab_size:
+                run.append(i)
+            else:
+                known += [self._tokenizer.decode(run, skip_special_tokens=False), UNKNOWN]
+                run = []
+        return "".join(known) + self._tokenizer.decode(run, skip_special_tokens=False)
+
+
+TOKENIZERS = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer)}
+
+
+def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> Tokenizer:
+    """A tokenizer of `kind` whose vocabulary is that of the text; a bpe may come out smaller than asked for."""
+    if kind == "byte":
+        return ByteTokenizer()
+    if kind == "char":
+        characters: set[str] = set()
+        for piece in pieces:
+            characters.update(piece)
+        return CharTokenizer("".join(sorted(characters)))
+    if kind == "word":
+        counts: Counter[str] = Counter()
+        for block in regroup(pieces):
+            counts.update(WORD.findall(block))
+        return WordTokenizer(sorted(counts, key=lambda word: (-counts[word], word)))
+    if kind == "bpe":
+        return _learn_bpe(pieces, bpe_vocab_size)
+    path = Path(kind)
+    if path.is_file():
+        return Tokenizer.from_json(path.read_text(encoding="utf-8"))
+    raise ConfigError(f"tokenizer is {kind!r}: it must be one of {', '.join(TOKENIZERS)}, or a tokenizer.json")
+
+
+def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < 257:
+        raise ConfigError(f"data.bpe_vocab_size is {vocab_size}: it must be at least 257, all bytes and {END_OF_TEXT}")
+    tokenizer = HuggingFaceTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(regroup(pieces, 2**16), trainer)
+    return BPETokenizer(json.loads(tokenizer.to_str()))
+
+
+def _unknown(what: str, which: str, tokenizer: Tokenizer) -> ConfigError:
+    return ConfigError(
+        f"{what} {which!r} is not among the {tokenizer.vocab_size} {what}s that this {tokenizer.kind} tokenizer has "
+        "seen: write the text otherwise, or use tokenizer byte or bpe, which know every text"
+    )
+
+
+def regroup(pieces: Iterable[str], size: int = 2**22) -> Iterator[str]:
+    """The same text in blocks of about `size` characters, whatever the sizes of the pieces.
+
+    A block ends before the last white space that text follows: there no tokenizer of ours has a token that reaches
+    across, so that the tokens of the blocks are the tokens of the whole. (Text without any white space is cut anyway.)
+    """
+    held: list[str] = []
+    length = 0
+    for piece in pieces:
+        for start in range(0, len(piece), size):
+            held.append(piece[start : start + size])
+            length += len(held[-1])
+            if length >= size:
+                block = "".join(held)
+                cut = _last_word_start(block)
+                yield block[:cut]
+                held, length = [block[cut:]], len(block) - cut
+    if length:
+        yield "".join(held)
+
+
+def _last_word_start(block: str) -> int:
+    at = len(block)
+    while at > 0:
+        at = max(block.rfind(" ", 0, at), block.rfind("\n", 0, at))
+        if at > 0 and at + 1 < len(block) and not block[at + 1].isspace():
+            return at
+    return len(block)

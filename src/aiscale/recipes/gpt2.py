@@ -1,0 +1,199 @@
+"""Recipes of GPT-2's shapes: its four sizes, those of Turing Technical Report 3 (seed 003), and Radius (seed 000)."""
+
+from __future__ import annotations
+
+from aiscale.config import LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
+from aiscale.recipes.registry import OPENWEBTEXT, SHAKESPEARE, register
+
+GPT2_SHAPES = {  #: layers, heads, width: Radford et al. 2019, table 2; the heads as in the released models
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+
+
+def _gpt2(name: str, lr: float) -> Run:
+    n_layer, n_head, d_model = GPT2_SHAPES[name]
+    return Run(
+        name=name,
+        model=ModelConfig(n_layer=n_layer, n_head=n_head, d_model=d_model, vocab_size=50257, max_seq_len=1024),
+        data=OPENWEBTEXT,
+        optimizer=OptimizerConfig(lr=lr, min_lr=lr / 10, warmup_steps=2000),
+        parallel=ParallelConfig(strategy="ddp"),
+        loop=LoopConfig(
+            steps=600_000,
+            seq_len=1024,
+            global_batch=480,
+            micro_batch=12,
+            precision="bf16",
+            eval_every=1000,
+            checkpoint_every=1000,
+        ),
+    )
+
+
+@register("gpt2")
+def gpt2() -> Run:
+    """GPT-2 with 124M parameters.
+
+    Shape: Radford et al. 2019. How OpenAI trained it is not published; the budget of 600,000 steps of 480 x 1024
+    tokens, the warm-up and the decay follow Karpathy's nanoGPT (config/train_gpt2.py), the learning rate GPT-3's model
+    of this size (Brown et al. 2020, table 2.1).
+    """
+    return _gpt2("gpt2", 6e-4)
+
+
+@register("gpt2-medium")
+def gpt2_medium() -> Run:
+    """GPT-2 with 355M parameters; sources as for gpt2."""
+    return _gpt2("gpt2-medium", 3e-4)
+
+
+@register("gpt2-large")
+def gpt2_large() -> Run:
+    """GPT-2 with 774M parameters; sources as for gpt2."""
+    return _gpt2("gpt2-large", 2.5e-4)
+
+
+@register("gpt2-xl")
+def gpt2_xl() -> Run:
+    """GPT-2 with 1.6B parameters; sources as for gpt2. Seed 001's DDP example is this size."""
+    return _gpt2("gpt2-xl", 2e-4)
+
+
+# Seed 003: Turing Technical Report 3 ---------------------------------------------------------------------------------
+
+
+def _turing(name: str, shape: tuple[int, int, int], batch: int = 64, epochs: int = 2) -> Run:
+    n_layer, n_head, d_model = shape
+    return Run(
+        name=name,
+        model=ModelConfig(n_layer=n_layer, n_head=n_head, d_model=d_model, vocab_size=67, max_seq_len=128, tied=False),
+        data=SHAKESPEARE,
+        optimizer=OptimizerConfig(lr=3e-4, schedule="constant"),
+        parallel=ParallelConfig(strategy="ddp"),
+        loop=LoopConfig(epochs=epochs, steps=0, seq_len=128, global_batch=batch, precision="fp16", eval_every=0),
+    )
+
+
+@register("turing-gpt2")
+def turing_gpt2() -> Run:
+    """Turing Technical Report 3's gpt2: 85.21M parameters without the head.
+
+    Lazauskas and Llewellyn-Jones 2024, doi:10.5281/zenodo.13349541, tables 4 and 5; shape, optimizer (AdamW 3e-4,
+    betas 0.9 and 0.95, decay 0.1, clip 1) and default batch 64 from its code, llewelld/lit-GPT. A vocabulary of 67
+    (the characters of shakespeare_input.txt) and blocks of 128 are inferred: they give the printed 85.21M and 302.51M
+    exactly, as minGPT counts, without its untied head. Its dropout of 0.1 is left out.
+    """
+    return _turing("turing-gpt2", GPT2_SHAPES["gpt2"])
+
+
+@register("turing-gpt2-medium")
+def turing_gpt2_medium() -> Run:
+    """Turing Technical Report 3's gpt2-medium: 302.51M parameters without the head; sources as for turing-gpt2."""
+    return _turing("turing-gpt2-medium", GPT2_SHAPES["gpt2-medium"])
+
+
+@register("turing-gpt2-large")
+def turing_gpt2_large() -> Run:
+    """Turing Technical Report 3's gpt2-large: 708.6M without the head; sources as for turing-gpt2."""
+    return _turing("turing-gpt2-large", GPT2_SHAPES["gpt2-large"])
+
+
+@register("turing-gpt2-xl")
+def turing_gpt2_xl() -> Run:
+    """Turing Technical Report 3's gpt2-xl: 1.48B without the head; sources as for turing-gpt2."""
+    return _turing("turing-gpt2-xl", GPT2_SHAPES["gpt2-xl"])
+
+
+@register("turing-gpt2-xxl-guess")
+def turing_gpt2_xxl_guess() -> Run:
+    """Turing Technical Report 3's gpt2-xxl. THE SHAPE IS A GUESS.
+
+    The report prints 2.7B and no shape; the preset of that name in its code (96 x 1600, 2951M by its own comment) is
+    another. 60 layers, 30 heads and a width of 1920 give 2.66B.
+    """
+    return _turing("turing-gpt2-xxl-guess", (60, 30, 1920))
+
+
+@register("turing-gpt2-xxxl-guess")
+def turing_gpt2_xxxl_guess() -> Run:
+    """Turing Technical Report 3's gpt2-xxxl. THE SHAPE IS A GUESS.
+
+    The report prints 6.6B and no shape; the preset of that name in its code (100 x 1920, 4426M) is another. 84 layers
+    of 2560 give 6.61B; 96 of 2400 would give 6.64B.
+    """
+    return _turing("turing-gpt2-xxxl-guess", (84, 32, 2560))
+
+
+@register("turing-ipu-384")
+def turing_ipu_384() -> Run:
+    """The smaller model of Turing Technical Report 3 on Graphcore's IPUs: 21.4M parameters without the head.
+
+    Its appendix A: 12 layers, 12 heads, width 384, batch 1, 16 bit, 10 epochs. Printed as 42.79 MiB, which is 2 bytes
+    a parameter in MB.
+    """
+    return _turing("turing-ipu-384", (12, 12, 384), batch=1, epochs=10)
+
+
+@register("turing-ipu-768")
+def turing_ipu_768() -> Run:
+    """The larger model of Turing Technical Report 3 on Graphcore's IPUs: 85.2M parameters, as turing-gpt2's.
+
+    Its appendix A: 12 layers, 12 heads, width 768 (170.514 MB at 2 bytes, with the head), batch 1, 16 bit, 10 epochs.
+    """
+    return _turing("turing-ipu-768", (12, 12, 768), batch=1, epochs=10)
+
+
+# Seed 000: Radius ----------------------------------------------------------------------------------------------------
+
+
+def _radius(name: str, n_head: int, d_model: int, steps: int, min_lr: float) -> Run:
+    return Run(
+        name=name,
+        model=ModelConfig(
+            n_layer=24,
+            n_head=n_head,
+            d_model=d_model,
+            vocab_size=50304,  # GPT-2's 50257 padded to a multiple of 128, as Megatron does
+            max_seq_len=1024,
+            activation_checkpointing=True,
+        ),
+        data=OPENWEBTEXT,
+        optimizer=OptimizerConfig(
+            lr=1.5e-4, min_lr=min_lr, warmup_steps=steps // 100, beta2=0.999, weight_decay=0.01, clip_norm=1.0
+        ),
+        parallel=ParallelConfig(strategy="ddp"),
+        loop=LoopConfig(
+            steps=steps,
+            seq_len=1024,
+            global_batch=512,
+            micro_batch=8,
+            precision="bf16",
+            eval_every=100,
+            eval_batches=10,
+            checkpoint_every=2000,
+        ),
+    )
+
+
+@register("radius-355m")
+def radius_355m() -> Run:
+    """GPT-355M of the Radius artifact: the dense all-reduce baseline on 64 A100.
+
+    Seed 000, tables 1 and 2, and the authors' script (mz687/radius, pretrain_GPT_355M_baseline.slurm): batch 512 in
+    micro-batches of 8, peak rate 1.5e-4 to 1e-5, 500,000 steps, OpenWebText. Theirs decays over 320,000 steps and
+    warms up over 1 % of those; here the cosine spans all steps.
+    """
+    return _radius("radius-355m", 16, 1024, 500_000, 1e-5)
+
+
+@register("radius-2b")
+def radius_2b() -> Run:
+    """GPT-2.0B of the Radius artifact: the dense all-reduce baseline on 64 A100.
+
+    Seed 000, tables 1 and 2, and the authors' script (mz687/radius, pretrain_GPT_2.0B_baseline.slurm): as radius-355m,
+    with 300,000 steps (theirs decays over 192,000) down to 1e-6.
+    """
+    return _radius("radius-2b", 32, 2560, 300_000, 1e-6)
