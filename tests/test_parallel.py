@@ -91,7 +91,7 @@ def test_one_step_sends_every_gradient_once_however_many_micro_batches(settings,
 
 
 def test_small_buckets_send_the_same_bytes_in_more_messages(tmp_path):
-    (line, _) = ranks(TRAFFIC, 2, tmp_path, "parallel.strategy=ddp", "parallel.bucket_mb=0.1")
+    (line, _) = ranks(TRAFFIC, 2, tmp_path, "parallel.strategy=ddp", "parallel.bucket_mb=0.02")
     op, calls, payload = eval(line)
     assert op == "all_reduce" and calls > 2 and payload == 1.0
 

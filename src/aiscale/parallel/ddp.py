@@ -5,8 +5,6 @@ The three steps from serial to DDP are `_loss` (the forward pass goes through th
 average the gradients as they appear.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch
@@ -32,6 +30,8 @@ class DDPEngine(Engine):
                 static_graph=layout.static_graph,
                 gradient_as_bucket_view=layout.gradient_as_bucket_view,
             )
+        # A static graph is learnt from the first backward pass, and only from one that communicates.
+        self._must_learn_graph = layout.static_graph
         if layout.compress == "bf16":
             self.module.register_comm_hook(None, average_in_bf16)
 
@@ -39,7 +39,10 @@ class DDPEngine(Engine):
         return self.module(tokens, targets)
 
     def _accumulating(self, is_last: bool):
-        return nullcontext() if is_last else self.module.no_sync()
+        if is_last or self._must_learn_graph:
+            self._must_learn_graph = False
+            return nullcontext()
+        return self.module.no_sync()
 
 
 def average_in_bf16(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

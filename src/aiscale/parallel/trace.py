@@ -7,8 +7,6 @@
 The hook does what DDP does without one, an all-reduce of the mean, and looks at the clock before and after.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 
