@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -22,6 +23,10 @@ def join(rendezvous: dict[str, str], device: str, timeout_s: float, path: list[s
     shell = _shell()
     if fresh:
         shell.reset(new_session=False)
+        gc.collect()
+        torch.set_default_dtype(torch.float32)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
     sys.path += [folder for folder in path if folder not in sys.path]
     os.environ.update(rendezvous)
     world = aiscale.dist.connect(device=device, timeout_s=timeout_s)

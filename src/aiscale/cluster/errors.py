@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aiscale.config import ConfigError
 
+_SHOWN_ERRORS = 4  #: different ones; the first few explain the rest
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 #: Frames of the machinery that calls a function in an engine, as the first line of their part of a traceback.
 _MACHINERY = re.compile(r"File (\S*[/\\]ipyparallel[/\\]|<string>:1\b)")
@@ -48,15 +49,18 @@ class RankError(RuntimeError):
         for failure in failures:
             groups.setdefault((failure.name, failure.message), []).append(failure)
         heads, shown = [], []
-        for group in groups.values():
+        for group in list(groups.values())[:_SHOWN_ERRORS]:
             who, first = name_ranks(failure.rank for failure in group), group[0]
             heads.append(f"{who} raised {first.name}: {first.message}")
-            shown += [f"[{who}]", first.traceback or f"{first.name}: {first.message}", ""]
+            shown += [f"[{who}]", first.traceback.rstrip() or f"{first.name}: {first.message}", ""]
+        rest = [failure.rank for group in list(groups.values())[_SHOWN_ERRORS:] for failure in group]
+        if rest:
+            heads.append(f"{name_ranks(rest)} raised other errors (see the failures of this exception)")
         return cls("; ".join(heads) + (f" ({note})" if note else ""), "\n".join(shown), failures)
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows, and papermill stores, in place of the kernel's own stack."""
-        return [*self.shown.splitlines(), str(self)]
+        return [*self.shown.splitlines(), *([""] if self.shown else []), str(self)]
 
 
 class RankDied(RankError):

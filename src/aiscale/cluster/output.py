@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 _REFRESH_S = 0.2
+_CHARACTERS_PER_S = 200_000
 _PLAIN = "text/plain"
 
 
@@ -32,8 +33,9 @@ class Board:
         """Show what has arrived since the last call; cheap enough for a waiting loop."""
         if time.monotonic() < self._next_refresh:
             return
-        self._next_refresh = time.monotonic() + _REFRESH_S
         self._show()
+        # The whole text is sent each time, so a long one is sent less often.
+        self._next_refresh = time.monotonic() + _REFRESH_S + len(self._shown) / _CHARACTERS_PER_S
 
     def finish(self) -> None:
         """Show all text, then figures and other rich output, rank by rank."""

@@ -17,12 +17,11 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from aiscale.cluster import guard
+from aiscale.cluster import controller, guard
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.launchers import LAUNCHERS, Exit
 
 _POLL_S = 0.02
-_LOOPBACK = "127.0.0.1"
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -30,6 +29,10 @@ _THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+
+
+class PortTakenError(ClusterError):
+    """Somebody else took a port between its choice and its use; a second try will do."""
 
 
 class Processes:
@@ -53,6 +56,8 @@ class Processes:
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
             "IPYTHONDIR": str(self.folder / "ipython"),
             "AISCALE_LAUNCHER": "ipyparallel",
+            # Left to itself gloo listens at the address of the host name, which on a login node the world can reach.
+            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             **env,
             guard.MARKER: self.id,
         }
@@ -80,39 +85,38 @@ class Processes:
         self._connect(deadline)
 
     def _start_controller(self, deadline: float) -> None:
-        """Start it, and again if need be, until its connection file is there."""
-        ready = self.folder / "profile" / "security" / "ipcontroller-client.json"
-        command = [sys.executable, "-m", "ipyparallel.controller", f"--profile-dir={self.folder / 'profile'}"]
-        command += [f"--ip={_LOOPBACK}", f"--location={_LOOPBACK}", "--usethreads", "--nodb", "--log-level=ERROR"]
-        # An engine is admitted at its first heartbeat. Missed ones mean nothing here: deaths are seen by waitpid.
-        command += ["--HeartMonitor.period=200", "--HeartMonitor.max_heartmonitor_misses=100000"]
-        while True:
-            with open(self.folder / "controller.log", "ab") as log:
-                self._controller = subprocess.Popen(
-                    command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-            import aiscale.dist  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
+        with open(self.folder / "controller.log", "ab") as log:
+            self._controller = subprocess.Popen(
+                controller.command(self.folder / "profile", self.id),
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        import aiscale.dist  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
 
-            while not _is_complete(ready):
-                self._check_start(deadline)
-                if self._controller.poll() is not None:
-                    break
-                time.sleep(_POLL_S)
-            else:
-                return
-            # It picks free ports first and binds them later; somebody else may have been faster. Try again.
+        while not controller.is_ready(self.folder / "profile"):
+            self._check_start(deadline)
+            time.sleep(_POLL_S)
 
     def _connect(self, deadline: float) -> None:
         import ipyparallel
 
         profile = self.folder / "profile"
-        info = str(profile / "security" / "ipcontroller-client.json")
-        self.client = ipyparallel.Client(info, profile_dir=str(profile), ipython_dir=str(self.folder / "ipython"))
+        self.client = ipyparallel.Client(
+            str(controller.connection_file(profile)),
+            profile_dir=str(profile),
+            ipython_dir=str(self.folder / "ipython"),
+            timeout=max(1.0, deadline - time.monotonic()),
+        )
         while len(self.client.ids) < self.size:
             self._check_start(deadline)
             time.sleep(_POLL_S)
 
     def _check_start(self, deadline: float) -> None:
+        if controller.PORT_TAKEN in self.log("controller", lines=1000):
+            raise PortTakenError(f"the ranks did not start: {controller.PORT_TAKEN}")
         ends = self.exits()
         if ends:
             raise ClusterError(f"the ranks did not start: {ends[0].message}\n{self.log(ends[0].log, *self._rank_logs)}")
@@ -126,7 +130,7 @@ class Processes:
     def exits(self) -> list[Exit]:
         """Ranks whose processes have ended, the first to end first; also the controller's end (rank None)."""
         ends = self._launcher.exits(self.pids)
-        if not ends and self.client is not None and self._controller.poll() is not None:
+        if not ends and self._controller is not None and self._controller.poll() is not None:
             return [Exit.of("ipyparallel's controller", self._controller.poll(), "controller")]
         return ends
 
@@ -169,7 +173,3 @@ class Processes:
             if process is not None:
                 process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _is_complete(path: Path) -> bool:
-    return path.exists() and path.read_text().rstrip().endswith("}")

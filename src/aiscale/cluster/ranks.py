@@ -25,7 +25,7 @@ from aiscale.cluster import engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
 from aiscale.cluster.launchers import LAUNCHERS
 from aiscale.cluster.output import Board
-from aiscale.cluster.processes import Processes
+from aiscale.cluster.processes import PortTakenError, Processes
 from aiscale.cluster.waiting import GRACE_S, Pending, breaks_group
 
 _current: Ranks | None = None
@@ -162,7 +162,7 @@ class Ranks:
 
     # ---- life cycle ----------------------------------------------------------------------------------------------
 
-    def _bring_up(self) -> None:
+    def _bring_up(self, tries: int = 3) -> None:
         r = self._request
         self._processes = Processes(self.size, r["launcher"], r["threads"], r["env"])
         try:
@@ -170,9 +170,11 @@ class Ranks:
             self.view = self._processes.client.direct_view(list(range(self.size)))
             self.view.block = True
             self._join(fresh=False)
-        except BaseException:
+        except BaseException as error:
             self._tear_down()
-            raise
+            if not isinstance(error, PortTakenError) or tries == 1:
+                raise
+            self._bring_up(tries - 1)
         self._lost = ""
 
     def _join(self, *, fresh: bool) -> None:
@@ -183,6 +185,9 @@ class Ranks:
         self._store, rendezvous = host_store(r["timeout_s"])
         asked = self.view.apply_async(engine.join, rendezvous, r["device"], r["timeout_s"], sys.path, fresh)
         self.info = self._finish(asked)
+        order = [info["rank"] for info in self.info]
+        if order != list(range(self.size)):  # engines are asked for by rank: everything else relies on it
+            raise ClusterError(f"engines 0 to {self.size - 1} have the ranks {order}: run cluster.start again")
         self._processes.pids = {info["pid"]: info["rank"] for info in self.info}
         self._must_join = False
 

@@ -13,6 +13,7 @@ import ctypes
 import datetime
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,13 @@ def host_store(timeout_s: float = 300.0):
     """
     from torch.distributed import TCPStore
 
-    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=timeout_s))
+    # Left to itself the store listens on every network of this machine, to anybody: hand it a socket that does not.
+    listener = socket.create_server((LOOPBACK, 0), backlog=1024)
+    port = listener.getsockname()[1]
+    timeout = datetime.timedelta(seconds=timeout_s)
+    store = TCPStore(
+        LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    )
     env = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     return store, env
 
