@@ -1,0 +1,399 @@
+"""The model: equal to Hugging Face's, causal, lean, and the same through every switch."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import aiscale.model
+from aiscale.config import ConfigError, ModelConfig
+from aiscale.model import GPT, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain
+
+SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
+LLAMA = dataclasses.replace(
+    SMALL, n_kv_head=2, d_ff=48, norm="rmsnorm", position="rotary", activation="swiglu", tied=False, bias=False
+)
+NEOX = dataclasses.replace(SMALL, position="rotary", activation="gelu", parallel_residual=True, tied=False)
+EVERY_SWITCH = [SMALL, LLAMA, NEOX, dataclasses.replace(SMALL, activation="relu", bias=False)]
+
+
+def make(config: ModelConfig, seed: int = 0, spread: float = 1.0) -> GPT:
+    """A model whose weights, biases and norms included, are far from symmetric: a swapped pair would show."""
+    torch.manual_seed(seed)
+    model = GPT(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * spread * torch.randn_like(parameter))
+    return model
+
+
+def tokens_for(config: ModelConfig, batch: int = 3, length: int = 16) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, config.vocab_size, (batch, length), generator=generator)
+
+
+# Equal to Hugging Face's ---------------------------------------------------------------------------------------------
+
+GPT2_SHAPES = [
+    SMALL,
+    ModelConfig(n_layer=1, n_head=1, d_model=20, vocab_size=101, max_seq_len=7, activation="relu"),
+    ModelConfig(n_layer=3, n_head=3, d_model=48, d_ff=50, vocab_size=257, max_seq_len=33, activation="gelu"),
+    ModelConfig(n_layer=2, n_head=2, d_model=64, vocab_size=50257, max_seq_len=24, norm_eps=1e-3),
+    dataclasses.replace(SMALL, tied=False),
+]
+
+
+@pytest.mark.parametrize("config", GPT2_SHAPES, ids=range(len(GPT2_SHAPES)))
+def test_a_folder_we_write_gives_transformers_our_logits(config, tmp_path):
+    model = make(config)
+    model.save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokens = tokens_for(config, length=config.max_seq_len)
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-5, rtol=0)
+    new = theirs.generate(tokens[:1, :3], attention_mask=torch.ones(1, 3), max_new_tokens=3, do_sample=False)
+    assert new.tolist() == model.generate(tokens[:1, :3], 3, temperature=0).tolist()
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh", "gelu", "relu"])
+def test_a_folder_transformers_writes_gives_us_its_logits(activation, tmp_path):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=97, n_positions=19, n_embd=36, n_layer=2, n_head=3, activation_function=activation, n_inner=40
+    )
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path)
+    model = GPT.from_pretrained(tmp_path)
+    tokens = tokens_for(model.config)
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
+    model(tokens, tokens).backward()  # it trains
+
+
+def test_shards_with_an_index_and_names_without_prefix_are_read(tmp_path):
+    model = make(SMALL)
+    model.save_pretrained(tmp_path)
+    tensors = {k.removeprefix("transformer."): v for k, v in load_file(tmp_path / "model.safetensors").items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)  # the first GPT-2 folders hold their causal masks
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in shards.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    tokens = tokens_for(SMALL)
+    assert torch.equal(GPT.from_pretrained(tmp_path)(tokens), model(tokens))
+
+
+def test_saving_and_reading_back_changes_no_bit(tmp_path):
+    for dtype in (torch.float32, torch.float64):
+        model = make(GPT2_SHAPES[2]).to(dtype)
+        model.save_pretrained(tmp_path)
+        again = GPT.from_pretrained(tmp_path)
+        assert again.config == model.config
+        for (name, a), (_, b) in zip(model.state_dict().items(), again.state_dict().items(), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b), name
+
+
+def test_half_precision_weights_are_read_as_fp32(tmp_path):
+    make(SMALL).bfloat16().save_pretrained(tmp_path)
+    assert {p.dtype for p in GPT.from_pretrained(tmp_path).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"position": "rotary"}, "model.position rotary"),
+        ({"norm": "rmsnorm"}, "model.norm rmsnorm"),
+        ({"n_kv_head": 2}, "model.n_kv_head 2 of 4 heads"),
+        ({"activation": "swiglu"}, "model.activation swiglu"),
+        ({"bias": False}, "model.bias False"),
+        ({"parallel_residual": True}, "model.parallel_residual True"),
+    ],
+)
+def test_what_gpt2s_format_cannot_hold_is_refused_in_one_line(change, named, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        GPT(dataclasses.replace(SMALL, **change)).save_pretrained(tmp_path / "new")
+    assert str(error.value) == f"GPT-2's format cannot hold {named}: save a checkpoint instead"
+    assert not (tmp_path / "new").exists()
+
+
+def damaged(folder: Path, what: str) -> None:
+    make(SMALL).save_pretrained(folder)
+    path, weights = folder / "config.json", folder / "model.safetensors"
+    config = json.loads(path.read_text())
+    if what == "foreign":
+        path.write_text(json.dumps(config | {"model_type": "llama"}))
+    elif what == "variant":
+        path.write_text(json.dumps(config | {"scale_attn_by_inverse_layer_idx": True}))
+    elif what == "activation":
+        path.write_text(json.dumps(config | {"activation_function": "quick_gelu"}))
+    elif what == "shape":
+        path.write_text(json.dumps(config | {"vocab_size": 99}))
+    elif what == "layer":
+        path.write_text(json.dumps(config | {"n_layer": 3}))
+    elif what == "json":
+        path.write_text("{")
+    elif what == "no weights":
+        weights.unlink()
+    elif what == "torn":
+        weights.write_bytes(weights.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize(
+    "what, says",
+    [
+        ("foreign", "holds a model of type llama: only gpt2 can be read"),
+        ("variant", "has scale_attn_by_inverse_layer_idx True: only models with False can be read"),
+        ("activation", "has activation_function quick_gelu: it must be one of gelu_new"),
+        ("shape", "token_embedding.weight has shape (61, 32), but its config.json says (99, 32)"),
+        ("layer", "has no tensor transformer.h.2.ln_1.weight"),
+        ("json", "is not JSON"),
+        ("no weights", "has no model.safetensors: copy it there"),
+        ("torn", "cannot be read"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_refused_in_one_line(what, says, tmp_path):
+    damaged(tmp_path, what)
+    with pytest.raises(ConfigError) as error:
+        GPT.from_pretrained(tmp_path)
+    assert says in str(error.value) and str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere is not a folder: give a Hugging Face GPT-2 folder"):
+        GPT.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="has no config.json: give a Hugging Face GPT-2 folder"):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
+    model = make(LLAMA)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=61,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=16,
+            rms_norm_eps=1e-5,
+        )
+    )
+    state = {"model.embed_tokens.weight": model.token_embedding.weight, "model.norm.weight": model.norm.weight}
+    state["lm_head.weight"] = model.head.weight
+    for layer, block in enumerate(model.blocks):
+        parts = dict(zip("qkv", block.attn.qkv.weight.split([32, 16, 16]), strict=True))
+        gate, up = block.mlp.up.weight.chunk(2)
+        state |= {f"model.layers.{layer}.self_attn.{k}_proj.weight": v for k, v in parts.items()}
+        state |= {f"model.layers.{layer}.mlp.{k}_proj.weight": v for k, v in (("gate", gate), ("up", up))}
+        state[f"model.layers.{layer}.self_attn.o_proj.weight"] = block.attn.out.weight
+        state[f"model.layers.{layer}.mlp.down_proj.weight"] = block.mlp.down.weight
+        state[f"model.layers.{layer}.input_layernorm.weight"] = block.attn_norm.weight
+        state[f"model.layers.{layer}.post_attention_layernorm.weight"] = block.mlp_norm.weight
+    theirs.load_state_dict(state)
+    tokens = tokens_for(LLAMA)
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_parallel_residual_is_gpt_neoxs():
+    model = make(NEOX)
+    theirs = transformers.GPTNeoXForCausalLM(
+        transformers.GPTNeoXConfig(
+            vocab_size=61,
+            hidden_size=32,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=16,
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+        )
+    )
+    head = next(name for name in theirs.state_dict() if name in ("embed_out.weight", "lm_head.weight"))
+    state = {"gpt_neox.embed_in.weight": model.token_embedding.weight, head: model.head.weight}
+    pairs = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "attn.out": "attention.dense"}
+    pairs |= {"mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h", "attn.qkv": "attention.query_key_value"}
+    for kind in ("weight", "bias"):
+        state[f"gpt_neox.final_layer_norm.{kind}"] = getattr(model.norm, kind)
+        for layer, block in enumerate(model.blocks):
+            for ours, name in pairs.items():
+                value = block.get_parameter(f"{ours}.{kind}")
+                if ours == "attn.qkv":  # theirs: head by head, its query, key and value
+                    value = value.view(3, 4, 8, -1).transpose(0, 1).reshape(value.shape)
+                state[f"gpt_neox.layers.{layer}.{name}.{kind}"] = value
+    theirs.load_state_dict(state)
+    tokens = tokens_for(NEOX)
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+# The loss ------------------------------------------------------------------------------------------------------------
+
+
+def test_chunked_cross_entropy_equals_the_plain_one_in_value_and_gradient(monkeypatch):
+    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)  # chunks of 256 tokens: 2 and a half of them
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 128, 16, dtype=torch.float64), torch.randn(301, 16, dtype=torch.float64)
+    targets = torch.randint(0, 301, (5, 128))
+    results = []
+    for loss_of in (cross_entropy, cross_entropy_plain):
+        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = loss_of(*inputs, targets)
+        (3 * loss).backward()
+        results.append([loss.double(), *(x.grad for x in inputs)])
+    # The plain loss rounds to fp32, hence 1e-7 and not 1e-15.
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(cross_entropy(hidden, weight, targets).double(), results[0][0])
+
+
+def test_chunked_cross_entropy_takes_bf16_autocast_as_the_plain_one_does():
+    model, tokens = make(SMALL, spread=0), tokens_for(SMALL)
+    grads = []
+    for loss_of in (cross_entropy, cross_entropy_plain):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss_of(model.hidden(tokens), model.head_weight, tokens).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert grads[0].dtype == torch.float32
+    assert (grads[0] - grads[1]).norm() < 0.02 * grads[1].norm()
+
+
+def test_the_logits_of_a_large_vocabulary_are_never_held_at_once(monkeypatch):
+    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)
+    largest = 0
+
+    def watch(x, w):
+        nonlocal largest
+        y = torch.mm(x, w.t())
+        largest = max(largest, y.numel())
+        return y
+
+    monkeypatch.setattr(aiscale.model.F, "linear", watch)
+    hidden, weight = torch.randn(4, 512, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
+    cross_entropy(hidden, weight, torch.zeros(4, 512, dtype=torch.long)).backward()
+    assert largest == 256 * 1000
+
+
+# Properties ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", EVERY_SWITCH, ids=range(len(EVERY_SWITCH)))
+def test_no_token_sees_what_comes_after_it(config):
+    model, tokens = make(config), tokens_for(config)
+    changed = tokens.clone()
+    changed[:, 10:] = (changed[:, 10:] + 1) % config.vocab_size
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert (before[:, 10] - after[:, 10]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("config", EVERY_SWITCH, ids=range(len(EVERY_SWITCH)))
+def test_activation_checkpointing_keeps_the_gradients_and_not_the_activations(config):
+    tokens, held, grads = tokens_for(config), [], []
+    for recompute in (False, True):
+        model = make(dataclasses.replace(config, activation_checkpointing=recompute, n_layer=4))
+        kept_bytes = 0
+
+        def keep(x):
+            nonlocal kept_bytes
+            kept_bytes += x.nbytes
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss = model(tokens, tokens)
+        held.append(kept_bytes)
+        loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert held[1] < 0.35 * held[0]
+
+
+@pytest.mark.parametrize("config", EVERY_SWITCH, ids=range(len(EVERY_SWITCH)))
+def test_every_switch_trains_in_fp64_fp32_bf16_and_under_autocast(config):
+    tokens, exact = tokens_for(config), None
+    for dtype, tolerance in ((torch.float64, 0), (torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        model = make(config).to(dtype)
+        loss = model(tokens, tokens)
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        exact = loss.item() if exact is None else exact
+        assert loss.item() == pytest.approx(exact, rel=tolerance)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert make(config)(tokens, tokens).item() == pytest.approx(exact, rel=0.05)
+
+
+def test_weights_start_as_gpt2s_do():
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=8, d_model=256, vocab_size=512))
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            assert torch.all(parameter == (1 if name.endswith("norm.weight") else 0)), name
+        else:
+            adds_to_stream = name.endswith(("attn.out.weight", "mlp.down.weight"))
+            assert parameter.std().item() == pytest.approx(0.02 / 4 if adds_to_stream else 0.02, rel=0.03), name
+
+
+def test_the_same_seed_gives_the_same_weights_also_through_the_meta_device():
+    torch.manual_seed(3)
+    direct = GPT(SMALL)
+    with torch.device("meta"):
+        model = GPT(SMALL)
+    assert all(p.is_meta for p in model.parameters())
+    model.to_empty(device="cpu")
+    torch.manual_seed(3)
+    model.init_weights()
+    for (name, a), (_, b) in zip(direct.state_dict().items(), model.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_gpt2_has_124_439_808_parameters():
+    with torch.device("meta"):
+        model = GPT(ModelConfig(n_layer=12, n_head=12, d_model=768, vocab_size=50257, max_seq_len=1024))
+    assert model.num_parameters() == 124_439_808
+
+
+def test_tied_weights_are_one_tensor_and_one_gradient():
+    model, tokens = make(SMALL), tokens_for(SMALL)
+    model(tokens, tokens).backward()
+    untied = make(dataclasses.replace(SMALL, tied=False))
+    untied.load_state_dict(model.state_dict() | {"head.weight": model.token_embedding.weight})
+    untied(tokens, tokens).backward()
+    both = untied.token_embedding.weight.grad + untied.head.weight.grad
+    torch.testing.assert_close(model.token_embedding.weight.grad, both)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("bias", [True, False])
+def test_few_rows_through_slices_of_the_weight_give_the_plain_product(rows, bias, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    torch.manual_seed(0)
+    linear, x = aiscale.model.Linear(24, 36, bias=bias), torch.randn(rows, 1, 24)
+    plain = torch.nn.functional.linear(x, linear.weight, linear.bias)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(x), plain)
+        assert linear(x).shape == (rows, 1, 36)
+
+
+def test_a_sequence_longer_than_the_model_knows_is_refused():
+    tokens = torch.zeros(1, 17, dtype=torch.long)
+    for config in (SMALL, LLAMA):
+        with pytest.raises(ConfigError, match="a sequence of 17 tokens, but model.max_seq_len is 16: cut it"):
+            GPT(config)(tokens)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused():
+    with pytest.raises(ConfigError, match="tokens run from 0 to 61, but model.vocab_size 61 ends at 60: raise it"):
+        GPT(SMALL)(torch.tensor([[0, 61]]))
+
+
+def test_the_model_knows_nothing_of_processes():
+    for name in ("model", "generation", "hf", "optim"):
+        assert "distributed" not in (Path(aiscale.model.__file__).parent / f"{name}.py").read_text()

@@ -1,0 +1,116 @@
+"""The optimizer's groups and the schedule, against values computed by hand."""
+
+import copy
+
+import pytest
+import torch
+
+from aiscale.config import ConfigError, ModelConfig, OptimizerConfig
+from aiscale.model import GPT
+from aiscale.optim import build_optimizer, clip_, lr_at, set_lr
+
+
+def small_gpt() -> GPT:
+    torch.manual_seed(0)
+    return GPT(ModelConfig(n_layer=1, n_head=2, d_model=8, vocab_size=11, max_seq_len=8))
+
+
+def test_matrices_and_embeddings_decay_biases_and_norms_do_not():
+    model = small_gpt()
+    groups = build_optimizer(model, OptimizerConfig(weight_decay=0.3)).param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        wanted = 0.0 if "norm" in name or name.endswith("bias") else 0.3
+        assert decay.pop(id(parameter)) == wanted, name
+    assert not decay
+
+
+def test_one_step_is_adamw_by_hand_in_both_groups():
+    """The step itself, so that a decay of the wrong group shows in a weight and not only in a table."""
+    config = OptimizerConfig(lr=0.1, beta1=0.8, beta2=0.9, eps=1e-8, weight_decay=0.5)
+    model = small_gpt().double()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 0.25)
+    build_optimizer(model, config).step()
+    for name, p in model.named_parameters():
+        # At step 1 the bias-corrected moments are g and g^2: the step is lr g/|g| = lr, after the decay.
+        keep = 1 - 0.1 * 0.5 if before[name].dim() >= 2 else 1.0
+        torch.testing.assert_close(p.detach(), before[name] * keep - 0.1, atol=1e-7, rtol=0, msg=name)
+
+
+def test_sgd_carries_momentum():
+    model = small_gpt()
+    optimizer = build_optimizer(model, OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, weight_decay=0))
+    bias = model.norm.bias
+    for _ in range(2):
+        optimizer.zero_grad()
+        bias.grad = torch.ones_like(bias)
+        optimizer.step()
+    torch.testing.assert_close(bias.detach(), torch.full_like(bias, -0.1 - 0.15))
+
+
+def test_the_optimizer_is_the_fused_one_and_agrees_with_the_plain_one():
+    models = [small_gpt()]
+    models.append(copy.deepcopy(models[0]))
+    fused = build_optimizer(models[0], OptimizerConfig(lr=0.01))
+    assert all(group["fused"] for group in fused.param_groups)
+    plain = build_optimizer(models[1], OptimizerConfig(lr=0.01))
+    for group in plain.param_groups:
+        group["fused"], group["foreach"] = False, False
+    tokens = torch.arange(8)[None]
+    for model, optimizer in zip(models, (fused, plain), strict=True):
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(tokens, tokens).backward()
+            optimizer.step()
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_frozen_parameters_are_left_out_and_a_frozen_model_is_refused():
+    model = small_gpt()
+    model.token_embedding.requires_grad_(False)
+    groups = build_optimizer(model, OptimizerConfig()).param_groups
+    assert all(p is not model.token_embedding.weight for group in groups for p in group["params"])
+    with pytest.raises(ConfigError, match="no trainable parameters"):
+        build_optimizer(model.requires_grad_(False), OptimizerConfig())
+
+
+COSINE = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3)
+
+
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        # 3 warm-up steps of 8: the peak at step 3, four steps down to the last, step 7
+        ("cosine", [0.25, 0.5, 0.75, 1.0, 0.2 + 0.8 * 0.8535533905932737, 0.6, 0.2 + 0.8 * 0.14644660940672627, 0.2]),
+        ("linear", [0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2]),
+        ("constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_the_schedule_has_the_values_computed_by_hand(schedule, expected):
+    config = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3, schedule=schedule)
+    assert [lr_at(step, 8, config) for step in range(8)] == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_schedule_at_its_edges():
+    assert lr_at(0, 1, OptimizerConfig(lr=0.5)) == 0.5  # a run of one step trains at the peak
+    assert lr_at(100, 8, COSINE) == pytest.approx(0.2)  # after the end it stays at min_lr
+    assert lr_at(5, 4, OptimizerConfig(lr=1.0, warmup_steps=9)) == pytest.approx(0.6)  # a run inside the warm-up
+    with pytest.raises(ConfigError, match="step is -1: steps count from 0"):
+        lr_at(-1, 8, COSINE)
+
+
+def test_set_lr_reaches_every_group():
+    optimizer = build_optimizer(small_gpt(), OptimizerConfig())
+    set_lr(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+@pytest.mark.parametrize("max_norm, scale", [(1.0, 0.2), (10.0, 1.0), (0, 1.0)])
+def test_clipping_returns_the_global_norm_and_scales_down_only(max_norm, scale):
+    a, b, unused = (torch.nn.Parameter(torch.zeros(n)) for n in (1, 2, 3))
+    a.grad, b.grad = torch.tensor([3.0]), torch.tensor([0.0, 4.0])
+    assert clip_([a, b, unused], max_norm).item() == pytest.approx(5.0)
+    torch.testing.assert_close(torch.cat([a.grad, b.grad]), scale * torch.tensor([3.0, 0.0, 4.0]))
