@@ -10,6 +10,7 @@ A number on a figure is measured (filled), predicted (dashed) or published (holl
 from aiscale.plots.anatomy import PART_COLORS, attention_masks, parameter_breakdown, transformer_layer
 from aiscale.plots.collectives import collective, latency_bandwidth, ring_steps
 from aiscale.plots.memory import memory_bars, memory_over_time
+from aiscale.plots.messages import message_count
 from aiscale.plots.numbers import FORMATS, matrices, matrix, number_formats
 from aiscale.plots.ranges import value_range
 from aiscale.plots.scaling import efficiency, published_vs_measured, speedup
@@ -50,6 +51,7 @@ __all__ = [
     "matrix",
     "memory_bars",
     "memory_over_time",
+    "message_count",
     "number_formats",
     "parameter_breakdown",
     "published_vs_measured",
