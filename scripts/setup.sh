@@ -102,6 +102,10 @@ install_torch() {
       *) fail "TORCH=$word is neither the address of a package index, nor a version, nor 'site'" ;;
     esac
   done
+  # The same version from another index would count as installed already.
+  if [ -f $VENV/.aiscale-torch ] && [ "$(cat $VENV/.aiscale-torch)" != "$TORCH" ]; then
+    $VENV/bin/python -m pip uninstall --quiet --yes torch
+  fi
   # First and pinned: without a pin pip would take the newest build and the gigabytes that come with it.
   say "installing torch $version"
   pip_install ${options[@]+"${options[@]}"} "torch==$version"
@@ -117,13 +121,23 @@ check_torch() {
   fi
 }
 
+# Shows how far pip is, on a terminal.
+count() {
+  local line n=0 total=$(($1))
+  while read -r line; do
+    case $line in Collecting* | "Requirement already"*) n=$((n + 1)) ;; esac
+    if [ -t 2 ]; then printf '\rsetup: %d of %d' $n $total >&2; fi
+  done
+  if [ -t 2 ]; then printf '\r' >&2; fi
+}
+
 install_rest() {
   local left_out='^(#|torch==)'
   if [ "$MPI" = site ]; then left_out='^(#|torch==|mpich==)'; fi
   grep -vE "$left_out" requirements.lock > $VENV/rest.txt
   say "installing $(($(wc -l < $VENV/rest.txt))) packages of requirements.lock"
   # The lock is complete, and nothing of it may replace the torch that was chosen.
-  pip_install --quiet --no-deps -r $VENV/rest.txt
+  pip_install --no-deps --progress-bar off -r $VENV/rest.txt | count "$(wc -l < $VENV/rest.txt)"
   pip_install --quiet --no-deps --no-build-isolation --editable .
 }
 

@@ -1,0 +1,145 @@
+"""`aiscale notebooks`: run, list, check and strip notebooks, and build their gallery.
+
+    aiscale notebooks 03_ddp -p steps=20
+    aiscale notebooks --check
+
+Exit status: 0 when every notebook asked for passed, 1 when one did not, 2 on bad input, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+from aiscale.book.anatomy import check, strip
+from aiscale.book.failure import describe
+from aiscale.book.gallery import build_gallery
+from aiscale.book.notebook import BookError, Notebook, notebooks
+from aiscale.book.progress import LineProgress, make_progress
+from aiscale.book.results import Result
+from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S
+from aiscale.book.running import run as run_notebooks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `aiscale notebooks`."""
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="by name, number or path (default: all, in reading order)")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--list", action="store_true", help="name the notebooks, what they need and their parameters")
+    task.add_argument("--check", action="store_true", help="check their anatomy without running them")
+    task.add_argument("--strip", action="store_true", help="remove outputs and editors' metadata, format the code")
+    task.add_argument("--only-gallery", action="store_true", help="build the gallery from what has been run before")
+    add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
+    add("--gallery", action="store_true", help="build the gallery afterwards")
+    add("--resume", action="store_true", help="do not run again what passed and has not changed since")
+    add("--out", default="build", metavar="DIR", help="where executed copies and gallery go (default: build)")
+    add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
+    add("--cell-timeout", type=float, default=CELL_TIMEOUT_S, metavar="S", help="seconds for a cell (default: 120)")
+    add("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds for a notebook (default: 600)")
+    add("--plain", action="store_true", help="lines of progress, no table that is redrawn")
+    add("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out what the arguments ask for; returns the exit status."""
+    if args.list:
+        return _list(args)
+    if args.check:
+        return _check(args)
+    if args.strip:
+        for notebook in notebooks(args.names, args.root):
+            if strip(notebook.path):
+                print(notebook.path)
+        return 0
+    if args.only_gallery:
+        print(build_gallery(args.root, args.out))
+        return 0
+    return _run(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = notebooks(args.names, args.root)
+    if args.json:
+        print(json.dumps([_describe(notebook) for notebook in found], indent=1))
+    else:
+        for notebook in found:
+            header = notebook.header
+            print(f"{notebook.name}: {header.title}")
+            print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
+            print(f"    {'  '.join(f'-p {parameter}' for parameter in notebook.parameters.values())}")
+    return 0
+
+
+def _describe(notebook: Notebook) -> dict:
+    header = notebook.header
+    return {
+        "name": notebook.name,
+        "path": str(notebook.path),
+        "title": header.title,
+        "promise": header.promise,
+        "minutes": header.minutes,
+        "ranks": header.ranks,
+        "hardware": header.hardware,
+        "needs": header.needs,
+        "parameters": {parameter.name: parameter.default for parameter in notebook.parameters.values()},
+    }
+
+
+def _check(args: argparse.Namespace) -> int:
+    found = {notebook.name: check(notebook.path) for notebook in notebooks(args.names, args.root)}
+    if args.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for name, problems in found.items():
+            print("\n".join(f"{name}: {problem}" for problem in problems) or f"{name}: in order")
+    return 1 if any(found.values()) else 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite end of this process ends the kernels too
+    results = run_notebooks(
+        args.names,
+        _parameters(args.parameter),
+        root=args.root,
+        out=args.out,
+        cell_timeout_s=args.cell_timeout,
+        timeout_s=args.timeout,
+        resume=args.resume,
+        progress=LineProgress() if args.plain else make_progress(),
+    )
+    for result in results:
+        if result.failure:
+            print("", *describe(result.name, result.failure), sep="\n", file=sys.stderr)
+        if result.left_behind:
+            print(f"{result.name} left {result.left_behind} processes behind; they were ended", file=sys.stderr)
+    gallery = build_gallery(args.root, args.out) if args.gallery else None
+    _report(results, gallery, args.json)
+    if any(result.state == "interrupted" for result in results):
+        return 130
+    return 0 if all(result.state == "passed" for result in results) else 1
+
+
+def _report(results: list[Result], gallery: Path | None, as_json: bool) -> None:
+    if as_json:
+        tree = {"notebooks": [result.to_dict() for result in results], "gallery": str(gallery) if gallery else None}
+        print(json.dumps(tree, indent=1))
+        return
+    passed = sum(result.state == "passed" for result in results)
+    seconds = sum(result.seconds for result in results)
+    print(f"{passed} of {len(results)} notebooks passed in {seconds:.0f} s")
+    if gallery:
+        print(f"gallery: {gallery.resolve()}")
+
+
+def _parameters(assignments: list[str]) -> dict[str, str]:
+    given = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name.strip():
+            raise BookError(f"-p {assignment!r} is not of the form key=value: write, for example, -p steps=20")
+        given[name.strip()] = value.strip()
+    return given

@@ -1,0 +1,75 @@
+"""One notebook in a process of its own: `python -m aiscale.book.execute JOB.json`, started by `aiscale.book.running`.
+
+Papermill runs the notebook here. Each cell that starts is reported as a line of JSON on the file descriptor that the
+job names; the process that reads it decides about time-outs, because it can still act when everything here hangs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+#: nbclient's own time-out is a second line of defence behind that of the process that watches.
+_GRACE_S = 30.0
+
+
+def main() -> int:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    # Whoever is meant to end this process may itself be killed.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != job["parent"]:
+        return 1
+    with open(job["events"], "w", buffering=1) as events:
+        return _execute(job, lambda **event: events.write(json.dumps(event) + "\n"))
+
+
+def _execute(job: dict, report) -> int:
+    import papermill
+    from papermill.engines import NBClientEngine, papermill_engines
+
+    class Engine(NBClientEngine):
+        """Papermill's own, which also says where it is."""
+
+        @classmethod
+        def execute_managed_notebook(cls, nb_man, kernel_name, **options):
+            start = nb_man.cell_start
+
+            def cell_start(cell, cell_index=None, **more):
+                if cell.cell_type == "code":
+                    report(event="cell", id=cell.get("id"), injected="injected-parameters" in cell.metadata.tags)
+                return start(cell, cell_index, **more)
+
+            nb_man.cell_start = cell_start
+            return super().execute_managed_notebook(nb_man, kernel_name, **options)
+
+    papermill_engines.register("aiscale", Engine)
+    warnings.filterwarnings("ignore", module="papermill|nbformat|nbclient|traitlets")
+    try:
+        papermill.execute_notebook(
+            job["source"],
+            job["target"],
+            job["parameters"],
+            engine_name="aiscale",
+            kernel_name="python3",
+            language="python",
+            cwd=job["cwd"],
+            progress_bar=False,
+            start_timeout=job["start_timeout_s"],
+            execution_timeout=int(job["cell_timeout_s"] + _GRACE_S),
+        )
+    except Exception as error:
+        report(event="error", kind=type(error).__name__, message=str(error))
+        return 1
+    report(event="done")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

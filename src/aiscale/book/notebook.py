@@ -1,0 +1,286 @@
+"""A notebook and what its first cells say about it: title, promise, minutes, ranks, hardware, parameters.
+
+    for notebook in notebooks(["03"]):
+        print(notebook.name, notebook.header.minutes, notebook.parameters)
+
+The form that every notebook in notebooks/ has (`aiscale.book.anatomy` checks it):
+
+    1. markdown   # 03 · Data parallelism with DDP
+                  <blank>
+                  The promise: one sentence, which the gallery shows.
+                  <blank>
+                  | minutes | ranks | hardware | comes before |
+                  |---|---|---|---|
+                  | 35 | 4 | any laptop, 2 cores | 02_serial_to_mpi |
+                  <blank>
+                  ## Questions
+                  - two to five of them
+                  <blank>
+                  ## You will be able to
+                  - two to five things
+    2. code       imports
+    3. markdown   a word about the parameters
+    4. code       tagged `parameters`: lines of `name = literal  # what it is`
+    5. ...        the lesson, prose and code by turns; one figure may be tagged `cover`, for the gallery's card
+    6. markdown   ## Key points: three to five lines
+    7. markdown   ## Exercises, then code where they need it
+
+`minutes` is a person's time, `ranks` the most that the notebook starts, `comes before` the notebook to have read, or
+`nothing`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import re
+import tokenize
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import nbformat
+
+from aiscale.config import ConfigError
+
+COLUMNS = ("minutes", "ranks", "hardware", "comes before")
+_TITLE = re.compile(r"# (?P<number>\d\d) · (?P<title>\S.*)")
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+    tuple: "a tuple",
+}
+
+
+class BookError(ConfigError):
+    """Something asked of the book that it cannot do; the message is one line that says what to change."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first cell says; `problems` holds what it should say and does not."""
+
+    number: str
+    title: str
+    promise: str
+    minutes: int
+    ranks: int
+    hardware: str
+    needs: str  #: the notebook to have read, or "nothing"
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of the cell tagged `parameters`."""
+
+    name: str
+    default: object
+    comment: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.default!r}"
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """A notebook file; everything else is read from it when asked for."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @cached_property
+    def content(self) -> nbformat.NotebookNode:
+        return read(self.path)
+
+    @cached_property
+    def header(self) -> Header:
+        first = next(iter(self.content.cells), None)
+        return parse_header(first.source if first is not None and first.cell_type == "markdown" else "")
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        cell = next((cell for cell in self.content.cells if "parameters" in tags(cell)), None)
+        return parse_parameters(cell.source) if cell is not None else {}
+
+    def accept(self, given: Mapping[str, object]) -> dict[str, object]:
+        """`given` with every value as the parameter's type; text, as a command line gives it, is read.
+
+        Raises BookError on a name that this notebook does not have, or a value of another type.
+        """
+        return {name: self._accept(name, value) for name, value in given.items()}
+
+    def _accept(self, name: str, value: object) -> object:
+        if name not in self.parameters:
+            close = difflib.get_close_matches(name, self.parameters, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            has = ", ".join(map(str, self.parameters.values())) or "none"
+            raise BookError(f"{self.name} has no parameter {name}: {hint}its parameters are {has}")
+        default = self.parameters[name].default
+        try:
+            return _convert(value, default)
+        except ValueError:
+            kind = _WORDS.get(type(default), "a literal")
+            raise BookError(f"{self.name}: {name} is {value!r}, but it must be {kind}, as {default!r} is") from None
+
+
+def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None) -> list[Notebook]:
+    """The notebooks of a folder in reading order, or those that `names` choose by name, number or path."""
+    root = Path(root) if root else find_root()
+    found = {path.stem: Notebook(path) for path in sorted(root.glob("[0-9][0-9]_*.ipynb"))}
+    if not names:
+        if not found:
+            raise BookError(f"there is no notebook in {root}: run this in the project's folder, or name files")
+        return list(found.values())
+    return [_choose(name, found) for name in names]
+
+
+def find_root() -> Path:
+    """The folder notebooks/ of the working directory, else that of the source tree this package is installed from."""
+    here, tree = Path("notebooks"), Path(__file__).resolve().parents[3] / "notebooks"
+    return here if here.is_dir() or not tree.is_dir() else tree
+
+
+def _choose(name: str, found: Mapping[str, Notebook]) -> Notebook:
+    if name.endswith(".ipynb"):
+        if not Path(name).is_file():
+            raise BookError(f"there is no file {name}: check the path, or name a notebook as in {_some(found)}")
+        return Notebook(Path(name))
+    matches = [n for stem, n in found.items() if name in (stem, stem[:2], stem[3:]) or name.zfill(2) == stem[:2]]
+    if not matches:
+        close = difflib.get_close_matches(name, found, n=1)
+        raise BookError(f"no notebook is called {name}: {f'did you mean {close[0]}?' if close else _some(found)}")
+    return matches[0]
+
+
+def _some(found: Mapping[str, Notebook]) -> str:
+    return f"there are {', '.join(found)}" if found else "there are none"
+
+
+def read(path: str | Path) -> nbformat.NotebookNode:
+    """The notebook in a file; raises BookError where it is none."""
+    try:
+        return nbformat.read(path, as_version=4)
+    except OSError as error:
+        raise BookError(f"{path} cannot be read: {error.strerror}") from None
+    except Exception as error:  # nbformat raises what its JSON reader and its validator do
+        reason = str(error).splitlines()[0][:120]
+        raise BookError(f"{path} is no notebook ({reason}): open and save it in Jupyter, or restore it") from None
+
+
+def tags(cell: nbformat.NotebookNode) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def parse_header(source: str) -> Header:
+    """Read the first cell; where it departs from the form, the field is empty and `problems` says so."""
+    problems = []
+    lines = [line.rstrip() for line in source.strip().splitlines()]
+    title = _TITLE.fullmatch(lines[0]) if lines else None
+    if not title:
+        problems.append("the first cell does not start with a title of the form '# 03 · Title'")
+    body = [line for line in lines[1:] if line]
+    promise = body[0] if body and body[0][0] not in "#|-*" else ""
+    if not promise:
+        problems.append("no promise stands under the title: one sentence, in one line")
+    row = _table_row(lines)
+    if row is None:
+        problems.append(f"the first cell has no table with the columns {' | '.join(COLUMNS)}")
+        row = {}
+    numbers = {}
+    for column in ("minutes", "ranks"):
+        text = row.get(column, "")
+        numbers[column] = int(text) if text.isdecimal() else 0
+        if row and not numbers[column]:
+            problems.append(f"{column} is {text!r}: it must be a whole number of at least 1")
+    for heading in ("Questions", "You will be able to"):
+        count = _bullets(lines, heading)
+        if not 2 <= count <= 5:
+            problems.append(f"'## {heading}' has {count} bullets: it must have 2 to 5")
+    return Header(
+        number=title["number"] if title else "",
+        title=title["title"] if title else (lines[0].lstrip("# ") if lines else ""),
+        promise=promise,
+        hardware=row.get("hardware", ""),
+        needs=row.get("comes before", ""),
+        problems=tuple(problems),
+        **numbers,
+    )
+
+
+def _table_row(lines: Sequence[str]) -> dict[str, str] | None:
+    table = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines if line.startswith("|")]
+    if len(table) != 3 or tuple(table[0]) != COLUMNS or len(table[2]) != len(COLUMNS):
+        return None
+    return dict(zip(COLUMNS, table[2], strict=True))
+
+
+def _bullets(lines: Sequence[str], heading: str) -> int:
+    """How many bullets stand below a heading."""
+    if f"## {heading}" not in lines:
+        return 0
+    below = lines[lines.index(f"## {heading}") + 1 :]
+    end = next((i for i, line in enumerate(below) if line.startswith("#")), len(below))
+    return sum(line.startswith("- ") for line in below[:end])
+
+
+def parse_parameters(source: str) -> dict[str, Parameter]:
+    """The lines `name = literal  # comment` of a parameters cell; raises BookError on any other statement."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise BookError(f"the parameters cell is not Python (line {error.lineno}): {error.msg}") from None
+    comments = _comments(source)
+    found = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        try:
+            if not isinstance(target, ast.Name):
+                raise ValueError
+            default = ast.literal_eval(node.value)
+        except ValueError:
+            line = source.splitlines()[node.lineno - 1].strip()
+            raise BookError(f"the parameters cell holds {line!r}: write only `name = literal`") from None
+        found[target.id] = Parameter(target.id, default, comments.get(node.end_lineno, ""))
+    return found
+
+
+def _comments(source: str) -> dict[int, str]:
+    """Comment of each line that has one."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+
+
+def _convert(value: object, default: object) -> object:
+    """`value` as the type of `default`; raises ValueError where it is of another."""
+    if isinstance(value, str) and not isinstance(default, str):
+        value = _literal(value, default)
+    if default is None:
+        return value
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(default, list | tuple) and isinstance(value, list | tuple):
+        return type(default)(_convert(item, default[0]) if default else item for item in value)
+    if type(value) is not type(default):
+        raise ValueError
+    return value
+
+
+def _literal(text: str, default: object) -> object:
+    words = {"true": True, "false": False}
+    if isinstance(default, bool):
+        return words.get(text.lower(), text)
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        if default is None:
+            return text
+        raise ValueError from None
