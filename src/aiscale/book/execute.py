@@ -49,6 +49,7 @@ def _execute(job: dict, report) -> int:
             nb_man.cell_start = cell_start
             return super().execute_managed_notebook(nb_man, kernel_name, **options)
 
+    _let_tagged_cells_fail()
     papermill_engines.register("aiscale", Engine)
     warnings.filterwarnings("ignore", module="papermill|nbformat|nbclient|traitlets")
     try:
@@ -69,6 +70,25 @@ def _execute(job: dict, report) -> int:
         return 1
     report(event="done")
     return 0
+
+
+def _let_tagged_cells_fail() -> None:
+    """Papermill fails a notebook for any error in it, also for one that a cell makes on purpose."""
+    from papermill import execute
+
+    complain = execute.raise_for_execution_errors
+
+    def complain_of_untagged(nb, output_path) -> None:
+        if any(_failed(cell) and "raises-exception" not in cell.metadata.get("tags", []) for cell in nb.cells):
+            complain(nb, output_path)
+
+    execute.raise_for_execution_errors = complain_of_untagged
+
+
+def _failed(cell) -> bool:
+    """Whether a cell raised; papermill's mark is there even where no output tells of it."""
+    raised = any(output.output_type == "error" for output in cell.get("outputs", []))
+    return raised or cell.metadata.get("papermill", {}).get("exception") is True
 
 
 if __name__ == "__main__":
