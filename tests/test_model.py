@@ -370,18 +370,6 @@ def test_tied_weights_are_one_tensor_and_one_gradient():
     torch.testing.assert_close(model.token_embedding.weight.grad, both)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("bias", [True, False])
-def test_few_rows_through_slices_of_the_weight_give_the_plain_product(rows, bias, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    torch.manual_seed(0)
-    linear, x = aiscale.model.Linear(24, 36, bias=bias), torch.randn(rows, 1, 24)
-    plain = torch.nn.functional.linear(x, linear.weight, linear.bias)
-    with torch.no_grad():
-        torch.testing.assert_close(linear(x), plain)
-        assert linear(x).shape == (rows, 1, 36)
-
-
 def test_a_sequence_longer_than_the_model_knows_is_refused():
     tokens = torch.zeros(1, 17, dtype=torch.long)
     for config in (SMALL, LLAMA):

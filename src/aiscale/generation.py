@@ -19,9 +19,11 @@ Shapes: B batch, T tokens, V vocabulary, G key/value heads, C width of a head, S
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from aiscale.config import ConfigError
 
@@ -55,6 +57,31 @@ class KVCache:
     def length(self) -> int:
         """Places that are filled."""
         return self.layers[0].length
+
+
+class Linear(nn.Linear):
+    """nn.Linear, and on CPU a faster one for the few rows of a step of generation.
+
+    The CPU library multiplies few rows on one thread only, however many there are; given slices of the weight as a
+    batch, it gives each thread its own, and a step becomes twice as fast on two cores."""
+
+    MAX_ROWS = 8  #: with more rows the library divides the work well
+    MIN_WEIGHTS = 2**18  #: a smaller weight is done before a second thread has woken up
+
+    def forward(self, x: Tensor) -> Tensor:
+        few_rows = self.weight.numel() >= self.MIN_WEIGHTS and x.shape[:-1].numel() <= self.MAX_ROWS
+        if not few_rows or torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":
+            return F.linear(x, self.weight, self.bias)
+        slices = math.gcd(self.out_features, torch.get_num_threads())
+        if slices == 1 or torch.is_autocast_enabled("cpu"):
+            return F.linear(x, self.weight, self.bias)
+        x_batch = x.reshape(1, -1, self.in_features).expand(slices, -1, -1)
+        weight = self.weight.view(slices, -1, self.in_features).transpose(1, 2)
+        if self.bias is None:
+            y = torch.bmm(x_batch, weight)
+        else:
+            y = torch.baddbmm(self.bias.view(slices, 1, -1), x_batch, weight)  # (slices,rows,out/slices)
+        return y.transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
 
 
 def generate(

@@ -15,8 +15,6 @@ hidden layer, V vocabulary, L layers, S tokens that attention looks at (those in
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from aiscale import generation, hf
 from aiscale.config import ConfigError, ModelConfig
-from aiscale.generation import KVCache, LayerCache
+from aiscale.generation import KVCache, LayerCache, Linear
 
 ACTIVATIONS = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -38,29 +36,6 @@ def make_norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.d_model, eps=config.norm_eps)
     return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
-
-
-class Linear(nn.Linear):
-    """nn.Linear, and on CPU a faster one for the few rows of a step of generation.
-
-    The CPU library multiplies few rows on one thread only, however many there are; given slices of the weight as a
-    batch, it gives each thread its own, and a step becomes twice as fast on two cores."""
-
-    MAX_ROWS = 8
-
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":
-            return super().forward(x)
-        rows, slices = x.shape[:-1].numel(), math.gcd(self.out_features, torch.get_num_threads())
-        if rows > self.MAX_ROWS or slices == 1 or torch.is_autocast_enabled("cpu"):
-            return super().forward(x)
-        x_batch = x.reshape(1, rows, -1).expand(slices, -1, -1)
-        weight = self.weight.view(slices, -1, self.in_features).transpose(1, 2)
-        if self.bias is None:
-            y = torch.bmm(x_batch, weight)
-        else:
-            y = torch.baddbmm(self.bias.view(slices, 1, -1), x_batch, weight)  # (slices,rows,out/slices)
-        return y.transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
 
 
 class Attention(nn.Module):

@@ -1,0 +1,300 @@
+"""Our GPT against transformers' GPT-2 and against the floor, all in one run, taking turns.
+
+    aiscale bench model [--quick] [--json]
+    show_model(bench_model())
+
+Both models hold the same weights (ours are written as a Hugging Face folder, which transformers reads; their losses
+must agree before anything is timed), take the same batches, and are trained by the same fused AdamW. transformers runs
+without dropout and key/value cache and with its scaled-dot-product attention, in two settings:
+    fair      the tanh GELU in one fused operation, as ours
+    default   GPT-2's own activation, gelu_new: the same function, spelled out in seven operations
+The floor is the time of a step's matrix products alone, into memory allocated beforehand: no framework can be faster
+without faster products. Attention's products count half: a token needs only those before it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from aiscale.bench.timing import Paired, has_bf16_instructions, machine_facts, paired, peak_memory_bytes
+from aiscale.config import ModelConfig, OptimizerConfig
+from aiscale.model import GPT
+from aiscale.optim import build_optimizer
+
+transformers.utils.logging.disable_progress_bar()
+
+PROMPT_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One model and batch."""
+
+    n_layer: int
+    d_model: int
+    vocab_size: int
+    batch: int = 8
+    seq_len: int = 256
+    rounds: int = 10
+
+    @property
+    def name(self) -> str:
+        return f"{self.n_layer}x{self.d_model}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one step."""
+        return self.batch * self.seq_len
+
+    def config(self, max_seq_len: int = 0) -> ModelConfig:
+        return ModelConfig(
+            n_layer=self.n_layer,
+            n_head=max(1, self.d_model // 64),
+            d_model=self.d_model,
+            vocab_size=self.vocab_size,
+            max_seq_len=max_seq_len or self.seq_len,
+        )
+
+
+SIZES = [
+    Size(n_layer=6, d_model=384, vocab_size=172, rounds=12),  # seed 004's model, half its batch
+    Size(n_layer=12, d_model=768, vocab_size=50257, batch=4, rounds=6),  # GPT-2's smallest
+]
+QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, rounds=3)]
+
+
+def bench_model(
+    *,
+    quick: bool = False,
+    new_tokens: int = 256,
+    generation_rounds: int = 8,
+    report: Callable[[str], object] = lambda message: None,
+) -> dict:
+    """Measure everything; quick uses a tiny model and judges nothing. `report` is told what is being measured."""
+    sizes = QUICK_SIZES if quick else SIZES
+    result = {"benchmark": "model", "quick": quick, "machine": machine_facts(), "training": [], "generation": []}
+    for size in sizes:
+        report(f"training {size.name}")
+        result["training"].append(_bench_training(size))
+    report(f"generation {sizes[0].name}")
+    result["generation"].append(_bench_generation(sizes[0], new_tokens, generation_rounds))
+    result["checks"] = [] if quick else checks(result)
+    return result
+
+
+def checks(result: dict) -> list[dict]:
+    """What the model promises, judged: {name, value, target, met}."""
+    found = []
+
+    def judge(name: str, value: float, target: float, at_most: bool = False) -> None:
+        met = value <= target if at_most else value >= target
+        found.append({"name": name, "value": value, "target": target, "at_most": at_most, "met": met})
+
+    for row in result["training"]:
+        judge(f"{row['size']}: speed over transformers, fair", row["speedup"]["transformers fair"], 1.0)
+        judge(f"{row['size']}: speed over transformers, default", row["speedup"]["transformers default"], 1.1)
+        memory = row["peak_memory_bytes"]
+        judge(f"{row['size']}: peak memory over transformers", memory["ours"] / memory["transformers fair"], 1.0, True)
+        if has_bf16_instructions():
+            judge(f"{row['size']}: bf16 autocast over our fp32", 1 / row["speedup"]["ours bf16"], 1.5)
+    for row in result["generation"]:
+        judge(f"{row['size']}: generation over transformers", row["speedup"]["transformers"], 1.3)
+    return found
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+def _bench_training(size: Size) -> dict:
+    torch.manual_seed(0)
+    model = GPT(size.config())
+    theirs = _same_in_transformers(model)
+    tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
+    _require_same_loss(model, theirs, tokens)
+    our_step, their_step = _our_step(model, tokens), _their_step(theirs, tokens)
+    timing = paired(
+        {
+            "ours": our_step,
+            "ours bf16": lambda: our_step(bf16=True),
+            "transformers fair": lambda: their_step("gelu_pytorch_tanh"),
+            "transformers default": lambda: their_step("gelu_new"),
+            "floor": _products(model, size),
+        },
+        size.rounds,
+    )
+    return {
+        "size": size.name,
+        "parameters": model.num_parameters(),
+        "vocab_size": size.vocab_size,
+        "batch": size.batch,
+        "seq_len": size.seq_len,
+        "rounds": size.rounds,
+        **_summary(timing, size.tokens),
+        "peak_memory_bytes": {
+            "ours": _peak(size, "ours"),
+            "transformers fair": _peak(size, "gelu_pytorch_tanh"),
+            "transformers default": _peak(size, "gelu_new"),
+        },
+    }
+
+
+def _summary(timing: Paired, tokens: int) -> dict:
+    """Seconds and tokens/s of each contender, and how many times as long as ours it takes."""
+    return {
+        "seconds": {name: timing.median_s(name) for name in timing.seconds},
+        "tokens_per_s": {name: tokens / timing.median_s(name) for name in timing.seconds},
+        "speedup": {name: timing.ratio(name, "ours") for name in timing.seconds if name != "ours"},
+        "speedup_of_each_round": {name: timing.ratios(name, "ours") for name in timing.seconds if name != "ours"},
+    }
+
+
+def _same_in_transformers(model: GPT) -> transformers.GPT2LMHeadModel:
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa")
+
+
+def _require_same_loss(model: GPT, theirs, tokens: Tensor) -> None:
+    with torch.no_grad():
+        ours = model(tokens[:, :-1], tokens[:, 1:]).item()
+        other = theirs(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
+    if abs(ours - other) > 1e-4:
+        raise RuntimeError(f"our loss is {ours}, transformers' {other}: they do not compute the same, so no comparison")
+
+
+def _our_step(model: GPT, tokens: Tensor) -> Callable:
+    optimizer = build_optimizer(model, OptimizerConfig())
+
+    def step(bf16: bool = False) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = model(tokens, tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _their_step(model, tokens: Tensor) -> Callable:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    model.train()
+
+    def step(activation: str) -> None:
+        for block in model.transformer.h:
+            block.mlp.act = ACT2FN[activation]
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _products(model: GPT, size: Size) -> Callable[[], None]:
+    """The matrix products of one training step and nothing else: of each weight (forward, and backward for its input
+    and for itself), and of attention, two forward and four backward, at half."""
+    weights = [p.detach() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name]
+    weights.append(model.head_weight.detach())
+    widths = {width for weight in weights for width in weight.shape}
+    x, y = ({width: torch.randn(size.tokens, width) for width in widths} for _ in range(2))
+    d_weight = {tuple(w.shape): torch.empty_like(w) for w in weights}
+    heads = max(1, size.batch * model.config.n_head // 2)
+    q, gathered = (torch.randn(heads, size.seq_len, model.config.d_head) for _ in range(2))
+    p, scores = (torch.randn(heads, size.seq_len, size.seq_len) for _ in range(2))
+
+    @torch.no_grad()
+    def products() -> None:
+        for w in weights:
+            n_out, n_in = w.shape
+            torch.mm(x[n_in], w.t(), out=y[n_out])
+            torch.mm(x[n_out], w, out=y[n_in])
+            torch.mm(x[n_out].t(), x[n_in], out=d_weight[n_out, n_in])
+        for _ in range(3 * model.config.n_layer):
+            torch.bmm(q, q.transpose(1, 2), out=scores)
+            torch.bmm(p, q, out=gathered)
+
+    return products
+
+
+def _peak(size: Size, contender: str) -> int:
+    return peak_memory_bytes("aiscale.bench.model:train_alone", vars(size), contender)
+
+
+def train_alone(size: dict, contender: str) -> None:
+    """Three training steps of one contender ("ours", or an activation of transformers): run by peak_memory_bytes."""
+    size = Size(**size)
+    tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
+    if contender == "ours":
+        step = _our_step(GPT(size.config()), tokens)
+    else:
+        config = _their_config(size)
+        their_step = _their_step(transformers.GPT2LMHeadModel(config), tokens)
+        step = lambda: their_step(contender)  # noqa: E731
+    for _ in range(3):
+        step()
+
+
+def _their_config(size: Size) -> transformers.GPT2Config:
+    config = size.config()
+    return transformers.GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.max_seq_len,
+        n_embd=config.d_model,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        attn_implementation="sdpa",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+# Generation ----------------------------------------------------------------------------------------------------------
+
+
+def _bench_generation(size: Size, new_tokens: int, rounds: int) -> dict:
+    """One text, greedy, with a key/value cache on both sides; the texts must be the same."""
+    torch.manual_seed(0)
+    model = GPT(size.config(max_seq_len=PROMPT_TOKENS + new_tokens))
+    theirs = _same_in_transformers(model)
+    for block in theirs.transformer.h:
+        block.mlp.act = ACT2FN["gelu_pytorch_tanh"]
+    prompt = torch.randint(0, size.vocab_size, (1, PROMPT_TOKENS))
+    texts = {}
+
+    def ours() -> None:
+        texts["ours"] = model.generate(prompt, new_tokens, temperature=0)
+
+    def other() -> None:
+        kind = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+        texts["transformers"] = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **kind)
+
+    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds)
+    same = (texts["ours"] == texts["transformers"]).all().item()
+    shape = {"size": size.name, "vocab_size": size.vocab_size, "new_tokens": new_tokens, "rounds": rounds}
+    return {**shape, "same_text": same, **_summary(timing, new_tokens)}
+
+
+def _row_products(model: GPT, new_tokens: int) -> Callable[[], None]:
+    """The products of one row with every weight, once for each new token."""
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    rows = {linear.in_features: torch.randn(1, linear.in_features) for linear in linears}
+    head, row = model.head_weight.detach().t().contiguous(), torch.randn(1, model.config.d_model)
+
+    @torch.inference_mode()
+    def products() -> None:
+        for _ in range(new_tokens):
+            for linear in linears:
+                linear(rows[linear.in_features])
+            torch.mm(row, head)
+
+    return products

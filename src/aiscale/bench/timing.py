@@ -1,0 +1,148 @@
+"""Fair timing on a machine that is never quite quiet: contenders take turns, and their ratio is taken turn by turn.
+
+    timing = paired({"ours": step_a, "theirs": step_b}, rounds=10)
+    timing.median_s("ours"), timing.ratio("theirs", "ours")      # 1.2: theirs takes 1.2 times as long
+
+Two programs that run one after the other see two different machines: another job starts, the processor warms up.
+Within one round they see almost the same one. So the ratio of each round is taken, and then the median over rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Seconds of every contender in every round."""
+
+    seconds: dict[str, list[float]]
+
+    def median_s(self, name: str) -> float:
+        """Seconds of a typical round."""
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, name: str, base: str) -> float:
+        """How many times as long as `base` it takes: the median of the rounds' ratios."""
+        return statistics.median(self.ratios(name, base))
+
+    def ratios(self, name: str, base: str) -> list[float]:
+        """That ratio in every round."""
+        return [a / b for a, b in zip(self.seconds[name], self.seconds[base], strict=True)]
+
+
+def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1) -> Paired:
+    """Run all contenders in turn, `rounds` times, in an order that turns round each time; the first `warmup` rounds,
+    in which caches fill and libraries load, do not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for round_index in range(-warmup, rounds):
+        order = list(contenders) if round_index % 2 == 0 else list(reversed(contenders))
+        for name in order:
+            start = time.perf_counter()
+            contenders[name]()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if round_index >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    return Paired(seconds=seconds)
+
+
+def machine_facts() -> dict:
+    """Where and with what a measurement was made: without these a number means nothing."""
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "accelerators": devices,
+        "bf16_instructions": has_bf16_instructions(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def has_bf16_instructions() -> bool:
+    """Whether the processor multiplies bf16 itself; one that does not is slower in bf16 than in fp32."""
+    return any(flag in _cpuinfo("flags").split() for flag in ("avx512_bf16", "amx_bf16")) or "bf16" in _cpuinfo(
+        "Features"
+    )
+
+
+def peak_memory_bytes(function: str, *arguments: object) -> int:
+    """Peak resident memory of `module:function` called with JSON arguments, above what its imports took.
+
+    Each call has a process of its own: a peak cannot be taken back, and memory that one contender freed would be lent
+    to the next. The function is called with the arguments; importing its module must import all that it needs.
+    """
+    module, _, name = function.partition(":")
+    code = (
+        f"from aiscale.bench.timing import _report_peak; _report_peak({module!r}, {name!r}, {json.dumps(arguments)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{function} failed in its own process: {done.stderr.strip().splitlines()[-1]}")
+    return int(done.stdout.split()[-1])
+
+
+def _report_peak(module: str, name: str, arguments: str) -> None:
+    """The child's side of peak_memory_bytes: prints the bytes."""
+    import importlib
+    import resource
+
+    function = getattr(importlib.import_module(module), name)
+    before = _status_bytes("VmRSS")
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak that the imports made
+    except OSError:
+        pass
+    function(*json.loads(arguments))
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    print(peak - before)
+
+
+def _status_bytes(key: str) -> int:
+    """A line of /proc/self/status in bytes; 0 where there is none (macOS)."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.split(":")[0].strip() == key), "")
+
+
+def _processor() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

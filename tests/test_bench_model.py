@@ -1,0 +1,126 @@
+"""The benchmark: pairs are taken round by round, the comparison is fair, and it prints what it measured."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from aiscale.bench import bench_model, machine_facts, paired, peak_memory_bytes, show_model, timing
+from aiscale.bench.model import Size, _products, _require_same_loss, _same_in_transformers, checks
+from aiscale.model import GPT
+
+TINY = Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
+
+
+@pytest.fixture(scope="module")
+def quick_result() -> dict:
+    return bench_model(quick=True, new_tokens=8, generation_rounds=2)
+
+
+def test_contenders_take_turns_and_the_warm_up_does_not_count():
+    calls = []
+    measured = paired({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=2)
+    assert "".join(calls) == "cba" + "abc" + "cba"
+    assert {name: len(seconds) for name, seconds in measured.seconds.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_the_ratio_is_taken_round_by_round(monkeypatch):
+    """A machine that slows down threefold in the middle leaves the ratio alone."""
+    now, slower = 0.0, iter([1, 1, 1, 1, 3, 3, 3, 3, 3, 3])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+
+    def work(seconds):
+        def step():
+            nonlocal now
+            now += seconds * next(slower)
+
+        return step
+
+    measured = paired({"one": work(1.0), "two": work(2.0)}, rounds=5, warmup=0)
+    assert measured.ratio("two", "one") == 2.0
+    assert measured.ratios("two", "one") == [2.0] * 5
+    assert measured.median_s("one") == 3.0
+
+
+def test_the_quick_benchmark_measures_everything_and_judges_nothing(quick_result):
+    (training,), (generation,) = quick_result["training"], quick_result["generation"]
+    contenders = {"ours", "ours bf16", "transformers fair", "transformers default", "floor"}
+    assert set(training["seconds"]) == contenders
+    assert training["tokens_per_s"]["ours"] == pytest.approx(128 / training["seconds"]["ours"])
+    assert training["speedup"].keys() == contenders - {"ours"}
+    assert min(training["peak_memory_bytes"].values()) > 0
+    assert generation["same_text"] and generation["new_tokens"] == 8
+    assert quick_result["checks"] == []
+    assert json.loads(json.dumps(quick_result)) == quick_result
+
+
+def test_the_record_says_where_and_with_what_it_was_made(quick_result):
+    machine = quick_result["machine"]
+    assert machine["torch"] == torch.__version__ and machine["threads"] == torch.get_num_threads()
+    assert {"date", "command", "processor", "cores", "transformers", "load_average"} <= machine.keys()
+    assert machine.keys() == machine_facts().keys()
+
+
+def test_the_table_shows_every_contender(quick_result, capsys):
+    show_model(quick_result)
+    shown = capsys.readouterr().out
+    for name in ("ours bf16", "transformers fair", "transformers default", "floor", "tokens/s", "peak memory"):
+        assert name in shown
+
+
+def test_the_promises_are_judged_by_their_targets():
+    training = {
+        "size": "s",
+        "speedup": {"transformers fair": 0.99, "transformers default": 1.2, "ours bf16": 1 / 1.4},
+        "peak_memory_bytes": {"ours": 90, "transformers fair": 100},
+    }
+    generation = {"size": "s", "speedup": {"transformers": 1.31}}
+    found = {check["name"]: check["met"] for check in checks({"training": [training], "generation": [generation]})}
+    assert found.pop("s: bf16 autocast over our fp32", False) is False
+    assert found == {
+        "s: speed over transformers, fair": False,
+        "s: speed over transformers, default": True,
+        "s: peak memory over transformers": True,
+        "s: generation over transformers": True,
+    }
+
+
+def test_models_that_do_not_compute_the_same_are_not_compared():
+    model = GPT(TINY.config())
+    theirs = _same_in_transformers(model)
+    tokens = torch.randint(0, 172, (2, 64))
+    _require_same_loss(model, theirs, tokens)
+    with torch.no_grad():
+        theirs.transformer.wte.weight.mul_(1.5)
+    with pytest.raises(RuntimeError, match="they do not compute the same, so no comparison"):
+        _require_same_loss(model, theirs, tokens)
+
+
+def test_the_floor_does_the_products_of_a_training_step():
+    """Counted by torch: of the weights exactly; of attention half, which a causal mask makes unnecessary."""
+    model, tokens = GPT(TINY.config()), torch.zeros(2, 64, dtype=torch.long)
+    with FlopCounterMode(display=False) as floor:
+        _products(model, TINY)()
+    with FlopCounterMode(display=False) as step:
+        torch.nn.functional.linear(model.hidden(tokens), model.head_weight).sum().backward()
+    attention = 2 * 2 * 64 * 64 * 64 * 6 * 2  # 2 per product term, batch x head, T, T, C, products, layers
+    counts = step.get_flop_counts()["Global"]
+    linear = sum(n for operation, n in counts.items() if str(operation) in ("aten.mm", "aten.addmm"))
+    assert floor.get_total_flops() == linear + attention / 2
+
+
+def test_peak_memory_is_that_of_the_function_alone():
+    size_bytes = 50 * 2**20
+    peak = peak_memory_bytes("builtins:bytearray", size_bytes)
+    assert 0.98 * size_bytes < peak < 1.3 * size_bytes
+    with pytest.raises(RuntimeError, match="builtins:bytearray failed in its own process: TypeError"):
+        peak_memory_bytes("builtins:bytearray", "a")
+
+
+def test_the_command_prints_json_and_help(tmp_path):
+    command = [sys.executable, "-m", "aiscale", "bench", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert "model" in shown and "--json" in shown and "aiscale bench model" in shown
