@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -64,6 +65,16 @@ def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]
     changes = sorted((event.start_ns(), event.nbytes()) for event in on_cpu)
     seconds = [(start_ns - changes[0][0]) / 1e9 for start_ns, _ in changes]
     return seconds, list(itertools.accumulate(nbytes for _, nbytes in changes))
+
+
+def has_bf16_instructions() -> bool:
+    """Whether the processor multiplies bf16 itself (Linux tells); one that does not is slower in bf16 than in fp32."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return False
+    features = {word for line in lines if line.startswith(("flags", "Features")) for word in line.split()}
+    return bool(features & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[float, str]:

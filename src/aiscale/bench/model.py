@@ -23,8 +23,9 @@ import transformers
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from aiscale.bench.timing import Paired, has_bf16_instructions, machine_facts, paired, peak_memory_bytes
+from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes
 from aiscale.config import ModelConfig, OptimizerConfig
+from aiscale.meter import has_bf16_instructions
 from aiscale.model import GPT
 from aiscale.optim import build_optimizer
 

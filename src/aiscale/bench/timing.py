@@ -24,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from aiscale.meter import has_bf16_instructions
+
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
@@ -78,13 +80,6 @@ def machine_facts() -> dict:
         "threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2),
     }
-
-
-def has_bf16_instructions() -> bool:
-    """Whether the processor multiplies bf16 itself; one that does not is slower in bf16 than in fp32."""
-    return any(flag in _cpuinfo("flags").split() for flag in ("avx512_bf16", "amx_bf16")) or "bf16" in _cpuinfo(
-        "Features"
-    )
 
 
 def peak_memory_bytes(function: str, *arguments: object) -> int:
