@@ -24,6 +24,7 @@ class StepTrace:
     def __init__(self, module: DistributedDataParallel) -> None:
         self.rank, self._events, self._lock = dist.get_rank(), [], threading.Lock()
         self._zero, self.group = 0.0, module.process_group
+        self.gradients_ready_s = 0.0  #: when the last bucket was full; backward() itself returns once all have arrived
         module.register_comm_hook(self, _send_and_note)
 
     def start(self) -> None:
@@ -31,12 +32,12 @@ class StepTrace:
         self._events = []
         self._zero = time.perf_counter()
 
-    def mark(self, name: str, began_s: float, kind: str) -> float:
-        """Note that `name` lasted from `began_s` until now; returns now."""
-        now = self.now()
+    def mark(self, name: str, began_s: float, kind: str, until_s: float | None = None) -> float:
+        """Note that `name` lasted from `began_s` until `until_s`, by default now; returns that moment."""
+        end = self.now() if until_s is None else until_s
         with self._lock:
-            self._events.append(Event(self.rank, name, began_s, now, kind))
-        return now
+            self._events.append(Event(self.rank, name, began_s, end, kind))
+        return end
 
     def now(self) -> float:
         """Seconds since start()."""
@@ -51,6 +52,7 @@ class StepTrace:
 def _send_and_note(trace: StepTrace, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     buffer = bucket.buffer().div_(trace.group.size())
     began, name = trace.now(), f"all-reduce {bucket.index()}"
+    trace.gradients_ready_s = began
     sent = dist.all_reduce(buffer, group=trace.group, async_op=True).get_future()
 
     def note(done: torch.futures.Future) -> Tensor:
