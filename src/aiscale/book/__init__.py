@@ -12,9 +12,11 @@ from aiscale.book.anatomy import check, strip
 from aiscale.book.gallery import build_gallery
 from aiscale.book.notebook import BookError, Header, Notebook, Parameter, notebooks, read
 from aiscale.book.results import Failure, Result
-from aiscale.book.running import run
+from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, run
 
 __all__ = [
+    "CELL_TIMEOUT_S",
+    "TIMEOUT_S",
     "BookError",
     "Failure",
     "Header",

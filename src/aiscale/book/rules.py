@@ -24,7 +24,7 @@ from aiscale.book.notebook import BookError, Notebook
 NOT_DRAWING = re.compile(r"use_style|close|format_\w+|set_loglevel")
 #: Names that every rank has without importing them.
 ON_RANKS = ("rank", "world_size", "world", "torch", "dist")
-RUFF = ("--line-length=120", "--config=lint.builtins = " + json.dumps([*ON_RANKS]))
+RUFF = ("--line-length=120", "--config=builtins = " + json.dumps([*ON_RANKS]))
 RUFF_FORMAT = ("format", "--isolated", "--target-version=py311")
 _HIDDEN = "# IPython: %"  #: what a line of IPython in a %%px cell looks like to ruff
 RUFF_CHECK = ("check", "--isolated", "--select=E,F,I,UP,B,W", "--output-format=json", "--target-version=py311")
@@ -168,4 +168,7 @@ def _ruff(options: list[str], path: Path, text: str) -> subprocess.CompletedProc
     if not ruff:
         raise BookError("ruff is not installed, which reads the notebooks' code: pip install 'aiscale[test]'")
     command = [ruff, *options, f"--stdin-filename={path.name}", "-"]
-    return subprocess.run(command, input=text, capture_output=True, text=True)
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode == 2 and not done.stdout and "Failed to parse" not in done.stderr:
+        raise BookError(f"ruff could not read {path}: {done.stderr.strip().splitlines()[0]}")
+    return done

@@ -1,0 +1,67 @@
+"""Tiny notebooks for tests: in order unless a test breaks them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from aiscale.book.anatomy import METADATA
+
+HEADER = """# {number} · A small lesson
+
+Two numbers meet, and you will see their sum.
+
+| minutes | ranks | hardware | comes before |
+|---|---|---|---|
+| 5 | 2 | any laptop | nothing |
+
+## Questions
+- What is a sum?
+- Why?
+
+## You will be able to
+- add
+- read $\\sum_{{i=1}}^n x_i$"""
+PARAMETERS = 'steps = 3  # how many\nlr = 0.5  # how far\nlabel = "a"  # of the curve\nfused = True  # at once'
+END = ("## Key points\n- one\n- two\n- three", "## Exercises\n1. Do it.")
+
+
+def code(source: str, *tags: str):
+    return new_code_cell(source, metadata={"tags": list(tags)} if tags else {})
+
+
+def prose(source: str = "So it goes."):
+    return new_markdown_cell(source)
+
+
+def lesson(*cells, number: str = "03", imports: str = "import os", parameters: str = PARAMETERS):
+    """A notebook whose lesson is `cells`; strings are code, with prose put between."""
+    middle = []
+    for cell in cells:
+        middle += [code(cell), prose()] if isinstance(cell, str) else [cell]
+    use = code("print(os.name, steps, lr, label, fused)") if parameters == PARAMETERS else code("print(os.name)")
+    made = new_notebook(
+        metadata=METADATA,
+        cells=[
+            prose(HEADER.format(number=number)),
+            code(imports),
+            prose(),
+            code(parameters, "parameters"),
+            prose(),
+            use,
+            prose(),
+            *middle,
+            *map(prose, END),
+        ],
+    )
+    for i, cell in enumerate(made.cells, 1):
+        cell.id = f"cell-{i:02d}"
+    return made
+
+
+def write(notebook, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+    return path

@@ -1,0 +1,394 @@
+"""Notebooks: found, read and held to their form, without running them. test_book_running.py runs some."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_output
+
+from aiscale import book
+from aiscale.book.formula import to_html
+from aiscale.book.page import loads
+from aiscale.book.results import Failure, Ledger, Result
+from aiscale.cli import main
+from lessons import HEADER, code, lesson, prose, write
+
+PNG = base64.b64encode(
+    base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==")
+).decode()
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    """A folder with three notebooks."""
+    for number, name in (("00", "start"), ("03", "ddp"), ("10", "forge")):
+        write(lesson(number=number), tmp_path / "notebooks" / f"{number}_{name}.ipynb")
+    return tmp_path / "notebooks"
+
+
+# finding and reading ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["03_ddp", "03", "3", "ddp"])
+def test_a_notebook_is_found_by_its_name_its_number_or_its_word(shelf, name):
+    assert [notebook.name for notebook in book.notebooks([name], shelf)] == ["03_ddp"]
+
+
+def test_without_names_all_notebooks_come_in_reading_order(shelf):
+    assert [notebook.name for notebook in book.notebooks(root=shelf)] == ["00_start", "03_ddp", "10_forge"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("03_dpp", "no notebook is called 03_dpp: did you mean 03_ddp?"),
+        ("77", "no notebook is called 77: there are 00_start, 03_ddp, 10_forge"),
+        ("no/such.ipynb", "there is no file no/such.ipynb"),
+    ],
+)
+def test_a_name_that_no_notebook_has_is_refused(shelf, name, said):
+    with pytest.raises(book.BookError, match=said.replace("?", r"\?")):
+        book.notebooks([name], shelf)
+
+
+def test_the_header_says_what_a_reader_needs_to_know(shelf):
+    header = book.notebooks(["03"], shelf)[0].header
+    assert (header.title, header.minutes, header.ranks, header.hardware) == ("A small lesson", 5, 2, "any laptop")
+    assert header.promise == "Two numbers meet, and you will see their sum."
+    assert header.needs == "nothing" and header.problems == ()
+
+
+def test_a_file_that_is_no_notebook_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "03_bad.ipynb"
+    path.write_text("{")
+    with pytest.raises(book.BookError, match="03_bad.ipynb is no notebook") as raised:
+        book.read(path)
+    assert "\n" not in str(raised.value)
+
+
+# parameters ---------------------------------------------------------------------------------------------------------
+
+
+def accept(shelf, **given):
+    return book.notebooks(["03"], shelf)[0].accept(given)
+
+
+def test_parameters_are_read_with_their_values_and_what_they_are(shelf):
+    steps = book.notebooks(["03"], shelf)[0].parameters["steps"]
+    assert (steps.default, steps.comment) == (3, "how many")
+
+
+def test_text_from_the_command_line_becomes_the_parameter_s_type(shelf):
+    values = accept(shelf, steps="7", lr="1", label="3", fused="false")
+    assert values == {"steps": 7, "lr": 1.0, "label": "3", "fused": False}
+    assert type(values["lr"]) is float
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"stepz": 1}, "03_ddp has no parameter stepz: did you mean steps? its parameters are steps=3, lr=0.5"),
+        ({"steps": "many"}, "03_ddp: steps is 'many', but it must be a whole number, as 3 is"),
+        ({"steps": 2.5}, "steps is 2.5, but it must be a whole number"),
+        ({"steps": True}, "steps is True, but it must be a whole number"),
+        ({"lr": "fast"}, "lr is 'fast', but it must be a number"),
+        ({"label": 3}, "label is 3, but it must be text"),
+        ({"fused": "maybe"}, "fused is 'maybe', but it must be true or false"),
+    ],
+)
+def test_a_parameter_of_another_name_or_type_is_refused(shelf, given, said):
+    with pytest.raises(book.BookError) as raised:
+        accept(shelf, **given)
+    assert said in str(raised.value)
+
+
+def test_parameters_are_refused_before_any_notebook_starts(shelf, tmp_path):
+    with pytest.raises(book.BookError, match="00_start has no parameter stepz"):
+        book.run(parameters={"stepz": "1"}, root=shelf, out=tmp_path / "build")
+    assert not (tmp_path / "build").exists()
+
+
+# anatomy ------------------------------------------------------------------------------------------------------------
+
+
+def problems(tmp_path, notebook, name="03_small") -> list[str]:
+    return book.check(write(notebook, tmp_path / f"{name}.ipynb"))
+
+
+def test_a_notebook_in_order_has_no_problems(tmp_path):
+    assert problems(tmp_path, lesson("%%px\nprint(rank, world_size, torch.tensor(0))")) == []
+
+
+def changed(cell: int, **attributes):
+    """A notebook in order but for one cell, counted from 1."""
+    made = lesson()
+    for name, value in attributes.items():
+        setattr(made.cells[cell - 1], name, value)
+    return made
+
+
+USE = "import os\n\nfrom aiscale import {}"
+LONG = "\n".join(f"print({i})" for i in range(26))
+BROKEN = {
+    "title": (changed(1, source=HEADER.format(number="03").replace("# 03 ·", "#")), "does not start with a title"),
+    "other number": (lesson(number="04"), "the title says 04, the file's name 03"),
+    "promise": (changed(1, source=HEADER.format(number="03").replace("Two numbers meet", "- Two")), "no promise"),
+    "table": (changed(1, source=HEADER.format(number="03").replace("hardware", "gear")), "no table with the columns"),
+    "minutes": (changed(1, source=HEADER.format(number="03").replace("| 5 |", "| some |")), "minutes is 'some'"),
+    "questions": (changed(1, source=HEADER.format(number="03").replace("- Why?\n", "")), "has 1 bullets"),
+    "before": (changed(1, source=HEADER.format(number="03").replace("nothing", "02_x")), "comes before is '02_x'"),
+    "imports": (lesson(imports="import os\n\nx = os.getcwd()"), "the first code cell is not the imports"),
+    "no parameters": (changed(4, metadata={}), "0 cells are tagged parameters"),
+    "computed": (lesson(parameters="steps = os.cpu_count()  # all"), "write only `name = literal`"),
+    "uncommented": (changed(4, source="steps = 3\nlr = 1.0  # a\nlabel = 'a'  # b\nfused = True  # c"), "no comment"),
+    "unused": (lesson(parameters="steps = 3  # how many"), "parameter steps is not used"),
+    "long cell": (lesson(LONG), "has 26 lines: at most 25"),
+    "long median": (lesson(*["\n".join(["print(1)"] * 11)] * 5), "half of the code cells have over"),
+    "two code cells": (lesson(code("a = 1"), code("print(a)"), prose()), "cells 8 and 9 are both code"),
+    "unread figure": (lesson(code("plots.curve([1])"), prose("## Next"), imports=USE.format("plots")),
+                      "draws, but the figure is not read"),
+    "ranks go on": (lesson("ranks = cluster.start(2)", imports=USE.format("cluster")),
+                    "starts ranks, which no later cell stops"),
+    "nameless ranks": (lesson("cluster.start(2)", imports=USE.format("cluster")),
+                       "starts ranks without a name"),
+    "no exercises": (changed(9, source="## Last words"), "the last two sections are not"),
+    "key points": (changed(8, source="## Key points\n- one"), "the key points are 1 lines"),
+    "counts": (changed(6, execution_count=3), "carries outputs or an execution count"),
+    "metadata": (changed(6, metadata={"collapsed": True}), "carries metadata (collapsed)"),
+    "tag": (changed(6, metadata={"tags": ["hide"]}), "has the tag 'hide'"),
+    "pip": (lesson("%pip install x"), "installs packages"),
+    "shell": (lesson("!ls"), "uses !command, whose failure goes unseen"),
+    "address": (lesson('open("https://example.org/x")'), "holds a network address"),
+    "hub": (lesson('cluster.from_pretrained("gpt2")', imports=USE.format("cluster")), "loads weights from a hub"),
+    "mermaid": (lesson(prose("```mermaid\nA-->B\n```")), "mermaid"),
+    "image": (lesson(prose("![x](https://example.org/x.png)")), "shows something from the network"),
+    "syntax": (lesson("print("), "is not Python"),
+    "undefined": (lesson("print(nowhere)"), "cell 8 line 1: F821"),
+    "undefined on ranks": (lesson("%%px\nprint(nowhere)"), "cell 8 line 2: F821"),
+    "format": (lesson("print( 1 )"), "not formatted"),
+    "format on ranks": (lesson("%%px\nprint( 1 )"), "not formatted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_departs_from_the_form_is_named(tmp_path, broken):
+    notebook, said = BROKEN[broken]
+    found = problems(tmp_path, notebook)
+    assert any(said in problem for problem in found), found
+
+
+def test_ranks_stopped_in_a_later_cell_or_by_with_are_in_order(tmp_path):
+    imports = USE.format("cluster")
+    with_block = "with cluster.start(2) as ranks:\n    print(ranks)"
+    assert problems(tmp_path, lesson("ranks = cluster.start(2)", "ranks.stop()", imports=imports)) == []
+    assert problems(tmp_path, lesson(with_block, imports=imports)) == []
+
+
+def dirty():
+    """As an editor leaves it: executed, unformatted, with metadata."""
+    made = lesson(code("print( 'a' )   "), prose(), "%%px\n# % stays\nx = {'a':1}\n%time print( x )")
+    made.cells[5].outputs, made.cells[5].execution_count = [new_output("stream", text="hi")], 4
+    made.cells[5].metadata["collapsed"] = True
+    made.metadata["widgets"] = {}
+    return made
+
+
+def test_strip_brings_a_notebook_into_its_committed_form(tmp_path):
+    path = write(dirty(), tmp_path / "03_small.ipynb")
+    assert book.strip(path) and book.check(path) == []
+    assert not book.strip(path), "a second time there is nothing to do"
+    content = book.read(path)
+    assert content.cells[9].source == '%%px\n# % stays\nx = {"a": 1}\n%time print( x )'
+    assert content.cells[3].metadata == {"tags": ["parameters"]}
+
+
+def test_what_strip_leaves_is_clean_to_nbstripout_and_nbqa(tmp_path):
+    path = write(dirty(), tmp_path / "03_small.ipynb")
+    book.strip(path)
+    keys = "metadata.papermill cell.metadata.papermill metadata.widgets"
+    ruff = "ruff check --line-length 120 --select E,F,UP,B,W"
+    for command in (
+        ["nbstripout", "--verify", "--keep-id", "--extra-keys", keys, path.name],
+        ["nbqa", ruff, path.name],
+        ["nbqa", ruff, "--nbqa-process-cells", "px", path.name],
+    ):
+        program = str(Path(sys.executable).with_name(command[0]))
+        done = subprocess.run([program, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# gallery ------------------------------------------------------------------------------------------------------------
+
+
+def executed(shelf: Path, out: Path, name: str, *outputs, failure: Failure | None = None, tag: str = "") -> None:
+    """Pretend that a notebook ran: its second-to-last code cell gave `outputs`."""
+    content = book.read(shelf / f"{name}.ipynb")
+    cell = content.cells[5]
+    cell.outputs = list(outputs)
+    if tag:
+        cell.metadata["tags"] = [tag]
+    path = write(content, out / "notebooks" / f"{name}.ipynb")
+    state = "failed" if failure else "passed"
+    Ledger(path.parent).record(Result(name, state, 12.3, 3, failure=failure, executed=str(path)))
+
+
+def display(**data):
+    return new_output("display_data", {mime.replace("_", "/"): value for mime, value in data.items()})
+
+
+def test_the_gallery_has_a_card_per_notebook_with_figure_state_and_seconds(shelf, tmp_path):
+    executed(shelf, tmp_path, "00_start", display(image_png=PNG))
+    failure = Failure("ValueError: <no>", 6, "raise", "Traceback")
+    executed(shelf, tmp_path, "03_ddp", display(text_plain="x"), failure=failure)
+    index = book.build_gallery(shelf, tmp_path)
+    text = index.read_text()
+    for said in (
+        "1 of 3 passed",
+        "passed in 12.3 s",
+        "failed in 12.3 s",
+        "not run",
+        "ValueError: &lt;no&gt;",
+        "2 ranks",
+    ):
+        assert said in text
+    assert (
+        'src="figures/00_start.png"' in text and (index.parent / "figures/00_start.png").read_bytes()[:4] == b"\x89PNG"
+    )
+    assert text.count("<article") == 3 and 'href="03_ddp.html"' in text
+    assert 'href="#cell-6"' in (index.parent / "03_ddp.html").read_text()
+
+
+def test_pages_load_nothing_and_show_formulas_drawn(shelf, tmp_path):
+    executed(shelf, tmp_path, "03_ddp", display(image_png=PNG), display(text_latex="$$x^2$$"))
+    book.build_gallery(shelf, tmp_path)
+    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
+    assert loads(text) == []
+    assert text.count('role="math"') == 2 and "<svg" in text
+    assert 'src="data:image/png;base64' in text
+
+
+def test_output_that_would_load_something_is_shown_as_text(shelf, tmp_path):
+    script = display(text_html="<script src='https://example.org/x.js'></script>", text_plain="a widget")
+    picture = display(text_html="<img src='https://example.org/x.png'>", text_plain="a picture")
+    executed(shelf, tmp_path, "03_ddp", script, picture)
+    book.build_gallery(shelf, tmp_path)
+    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
+    assert loads(text) == [] and "a widget" in text and "a picture" in text
+
+
+def test_prose_that_would_load_something_stops_the_gallery(shelf, tmp_path):
+    path = shelf / "03_ddp.ipynb"
+    content = book.read(path)
+    content.cells[2].source = "<img src='https://example.org/x.png'>"
+    write(content, path)
+    with pytest.raises(book.BookError, match="03_ddp would load img src=https://example.org/x.png"):
+        book.build_gallery(shelf, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script src='x.js'></script>",
+        "<link rel='stylesheet' href='x.css'>",
+        "<style>@import 'x.css';</style>",
+        "<style>a {background: url(x.png)}</style>",
+        "<p style='background:url(x.png)'></p>",
+        "<svg><image xlink:href='http://e.org/x.png'/></svg>",
+    ],
+)
+def test_everything_that_a_browser_would_fetch_is_seen(text):
+    assert loads(text)
+    assert loads("<a href='https://example.org'>a link</a><a href='#x'>another</a>") == []
+
+
+def test_links_between_notebooks_lead_to_pages():
+    from aiscale.book.page import _prose
+
+    assert 'href="02_serial.html#x"' in _prose("[two](02_serial.ipynb#x)", nbformat.from_dict({}))
+
+
+def test_a_formula_that_cannot_be_drawn_stays_readable():
+    assert '<code class="tex">' in to_html(r"$\begin{nonsense$") or r"\begin{nonsense" in to_html(r"$\begin{nonsense$")
+    assert "<svg" in to_html(r"$$\frac{\partial \ell}{\partial W} = \delta x^\top$$")
+
+
+def browser() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if shutil.which(name):
+            return name
+    pytest.skip("no chromium on this machine")
+
+
+def look(page: Path, width: int, tmp_path: Path, script: str) -> str:
+    """What `script` writes when a browser of that width shows the page."""
+    shown = page.with_name("look.html")
+    shown.write_text(page.read_text().replace("</body>", f"<script>document.title = {script}</script></body>"))
+    options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
+    command = [browser(), *options.split(), f"--user-data-dir={tmp_path / 'browser'}", f"--window-size={width},900"]
+    command += ["--virtual-time-budget=2000", "--dump-dom", shown.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    return dom.partition("<title>")[2].partition("</title>")[0]
+
+
+def test_index_and_page_fit_a_phone_and_show_their_figures(shelf, tmp_path):
+    wide = display(text_html="<table><tr>" + "<td>a wide cell</td>" * 40 + "</tr></table>")
+    executed(shelf, tmp_path, "00_start", display(image_png=PNG), wide, new_output("stream", text="x" * 500))
+    index = book.build_gallery(shelf, tmp_path)
+    script = "[document.documentElement.scrollWidth - innerWidth <= 0, [...document.images].every(i => i.naturalWidth)]"
+    for page in (index, index.with_name("00_start.html")):
+        assert look(page, 500, tmp_path, script) == "true,true", page.name
+
+
+# results and the command --------------------------------------------------------------------------------------------
+
+
+def test_results_of_other_notebooks_stay_when_one_runs_again(tmp_path):
+    ledger = Ledger(tmp_path)
+    ledger.record(Result("00_a", "passed", 1.0, 3))
+    ledger.record(Result("03_b", "failed", 2.0, 3, failure=Failure("no", 4, "x", "t")))
+    ledger.record(Result("03_b", "passed", 3.0, 3))
+    assert {name: (r.state, r.seconds) for name, r in ledger.load().items()} == {
+        "00_a": ("passed", 1.0),
+        "03_b": ("passed", 3.0),
+    }
+
+
+def test_a_results_file_of_another_version_counts_as_none(tmp_path):
+    (tmp_path / "results.json").write_text('{"notebooks": {"a": {"unknown": 1}}}')
+    assert Ledger(tmp_path).load() == {}
+
+
+def test_list_names_notebooks_their_needs_and_their_parameters(shelf, capsys):
+    assert main(["notebooks", "--list", "--root", str(shelf)]) == 0
+    text = capsys.readouterr().out
+    assert "03_ddp: A small lesson" in text and "-p steps=3" in text
+    assert main(["notebooks", "03", "--list", "--json", "--root", str(shelf)]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["parameters"]["lr"] == 0.5
+
+
+def test_check_fails_when_a_notebook_is_out_of_order(shelf, capsys):
+    write(lesson("!ls", number="10"), shelf / "10_forge.ipynb")
+    assert main(["notebooks", "--check", "--root", str(shelf)]) == 1
+    out = capsys.readouterr().out
+    assert "00_start: in order" in out and "10_forge: cell 8 uses !command" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["notebooks", "99"], "no notebook is called 99"),
+        (["notebooks", "03", "-p", "steps"], "-p 'steps' is not of the form key=value"),
+        (["notebooks", "03", "-p", "stepz=1"], "has no parameter stepz"),
+    ],
+)
+def test_bad_input_ends_in_one_line(shelf, capsys, arguments, said):
+    assert main([*arguments, "--root", str(shelf)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1

@@ -1,0 +1,205 @@
+"""Notebooks that run: what they get, how they fail, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+import pytest
+from rich.console import Console
+
+from aiscale import book
+from aiscale.book.failure import describe
+from aiscale.book.progress import TableProgress
+from aiscale.book.results import Failure, Result
+from lessons import code, lesson, prose, write
+
+
+def run(tmp_path, *cells, parameters=None, imports="import os", name="03_small", **options):
+    """Run a lesson of these cells; the result, and its executed copy where there is one."""
+    write(lesson(*cells, imports=imports), tmp_path / "notebooks" / f"{name}.ipynb")
+    (result,) = book.run([name], parameters, root=tmp_path / "notebooks", out=tmp_path / "build", **options)
+    return result
+
+
+@pytest.fixture(autouse=True)
+def mark(monkeypatch):
+    """Everything that a test starts carries its mark; other notebooks may run on this machine at the same time."""
+    monkeypatch.setenv("AISCALE_TEST", uuid.uuid4().hex)
+
+
+def carriers() -> list[psutil.Process]:
+    """Living processes that this test started."""
+    mark, found = os.environ["AISCALE_TEST"], []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("AISCALE_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def printed(tmp_path, name="03_small") -> str:
+    content = book.read(tmp_path / "build" / "notebooks" / f"{name}.ipynb")
+    return "".join(o.text for cell in content.cells for o in cell.get("outputs", []) if o.output_type == "stream")
+
+
+def test_a_notebook_runs_with_its_parameters_in_this_environment_offline_and_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUPYTER_PATH", "/nonexistent")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "nobody"))
+    tell = "import sys\n\nprint(sys.executable, os.listdir(), os.environ['HF_HUB_OFFLINE'])"
+    result = run(tmp_path, tell, parameters={"steps": "7"}, resume=True)
+    assert (result.state, result.failure, result.left_behind) == ("passed", None, 0)
+    assert "posix 7 0.5 a True" in printed(tmp_path)
+    assert f"{sys.executable} [] 1" in printed(tmp_path), "this Python, an empty folder"
+    kept = json.loads((tmp_path / "build/notebooks/results.json").read_text())["notebooks"]["03_small"]
+    assert kept["parameters"] == {"steps": 7} and kept["cells"] == 4 and kept["seconds"] > 0
+
+    started = time.monotonic()
+    assert run(tmp_path, tell, parameters={"steps": "7"}, resume=True).seconds == result.seconds
+    assert time.monotonic() - started < 2, "it passed and nothing has changed"
+    assert run(tmp_path, "print('changed')", parameters={"steps": "7"}, resume=True).state == "passed"
+    assert "changed" in printed(tmp_path)
+
+
+def test_a_failing_cell_is_shown_with_its_number_its_text_and_its_traceback(tmp_path):
+    fine = code("raise KeyError('on purpose')", "raises-exception")
+    result = run(tmp_path, fine, prose(), "def divide(n):\n    return steps / n", "divide(0)", parameters={"steps": 5})
+    failure = result.failure
+    assert (result.state, failure.cell) == ("failed", 12)
+    assert failure.message == "ZeroDivisionError: division by zero"
+    assert "return steps / n" in failure.traceback and "\x1b" not in failure.traceback
+    text = "\n".join(describe(result.name, failure))
+    assert "     1 | divide(0)" in text and text.endswith("03_small, cell 12: ZeroDivisionError: division by zero")
+    assert "division by zero" in (tmp_path / "build/notebooks/03_small.ipynb").read_text(), "the copy is kept"
+
+
+@pytest.mark.notebook
+def test_a_failing_rank_is_shown_with_its_number_and_its_traceback(tmp_path):
+    cells = ("ranks = cluster.start(2)", "%%px\nif rank == 1:\n    raise ValueError('the second')", "ranks.stop()")
+    result = run(tmp_path, *cells, imports="import os\n\nfrom aiscale import cluster")
+    assert result.failure.cell == 10
+    assert "rank 1" in result.failure.message and "the second" in result.failure.message
+    assert "raise ValueError('the second')" in result.failure.traceback
+    assert carriers() == []
+
+
+def test_the_empty_error_of_ipyparallel_is_not_what_is_shown(tmp_path):
+    cell = (
+        "class AlreadyDisplayedError(RuntimeError):\n    pass\n\n\n"
+        "print('[1:execute] ValueError: the second')\nraise AlreadyDisplayedError('1 errors')"
+    )
+    result = run(tmp_path, cell)
+    assert result.failure.message == "[1:execute] ValueError: the second"
+
+
+def test_a_cell_that_hangs_is_interrupted_and_shows_where(tmp_path):
+    started = time.monotonic()
+    result = run(
+        tmp_path, "import time", "def wait_for_ever():\n    time.sleep(1000)", "wait_for_ever()", cell_timeout_s=2
+    )
+    assert result.failure.message == "the cell took longer than 4 s" and result.failure.cell == 12
+    assert "time.sleep(1000)" in result.failure.traceback and "KeyboardInterrupt" in result.failure.traceback
+    assert time.monotonic() - started < 40
+
+
+def test_a_notebook_that_takes_too_long_is_ended_even_if_it_will_not_be_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr("aiscale.book.running._AFTER_INTERRUPT_S", 1.0)
+    stubborn = "import signal\nimport time\n\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
+    result = run(tmp_path, stubborn, "while True:\n    time.sleep(0.1)", timeout_s=12)
+    assert result.failure.message == "the notebook took longer than 12 s" and result.failure.cell == 10
+    assert carriers() == []
+
+
+def test_a_kernel_that_dies_fails_the_notebook_within_seconds_and_leaves_nothing(tmp_path):
+    sleeper = "import subprocess\n\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    started = time.monotonic()
+    result = run(tmp_path, sleeper, "os.kill(os.getpid(), 9)")
+    assert result.failure.message == "the kernel died" and result.failure.cell == 10
+    assert time.monotonic() - started < 30
+    assert result.left_behind == 1 and carriers() == []
+
+
+def test_a_notebook_that_cannot_be_executed_at_all_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    result = run(tmp_path)
+    assert (result.failure.message, result.failure.cell) == ("the process that ran it died", None)
+    assert "No module named 'encodings'" in result.failure.traceback
+
+
+def command(tmp_path, *arguments) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "aiscale", "notebooks", "--out", "build", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for(path, process) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ending_the_command_ends_kernel_and_children_within_seconds(tmp_path, number):
+    wait = f"from pathlib import Path\nfrom time import sleep\n\nPath({str(tmp_path / 'up')!r}).touch()\nsleep(1000)"
+    write(lesson(wait), tmp_path / "notebooks" / "03_small.ipynb")
+    process = command(tmp_path)
+    wait_for(tmp_path / "up", process)
+    process.send_signal(number)
+    started = time.monotonic()
+    out, err = process.communicate(timeout=20)
+    while carriers() and time.monotonic() - started < 10:
+        time.sleep(0.1)
+    assert carriers() == [] and time.monotonic() - started < 10
+    if number != signal.SIGKILL:
+        assert process.returncode == 130 and "Traceback" not in err
+        assert "03_small: interrupted" in err and "0 of 1 notebooks passed" in out
+
+
+def test_the_command_runs_reports_and_builds_the_gallery(tmp_path):
+    write(lesson(), tmp_path / "notebooks" / "00_good.ipynb")
+    write(lesson("1 / 0", number="03"), tmp_path / "notebooks" / "03_bad.ipynb")
+    process = command(tmp_path, "--gallery", "--json")
+    out, err = process.communicate(timeout=120)
+    tree = json.loads(out)
+    assert process.returncode == 1 and [entry["state"] for entry in tree["notebooks"]] == ["passed", "failed"]
+    assert "03_bad: failed in cell 8" in err and "     1 | 1 / 0" in err
+    assert (tmp_path / "build/gallery/index.html").exists() and tree["gallery"] == "build/gallery/index.html"
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path):
+    write(lesson(), tmp_path / "notebooks" / "03_small.ipynb")
+    (tmp_path / "file").touch()
+    with pytest.raises(book.BookError, match="cannot be written to .*choose another folder with --out"):
+        book.run(root=tmp_path / "notebooks", out=tmp_path / "file")
+
+
+def test_the_table_shows_notebook_cell_seconds_and_state(tmp_path):
+    for number in ("00", "03", "10"):
+        write(lesson(number=number), tmp_path / f"{number}_x.ipynb")
+    shelf = book.notebooks(root=tmp_path)
+    progress = TableProgress(Console(file=io.StringIO(), force_terminal=True, width=100))
+    with progress.over(shelf):
+        progress.started(shelf[0], 3)
+        progress.finished(Result("00_x", "failed", 4.2, 3, failure=Failure("no", 6, "", "")))
+        progress.started(shelf[1], 3)
+        progress.cell(2)
+        shown = Console(file=io.StringIO(), width=100, record=True)
+        shown.print(progress.table())
+    lines = [line.split() for line in shown.export_text().splitlines()]
+    assert lines[0] == ["notebook", "cell", "seconds", "state"]
+    assert (lines[1][0], lines[1][-2:]) == ("00_x", ["4.2", "failed"])
+    assert (lines[2][:2], lines[2][-1]) == (["03_x", "2/3"], "runs")
+    assert (lines[3][:2], lines[3][-1]) == (["10_x", "0/3"], "waits")
