@@ -1,0 +1,15 @@
+"""The benchmark of a DDP step runs, and reports what it compared."""
+
+import json
+
+from ranks import aiscale
+
+
+def test_the_benchmark_reports_its_three_times_and_their_ratio():
+    done = aiscale("bench", "ddp", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    ddp, no_sync, all_reduce = result["median_s"].values()
+    assert min(ddp, no_sync, all_reduce) > 0
+    assert result["ratio"] == ddp / (no_sync + all_reduce)
+    assert result["ranks"] == 2 and result["machine"]["torch"]
