@@ -136,7 +136,9 @@ class WordTokenizer(Tokenizer):
         try:
             return np.fromiter(map(self._ids.__getitem__, WORD.findall(text)), dtype=np.int64)
         except KeyError as error:
-            raise _unknown("word", error.args[0], self) from None
+            word = error.args[0]
+            near = [known for known in (" " + word, word.strip()) if known in self._ids]
+            raise _unknown("word", word, self, f" (it knows {near[0]!r})" if near else "") from None
 
     def decode(self, ids: Iterable[int]) -> str:
         return "".join(self.words[i] if i < self.vocab_size else UNKNOWN for i in map(int, ids))
@@ -225,10 +227,10 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
     return BPETokenizer(json.loads(tokenizer.to_str()))
 
 
-def _unknown(what: str, which: str, tokenizer: Tokenizer) -> ConfigError:
+def _unknown(what: str, which: str, tokenizer: Tokenizer, hint: str = "") -> ConfigError:
     return ConfigError(
         f"{what} {which!r} is not among the {tokenizer.vocab_size} {what}s that this {tokenizer.kind} tokenizer has "
-        "seen: write the text otherwise, or use tokenizer byte or bpe, which know every text"
+        f"seen{hint}: write the text otherwise, or use tokenizer byte or bpe, which know every text"
     )
 
 

@@ -1,0 +1,138 @@
+"""Text: the embedded corpus is clean and the same everywhere, the toy corpus has its published numbers, files are read
+in pieces, and whatever cannot be read is named in one line."""
+
+import hashlib
+import math
+import os
+import re
+
+import pytest
+
+from aiscale.config import ConfigError
+from aiscale.data import bigram_entropy, embedded_text, find_text, learn, toy_text
+from aiscale.data import corpora as corpora_module
+from aiscale.data.corpora import read_files
+
+
+def read(corpus) -> str:
+    return "".join(find_text(str(corpus)).pieces())
+
+
+def test_the_toy_corpus_has_the_published_statistics():
+    text = toy_text()
+    words = learn("word", [text])
+    assert (len(text.encode()), len(words.encode(text)), words.vocab_size) == (290_599, 52_600, 172)
+
+
+def test_the_toy_corpus_is_the_same_on_every_machine():
+    digest = "fc35eff9dbff8e1884c5e076e23b9844995170789bda91b20c92748c358266da"
+    assert hashlib.sha256(toy_text().encode()).hexdigest() == digest
+
+
+def test_another_seed_of_the_toy_corpus_keeps_its_statistics():
+    text = toy_text(seed=1)
+    words = learn("word", [text])
+    assert text != toy_text()
+    assert (len(text), len(words.encode(text)), words.vocab_size) == (290_599, 52_600, 172)
+
+
+def test_the_toy_corpus_rewards_looking_back_further_than_a_word():
+    first, second, *_ = toy_text().splitlines()
+    thing = re.search(r"a \w+ (\w+) near", first)[1]
+    assert f" {thing} " in second
+
+
+def test_the_embedded_corpus_is_clean_ascii_prose_without_repetitions():
+    text = embedded_text()
+    paragraphs = [" ".join(p.split()) for p in text.split("\n\n") if p.strip()]
+    assert len(text) > 300_000 and text.isascii()
+    assert len(set(paragraphs)) == len(paragraphs), "what is repeated leaks from training into validation"
+    assert not re.search(r"^[*=~-]{3,}$|::=|[ \t]+$|\n{3,}", text, flags=re.MULTILINE)
+
+
+def test_bigram_entropy_of_a_text_whose_next_character_is_certain_is_zero():
+    assert bigram_entropy("abcabcabcabc") == pytest.approx(0, abs=1e-12)
+
+
+def test_bigram_entropy_by_hand():
+    # Pairs of "aabaab": aa ab ba aa ab. After a comes a in 2 of 4 cases, after b always a: 4/5 of log 2.
+    assert bigram_entropy("aabaab") == pytest.approx(4 / 5 * math.log(2))
+
+
+def test_bigram_entropy_on_held_out_text_counts_one_more_of_everything():
+    # Counted in "aab": aa 1, ab 1; one added to each: p(b|a) = 2/4, p(a|b) = 1/2. The pairs of "aba": ab, ba.
+    assert bigram_entropy("aab", held_out="aba") == pytest.approx(math.log(2))
+
+
+def test_bigram_entropy_refuses_a_text_without_pairs():
+    with pytest.raises(ConfigError, match="a text of 1 characters has no pairs: give 2"):
+        bigram_entropy("a")
+
+
+def test_a_folder_is_read_in_the_order_of_its_names_and_hidden_files_are_left_out(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/one.txt").write_text("third")
+    (tmp_path / "a2.txt").write_text("second")
+    (tmp_path / "a1.txt").write_text("first")
+    (tmp_path / ".hidden").write_text("no")
+    assert read(tmp_path) == "first\nsecond\nthird"
+
+
+def test_line_ends_and_byte_order_marks_of_other_systems_do_not_become_tokens(tmp_path):
+    file = tmp_path / "windows.txt"
+    file.write_bytes("\ufeffone\r\ntwo\rthree\n".encode())
+    assert read(file) == "one\ntwo\nthree\n"
+
+
+def test_a_file_reads_the_same_wherever_its_pieces_are_cut(tmp_path, monkeypatch):
+    file = tmp_path / "text.txt"
+    text = "Grüße, 世界!\r\n" * 50
+    file.write_bytes(text.encode())
+    for size in (1, 2, 3, 7, 64):
+        monkeypatch.setattr(corpora_module, "READ_BYTES", size)
+        assert "".join(read_files([file])) == text.replace("\r\n", "\n")
+
+
+def test_a_change_of_a_file_changes_the_identity_of_its_text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("one")
+    before = find_text(str(file)).identity
+    os.utime(file, ns=(1, 1))
+    assert find_text(str(file)).identity != before
+
+
+@pytest.mark.parametrize(
+    ("corpus", "message"),
+    [
+        ("nowhere.txt", "corpus 'nowhere.txt' does not exist: name a text file, a folder of text files, or one of "),
+        ("embeded", "corpus 'embeded' does not exist: did you mean embedded? Else name a text file"),
+        ("corpora/shakespeare", "make it with `aiscale data prepare shakespeare --out corpora/shakespeare`"),
+    ],
+)
+def test_a_missing_corpus_is_refused_with_what_to_do(corpus, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        find_text(corpus)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no files: put UTF-8 text files into it"):
+        find_text(str(tmp_path))
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ConfigError, match=r"corpus .*empty.txt is empty: put UTF-8 text into it"):
+        find_text(str(tmp_path / "empty.txt"))
+
+
+@pytest.mark.parametrize("size", [1, 3, 2**20])
+def test_a_file_that_is_no_text_is_refused_with_the_place_of_the_first_bad_byte(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora_module, "READ_BYTES", size)
+    file = tmp_path / "latin1.txt"
+    file.write_bytes(b"caf\xc3\xa9 caf\xe9 au lait")
+    with pytest.raises(ConfigError, match=r"latin1.txt is not UTF-8 text \(byte 0xe9 at offset 9\): convert it"):
+        read(file)
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        list(read_files([tmp_path]))

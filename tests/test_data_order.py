@@ -1,0 +1,111 @@
+"""The order of windows depends on the seed and the step alone: the same at every world size, and after a resume."""
+
+import numpy as np
+import pytest
+import torch
+
+from aiscale.config import ConfigError
+from aiscale.data import Batches
+from aiscale.data.order import permute
+
+TOKENS = np.arange(1001, dtype=np.uint16)  # 100 windows of 10: window i starts with token 10 i
+
+
+def batches(global_batch=8, seed=1, tokens=TOKENS, seq_len=10) -> Batches:
+    return Batches(tokens, seq_len=seq_len, global_batch=global_batch, seed=seed)
+
+
+def windows(x) -> list[int]:
+    return (x[:, 0] // 10).tolist()
+
+
+def test_targets_are_the_tokens_one_further_on():
+    x, y = batches().batch(3)
+    assert x.shape == y.shape == (8, 10) and x.dtype == y.dtype == torch.int64
+    assert torch.equal(y, x + 1)
+    assert x.is_contiguous() and y.is_contiguous()
+
+
+@pytest.mark.parametrize(("world", "n_micro"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2), (8, 1)])
+def test_all_ranks_together_read_the_same_global_batch_at_every_world_size(world, n_micro):
+    order = batches()
+    for step in (0, 5, 12, 40):
+        shares = [order.share(step, rank, world, n_micro) for rank in range(world)]
+        assert all(len(share) == n_micro for share in shares)
+        x, y = order.batch(step)
+        assert torch.equal(torch.cat([x for share in shares for x, _ in share]), x)
+        assert torch.equal(torch.cat([y for share in shares for _, y in share]), y)
+
+
+def test_an_epoch_visits_no_window_twice_and_the_next_one_in_another_order():
+    order = batches()
+    assert order.steps_per_epoch == 12
+    epochs = [[w for step in range(e * 12, e * 12 + 12) for w in windows(order.batch(step)[0])] for e in range(3)]
+    for epoch in epochs:
+        assert len(set(epoch)) == 96
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert set(epochs[0]) != set(epochs[1]), "the windows left over are others in every epoch"
+
+
+def test_a_step_in_the_middle_of_an_epoch_needs_no_state():
+    walked = batches()
+    for step in range(17):
+        walked.batch(step)
+    assert torch.equal(walked.batch(17)[0], batches().batch(17)[0])
+
+
+def test_another_seed_gives_another_order():
+    assert windows(batches(seed=1).batch(0)[0]) != windows(batches(seed=2).batch(0)[0])
+
+
+def test_evaluation_reads_the_windows_one_after_another():
+    order = Batches.in_order(TOKENS, seq_len=10, global_batch=8)
+    assert windows(order.batch(0)[0]) == list(range(8)) and windows(order.batch(2)[0]) == list(range(16, 24))
+    assert order.steps_per_epoch == 12
+
+
+def test_fewer_windows_than_a_global_batch_are_repeated_evenly():
+    order = batches(global_batch=8, tokens=TOKENS[:31])
+    assert order.steps_per_epoch == 1
+    counts = np.bincount(windows(order.batch(0)[0]))
+    assert sorted(counts) == [2, 3, 3]
+
+
+def test_tokens_that_make_one_window_suffice_and_one_less_is_refused_with_the_numbers():
+    x, y = batches(global_batch=1, tokens=TOKENS[:11]).batch(0)
+    assert (x[0].tolist(), y[0].tolist()) == (list(range(10)), list(range(1, 11)))
+    with pytest.raises(ConfigError, match="has 10 tokens, fewer than one block of loop.seq_len 10 and its last target"):
+        batches(tokens=TOKENS[:10])
+
+
+def test_a_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_they_do():
+    with pytest.raises(ConfigError, match="not divisible by 3 data-parallel ranks x 2 .* set loop.global_batch=12"):
+        batches().share(0, rank=0, world=3, n_micro=2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 100, 257, 4096, 5000])
+def test_the_order_is_a_permutation(n):
+    assert sorted(permute(np.arange(n), n, 1337, 3)) == list(range(n))
+
+
+def test_the_order_of_very_many_windows_costs_no_memory():
+    n = 10**15
+    places = np.array([0, 1, n - 1])
+    found = permute(places, n, 1, 0)
+    assert len(set(found)) == 3 and found.min() >= 0 and found.max() < n
+
+
+def test_every_window_comes_early_and_late_alike():
+    n, epochs = 50, 2000
+    at = np.array([np.argsort(permute(np.arange(n), n, 7, epoch)) for epoch in range(epochs)])  # (epochs, windows)
+    spread = np.sqrt((n**2 - 1) / 12 / epochs)  # of the mean of uniform places
+    assert np.abs(at.mean(axis=0) - (n - 1) / 2).max() < 5 * spread
+    neighbours = (np.abs(np.diff(at, axis=1)) == 1).mean()
+    assert abs(neighbours - 2 / n) < 0.004, "windows that touch in the text must not stay together"
+
+
+def test_the_order_never_changes_with_a_new_version_of_anything():
+    # A run that was stopped under one version of numpy or of this package goes on under another.
+    assert permute(np.arange(10), 10, 1337, 0).tolist() == [6, 1, 0, 9, 4, 3, 5, 7, 8, 2]
+    found = permute(np.arange(5), 10**9, 1337, 2).tolist()
+    assert found == [732719684, 815245956, 212932661, 605075245, 769620101]

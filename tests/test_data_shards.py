@@ -1,0 +1,300 @@
+"""Shards: what is written is what is read, in memory that does not grow with the corpus, and nothing that was damaged,
+cut off or made with another vocabulary is trained on."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from aiscale.config import ConfigError, DataConfig
+from aiscale.data import Batches, ShardError, find_text, learn, open_corpus, read_corpus, toy_text, train_tokenizer
+from aiscale.data import corpus as corpus_module
+from aiscale.data import shards as shards_module
+from aiscale.data.corpora import Text
+from aiscale.data.corpus import cache_root
+from aiscale.data.shards import write_corpus
+
+BYTE = learn("byte", ())
+
+
+def source(*pieces: str, name: str = "test") -> Text:
+    return Text(name, "identity", lambda: iter(pieces))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(shards_module, "BLOCK_CHARS", 100)
+
+
+@pytest.fixture
+def folder(tmp_path, small_blocks) -> Path:
+    """The first 5000 bytes of the toy corpus in shards of about 1000 tokens."""
+    write_corpus(source(toy_text()[:5000]), BYTE, tmp_path / "corpus", shard_tokens=1000)
+    return tmp_path / "corpus"
+
+
+def test_many_shards_read_as_one_sequence(folder):
+    tokens, manifest, tokenizer = read_corpus(folder)
+    flat = np.frombuffer(toy_text()[:5000].encode(), dtype=np.uint8)
+    assert len(manifest.shards) > 3 and len(tokens) == manifest.tokens == 5000 and tokenizer.kind == "byte"
+    assert np.array_equal(np.asarray(tokens), flat)
+    for start, stop in [(0, 10), (990, 1110), (500, 4500), (4990, 9999), (7, 7), (4000, 3000), (-20, None)]:
+        assert np.array_equal(tokens[start:stop], flat[start:stop]), (start, stop)
+    assert tokens[1234] == flat[1234] and tokens[-1] == flat[-1]
+    part = tokens.part(900, 3000, "a part")
+    assert len(part) == 2100 and np.array_equal(part[50:1300], flat[950:2200]) and part[-1] == flat[2999]
+    with pytest.raises(IndexError):
+        part[2100]
+
+
+def test_windows_may_begin_in_one_shard_and_end_in_the_next(folder):
+    tokens, _, _ = read_corpus(folder)
+    flat = np.frombuffer(toy_text()[:5000].encode(), dtype=np.uint8)
+    ours, theirs = (Batches(t, seq_len=333, global_batch=5, seed=1) for t in (tokens, flat))
+    for step in range(6):
+        assert torch.equal(ours.batch(step)[0], theirs.batch(step)[0])
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path):
+    characters = "".join(map(chr, range(0x20, 0x20 + 2**16)))
+    characters = "".join(c for c in characters if not 0xD800 <= ord(c) < 0xE000) + "".join(
+        map(chr, range(0x10020, 0x11020))
+    )
+    tokenizer = learn("char", [characters])
+    write_corpus(source(characters), tokenizer, tmp_path)
+    tokens, _, _ = read_corpus(tmp_path)
+    assert tokens.dtype.itemsize == 4 and tokenizer.decode(tokens[:]) == characters
+
+
+def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_module, "BLOCK_CHARS", 2**17)
+    text = Text("big", "identity", lambda: (toy_text()[:65536] for _ in range(256)))  # 16 MiB, 32 MiB of tokens
+    tracemalloc.start()
+    try:
+        write_corpus(text, BYTE, tmp_path, shard_tokens=2**22)
+        tokens, _, _ = read_corpus(tmp_path)
+        order = Batches(tokens, seq_len=256, global_batch=16, seed=1)
+        for step in range(50):
+            order.batch(step)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(tokens) == 2**24 and peak_bytes < 2**22
+
+
+def test_a_truncated_shard_is_refused_by_name(folder):
+    shard = folder / "00001.tokens"
+    os.truncate(shard, shard.stat().st_size - 2)
+    with pytest.raises(ShardError, match=r"shard .*00001.tokens is truncated: \d+ tokens of 2 bytes .* the file has"):
+        read_corpus(folder)
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_a_shard_without_its_header_is_refused_by_name(folder, size):
+    os.truncate(folder / "00002.tokens", size)
+    with pytest.raises(ShardError, match=rf"00002.tokens is not a token shard \({size} bytes, no header of ours\)"):
+        read_corpus(folder)
+
+
+def test_a_missing_shard_is_refused_by_name(folder):
+    (folder / "00000.tokens").unlink()
+    with pytest.raises(ShardError, match=r"00000.tokens cannot be read \(No such file or directory\)"):
+        read_corpus(folder)
+
+
+def test_a_shard_of_another_vocabulary_is_refused_by_name(folder, tmp_path):
+    write_corpus(source(toy_text()[:5000]), learn("char", [toy_text()]), tmp_path / "char", shard_tokens=1000)
+    (tmp_path / "char/00001.tokens").replace(folder / "00001.tokens")
+    with pytest.raises(ShardError, match=r"00001.tokens has another vocabulary \(41 tokens, .* byte tokenizer in use"):
+        read_corpus(folder)
+
+
+def test_a_folder_is_refused_to_a_run_with_another_tokenizer(folder):
+    with pytest.raises(ShardError, match="00000.tokens has another vocabulary"):
+        open_corpus(DataConfig(corpus=str(folder)), tokenizer=learn("char", [toy_text()]))
+    with pytest.raises(ConfigError, match="prepared with a byte tokenizer of 256 tokens, but data.tokenizer is bpe"):
+        train_tokenizer(DataConfig(corpus=str(folder), tokenizer="bpe"))
+
+
+def test_shards_that_do_not_add_up_are_refused(folder):
+    (folder / "00001.tokens").write_bytes((folder / "00000.tokens").read_bytes())
+    with pytest.raises(ShardError, match=r"hold \d+ tokens, but manifest.json says 5000"):
+        read_corpus(folder)
+
+
+def test_a_damaged_or_newer_manifest_is_refused(folder):
+    tree = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(tree | {"version": 9}))
+    with pytest.raises(ShardError, match="manifest.json has version 9, this aiscale reads 1"):
+        read_corpus(folder)
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(ShardError, match="manifest.json is damaged"):
+        read_corpus(folder)
+
+
+def test_an_interrupted_preparation_goes_on_and_ends_the_same(folder, tmp_path, small_blocks):
+    class Stopped(Exception):
+        pass
+
+    def stop_late(text_bytes):
+        if text_bytes > 3500:
+            raise Stopped
+
+    class Counting:
+        """The byte tokenizer, counting what it is asked."""
+
+        def __init__(self):
+            self.characters = 0
+
+        def __getattr__(self, name):
+            return getattr(BYTE, name)
+
+        def encode_array(self, text):
+            self.characters += len(text)
+            return BYTE.encode_array(text)
+
+    other = tmp_path / "other"
+    with pytest.raises(Stopped):
+        write_corpus(source(toy_text()[:5000]), BYTE, other, shard_tokens=1000, report=stop_late)
+    assert not [file for file in other.iterdir() if file.name.startswith(".")], "half a shard was left behind"
+    with pytest.raises(ShardError, match="is a corpus half prepared"):
+        open_corpus(DataConfig(corpus=str(other)))
+    counting = Counting()
+    write_corpus(source(toy_text()[:5000]), counting, other, shard_tokens=1000)
+    assert counting.characters < 3000, "what was tokenized before was tokenized again"
+    assert {f.name: f.read_bytes() for f in other.iterdir()} == {f.name: f.read_bytes() for f in folder.iterdir()}
+
+
+def test_going_on_with_another_text_or_tokenizer_is_refused(tmp_path, small_blocks):
+    def stop(text_bytes):
+        if text_bytes > 1500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_corpus(source(toy_text()[:5000]), BYTE, tmp_path, shard_tokens=1000, report=stop)
+    with pytest.raises(ShardError, match="the text of test has changed since"):
+        write_corpus(source(toy_text()[1:5000]), BYTE, tmp_path, shard_tokens=1000)
+    with pytest.raises(ShardError, match="was begun with another tokenizer"):
+        write_corpus(source(toy_text()[:5000]), learn("char", [toy_text()]), tmp_path, shard_tokens=1000)
+
+
+def test_a_text_without_characters_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="corpus test is empty"):
+        write_corpus(source(""), BYTE, tmp_path)
+
+
+# Opening a corpus ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+def test_a_corpus_is_split_once_and_loses_nothing(tmp_path, kind):
+    data = DataConfig(corpus="toy", tokenizer=kind, val_fraction=0.2)
+    corpus = open_corpus(data, cache_dir=tmp_path)
+    total = len(corpus.train) + len(corpus.val)
+    assert len(corpus.val) == int(total * 0.2)
+    assert corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]]) == toy_text()
+    assert (corpus.name, corpus.text_bytes) == ("toy", 290_599)
+    assert corpus.sha256 == find_text("toy").identity
+    again = open_corpus(data, tokenizer=train_tokenizer(data, cache_dir=tmp_path), cache_dir=tmp_path)
+    assert np.array_equal(again.val[:], corpus.val[:]) and len(list((tmp_path / "tokens").glob("toy*"))) == 1
+
+
+def test_a_changed_file_is_tokenized_again(tmp_path):
+    file = tmp_path / "text.txt"
+    data = DataConfig(corpus=str(file))
+    file.write_text("one " * 100)
+    first = open_corpus(data, cache_dir=tmp_path / "cache")
+    file.write_text("two, " * 100)
+    second = open_corpus(data, cache_dir=tmp_path / "cache")
+    assert len(first.train) == 360 and len(second.train) == 450 and first.sha256 != second.sha256
+
+
+def test_a_text_too_short_for_a_block_is_refused_with_the_part_and_the_numbers(tmp_path):
+    (tmp_path / "short.txt").write_text("x" * 100)
+    corpus = open_corpus(DataConfig(corpus=str(tmp_path / "short.txt")), cache_dir=tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"the validation part of corpus .*short.txt has 10 tokens, fewer than one"):
+        Batches.in_order(corpus.val, seq_len=16, global_batch=1)
+
+
+def test_processes_that_ask_at_once_get_the_same_corpus(tmp_path):
+    (tmp_path / "text.txt").write_text(toy_text() * 3)
+    code = (
+        "from aiscale.config import DataConfig; from aiscale.data import open_corpus; import sys;"
+        "c = open_corpus(DataConfig(corpus=sys.argv[1], tokenizer='word'));"
+        "print(len(c.train), c.sha256, int(c.train[:].sum()))"
+    )
+    environment = os.environ | {"AISCALE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "text.txt")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], said
+    assert len({out for out, _ in said}) == 1 and said[0][0].startswith("142020 ")
+    _assert_one_complete_folder(tmp_path / "cache")
+
+
+def test_without_locks_the_first_to_finish_wins_and_the_others_use_its_tokens(tmp_path, monkeypatch):
+    import fcntl
+
+    def no_locks(*_):
+        raise OSError("locks are not supported here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    start = threading.Barrier(4)
+    write, found = corpus_module.write_corpus, []
+
+    def write_together(*args, **options):
+        start.wait(timeout=30)
+        return write(*args, **options)
+
+    monkeypatch.setattr(corpus_module, "write_corpus", write_together)
+    data = DataConfig(corpus="toy")
+    threads = [
+        threading.Thread(target=lambda: found.append(open_corpus(data, cache_dir=tmp_path).train[:])) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(found) == 4 and all(np.array_equal(tokens, found[0]) for tokens in found)
+    _assert_one_complete_folder(tmp_path)
+
+
+def _assert_one_complete_folder(cache: Path) -> None:
+    folders = [path for path in (cache / "tokens").iterdir() if path.is_dir()]
+    assert len(folders) == 1 and (folders[0] / "manifest.json").exists(), folders
+
+
+def test_the_cache_lies_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("AISCALE_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_root() == tmp_path / "home/.cache/aiscale"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_root() == tmp_path / "xdg/aiscale"
+    monkeypatch.setenv("AISCALE_CACHE", str(tmp_path / "own"))
+    assert cache_root() == tmp_path / "own"
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one_and_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AISCALE_CACHE", str(tmp_path / "file/cache"))
+    corpus = open_corpus(DataConfig(corpus="toy"))
+    assert len(corpus.train) == 261_540
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/file/cache cannot be written" in said and "set AISCALE_CACHE to keep them" in said
+    assert cache_root() == cache_root() and capsys.readouterr().err == "", "said once"

@@ -1,0 +1,137 @@
+"""Tokenizers lose nothing, say what they do not know, and survive the way from rank 0 to the others."""
+
+import json
+
+import numpy as np
+import pytest
+
+from aiscale.config import ConfigError
+from aiscale.data import Tokenizer, embedded_text, learn, toy_text
+from aiscale.data.tokenizers import TOKENIZERS, regroup
+
+AWKWARD = "Tabs\tand  double  spaces \n\n  a\u00a0line\r\n'quoted' don't, été 世界 👩‍🚀 <|endoftext|> _x_ 3.14\n \n"
+
+
+@pytest.fixture(scope="module", params=list(TOKENIZERS))
+def tokenizer(request):
+    return learn(request.param, [toy_text(), AWKWARD], bpe_vocab_size=400)
+
+
+def test_decoding_gives_back_exactly_what_was_encoded(tokenizer):
+    for text in ("", " ", "\n\n", AWKWARD, "".join(toy_text().splitlines(keepends=True)[:50]), AWKWARD * 3):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_all_tokens_lie_in_the_vocabulary_and_all_kinds_have_one_face(tokenizer):
+    ids = tokenizer.encode_array(AWKWARD)
+    assert ids.dtype == np.uint16 and ids.max() < tokenizer.vocab_size
+    assert tokenizer.encode(AWKWARD) == ids.tolist() and isinstance(tokenizer.encode(AWKWARD)[0], int)
+    assert tokenizer.kind in TOKENIZERS
+
+
+def test_a_tokenizer_survives_json(tokenizer):
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert type(again) is type(tokenizer) and again.sha256 == tokenizer.sha256
+    assert again.encode(AWKWARD) == tokenizer.encode(AWKWARD)
+
+
+def test_learning_twice_gives_the_same_tokenizer(tokenizer):
+    again = learn(tokenizer.kind, iter([toy_text(), AWKWARD]), bpe_vocab_size=400)
+    assert again.sha256 == tokenizer.sha256
+
+
+def test_ids_beyond_the_vocabulary_are_shown_as_unknown(tokenizer):
+    ids = [*tokenizer.encode("One"), tokenizer.vocab_size + 5, *tokenizer.encode(" the")]
+    assert tokenizer.decode(ids) == "One\ufffd the"
+
+
+def test_tokens_of_blocks_are_the_tokens_of_the_whole(tokenizer):
+    text = toy_text()[:20_000] + AWKWARD + embedded_text()[:20_000]
+    tokenizer = learn(tokenizer.kind, [text], bpe_vocab_size=400)
+    whole = tokenizer.encode(text)
+    if tokenizer.kind == "bpe":  # it cuts long texts by itself: compare with what the library does in one go
+        whole = tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+    for size in (100, 1000, 7777):
+        blocks = list(regroup([text[:333], text[333:]], size))
+        assert "".join(blocks) == text and len(blocks) > 3
+        assert [i for block in blocks for i in tokenizer.encode(block)] == whole
+
+
+def test_regrouping_text_without_white_space_still_ends():
+    assert "".join(regroup(["世" * 1000], 64)) == "世" * 1000
+    assert max(map(len, regroup(["世" * 1000], 64))) <= 128
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("char", "character 'z' is not among the 3 characters that this char tokenizer has seen"),
+        ("word", "word ' z' is not among the 2 words that this word tokenizer has seen"),
+    ],
+)
+def test_what_was_not_seen_is_refused_by_name(kind, message):
+    with pytest.raises(ConfigError) as error:
+        learn(kind, ["a b"]).encode("a z")
+    assert message in str(error.value) and "use tokenizer byte or bpe" in str(error.value)
+
+
+def test_a_character_beyond_all_seen_ones_is_refused():
+    with pytest.raises(ConfigError, match="character '世' is not among"):
+        learn("char", ["abc"]).encode("a世")
+
+
+def test_a_word_known_only_behind_a_space_is_named():
+    with pytest.raises(ConfigError, match=r"word 'b' is not among the 2 words .*\(it knows ' b'\)"):
+        learn("word", ["a b"]).encode("b")
+
+
+def test_a_word_vocabulary_starts_with_the_most_frequent():
+    assert learn("word", ["b a a a, b"]).words == [" a", " b", ",", "b"]
+
+
+def test_bytes_that_are_no_text_are_shown_as_unknown():
+    assert learn("byte", ()).decode([0x61, 0xE9, 0x62, 300]) == "a\ufffdb\ufffd"
+
+
+def test_a_document_separator_is_one_token_of_bpe():
+    bpe = learn("bpe", [toy_text()], bpe_vocab_size=300)
+    assert len(bpe.encode(bpe.separator)) == 1
+
+
+def test_bpe_has_the_size_asked_for_and_shortens_the_text():
+    bpe = learn("bpe", [embedded_text()], bpe_vocab_size=1000)
+    assert bpe.vocab_size == 1000
+    assert len(bpe.encode_array(embedded_text())) < len(embedded_text()) / 2.5
+
+
+def test_a_tokenizer_file_of_hugging_face_is_read(tmp_path):
+    bpe = learn("bpe", [toy_text()], bpe_vocab_size=300)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(bpe.to_json())["tokenizer"]))
+    assert learn(str(file), ()).encode("the cat") == bpe.encode("the cat")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: learn("bpe", ["text"], bpe_vocab_size=100), "data.bpe_vocab_size is 100: it must be at least 257"),
+        (lambda: learn("syllable", ["text"]), "tokenizer is 'syllable': it must be one of byte, char, word, bpe, or"),
+        (lambda: Tokenizer.from_json("{}"), "this is no tokenizer: '{}'"),
+        (lambda: Tokenizer.from_json('{"kind": "bpe", "tokenizer": {}}'), "`tokenizers` cannot read this tokenizer"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(make, message):
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_encoding_megabytes_takes_seconds_at_most():
+    import time
+
+    text = embedded_text() * 6  # 2 MB
+    for kind in ("byte", "char", "word"):
+        tokenizer = learn(kind, [embedded_text()])
+        started = time.process_time()
+        tokenizer.encode_array(text)
+        assert time.process_time() - started < 5, kind
