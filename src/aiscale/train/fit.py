@@ -85,9 +85,11 @@ class _Training:
         self.val_batches = Batches.in_order(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
         self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
         # Only rank 0 holds the files; the call on all ranks makes all of them fail together.
-        opened = world.from_rank0(lambda: Records.open(self.path, run, resume=resume, overwrite=overwrite))
-        self.records = opened if world.is_main else None
+        world.from_rank0(lambda: Records.check(self.path, run, resume=resume, overwrite=overwrite))
         self.engine = build(run, world)
+        # Nothing of an earlier run is touched before everything that could be refused has been.
+        opened = world.from_rank0(lambda: Records.open(self.path, overwrite=overwrite))
+        self.records = opened if world.is_main else None
         self.first_step = self._resume() if resume else 0
         self.meter = Meter(
             world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision
@@ -150,7 +152,6 @@ class _Training:
 
     def _log(self, step: int, outcome: StepResult, measures: dict) -> None:
         if self.records and (step % self.run.loop.log_every == 0 or step == self.total_steps):
-            self.held = held_bytes(self.engine.held())
             self.records.append(
                 "train",
                 step=step,
@@ -159,7 +160,7 @@ class _Training:
                 skipped=outcome.skipped,
                 tokens=outcome.tokens,
                 **measures,
-                held_bytes=self.held,
+                held_bytes=held_bytes(self.engine.held()),
                 peak_memory_bytes=peak_memory_bytes(self.world.device),
             )
 

@@ -38,22 +38,26 @@ class Records:
         self._metrics = None
 
     @staticmethod
-    def open(path: Path, run: Run, *, resume: bool, overwrite: bool) -> Records:
-        """Claim the folder for `run`, refusing to overwrite another run's results silently."""
+    def check(path: Path, run: Run, *, resume: bool, overwrite: bool) -> None:
+        """Refuse to overwrite another run's results silently, and to resume what cannot be. Changes nothing."""
+        exists = (path / "run.json").exists()
         if resume and overwrite:
             raise RunFolderError("--resume and --overwrite contradict each other: choose one")
-        if (path / "run.json").exists():
-            if overwrite:
-                shutil.rmtree(path)
-            elif resume:
-                _check_same_model(path, run)
-            else:
-                raise RunFolderError(
-                    f"{path} already holds a run: add --resume to continue it, --overwrite to replace it, "
-                    "or --set name=OTHER"
-                )
-        elif resume:
+        if resume and not exists:
             raise RunFolderError(f"{path} holds no run to resume: start it without --resume")
+        if resume:
+            _check_same_model(path, run)
+        elif exists and not overwrite:
+            raise RunFolderError(
+                f"{path} already holds a run: add --resume to continue it, --overwrite to replace it, "
+                "or --set name=OTHER"
+            )
+
+    @staticmethod
+    def open(path: Path, *, overwrite: bool) -> Records:
+        """Claim the folder, dropping an earlier run's results if `overwrite` says so."""
+        if overwrite and (path / "run.json").exists():
+            shutil.rmtree(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
