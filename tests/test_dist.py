@@ -66,6 +66,14 @@ def test_single_ranks_where_mpi_should_have_joined_several_are_refused():
         mpi_world(Launch(launcher="mpiexec", size=4))
 
 
+def test_a_missing_mpi_library_is_said_with_the_remedy(tmp_path):
+    env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
+    code = "from aiscale.dist import connect; connect('cpu')"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "mpi4py cannot load an MPI library" in last and "pip install mpich, or load your site's MPI module" in last
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
