@@ -68,22 +68,22 @@ def memory_bars(
         _bar(ax, y, groups[kind][label], categories, kind, scale)
         ticks.append((y, f"{label}, {kind}" if label else kind))
     ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
-    ax.set_ylim(y + 0.65, 0.35)
+    ax.set_ylim(y + 0.65, 0.35 if capacity_bytes is None else 0.05)  # a line of text over the bars
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
     ax.set_xlim(0, 1.13 * max([*(sum(groups[k][n].values()) for n, k in rows), capacity_bytes or 0]) / scale)
     if capacity_bytes is not None:
-        _capacity(ax, capacity_bytes / scale, y + 0.62)
+        _capacity(ax, capacity_bytes / scale)
     ax.set_xlabel(f"memory ({unit})")
     names = {c: style.MEMORY_COLORS.get(c, style.MEMORY_COLORS["other"]) for c in categories}
     style.legend_above(ax, style.legend_handles(names, style.kind_handles(groups, source, bars=True), bars=True))
     return ax
 
 
-def _capacity(ax: Axes, x: float, y: float) -> None:
+def _capacity(ax: Axes, x: float) -> None:
     ax.axvline(x, color=style.INK, linewidth=1.2, linestyle=":")
-    place = {"textcoords": "offset points", "xytext": (-4, 0), "ha": "right", "va": "bottom", "fontsize": 8}
-    ax.annotate("memory of the device", (x, y), color=style.MUTED, **place)
+    place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
+    ax.annotate("memory of the device", (x, 1), xytext=(-4, 0), ha="right", color=style.MUTED, **place)
 
 
 def _bar(ax: Axes, y: float, values: Categories, categories: Sequence[str], kind: str, scale: float) -> None:
