@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -27,12 +28,23 @@ from tqdm import tqdm
 
 from aiscale.config import ConfigError
 from aiscale.data.corpora import BUILT_IN, DOWNLOADABLE, Text, find_files, find_text, identity, read_files
-from aiscale.data.shards import MANIFEST, PROGRESS, SHARD_TOKENS, TOKENIZER, Manifest, read_manifest, write_corpus
+from aiscale.data.corpus import cache_root
+from aiscale.data.shards import (
+    MANIFEST,
+    PROGRESS,
+    SHARD_TOKENS,
+    TOKENIZER,
+    Manifest,
+    read_manifest,
+    write_atomically,
+    write_corpus,
+)
 from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 
 #: Arguments of datasets.load_dataset for the corpora of the seeds.
 HUB = {
-    # seed 003: "the classic shakespeare text file [43]", one document of 4.4 MiB
+    # seed 003: "the classic shakespeare text file [43]", one document of 4.4 MiB. Fetched here first: `datasets` reads
+    # web addresses only with further libraries.
     "shakespeare": {
         "path": "text",
         "data_files": "https://cs.stanford.edu/people/karpathy/char-rnn/shakespeare_input.txt",
@@ -133,8 +145,11 @@ def _open_sources(sources: list[str], field: str, subset: str | None) -> tuple[s
         arguments = dict(HUB[sources[0]])
         if subset:
             arguments["data_dir"] = subset
+        identity_of_source = json.dumps(arguments, sort_keys=True)
+        if str(arguments.get("data_files", "")).startswith("http"):
+            arguments["data_files"] = str(_fetch(arguments["data_files"]))
         rows = _load(sources[0], **arguments)
-        return sources[0], json.dumps(arguments, sort_keys=True), lambda: _texts(rows, sources[0], field)
+        return sources[0], identity_of_source, lambda: _texts(rows, sources[0], field)
     if len(sources) == 1 and sources[0] in BUILT_IN:
         text = find_text(sources[0])
         return text.name, text.identity, lambda: iter([text.pieces()])
@@ -154,6 +169,23 @@ def _documents(file: Path, field: str) -> Iterator[Document]:
         yield from _texts(rows, str(file), "text")
     else:
         yield read_files([file])
+
+
+def _fetch(url: str) -> Path:
+    """The file behind a web address, kept in the cache."""
+    file = cache_root() / "downloads" / Path(url).name
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                content = answer.read()
+        except OSError as error:
+            raise ConfigError(
+                f"{url} cannot be fetched ({_first_line(error)}): check the network, or fetch it elsewhere and name "
+                "the file instead"
+            ) from None
+        write_atomically(file, content)
+    return file
 
 
 def _load(what: str, **arguments) -> Iterable[dict]:

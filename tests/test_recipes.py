@@ -1,0 +1,163 @@
+"""Recipes are what their sources say: sizes by formulas written out here, hyper-parameters as published."""
+
+import subprocess
+import sys
+
+import pytest
+
+from aiscale.config import ConfigError, Run
+from aiscale.cost import parameters
+from aiscale.data import bigram_entropy, embedded_text, open_corpus
+from aiscale.recipes import RECIPES, recipe
+
+
+def gpt2_count(L: int, D: int, V: int, T: int) -> int:
+    """A GPT-2 with L layers of width D, a tied head, V tokens and T positions: matrices, biases, norms, embeddings."""
+    return L * (12 * D**2 + 13 * D) + 2 * D + (V + T) * D
+
+
+def total(name: str) -> int:
+    return sum(parameters(recipe(name).model).values())
+
+
+def without_head(name: str) -> int:
+    return total(name) - parameters(recipe(name).model)["head"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_a_complete_run_under_its_own_name_with_its_source(name):
+    run = recipe(name)
+    assert run.name == name and Run.from_dict(run.to_dict()) == run
+    lines = RECIPES[name].__doc__.splitlines()
+    assert lines[0].endswith(".") and len(lines[0]) <= 116
+    run.loop.micro_batches(dp=1)
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match="^unknown recipe 'gpt2-midium': did you mean gpt2-medium\\?$"):
+        recipe("gpt2-midium")
+    with pytest.raises(ConfigError, match="unknown recipe 'xyzzy': it may be one of laptop, gpt-c, "):
+        recipe("xyzzy")
+
+
+def test_recipes_need_no_torch():
+    code = "import sys, aiscale.recipes; aiscale.recipes.recipe('1t'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("gpt-c", gpt2_count(6, 384, 172, 256)),
+        ("gpt2", gpt2_count(12, 768, 50257, 1024)),
+        ("gpt2-medium", gpt2_count(24, 1024, 50257, 1024)),
+        ("gpt2-large", gpt2_count(36, 1280, 50257, 1024)),
+        ("gpt2-xl", gpt2_count(48, 1600, 50257, 1024)),
+        ("radius-355m", gpt2_count(24, 1024, 50304, 1024)),
+        ("radius-2b", gpt2_count(24, 2560, 50304, 1024)),
+        ("22b", gpt2_count(48, 6144, 50257, 2048)),
+        ("175b", gpt2_count(96, 12288, 50257, 2048)),
+        ("1t", gpt2_count(128, 25600, 50257, 2048)),
+    ],
+)
+def test_models_of_gpt2s_shape_have_the_parameters_of_its_formula(name, count):
+    assert total(name) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("gpt2", 124.4e6),
+        ("gpt2-xl", 1557.6e6),
+        ("radius-355m", 355e6),
+        ("radius-2b", 2.0e9),
+        ("forge-s", 1.44e9),
+        ("forge-m", 13e9),
+        ("22b", 22e9),
+        ("175b", 175e9),
+        ("1t", 1e12),
+    ],
+)
+def test_sizes_round_to_what_the_publications_print(name, printed):
+    assert total(name) == pytest.approx(printed, rel=0.012)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("turing-gpt2", 85_205_760),
+        ("turing-gpt2-medium", 302_511_104),
+        ("turing-gpt2-large", 708_640_000),
+        ("turing-gpt2-xl", 1_475_873_600),
+        ("turing-ipu-384", 21_369_216),
+        ("turing-ipu-768", 85_205_760),
+    ],
+)
+def test_the_turing_reports_models_have_its_parameters_without_the_head(name, count):
+    shape = recipe(name).model
+    assert without_head(name) == count == gpt2_count(shape.n_layer, shape.d_model, 67, 128)
+    assert not shape.tied, "minGPT's head is a matrix of its own, which its count leaves out"
+
+
+def test_the_turing_reports_ipu_sizes_are_two_bytes_a_parameter_with_the_head():
+    assert 2 * total("turing-ipu-384") / 1e6 == pytest.approx(42.79, abs=0.005)
+    assert 2 * total("turing-ipu-768") / 1e6 == pytest.approx(170.514, abs=0.0005)
+
+
+@pytest.mark.parametrize(("name", "printed"), [("turing-gpt2-xxl-guess", 2.7e9), ("turing-gpt2-xxxl-guess", 6.6e9)])
+def test_guessed_shapes_say_so_and_come_near_the_printed_size(name, printed):
+    assert "THE SHAPE IS A GUESS" in RECIPES[name].__doc__
+    assert without_head(name) == pytest.approx(printed, rel=0.02)
+
+
+def test_gptj_differs_from_the_published_model_by_what_its_docstring_says():
+    L, D, V = 28, 4096, 50400
+    published = L * (12 * D**2 + (4 + 1) * D + 2 * D) + 2 * D + V * D + (V * D + V)  # one norm, biases in the MLP only
+    assert published == 6_050_882_784
+    assert total("gptj-6b") == published + L * (2 * D + 4 * D) - V
+    assert f"{total('gptj-6b'):,} parameters here" in RECIPES["gptj-6b"].__doc__
+
+
+def test_forge_has_its_rotary_untied_shape():
+    for name, L, D in [("forge-s", 24, 2064), ("forge-m", 40, 5120), ("forge-l", 48, 6144)]:
+        assert total(name) == L * (12 * D**2 + 13 * D) + 2 * D + 2 * 52_000 * D
+    assert [recipe(f"forge-{size}").model.d_head for size in "sml"] == [86, 128, 128]
+    tokens = [recipe(f"forge-{size}").loop.global_batch * 2048 for size in "sml"]
+    assert tokens == [16_777_216, 16_515_072, 16_777_216]
+
+
+def test_forge_l_does_not_reach_its_printed_size_and_says_so():
+    assert total("forge-l") == pytest.approx(22.4e9, rel=0.002)
+    assert "22.4B" in RECIPES["forge-l"].__doc__ and "25.6B" in RECIPES["forge-l"].__doc__
+
+
+def test_seed_004s_run_is_the_published_one():
+    run = recipe("gpt-c")
+    shape = (run.model.max_seq_len, run.model.n_layer, run.model.n_head, run.model.d_model, run.model.vocab_size)
+    assert shape == (256, 6, 6, 384, 172)
+    assert (run.optimizer.lr, run.loop.global_batch, run.loop.seq_len, run.loop.epochs) == (3e-4, 16, 256, 50)
+    assert (run.data.corpus, run.data.tokenizer) == ("toy", "word")
+
+
+@pytest.mark.parametrize("name", ["gpt-c", "gpt-c-tiny", "laptop"])
+def test_recipes_for_a_laptop_fit_their_corpus(name, tmp_path):
+    run = recipe(name)
+    corpus = open_corpus(run.data, cache_dir=tmp_path)
+    assert corpus.tokenizer.vocab_size == run.model.vocab_size
+    assert min(len(corpus.train), len(corpus.val)) > run.loop.seq_len * run.loop.global_batch
+
+
+def test_radius_has_the_published_hyperparameters():
+    for name in ("radius-355m", "radius-2b"):
+        run = recipe(name)
+        assert (run.loop.global_batch, run.loop.micro_batch, run.loop.seq_len) == (512, 8, 1024)
+        assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip_norm) == (1.5e-4, 0.01, 1.0)
+        assert run.optimizer.warmup_steps == run.loop.steps * 0.01 and run.loop.precision == "bf16"
+        assert run.loop.micro_batches(dp=64) == (1, 8)
+
+
+def test_the_laptop_recipe_learns_more_than_which_letter_follows_which(tmp_path):
+    from aiscale.train import fit
+
+    result = fit(recipe("laptop"), runs_dir=tmp_path, progress=False)
+    assert result.summary["val_loss"] < bigram_entropy(embedded_text()) - 0.2
