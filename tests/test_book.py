@@ -283,6 +283,16 @@ def test_output_that_would_load_something_is_shown_as_text(shelf, tmp_path):
     assert loads(text) == [] and "a widget" in text and "a picture" in text
 
 
+def test_what_a_drawing_call_returns_is_not_shown(shelf, tmp_path):
+    returned = [
+        display(text_plain=text) for text in ("<Axes: xlabel='x'>", "array([<Axes: >, <Axes: >], dtype=object)")
+    ]
+    executed(shelf, tmp_path, "03_ddp", *returned, display(text_plain="an answer"))
+    book.build_gallery(shelf, tmp_path)
+    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
+    assert "Axes" not in text and "an answer" in text
+
+
 def test_prose_that_would_load_something_stops_the_gallery(shelf, tmp_path):
     path = shelf / "03_ddp.ipynb"
     content = book.read(path)

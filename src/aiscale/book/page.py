@@ -25,6 +25,8 @@ from aiscale.book.notebook import Notebook, tags
 from aiscale.book.results import Result
 
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg"}
+#: What a drawing call returns, which says nothing beside its figure.
+_RETURNED = re.compile(r"\s*[\[(]*(array\(\[*)?<(Axes|Figure|matplotlib)")
 _FROM_PAPERMILL = ("papermill-error-cell-tag",)
 
 
@@ -146,7 +148,8 @@ def _rich(data: Mapping[str, str], number: int) -> str:
             return f'<figure><img src="data:image/{kind};base64,{encoded}" alt="figure of cell {number}"></figure>'
     if "text/markdown" in data or "text/latex" in data:
         return f'<div class="prose">{to_html(data.get("text/markdown") or data["text/latex"])}</div>'
-    return f'<pre tabindex="0">{ansi2html(data["text/plain"])}</pre>' if data.get("text/plain") else ""
+    plain = data.get("text/plain", "")
+    return f'<pre tabindex="0">{ansi2html(plain)}</pre>' if plain and not _RETURNED.match(plain) else ""
 
 
 def _sections(cells: list[Cell]) -> list[tuple[str, Markup]]:
