@@ -11,7 +11,7 @@ import pytest
 
 from aiscale import cli
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data import open_corpus, prepare_corpus, toy_text
+from aiscale.data import learn, open_corpus, prepare_corpus, toy_text
 from aiscale.data import prepare as prepare_module
 
 DOCUMENTS = ["First document.\nTwo lines of it.", "Second: été.", "Third, the last one."]
@@ -158,6 +158,10 @@ def test_the_same_command_goes_on_after_an_interruption_and_does_nothing_when_do
     with pytest.raises(KeyboardInterrupt):
         prepare()
     monkeypatch.setattr(shards, "_write_shard", replace)
+    with pytest.raises(
+        ConfigError, match="was begun with a bpe tokenizer, not char: choose another --out or delete it"
+    ):
+        prepare_corpus(tmp_path / "toy.txt", out, tokenizer="char", progress=False)
     monkeypatch.setattr(prepare_module, "learn", None)  # the vocabulary was learnt before
     kept = {file: file.stat().st_mtime_ns for file in out.glob("*.tokens")}
     assert len(kept) == 2
@@ -165,6 +169,16 @@ def test_the_same_command_goes_on_after_an_interruption_and_does_nothing_when_do
     assert all(file.stat().st_mtime_ns == time for file, time in kept.items())
     assert text_of(out, "bpe") == toy_text() and len(manifest.shards) > 2
     assert prepare() == manifest
+
+
+def test_a_tokenizer_of_others_is_taken_from_its_file(tmp_path):
+    bpe = learn("bpe", [toy_text()], bpe_vocab_size=300)
+    (tmp_path / "tokenizer.json").write_text(bpe.to_json())
+    (tmp_path / "toy.txt").write_text(toy_text()[:5000])
+    arguments = dict(tokenizer=str(tmp_path / "tokenizer.json"), progress=False)
+    manifest = prepare_corpus(tmp_path / "toy.txt", tmp_path / "out", **arguments)
+    assert manifest.tokenizer_sha256 == bpe.sha256 and text_of(tmp_path / "out", "bpe") == toy_text()[:5000]
+    assert prepare_corpus(tmp_path / "toy.txt", tmp_path / "out", **arguments) == manifest
 
 
 def test_a_finished_folder_is_not_overwritten_by_another_corpus(tmp_path):

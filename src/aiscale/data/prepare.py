@@ -33,9 +33,9 @@ from aiscale.data.shards import (
     MANIFEST,
     PROGRESS,
     SHARD_TOKENS,
-    TOKENIZER,
     Manifest,
     read_manifest,
+    read_tokenizer,
     write_atomically,
     write_corpus,
 )
@@ -96,29 +96,36 @@ def prepare_corpus(
         )
 
 
-def _already(folder: Path, source: str, tokenizer: str) -> Manifest:
-    manifest = read_manifest(folder)
-    kind = _read_tokenizer(folder).kind
-    if manifest.source != source or kind != tokenizer:
+def _already(folder: Path, source: str, wanted: str) -> Manifest:
+    manifest, tokenizer = read_manifest(folder), read_tokenizer(folder)
+    if manifest.source != source or not _is(tokenizer, wanted):
         raise ConfigError(
-            f"{folder} already holds corpus {manifest.name} in {kind} tokens, made from another text or with another "
-            "tokenizer: choose another --out, or delete it"
+            f"{folder} already holds corpus {manifest.name} in {tokenizer.kind} tokens, made from another text or with "
+            "another tokenizer: choose another --out, or delete it"
         )
     return manifest
 
 
-def _read_tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
+def _is(tokenizer: Tokenizer, wanted: str) -> bool:
+    file = Path(wanted)
+    return tokenizer.kind == wanted or (file.is_file() and learn(wanted, ()).sha256 == tokenizer.sha256)
 
 
-def _tokenizer(folder: Path, kind: str, documents: Callable, bpe_vocab_size: int, progress: bool) -> Tokenizer:
+def _tokenizer(folder: Path, wanted: str, documents: Callable, bpe_vocab_size: int, progress: bool) -> Tokenizer:
     """The one that an interrupted call learnt, or a new one."""
     if (folder / PROGRESS).exists():
-        return _read_tokenizer(folder)
-    if progress and kind in ("char", "word", "bpe"):
-        print(f"learning the {kind} vocabulary ...", file=sys.stderr)
-    pieces = _joined(documents(), END_OF_TEXT if kind == "bpe" else Tokenizer.separator)
-    return learn(kind, _beginning(pieces, LEARN_CHARS) if kind == "bpe" else pieces, bpe_vocab_size=bpe_vocab_size)
+        tokenizer = read_tokenizer(folder)
+        if not _is(tokenizer, wanted):
+            raise ConfigError(
+                f"{folder} was begun with a {tokenizer.kind} tokenizer, not {wanted}: choose another --out or delete it"
+            )
+        return tokenizer
+    if progress and wanted in ("char", "word", "bpe"):
+        print(f"learning the {wanted} vocabulary ...", file=sys.stderr)
+    pieces = _joined(documents(), END_OF_TEXT if wanted == "bpe" else Tokenizer.separator)
+    if wanted == "bpe":
+        pieces = _beginning(pieces, LEARN_CHARS)
+    return learn(wanted, pieces, bpe_vocab_size=bpe_vocab_size)
 
 
 def _beginning(pieces: Iterator[str], n_chars: int) -> Iterator[str]:

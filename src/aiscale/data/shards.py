@@ -122,7 +122,7 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[Token
     """The tokens, facts and tokenizer of a folder; with `tokenizer`, only if it is the one they were made with."""
     manifest = read_manifest(folder)
     if tokenizer is None:
-        tokenizer = Tokenizer.from_json(_read_text(folder / TOKENIZER))
+        tokenizer = read_tokenizer(folder)
     if not manifest.shards:
         raise ShardError(f"{folder / MANIFEST} names no shards: delete {folder} and prepare the corpus again")
     files = [_map_shard(folder / name, tokenizer) for name in manifest.shards]
@@ -150,6 +150,11 @@ def read_manifest(folder: Path) -> Manifest:
         if isinstance(error, ConfigError):
             raise
         raise ShardError(f"{folder / MANIFEST} is damaged: delete {folder} and prepare the corpus again") from None
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder, finished or not."""
+    return Tokenizer.from_json(_read_text(folder / TOKENIZER))
 
 
 def _map_shard(file: Path, tokenizer: Tokenizer) -> np.ndarray:
