@@ -3,6 +3,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help workshop test lab setup lock clean distclean
 export PYTHON TORCH MPI
+export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
 
 help:  ## show this list

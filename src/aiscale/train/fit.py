@@ -114,7 +114,7 @@ class _Training:
                 last_finite = (step, outcome.loss)
                 result.losses.append(outcome.loss)
                 self._log(step + 1, outcome, measures)
-                bar.set_postfix_str(f"loss {outcome.loss:.3f}, {measures['tokens_per_s']:,.0f} tokens/s")
+                bar.set_postfix_str(f"loss {outcome.loss:.3f}, {measures['tokens_per_s']:,.0f} tokens/s", refresh=False)
                 bar.update()
                 done = step + 1
                 if run.loop.eval_every and done % run.loop.eval_every == 0 and done < self.total_steps:
@@ -201,11 +201,18 @@ class _Training:
             )
 
     def _bar(self) -> tqdm:
-        show = self.progress and self.world.is_main
         # In a notebook, standard error is drawn on a red ground; a progress bar is no error.
-        out = sys.stdout if "ipykernel" in sys.modules else sys.stderr
+        in_notebook = "ipykernel" in sys.modules
+        out = sys.stdout if in_notebook else sys.stderr
         return tqdm(
-            total=self.total_steps, initial=self.first_step, desc=self.run.name, unit="step", disable=not show, file=out
+            total=self.total_steps,
+            initial=self.first_step,
+            desc=self.run.name,
+            unit="step",
+            disable=not (self.progress and self.world.is_main),
+            file=out,
+            # A job's log keeps every redraw as a line: once in 10 s is enough there.
+            mininterval=0.2 if in_notebook or out.isatty() else 10,
         )
 
     def _summarize(self, result: Result, done: int, seconds: float) -> None:
