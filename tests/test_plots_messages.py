@@ -29,3 +29,10 @@ def test_a_prediction_may_be_left_out():
 def test_as_many_times_as_counts_or_one_line_that_says_so():
     with pytest.raises(ConfigError, match="2 counts of messages but 1 values of predicted_s"):
         plots.message_count([1, 2], [0.1, 0.2], [0.1], payload_bytes=1024)
+
+
+def test_the_time_axis_has_several_labels_even_where_times_differ_little():
+    ax = plots.message_count([1, 4, 16], [0.0021, 0.0022, 0.009], payload_bytes=1024)
+    ax.figure.canvas.draw()
+    low, high = ax.get_ylim()
+    assert sum(low <= tick <= high for tick in ax.get_yticks()) >= 2

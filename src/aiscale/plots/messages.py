@@ -5,9 +5,11 @@ plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
 from aiscale.config import ConfigError
 from aiscale.plots import style
@@ -35,6 +37,9 @@ def message_count(
     ax.set(xscale="log", yscale="log", ylabel="time for all of them (s)")
     ax.set_xlabel(f"number of messages that {style.format_bytes(payload_bytes)} are cut into")
     style.ranks_axis(ax.xaxis, counts)
+    values = [*measured_s, *(predicted_s or [])]
+    decades = math.log10(max(values) / min(values))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
     style.seconds_axis(ax.yaxis)
     sizes = ax.secondary_xaxis("top")
     sizes.set_xticks(counts, [style.format_bytes(payload_bytes / n) for n in counts])
