@@ -370,6 +370,14 @@ def test_results_of_other_notebooks_stay_when_one_runs_again(tmp_path):
     }
 
 
+def test_several_runs_may_write_their_results_at_once(tmp_path):
+    code = "import sys; from pathlib import Path; from aiscale.book.results import Ledger, Result\n"
+    code += "for i in range(20): Ledger(Path(sys.argv[1])).record(Result(f'{sys.argv[2]}{i}', 'passed', 1.0, 3))"
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert len(Ledger(tmp_path).load()) == 40
+
+
 def test_a_results_file_of_another_version_counts_as_none(tmp_path):
     (tmp_path / "results.json").write_text('{"notebooks": {"a": {"unknown": 1}}}')
     assert Ledger(tmp_path).load() == {}

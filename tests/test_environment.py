@@ -145,6 +145,21 @@ def test_make_alone_prints_the_help():
     )
 
 
+@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
+def test_a_test_that_skips_fails_under_ci_unless_it_needs_a_gpu(tmp_path, ci, status):
+    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    body = "import pytest\n{}def test_it():\n    pytest.skip('no such program')\n"
+    (tmp_path / "test_plain.py").write_text(body.format(""))
+    (tmp_path / "test_gpu.py").write_text(body.format("@pytest.mark.gpu\n"))
+    (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--continue-on-collection-errors", "-rA"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "CI": ci}, capture_output=True, text=True)
+    assert done.returncode == status
+    assert done.stdout.count("skipped, which CI does not allow") >= 2 * status, done.stdout
+    assert "SKIPPED [1] test_gpu.py" in done.stdout
+
+
 # scripts/setup.sh, with a stand-in for Python that notes what it is asked -------------------------------------------
 
 STAND_IN = """#!/bin/bash

@@ -9,9 +9,9 @@ decides the result (the notebook, the package, parameters, versions), so that --
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,19 +74,21 @@ class Ledger:
             return {}
 
     def record(self, result: Result) -> None:
-        entries = {name: entry.to_dict() for name, entry in {**self.load(), result.name: result}.items()}
-        self._write(dict(sorted(entries.items())))
+        self._change(result.name, result)
 
     def forget(self, name: str) -> None:
         """A notebook that starts has no result until it ends."""
-        entries = {n: entry.to_dict() for n, entry in self.load().items() if n != name}
-        self._write(entries)
+        self._change(name, None)
 
-    def _write(self, entries: dict) -> None:
+    def _change(self, name: str, result: Result | None) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"notebooks": entries}, indent=1) + "\n")
-        partial.replace(self.path)
+        with open(self.path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # several notebooks may run at once, each from its own terminal
+            entries = {**self.load(), name: result}
+            tree = {n: entry.to_dict() for n, entry in sorted(entries.items()) if entry}
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
+            partial.replace(self.path)
 
 
 def content_key(notebook: Notebook, parameters: Mapping[str, object]) -> str:
