@@ -8,6 +8,7 @@
 See `aiscale.book.notebook` for the form of a notebook, `anatomy` for the rules, `running` for what a run guarantees.
 """
 
+from aiscale.book import quick_nbformat  # noqa: F401  first of all: it makes the others quick to import
 from aiscale.book.anatomy import check, strip
 from aiscale.book.gallery import build_gallery
 from aiscale.book.notebook import BookError, Header, Notebook, Parameter, notebooks, read

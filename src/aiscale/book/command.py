@@ -116,9 +116,10 @@ def _run(args: argparse.Namespace) -> int:
             print("", *describe(result.name, result.failure), sep="\n", file=sys.stderr)
         if result.left_behind:
             print(f"{result.name} left {result.left_behind} processes behind; they were ended", file=sys.stderr)
-    gallery = build_gallery(args.root, args.out) if args.gallery else None
+    interrupted = any(result.state == "interrupted" for result in results)
+    gallery = build_gallery(args.root, args.out) if args.gallery and not interrupted else None
     _report(results, gallery, args.json)
-    if any(result.state == "interrupted" for result in results):
+    if interrupted:
         return 130
     return 0 if all(result.state == "passed" for result in results) else 1
 

@@ -22,7 +22,6 @@ from markupsafe import Markup
 from nbformat import NotebookNode
 
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
-from aiscale.book.page import environment, loads, render, style
 from aiscale.book.results import Ledger, Result
 
 
@@ -41,6 +40,8 @@ class Card:
 
 def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> Path:
     """Write the gallery of the notebooks in `root` from their executed copies in OUT/notebooks; returns its index."""
+    from aiscale.book.page import environment, render, style  # imports nbconvert, which takes a second
+
     executed, folder = Path(out) / "notebooks", Path(out) / "gallery"
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     found, results = notebooks(root=root), Ledger(executed).load()
@@ -59,6 +60,8 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
 
 def _write(path: Path, text: str, allowed: str | None = None) -> None:
     """Write a page after making sure that it shows without a network."""
+    from aiscale.book.page import loads
+
     outside = [load for load in loads(text) if allowed is None or not load.startswith(allowed)]
     if outside:
         raise BookError(f"{path.stem} would load {outside[0]}: take it out of the notebook, which is read offline")
