@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import aiscale.model
 from aiscale.config import ConfigError, ModelConfig
-from aiscale.model import GPT, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain
+from aiscale.model import GPT
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
 LLAMA = dataclasses.replace(
@@ -233,55 +233,6 @@ def test_parallel_residual_is_gpt_neoxs():
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
-# The loss ------------------------------------------------------------------------------------------------------------
-
-
-def test_chunked_cross_entropy_equals_the_plain_one_in_value_and_gradient(monkeypatch):
-    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)  # chunks of 256 tokens: 2 and a half of them
-    torch.manual_seed(0)
-    hidden, weight = torch.randn(5, 128, 16, dtype=torch.float64), torch.randn(301, 16, dtype=torch.float64)
-    targets = torch.randint(0, 301, (5, 128))
-    results = []
-    for loss_of in (cross_entropy, cross_entropy_plain):
-        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        loss = loss_of(*inputs, targets)
-        (3 * loss).backward()
-        results.append([loss.double(), *(x.grad for x in inputs)])
-    # The plain loss rounds to fp32, hence 1e-7 and not 1e-15.
-    for ours, plain in zip(*results, strict=True):
-        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-6)
-    with torch.no_grad():
-        assert torch.equal(cross_entropy(hidden, weight, targets).double(), results[0][0])
-
-
-def test_chunked_cross_entropy_takes_bf16_autocast_as_the_plain_one_does():
-    model, tokens = make(SMALL, spread=0), tokens_for(SMALL)
-    grads = []
-    for loss_of in (cross_entropy, cross_entropy_plain):
-        model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss_of(model.hidden(tokens), model.head_weight, tokens).backward()
-        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert grads[0].dtype == torch.float32
-    assert (grads[0] - grads[1]).norm() < 0.02 * grads[1].norm()
-
-
-def test_the_logits_of_a_large_vocabulary_are_never_held_at_once(monkeypatch):
-    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)
-    largest = 0
-
-    def watch(x, w):
-        nonlocal largest
-        y = torch.mm(x, w.t())
-        largest = max(largest, y.numel())
-        return y
-
-    monkeypatch.setattr(aiscale.model.F, "linear", watch)
-    hidden, weight = torch.randn(4, 512, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
-    cross_entropy(hidden, weight, torch.zeros(4, 512, dtype=torch.long)).backward()
-    assert largest == 256 * 1000
-
-
 # Properties ----------------------------------------------------------------------------------------------------------
 
 
@@ -383,5 +334,5 @@ def test_a_token_beyond_the_vocabulary_is_refused():
 
 
 def test_the_model_knows_nothing_of_processes():
-    for name in ("model", "generation", "hf", "optim"):
+    for name in ("model", "kernels", "generation", "hf", "optim"):
         assert "distributed" not in (Path(aiscale.model.__file__).parent / f"{name}.py").read_text()

@@ -19,13 +19,12 @@ Shapes: B batch, T tokens, V vocabulary, G key/value heads, C width of a head, S
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from aiscale.config import ConfigError
+from aiscale.kernels import lie_by_columns, stream_by_columns
 
 
 class LayerCache:
@@ -59,31 +58,6 @@ class KVCache:
         return self.layers[0].length
 
 
-class Linear(nn.Linear):
-    """nn.Linear, and on CPU a faster one for the few rows of a step of generation.
-
-    The CPU library multiplies few rows on one thread only, however many there are; given slices of the weight as a
-    batch, it gives each thread its own, and a step becomes twice as fast on two cores."""
-
-    MAX_ROWS = 8  #: with more rows the library divides the work well
-    MIN_WEIGHTS = 2**18  #: a smaller weight is done before a second thread has woken up
-
-    def forward(self, x: Tensor) -> Tensor:
-        few_rows = self.weight.numel() >= self.MIN_WEIGHTS and x.shape[:-1].numel() <= self.MAX_ROWS
-        if not few_rows or torch.is_grad_enabled() or x.dtype != torch.float32 or x.device.type != "cpu":
-            return F.linear(x, self.weight, self.bias)
-        slices = math.gcd(self.out_features, torch.get_num_threads())
-        if slices == 1 or torch.is_autocast_enabled("cpu"):
-            return F.linear(x, self.weight, self.bias)
-        x_batch = x.reshape(1, -1, self.in_features).expand(slices, -1, -1)
-        weight = self.weight.view(slices, -1, self.in_features).transpose(1, 2)
-        if self.bias is None:
-            y = torch.bmm(x_batch, weight)
-        else:
-            y = torch.baddbmm(self.bias.view(slices, 1, -1), x_batch, weight)  # (slices,rows,out/slices)
-        return y.transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
-
-
 def generate(
     model,
     prompts: Tensor | list[Tensor],
@@ -101,9 +75,11 @@ def generate(
     (0: all), top_p the fewest that hold this much probability together; generator makes the draws repeatable.
     """
     rows = _check(model, prompts, max_new_tokens, temperature, top_k, top_p)
+    # The copy takes as long as a few steps, so a short text does without.
+    stepper = stream_by_columns(model) if use_cache and max_new_tokens >= 16 else model
     with torch.inference_mode():
         texts = _extend(
-            model, rows, max_new_tokens, use_cache, lambda z: sample(z, temperature, top_k, top_p, generator)
+            model, stepper, rows, max_new_tokens, use_cache, lambda z: sample(z, temperature, top_k, top_p, generator)
         )
     # Cloned outside inference mode: the caller gets ordinary tensors, which may also be trained on.
     texts = [text.clone() for text in texts]
@@ -129,14 +105,13 @@ def sample(
     return torch.multinomial(p, 1, generator=generator)[:, 0]
 
 
-def _extend(model, rows: list[Tensor], new: int, use_cache: bool, choose) -> list[Tensor]:
-    """The plain loop and the fast one at once: without a cache, every step is a prefill."""
+def _extend(model, stepper, rows: list[Tensor], new: int, use_cache: bool, choose) -> list[Tensor]:
+    """The plain loop and the fast one at once: without a cache, every step is a prefill. `stepper` is the model, or
+    its copy for single steps; `choose` picks a token from logits."""
     window, lengths = model.config.max_seq_len, [len(row) for row in rows]
     texts = [torch.cat([row, row.new_empty(new)]) for row in rows]
-    head, cache, pad = model.head_weight, None, None
-    if head.device.type == "cpu":
-        # The CPU library streams a tall matrix through one row 2.5 times as fast when it lies column by column.
-        head = head.t().contiguous().t()
+    head = lie_by_columns(model.head_weight) if stepper is not model else model.head_weight
+    cache = pad = None
     for done in range(new):
         if cache is None or cache.length == cache.capacity:
             seen = [text[window_start(n + done, window) : n + done] for text, n in zip(texts, lengths, strict=True)]
@@ -145,7 +120,7 @@ def _extend(model, rows: list[Tensor], new: int, use_cache: bool, choose) -> lis
             cache = KVCache(model.config.n_layer, min(window, longest + new - done - 1)) if use_cache else None
             x = _prefill(model, seen, pad, cache)
         else:
-            x = _decode(model, token, pad, cache)  # noqa: F821  (the first round prefills)
+            x = _decode(stepper, token, pad, cache)  # noqa: F821  (the first round prefills)
         token = choose(F.linear(x, head))  # (B,)
         for text, n, t in zip(texts, lengths, token, strict=True):
             text[n + done] = t

@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from aiscale import generation, hf
 from aiscale.config import ConfigError, ModelConfig
-from aiscale.generation import KVCache, LayerCache, Linear
+from aiscale.generation import KVCache, LayerCache
+from aiscale.kernels import Linear, cross_entropy, cross_entropy_plain  # noqa: F401  (the plain one, for comparison)
 
 ACTIVATIONS = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -250,59 +251,3 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     """x (B,H,T,C) turned by rope (2,T,C) or (2,B,1,T,C)."""
     first, second = x.chunk(2, dim=-1)
     return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)
-
-
-# Cross-entropy, plain and fast. The logits are the largest tensor of a small model (with GPT-2's vocabulary 50257 x 4
-# bytes a token, 65 times the residual stream), and the plain form holds them three times over.
-
-
-def cross_entropy_plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """hidden (B,T,D), head weight (V,D), targets (B,T) -> mean of -log softmax(hidden weight^T)[target], a scalar."""
-    logits = F.linear(hidden, weight)
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
-
-
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """cross_entropy_plain, holding the logits of a few hundred tokens at a time."""
-    with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), with_grad)
-
-
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The gradient with respect to the logits is softmax - onehot: known as soon as the loss is. So the forward pass
-    takes it on at once to hidden and weight, and the logits are forgotten chunk by chunk."""
-
-    CHUNK_LOGITS = 2**24  #: logits alive at a time (64 MiB in fp32), in no fewer than 256 tokens
-
-    @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, with_grad: bool) -> Tensor:
-        """hidden (N,D), weight (V,D), targets (N,) -> the mean loss, a scalar."""
-        device = hidden.device.type
-        low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        wide = torch.promote_types(low, torch.float32)
-        x, w = hidden.to(low), weight.to(low)
-        total = torch.zeros((), device=hidden.device, dtype=wide)
-        d_hidden, d_weight = (torch.empty_like(x), torch.zeros_like(w, dtype=wide)) if with_grad else (None, None)
-        step = max(256, _ChunkedCrossEntropy.CHUNK_LOGITS // len(w))
-        for start in range(0, len(x), step):
-            rows = slice(start, start + step)
-            log_p = F.log_softmax(F.linear(x[rows], w), dim=-1, dtype=wide)  # (n,V)
-            target = targets[rows, None]
-            total -= log_p.gather(1, target).sum()
-            if with_grad:
-                d_logits = log_p.exp_().scatter_add_(1, target, log_p.new_full(target.shape, -1.0)).to(low)
-                torch.mm(d_logits, w, out=d_hidden[rows])
-                if low == wide:
-                    d_weight.addmm_(d_logits.t(), x[rows])
-                else:
-                    d_weight += d_logits.t() @ x[rows]
-        ctx.dtypes, ctx.tokens = (hidden.dtype, weight.dtype), len(x)
-        ctx.save_for_backward(d_hidden, d_weight)
-        return total / len(x)
-
-    @staticmethod
-    def backward(ctx, d_loss: Tensor):
-        # Divided by the number of tokens only here: in fp16 the quotient would vanish without the loss scale in d_loss.
-        d_hidden, d_weight = ctx.saved_tensors
-        scale = d_loss / ctx.tokens
-        return d_hidden.to(ctx.dtypes[0]) * scale, d_weight.mul_(scale).to(ctx.dtypes[1]), None, None

@@ -1,0 +1,150 @@
+"""The fast versions give what the plain ones give, and are the ones that run."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from aiscale import kernels
+from aiscale.config import ModelConfig
+from aiscale.kernels import Linear, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain, stream_by_columns
+from aiscale.model import GPT
+
+SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
+needs_onednn = pytest.mark.skipif(not kernels.ONEDNN_IS_FASTER, reason="oneDNN's products are used on AMD only")
+
+
+# Linear layers -------------------------------------------------------------------------------------------------------
+
+
+def gradients(layer: torch.nn.Linear, x: torch.Tensor) -> list[torch.Tensor]:
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    return [y, x.grad, *(p.grad for p in layer.parameters())]
+
+
+@needs_onednn
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(40, 24), (3, 17, 24), (0, 24)])
+def test_products_by_onednn_give_the_plain_layers_values_and_gradients(shape, bias, monkeypatch):
+    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
+    torch.manual_seed(0)
+    fast = Linear(24, 36, bias=bias)
+    plain = torch.nn.Linear(24, 36, bias=bias)
+    plain.load_state_dict(fast.state_dict())
+    x = torch.randn(shape)
+    expected = gradients(plain, x)
+    with monkeypatch.context() as m:
+        m.setattr(kernels.F, "linear", None)  # it may not fall back
+        found = gradients(fast, x)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@needs_onednn
+def test_no_gradient_is_computed_that_nobody_wants(monkeypatch):
+    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
+    layer = Linear(24, 36).requires_grad_(False)
+    layer.bias.requires_grad_(True)
+    layer(torch.randn(40, 24)).sum().backward()
+    assert layer.weight.grad is None and torch.equal(layer.bias.grad, torch.full((36,), 40.0))
+
+
+@needs_onednn
+def test_torchs_flop_counter_sees_the_products_by_onednn(monkeypatch):
+    counts = []
+    for min_weights in (1, 10**9):
+        monkeypatch.setattr(kernels, "MIN_WEIGHTS", min_weights)
+        model, tokens = GPT(SMALL), torch.zeros(2, 16, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(tokens, tokens).backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("columns", [True, False])
+def test_few_rows_through_slices_of_the_weight_give_the_plain_product(rows, bias, columns, monkeypatch):
+    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    torch.manual_seed(0)
+    linear, x = Linear(24, 36, bias=bias), torch.randn(rows, 1, 24)
+    plain = F.linear(x, linear.weight, linear.bias)
+    if columns:
+        linear.weight.data = kernels.lie_by_columns(linear.weight.data)
+        assert linear.weight.stride() == (1, 36)
+    monkeypatch.setattr(kernels.F, "linear", None)  # it may not fall back
+    with torch.no_grad():
+        torch.testing.assert_close(linear(x), plain)
+        assert linear(x).shape == (rows, 1, 36)
+
+
+def test_the_copy_for_single_steps_computes_the_same_and_leaves_the_model_alone():
+    torch.manual_seed(0)
+    model = GPT(SMALL)
+    before = {name: (t.stride(), t.data_ptr()) for name, t in model.state_dict().items()}
+    copy = stream_by_columns(model)
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(copy(tokens), model(tokens))
+    assert copy.blocks[0].mlp.up.weight.stride() == (1, 128)
+    assert copy.token_embedding.weight.data_ptr() == model.token_embedding.weight.data_ptr()
+    assert before == {name: (t.stride(), t.data_ptr()) for name, t in model.state_dict().items()}
+
+
+# The loss ------------------------------------------------------------------------------------------------------------
+
+
+def test_chunked_cross_entropy_equals_the_plain_one_in_value_and_gradient(monkeypatch):
+    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)  # chunks of 256 tokens: 2 and a half of them
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 128, 16, dtype=torch.float64), torch.randn(301, 16, dtype=torch.float64)
+    targets = torch.randint(0, 301, (5, 128))
+    results = []
+    for loss_of in (cross_entropy, cross_entropy_plain):
+        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = loss_of(*inputs, targets)
+        (3 * loss).backward()
+        results.append([loss.double(), *(x.grad for x in inputs)])
+    # The plain loss rounds to fp32, hence 1e-7 and not 1e-15.
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(cross_entropy(hidden, weight, targets).double(), results[0][0])
+
+
+def test_chunked_cross_entropy_takes_bf16_autocast_as_the_plain_one_does():
+    model, tokens = GPT(SMALL), torch.arange(48).view(3, 16)
+    grads = []
+    for loss_of in (cross_entropy, cross_entropy_plain):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss_of(model.hidden(tokens), model.head_weight, tokens).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert grads[0].dtype == torch.float32
+    assert (grads[0] - grads[1]).norm() < 0.02 * grads[1].norm()
+
+
+def test_the_logits_of_a_large_vocabulary_are_never_held_at_once(monkeypatch):
+    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)
+    largest = 0
+
+    def watch(x, w):
+        nonlocal largest
+        y = torch.mm(x, w.t())
+        largest = max(largest, y.numel())
+        return y
+
+    monkeypatch.setattr(kernels.F, "linear", watch)
+    hidden, weight = torch.randn(4, 512, 8, requires_grad=True), torch.randn(1000, 8, requires_grad=True)
+    cross_entropy(hidden, weight, torch.zeros(4, 512, dtype=torch.long)).backward()
+    assert largest == 256 * 1000
+
+
+def test_the_loss_can_be_differentiated_twice_over_the_same_graph():
+    model, tokens = GPT(SMALL), torch.arange(16)[None]
+    loss = model(tokens, tokens)
+    first, second = (torch.autograd.grad(loss, model.head_weight, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second) and first.norm() > 0
