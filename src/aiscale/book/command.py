@@ -118,20 +118,20 @@ def _run(args: argparse.Namespace) -> int:
             print(f"{result.name} left {result.left_behind} processes behind; they were ended", file=sys.stderr)
     interrupted = any(result.state == "interrupted" for result in results)
     gallery = build_gallery(args.root, args.out) if args.gallery and not interrupted else None
-    _report(results, gallery, args.json)
+    _report(results, len(notebooks(args.names, args.root)), gallery, args.json)
     if interrupted:
         return 130
     return 0 if all(result.state == "passed" for result in results) else 1
 
 
-def _report(results: list[Result], gallery: Path | None, as_json: bool) -> None:
+def _report(results: list[Result], asked: int, gallery: Path | None, as_json: bool) -> None:
     if as_json:
         tree = {"notebooks": [result.to_dict() for result in results], "gallery": str(gallery) if gallery else None}
         print(json.dumps(tree, indent=1))
         return
     passed = sum(result.state == "passed" for result in results)
     seconds = sum(result.seconds for result in results)
-    print(f"{passed} of {len(results)} notebooks passed in {seconds:.0f} s")
+    print(f"{passed} of {asked} notebooks passed in {seconds:.0f} s")
     if gallery:
         print(f"gallery: {gallery.resolve()}")
 
