@@ -5,6 +5,8 @@
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
+# Notebooks and tests call programs of .venv by name: mpiexec, torchrun, aiscale.
+WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,10 +19,10 @@ workshop: setup  ## install what is missing, run every notebook, and build the g
 	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
 
 test: setup  ## run the tests, every notebook among them
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest $(ARGS)
 
 lab: setup  ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks
+	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks
 
 setup:  ## install what is missing into .venv
 	@scripts/setup.sh
