@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import aiscale.model
 from aiscale.config import ConfigError, ModelConfig
-from aiscale.model import GPT
+from aiscale.model import GPT, rotary_angles
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
 LLAMA = dataclasses.replace(
@@ -203,6 +204,12 @@ def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
+def test_rotary_positions_stay_apart_in_bf16():
+    config = dataclasses.replace(LLAMA, max_seq_len=512)
+    angles = rotary_angles(torch.tensor([256, 257]), config, torch.bfloat16)
+    assert (angles[:, 0] - angles[:, 1]).abs().max() > 0.5
+
+
 def test_parallel_residual_is_gpt_neoxs():
     model = make(NEOX)
     theirs = transformers.GPTNeoXForCausalLM(
@@ -319,6 +326,12 @@ def test_tied_weights_are_one_tensor_and_one_gradient():
     untied(tokens, tokens).backward()
     both = untied.token_embedding.weight.grad + untied.head.weight.grad
     torch.testing.assert_close(model.token_embedding.weight.grad, both)
+
+
+@pytest.mark.parametrize("config", EVERY_SWITCH, ids=range(len(EVERY_SWITCH)))
+def test_a_model_can_be_sent_to_another_process(config):
+    model, tokens = make(config), tokens_for(config)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(tokens), model(tokens))
 
 
 def test_a_sequence_longer_than_the_model_knows_is_refused():

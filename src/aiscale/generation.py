@@ -170,7 +170,7 @@ def _check(model, prompts, max_new_tokens: int, temperature: float, top_k: int, 
         (0 < top_p <= 1, f"top_p is {top_p}: it must lie in (0, 1] (1 keeps every token)"),
         (len(prompts) > 0, "there are no prompts: give at least one"),
     ]
-    rows = [torch.as_tensor(prompt) for prompt in prompts]
+    rows = [torch.as_tensor(prompt, device=model.head_weight.device) for prompt in prompts]
     for row in rows:
         rules += [(row.dim() == 1, f"a prompt has shape {tuple(row.shape)}: give (B,T), or a list of (T_i,)")]
         rules += [(row.numel() > 0, "a prompt is empty: give at least one token to continue from")]

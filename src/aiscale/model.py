@@ -72,19 +72,19 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.gated = config.activation == "swiglu"
-        self.activation = None if self.gated else ACTIVATIONS[config.activation]
+        self.activation = config.activation
+        gated = config.activation == "swiglu"
         # SwiGLU needs two products of the input; one matrix with rows [gate | value] makes both.
-        self.up = Linear(config.d_model, config.ff_width * (2 if self.gated else 1), bias=config.bias)
+        self.up = Linear(config.d_model, config.ff_width * (2 if gated else 1), bias=config.bias)
         self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B,T,D) -> (B,T,D)."""
         x = self.up(x)  # (B,T,F), or (B,T,2F) with a gate
-        if self.gated:
+        if self.activation == "swiglu":
             gate, value = x.chunk(2, dim=-1)
             return self.down(F.silu(gate) * value)
-        return self.down(self.activation(x))
+        return self.down(ACTIVATIONS[self.activation](x))
 
 
 class Block(nn.Module):
@@ -237,14 +237,15 @@ class GPT(nn.Module):
 
 def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
     """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass:
-    a buffer would have to survive the meta device and casts to bf16, and this costs microseconds."""
+    a buffer would have to survive the meta device and casts to bf16, and this costs microseconds. At least fp32: bf16
+    cannot tell position 257 from 256."""
     wide = torch.promote_types(dtype, torch.float32)
     channel = torch.arange(0, config.d_head, 2, device=positions.device, dtype=wide)  # (C/2,)
     angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (...,T,C/2)
     angle = torch.cat([angle, angle], dim=-1)
     if positions.dim() == 2:
         angle = angle[:, None]  # the same for every head
-    return torch.stack([angle.cos(), angle.sin()]).to(dtype)
+    return torch.stack([angle.cos(), angle.sin()])
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
