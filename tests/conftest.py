@@ -39,3 +39,13 @@ def _no_skip(report):
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI does not allow: {reason}"
     return report
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    """A folder with three notebooks."""
+    from lessons import lesson, write  # here, because most tests need no notebooks
+
+    for number, name in (("00", "start"), ("03", "ddp"), ("10", "forge")):
+        write(lesson(number=number), tmp_path / "notebooks" / f"{number}_{name}.ipynb")
+    return tmp_path / "notebooks"

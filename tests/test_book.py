@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 from nbformat.v4 import new_output
 
 from aiscale import book
-from aiscale.book.formula import to_html
-from aiscale.book.page import loads
 from aiscale.book.results import Failure, Ledger, Result
 from aiscale.cli import main
 from lessons import HEADER, code, lesson, prose, write
-
-PNG = base64.b64encode(
-    base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==")
-).decode()
-
-
-@pytest.fixture
-def shelf(tmp_path):
-    """A folder with three notebooks."""
-    for number, name in (("00", "start"), ("03", "ddp"), ("10", "forge")):
-        write(lesson(number=number), tmp_path / "notebooks" / f"{number}_{name}.ipynb")
-    return tmp_path / "notebooks"
-
 
 # finding and reading ------------------------------------------------------------------------------------------------
 
@@ -222,138 +204,6 @@ def test_what_strip_leaves_is_clean_to_nbstripout_and_nbqa(tmp_path):
         program = str(Path(sys.executable).with_name(command[0]))
         done = subprocess.run([program, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-# gallery ------------------------------------------------------------------------------------------------------------
-
-
-def executed(shelf: Path, out: Path, name: str, *outputs, failure: Failure | None = None, tag: str = "") -> None:
-    """Pretend that a notebook ran: its second-to-last code cell gave `outputs`."""
-    content = book.read(shelf / f"{name}.ipynb")
-    cell = content.cells[5]
-    cell.outputs = list(outputs)
-    if tag:
-        cell.metadata["tags"] = [tag]
-    path = write(content, out / "notebooks" / f"{name}.ipynb")
-    state = "failed" if failure else "passed"
-    Ledger(path.parent).record(Result(name, state, 12.3, 3, failure=failure, executed=str(path)))
-
-
-def display(**data):
-    return new_output("display_data", {mime.replace("_", "/"): value for mime, value in data.items()})
-
-
-def test_the_gallery_has_a_card_per_notebook_with_figure_state_and_seconds(shelf, tmp_path):
-    executed(shelf, tmp_path, "00_start", display(image_png=PNG))
-    failure = Failure("ValueError: <no>", 6, "raise", "Traceback")
-    executed(shelf, tmp_path, "03_ddp", display(text_plain="x"), failure=failure)
-    index = book.build_gallery(shelf, tmp_path)
-    text = index.read_text()
-    for said in (
-        "1 of 3 passed",
-        "passed in 12.3 s",
-        "failed in 12.3 s",
-        "not run",
-        "ValueError: &lt;no&gt;",
-        "2 ranks",
-    ):
-        assert said in text
-    assert (
-        'src="figures/00_start.png"' in text and (index.parent / "figures/00_start.png").read_bytes()[:4] == b"\x89PNG"
-    )
-    assert text.count("<article") == 3 and 'href="03_ddp.html"' in text
-    assert 'href="#cell-6"' in (index.parent / "03_ddp.html").read_text()
-
-
-def test_pages_load_nothing_and_show_formulas_drawn(shelf, tmp_path):
-    executed(shelf, tmp_path, "03_ddp", display(image_png=PNG), display(text_latex="$$x^2$$"))
-    book.build_gallery(shelf, tmp_path)
-    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
-    assert loads(text) == []
-    assert text.count('role="math"') == 2 and "<svg" in text
-    assert 'src="data:image/png;base64' in text
-
-
-def test_output_that_would_load_something_is_shown_as_text(shelf, tmp_path):
-    script = display(text_html="<script src='https://example.org/x.js'></script>", text_plain="a widget")
-    picture = display(text_html="<img src='https://example.org/x.png'>", text_plain="a picture")
-    executed(shelf, tmp_path, "03_ddp", script, picture)
-    book.build_gallery(shelf, tmp_path)
-    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
-    assert loads(text) == [] and "a widget" in text and "a picture" in text
-
-
-def test_what_a_drawing_call_returns_is_not_shown(shelf, tmp_path):
-    returned = [
-        display(text_plain=text) for text in ("<Axes: xlabel='x'>", "array([<Axes: >, <Axes: >], dtype=object)")
-    ]
-    executed(shelf, tmp_path, "03_ddp", *returned, display(text_plain="an answer"))
-    book.build_gallery(shelf, tmp_path)
-    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
-    assert "Axes" not in text and "an answer" in text
-
-
-def test_prose_that_would_load_something_stops_the_gallery(shelf, tmp_path):
-    path = shelf / "03_ddp.ipynb"
-    content = book.read(path)
-    content.cells[2].source = "<img src='https://example.org/x.png'>"
-    write(content, path)
-    with pytest.raises(book.BookError, match="03_ddp would load img src=https://example.org/x.png"):
-        book.build_gallery(shelf, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<script src='x.js'></script>",
-        "<link rel='stylesheet' href='x.css'>",
-        "<style>@import 'x.css';</style>",
-        "<style>a {background: url(x.png)}</style>",
-        "<p style='background:url(x.png)'></p>",
-        "<svg><image xlink:href='http://e.org/x.png'/></svg>",
-    ],
-)
-def test_everything_that_a_browser_would_fetch_is_seen(text):
-    assert loads(text)
-    assert loads("<a href='https://example.org'>a link</a><a href='#x'>another</a>") == []
-
-
-def test_links_between_notebooks_lead_to_pages():
-    from aiscale.book.page import _prose
-
-    assert 'href="02_serial.html#x"' in _prose("[two](02_serial.ipynb#x)", nbformat.from_dict({}))
-
-
-def test_a_formula_that_cannot_be_drawn_stays_readable():
-    assert '<code class="tex">' in to_html(r"$\begin{nonsense$") or r"\begin{nonsense" in to_html(r"$\begin{nonsense$")
-    assert "<svg" in to_html(r"$$\frac{\partial \ell}{\partial W} = \delta x^\top$$")
-
-
-def browser() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if shutil.which(name):
-            return name
-    pytest.skip("no chromium on this machine")
-
-
-def look(page: Path, width: int, tmp_path: Path, script: str) -> str:
-    """What `script` writes when a browser of that width shows the page."""
-    shown = page.with_name("look.html")
-    shown.write_text(page.read_text().replace("</body>", f"<script>document.title = {script}</script></body>"))
-    options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
-    command = [browser(), *options.split(), f"--user-data-dir={tmp_path / 'browser'}", f"--window-size={width},900"]
-    command += ["--virtual-time-budget=2000", "--dump-dom", shown.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    return dom.partition("<title>")[2].partition("</title>")[0]
-
-
-def test_index_and_page_fit_a_phone_and_show_their_figures(shelf, tmp_path):
-    wide = display(text_html="<table><tr>" + "<td>a wide cell</td>" * 40 + "</tr></table>")
-    executed(shelf, tmp_path, "00_start", display(image_png=PNG), wide, new_output("stream", text="x" * 500))
-    index = book.build_gallery(shelf, tmp_path)
-    script = "[document.documentElement.scrollWidth - innerWidth <= 0, [...document.images].every(i => i.naturalWidth)]"
-    for page in (index, index.with_name("00_start.html")):
-        assert look(page, 500, tmp_path, script) == "true,true", page.name
 
 
 # results and the command --------------------------------------------------------------------------------------------
