@@ -1,6 +1,6 @@
 """What really happened: bytes held, bytes sent, seconds, tokens per second, model FLOPs utilization.
 
-    meter = Meter(run, world, flops_per_token)
+    meter = Meter(world, flops_per_token=cost.flops_per_token(model, seq_len), precision="fp32")
     with meter.step():
         engine.step(...)
     meter.record(tokens)       # -> {"step_s": ..., "tokens_per_s": ..., "mfu": ..., "payload_bytes": {...}, ...}
@@ -124,9 +124,27 @@ class Meter:
     def __init__(self, world: World, *, flops_per_token: float, precision: str) -> None:
         self.world = world
         self.flops_per_token = flops_per_token
-        self.peak_flops, self.peak_source = peak_flops(world, precision)
+        self.precision = precision
+        self.peak_flops, self.peak_source = 0.0, ""
+        self.measure_peak()
         self._step_s = 0.0
+        self._total_s, self._total_tokens = 0.0, 0
         self._counts: dict[tuple[str, int], Count] = {}
+
+    def measure_peak(self) -> None:
+        """Ask for the peak again and keep the best: one measured while others use the cores is too low."""
+        found, source = peak_flops(self.world, self.precision)
+        if found > self.peak_flops:
+            self.peak_flops, self.peak_source = found, source
+
+    def overall(self) -> dict:
+        """MFU of all steps so far, by the best peak known now, and that peak."""
+        rate = self._total_tokens / self._total_s if self._total_s else 0.0
+        return {
+            "mfu": rate * self.flops_per_token / (self.peak_flops * self.world.size),
+            "peak_flops": self.peak_flops,
+            "peak_source": self.peak_source,
+        }
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -142,10 +160,14 @@ class Meter:
     def record(self, tokens: int) -> dict:
         """The measures of the last step, in which all ranks together read `tokens` tokens."""
         rate = tokens / self._step_s
+        self._total_s, self._total_tokens = self._total_s + self._step_s, self._total_tokens + tokens
+        reached = rate * self.flops_per_token / self.world.size
+        if reached > self.peak_flops and self.peak_source.startswith("measured"):
+            self.peak_flops, self.peak_source = reached, "measured: a training step, faster than a matrix product was"
         return {
             "step_s": self._step_s,
             "tokens_per_s": rate,
-            "mfu": rate * self.flops_per_token / (self.peak_flops * self.world.size),
+            "mfu": reached / self.peak_flops,
             "payload_bytes": payload_bytes(self._counts),
             "wire_bytes": wire_bytes(self._counts, self.world.backend),
         }
