@@ -19,12 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from aiscale.dist import World
 from aiscale.parallel import Engine
 
 FORMAT_VERSION = 1
 _NOTE = "aiscale.json"
+_DELETE = "it is damaged, or of another model or optimizer; if damaged, delete it"
 
 
 class CheckpointError(RuntimeError):
@@ -36,10 +38,16 @@ def save(engine: Engine, folder: str | Path, *, step: int, keep: int = 2) -> Pat
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"
-    world.from_rank0(lambda: _start(partial))
-    with world.control(), _quiet():
-        dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
-    world.from_rank0(lambda: _finish(partial, final, step=step, world=world, keep=keep))
+    with _refusal(f"cannot write {final}", "free some space or ask for it; earlier checkpoints are untouched"):
+        try:
+            world.from_rank0(lambda: _start(partial))
+            with world.control(), _quiet():
+                dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
+            world.from_rank0(lambda: _finish(partial, final, step=step, world=world, keep=keep))
+        except BaseException:
+            if world.is_main:
+                shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of it would be in the way
+            raise
     return final
 
 
@@ -48,7 +56,7 @@ def load(engine: Engine, path: str | Path) -> int:
     path = Path(path)
     note = read_note(path)
     state = engine.state()
-    with engine.world.control(), _quiet():
+    with engine.world.control(), _quiet(), _refusal(f"cannot read {path}", f"{_DELETE} to resume from the one before"):
         dcp.load(state, checkpoint_id=path, no_dist=engine.world.size == 1)
     engine.load(state)
     return note["step"]
@@ -57,7 +65,7 @@ def load(engine: Engine, path: str | Path) -> int:
 def load_weights(model_state: dict, path: str | Path) -> None:
     """Fill `model_state` (a model's state_dict) from a checkpoint, in this process alone, without the optimizer."""
     read_note(Path(path))
-    with _quiet():
+    with _quiet(), _refusal(f"cannot read {path}", f"{_DELETE} to use the one before"):
         dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
 
 
@@ -71,12 +79,12 @@ def read_note(path: Path) -> dict:
     """The checkpoint's own description: format version, step, ranks that wrote it."""
     try:
         note = json.loads((path / _NOTE).read_text())
-    except (OSError, ValueError):
+        version, _ = note["format_version"], note["step"]
+    except (OSError, ValueError, TypeError, KeyError):
         raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {_NOTE}") from None
-    if note.get("format_version") != FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path} has format version {note.get('format_version')}, this aiscale reads {FORMAT_VERSION}: "
-            "use the aiscale that wrote it"
+            f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
         )
     return note
 
@@ -87,6 +95,17 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+@contextmanager
+def _refusal(what: str, remedy: str) -> Iterator[None]:
+    """Turn what the disk and DCP raise into one line: DCP's own error lists every rank's traceback."""
+    try:
+        yield
+    except (OSError, CheckpointException) as error:
+        causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
+        reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
+        raise CheckpointError(f"{what} ({reason}): {remedy}") from error
 
 
 def _start(partial: Path) -> None:
@@ -104,8 +123,17 @@ def _finish(partial: Path, final: Path, *, step: int, world: World, keep: int) -
         shutil.rmtree(final)
     partial.rename(final)
     _flush(final.parent)
-    for old in sorted(final.parent.glob("step_*"))[:-keep]:
-        shutil.rmtree(old)
+    _prune(final, keep)
+
+
+def _prune(final: Path, keep: int) -> None:
+    """Drop the oldest but `keep`, and what has no note: the rest of a deletion that was broken off."""
+    whole = sorted(path.parent for path in final.parent.glob(f"step_*/{_NOTE}"))
+    old = [path for path in whole if path <= final][:-keep]
+    for path in final.parent.glob("step_*"):
+        if path in old or path not in whole:
+            (path / _NOTE).unlink(missing_ok=True)  # first, so that a broken deletion is seen as one
+            shutil.rmtree(path)
 
 
 def _flush(path: Path) -> None:
