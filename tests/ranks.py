@@ -20,10 +20,14 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 """
 
 
-def run_ranks(code: str, n: int, folder: Path, *, launcher: str = "aiscale", timeout: float = 120, env=None):
-    """Run `code`, in which `world` is connected and `say` prints, as `n` ranks; returns the finished process."""
+def run_ranks(
+    code: str, n: int, folder: Path, *, launcher: str = "aiscale", timeout: float = 120, env=None, connected=True
+):
+    """Run `code` as `n` ranks; returns the finished process. In `code` `world` is connected and `say` prints, unless
+    `connected` is False."""
     script = folder / "ranks.py"
-    script.write_text(HEADER + textwrap.dedent(code) + "\nworld.close()\n")
+    code = textwrap.dedent(code)
+    script.write_text(HEADER + code + "\nworld.close()\n" if connected else code)
     commands = {
         "aiscale": [
             sys.executable,

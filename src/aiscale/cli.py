@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,23 +30,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("aiscale: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if not _is_ours(error):
-            raise
-        if _should_say(error):
-            print(f"aiscale: {error}", file=sys.stderr)
+        return _fail(error)
+
+
+def _fail(error: Exception) -> int:
+    """Say what went wrong, and see to it that no other rank waits for this one; returns the exit status."""
+    from aiscale.dist import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
+
+    if isinstance(error, ConnectError):
+        print(f"aiscale: {error}", file=sys.stderr)
         return 2
+    place = find_launch(os.environ)
+    alone = not getattr(error, "failed_alike", True)  # fit notes it; before ranks are joined they all do the same
+    who = f"rank {place.rank} of {place.size}: " if alone else ""
+    status = 2
+    if place.size > 1 and lost_another_rank(error):
+        gone = ", ".join(map(str, getattr(error, "gone", [])))
+        what = f"rank {gone}, which has ended" if gone else "another rank, whose own message says why"
+        print(f"aiscale: {who}lost its connection to {what}", file=sys.stderr)
+        status = LOST_STATUS
+    elif not _is_ours(error):
+        traceback.print_exception(error)
+        status = 1
+    elif alone or place.rank == 0:
+        print(f"aiscale: {who}{error}", file=sys.stderr)
+    if alone:
+        end_now(status)
+    return status
 
 
 def _is_ours(error: Exception) -> bool:
     """Errors whose message is one line made for the user: every module's own, named in that module."""
     return type(error).__module__.startswith("aiscale.")
-
-
-def _should_say(error: Exception) -> bool:
-    """All ranks check the same configuration and fail alike, so rank 0 speaks for them; joining fails one by one."""
-    from aiscale.dist import ConnectError, find_launch
-
-    return isinstance(error, ConnectError) or find_launch(os.environ).rank == 0
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
@@ -139,12 +155,16 @@ def _configured(args: argparse.Namespace):
 def _train_here(args: argparse.Namespace, run) -> int:
     """Start this same command as N ranks, after checking what can be checked before any of them starts."""
     from aiscale.config import ConfigError
-    from aiscale.dist import launch
+    from aiscale.dist import find_launch, launch
 
     if args.nproc < 1:
         raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
-    if "RANK" in os.environ:
-        raise ConfigError("--nproc starts ranks, but this process is one already (RANK is set): leave --nproc out")
+    place = find_launch(os.environ)
+    if place.size > 1 or "RANK" in os.environ:
+        raise ConfigError(
+            f"--nproc starts ranks, but this process is one already (rank {place.rank} of {place.size}, by "
+            f"{place.launcher}): leave --nproc out"
+        )
     run.loop.micro_batches(run.parallel.data_parallel(args.nproc))
     return launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])])
 

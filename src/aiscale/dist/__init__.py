@@ -5,19 +5,25 @@ world.rank, world.size, world.device
 world.traffic.snapshot()              # bytes by collective since the start
 """
 
-from aiscale.dist.connect import ConnectError, World, connect
+from aiscale.dist.connect import ConnectError, RankError, World, connect
+from aiscale.dist.failing import LOST_STATUS, end_now, failed_alike, lost_another_rank
 from aiscale.dist.launch import host_store, launch, rank_environment
 from aiscale.dist.launchers import Launch, find_launch
 from aiscale.dist.wire import Traffic
 
 __all__ = [
+    "LOST_STATUS",
     "ConnectError",
     "Launch",
+    "RankError",
     "Traffic",
     "World",
     "connect",
+    "end_now",
+    "failed_alike",
     "find_launch",
     "host_store",
     "launch",
+    "lost_another_rank",
     "rank_environment",
 ]

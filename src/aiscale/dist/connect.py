@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
@@ -23,11 +25,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aiscale.dist import wire
+from aiscale.dist.failing import end_job_on_uncaught_error
 from aiscale.dist.launch import LOOPBACK
 from aiscale.dist.launchers import ConnectError, Launch, find_launch
 from aiscale.dist.wire import Traffic
 
-__all__ = ["ConnectError", "World", "connect"]
+__all__ = ["ConnectError", "RankError", "World", "connect"]
+
+
+class RankError(RuntimeError):
+    """What failed on some of the ranks only; the message is one line that says on which."""
 
 
 @dataclass
@@ -42,6 +49,7 @@ class World:
     launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec or none
     backend: str  #: what carries the collectives
     traffic: Traffic  #: bytes by collective
+    processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
 
     @property
     def is_main(self) -> bool:
@@ -58,8 +66,37 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
+        # NCCL would guess the device from the rank, and hang where it guesses wrong.
+        devices = [self.device.index] if self.device.type == "cuda" else None
         with self.control():
-            dist.barrier()
+            dist.barrier(device_ids=devices)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order, on every rank."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            values *= self.size
+            with self.control():
+                dist.all_gather_object(values, value)
+        return values
+
+    def together(self, make: Callable[[], Any]) -> Any:
+        """Run `make` on every rank; if it fails on some, raise RankError on all, so that none waits for another."""
+        result, failure = None, None
+        try:
+            result = make()
+        except Exception as error:
+            if self.size == 1:
+                raise
+            failure = error
+        failures = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        failed = [rank for rank, text in enumerate(failures) if text]
+        if not failed:
+            return result
+        if len(failed) == self.size:
+            raise failure
+        ranks = ", ".join(map(str, failed))
+        raise RankError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}") from failure
 
     def from_rank0(self, make: Callable[[], Any]) -> Any:
         """Run `make` on rank 0 and give its result, or its exception, to every rank."""
@@ -67,11 +104,13 @@ class World:
         if self.is_main:
             try:
                 parcel = [(make(), None)]
+                if self.size > 1:
+                    pickle.dumps(parcel)
             except Exception as error:  # every rank must fail with it, or the others wait for ever
-                parcel = [(None, error)]
+                parcel = [(None, _portable(error) if self.size > 1 else error)]
         if self.size > 1:
             with self.control():
-                dist.broadcast_object_list(parcel, src=0, device=self.device if self.backend == "nccl" else None)
+                dist.broadcast_object_list(parcel, src=0)  # on the CPU: the group has a gloo half everywhere
         result, error = parcel[0]
         if error is not None:
             raise error
@@ -89,6 +128,15 @@ class World:
         with self.control():
             dist.all_reduce(total)
         return total.item()
+
+    def gone(self, timeout_s: float = 1.0) -> list[int]:
+        """The ranks on this host whose process has ended; waits `timeout_s` for a first one."""
+        host, deadline = socket.gethostname(), time.monotonic() + timeout_s
+        here = [(rank, pid) for rank, (where, pid) in enumerate(self.processes) if where == host]
+        # A process that dies closes its connections first, and a moment later it has ended.
+        while not (ended := [rank for rank, pid in here if _has_ended(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return ended
 
     def close(self) -> None:
         """Leave the world. A second call does nothing."""
@@ -114,7 +162,7 @@ def connect(device: str = "auto", timeout_s: float = 300.0) -> World:
         backend = f"cpu:{backend},cuda:nccl"
     _make_gloo_find_itself()
     _init_process_group(backend, place, timeout_s)
-    return World(
+    world = World(
         rank=place.rank,
         size=place.size,
         local_rank=place.local_rank,
@@ -124,6 +172,38 @@ def connect(device: str = "auto", timeout_s: float = 300.0) -> World:
         backend="nccl" if here.type == "cuda" else "gloo",
         traffic=traffic,
     )
+    if place.launcher == "mpiexec" and place.size > 1:
+        end_job_on_uncaught_error()  # after torch, whose own hook holds back what the one before it prints
+    world.processes = world.gather((socket.gethostname(), os.getpid()))
+    if here.type == "cuda":
+        _refuse_shared_gpus(world.gather((socket.gethostname(), str(torch.cuda.get_device_properties(here).uuid))))
+    return world
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _portable(error: Exception) -> Exception:
+    """`error`, or what it says where it cannot travel to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RankError(f"rank 0 failed: {type(error).__name__}: {error}")
+
+
+def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
+    """NCCL wants one GPU a rank and says so late and at length. `gpus`: (host, GPU) of every rank."""
+    for rank, gpu in enumerate(gpus):
+        if (first := gpus.index(gpu)) != rank:
+            raise ConnectError(
+                f"ranks {first} and {rank} on {gpu[0]} were given the same GPU: start one rank for each GPU "
+                "(srun --gpus-per-task=1), or set loop.device=cpu"
+            )
 
 
 def _pick_device(device: str, place: Launch) -> torch.device:
@@ -132,16 +212,18 @@ def _pick_device(device: str, place: Launch) -> torch.device:
     if not torch.cuda.is_available():
         raise ConnectError("loop.device is cuda, but torch sees no GPU here: set loop.device=auto, or check the driver")
     count = torch.cuda.device_count()
-    # Under --gpus-per-task=1 every rank sees one device, its own, and calls it 0.
-    index = 0 if count == 1 else place.local_rank
-    if index >= count or (count == 1 and place.local_size > 1 and place.launcher != "srun"):
-        if device == "cuda":
-            raise ConnectError(
-                f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} ranks a node, "
-                "or set loop.device=cpu"
-            )
-        return torch.device("cpu")
-    return torch.device("cuda", index)
+    # All ranks of a node must decide alike: some on GPUs and some on the CPU could not talk to each other.
+    if count >= place.local_size:
+        return torch.device("cuda", place.local_rank)
+    # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees one device, its own.
+    if count == 1 and (device == "cuda" or place.launcher == "srun"):
+        return torch.device("cuda", 0)
+    if device == "cuda":
+        raise ConnectError(
+            f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} ranks a node, "
+            "or set loop.device=cpu"
+        )
+    return torch.device("cpu")
 
 
 def _make_gloo_find_itself() -> None:
@@ -189,9 +271,9 @@ def _explain(error: Exception, place: Launch, address: str, timeout_s: float) ->
 def _meeting_point(place: Launch) -> tuple[str, int]:
     """Address and port at which rank 0 listens."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if port and (not port.isdigit() or not 0 < int(port) < 65536):
+        raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
     if host and port:
-        if not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
         return host, int(port)
     if place.launcher == "srun":
         return host or _slurm_first_host(), int(port or _slurm_port())

@@ -16,10 +16,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from aiscale.dist.failing import LOST_STATUS
 
 LOOPBACK = "127.0.0.1"
+BAD_INPUT_STATUS = 2  #: with which `aiscale` ends after a one-line refusal
 
 
 def host_store(timeout_s: float = 300.0):
@@ -63,17 +68,31 @@ def launch(nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None
         for rank in range(nproc)
     ]
     interrupted = False
-    while True:
-        try:
-            status = _wait(ranks, quiet=interrupted)
-            del store
-            return status
-        except KeyboardInterrupt:
-            # The terminal has sent the signal to every rank as well; they finish their step and save.
-            if interrupted:
-                _stop(ranks, grace_s=0)
-                return 130
-            interrupted = True
+    with _passing_on_sigterm(ranks):
+        while True:
+            try:
+                status = _wait(ranks, quiet=interrupted)
+                del store
+                return status
+            except KeyboardInterrupt:
+                # The terminal has sent the signal to every rank as well; they finish their step and save.
+                if interrupted:
+                    _stop(ranks, grace_s=0)
+                    return 130
+                interrupted = True
+
+
+@contextmanager
+def _passing_on_sigterm(ranks: list[subprocess.Popen]) -> Iterator[None]:
+    """A scheduler, or `timeout`, ends the parent alone: let the ranks know, so that they save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals belong to the main thread
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: [process.send_signal(number) for process in ranks])
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(ranks: list[subprocess.Popen], *, quiet: bool) -> int:
@@ -81,14 +100,12 @@ def _wait(ranks: list[subprocess.Popen], *, quiet: bool) -> int:
     try:
         while True:
             codes = [process.poll() for process in ranks]
-            # A rank that was killed explains the others' broken connections, so name it first.
-            failed = sorted((c, r) for r, c in enumerate(codes) if c)
-            if failed:
-                time.sleep(0.5)  # let the rank that raised print its own error
-                codes = [process.poll() for process in ranks]
-                failed = sorted((c, r) for r, c in enumerate(codes) if c)
-                code, rank = failed[0]
-                if not quiet:
+            first = {rank for rank, code in enumerate(codes) if code}
+            if first:
+                codes = _settle(ranks)
+                code, rank = _culprit(codes, first)
+                # Bad input, over which all ranks fail alike: one of them has said what to do.
+                if not quiet and set(codes) != {BAD_INPUT_STATUS}:
                     others = sum(c is None for c in codes)
                     stopped = f"; stopping the other {others}" if others else ""
                     print(f"aiscale: rank {rank} of {len(ranks)} {_describe(code)}{stopped}", file=sys.stderr)
@@ -101,6 +118,24 @@ def _wait(ranks: list[subprocess.Popen], *, quiet: bool) -> int:
         if not isinstance(error, KeyboardInterrupt):
             _stop(ranks)
         raise
+
+
+def _settle(ranks: list[subprocess.Popen]) -> list[int | None]:
+    """The exit statuses, after the ranks that are about to fail as well had time to say why."""
+    deadline = time.monotonic() + 0.5
+    while True:
+        codes = [process.poll() for process in ranks]
+        alike = {code for code in codes if code is not None} == {BAD_INPUT_STATUS}
+        if None not in codes or time.monotonic() > deadline + (3.0 if alike else 0.0):
+            return codes
+        time.sleep(0.05)
+
+
+def _culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
+    """(status, rank) of the rank to name: one that was killed explains the others' broken connections, and one that
+    only lost a connection explains nothing; otherwise the one in `first`, who were seen to fail first."""
+    failed = [(code, rank) for rank, code in enumerate(codes) if code]
+    return min(failed, key=lambda it: (it[0] > 0, it[0] == LOST_STATUS, it[1] not in first, it))
 
 
 def _describe(code: int) -> str:

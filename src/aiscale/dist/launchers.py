@@ -10,7 +10,7 @@ launcher, the one that wrote RANK and WORLD_SIZE, is the one that counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Processes that start ranks. A process below one of them that knows no rank was meant to be joined and is not.
 _RANK_STARTERS = {"hydra_pmi_proxy", "orted", "prted", "prterun", "mpiexec", "mpirun", "mpiexec.hydra"}
@@ -56,19 +56,15 @@ def find_launch(env: Mapping[str, str], parents: list[str] | None = None) -> Lau
         return _read(name, env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     # SLURM_PROCID alone proves nothing: a batch script has it too (0), with SLURM_NTASKS saying how many tasks
     # srun *would* start. Only a step has SLURM_STEP_NUM_TASKS.
-    if "SLURM_PROCID" in env and "SLURM_STEP_NUM_TASKS" in env:
+    slurm = (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS"))
+    mpi = next((dialect for dialect in _MPI_DIALECTS if dialect[0] in env and dialect[1] in env), None)
+    # mpiexec inside a Slurm job starts its helpers by srun, or runs in the step of an interactive shell: every rank
+    # inherits that step's numbers. srun itself, with --mpi=pmi2, tells both the same.
+    if mpi and slurm != (env[mpi[0]], env[mpi[1]]):
+        return _read("mpiexec", env, *mpi)
+    if all(slurm):
         launch = _read("srun", env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
-        tasks_here = env.get("SLURM_STEP_TASKS_PER_NODE", str(launch.size)).split("(")[0].split(",")[0]
-        return Launch(
-            launcher="srun",
-            rank=launch.rank,
-            size=launch.size,
-            local_rank=launch.local_rank,
-            local_size=int(tasks_here),
-        )
-    for dialect in _MPI_DIALECTS:
-        if dialect[0] in env and dialect[1] in env:
-            return _read("mpiexec", env, *dialect)
+        return replace(launch, local_size=_tasks_here(env, launch.size))
     for name in parents or []:
         if name in _RANK_STARTERS:
             raise ConnectError(
@@ -76,6 +72,16 @@ def find_launch(env: Mapping[str, str], parents: list[str] | None = None) -> Lau
                 "use the mpiexec that belongs to your MPI (pip install mpich brings one), srun, or torchrun"
             )
     return Launch(launcher="none")
+
+
+def _tasks_here(env: Mapping[str, str], size: int) -> int:
+    """The ranks of this step on this node: node n's entry in a list such as 8(x2),4."""
+    tasks: list[int] = []
+    for entry in env.get("SLURM_STEP_TASKS_PER_NODE", str(size)).split(","):
+        count, _, nodes = entry.rstrip(")").partition("(x")
+        tasks += [int(count)] * int(nodes or 1)
+    node = int(env.get("SLURM_NODEID", 0))
+    return tasks[node] if node < len(tasks) else tasks[0]
 
 
 def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> Launch:

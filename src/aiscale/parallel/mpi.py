@@ -16,6 +16,7 @@ from torch import Tensor
 from aiscale.config import ConfigError, Run
 from aiscale.dist import Launch, World
 from aiscale.dist.connect import mpi_world
+from aiscale.dist.failing import end_job_on_uncaught_error
 from aiscale.parallel.serial import Engine
 
 
@@ -29,6 +30,7 @@ class MPIEngine(Engine):
                 "run it as mpiexec -n N python -m aiscale train ..., or use parallel.strategy=ddp"
             )
         super().__init__(run, world)
+        end_job_on_uncaught_error()
         self.comm = mpi_world(Launch(launcher=world.launcher, rank=world.rank, size=world.size))
         self.buffer = torch.cat([p.detach().reshape(-1) for p in self.model.parameters()]).cpu()
         self.comm.Bcast(_as_array(self.buffer), root=0)

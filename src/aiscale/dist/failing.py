@@ -1,0 +1,74 @@
+"""When a rank fails: the others must not wait for it, and what went wrong should be said once.
+
+    alike = failed_alike(error, world.size)     # did all ranks fail, as they do over one wrong setting?
+    end_now(status)                             # if not: leave without waiting for those that still work
+
+A rank that leaves in the usual way may wait for ever: MPI_Finalize, which runs when Python ends, is a collective.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import NoReturn
+
+import torch.distributed as dist
+
+#: Exit status of a rank that fails only because another one is gone.
+LOST_STATUS = 75
+_LOST = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "Timed out waiting",
+    "remote process exited",
+)
+
+
+def lost_another_rank(error: BaseException) -> bool:
+    """Whether `error` is what gloo or NCCL says when another rank has gone away or stopped answering."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(w in text for w in _LOST)
+
+
+def failed_alike(error: BaseException, size: int, timeout_s: float = 2.0) -> bool:
+    """Whether all `size` ranks call this within `timeout_s`: then none has to be ended, and one may speak for all."""
+    if size == 1:
+        return True
+    if lost_another_rank(error) or not dist.is_initialized():
+        return False
+    deadline = time.monotonic() + timeout_s
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        failed = store.add("aiscale/failed", 1)
+        while failed < size and time.monotonic() < deadline:
+            time.sleep(0.05)
+            failed = store.add("aiscale/failed", 0)
+        return failed >= size
+    except RuntimeError:
+        return True  # the store lives in rank 0, which leaves early only when it has seen that all failed
+
+
+def end_now(status: int) -> NoReturn:
+    """End this process, and under MPI its whole job, without waiting for any other rank."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
+    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
+        time.sleep(0.5)  # mpiexec drops what it has not read when a job aborts: let the message through
+        MPI.COMM_WORLD.Abort(status)
+    os._exit(status)
+
+
+def end_job_on_uncaught_error() -> None:
+    """From now on an exception that nobody catches ends the MPI job instead of leaving the other ranks waiting."""
+    show = sys.excepthook
+
+    def show_and_end(kind, error, trace) -> None:
+        show(kind, error, trace)
+        if sys.excepthook is show_and_end:  # else we were called by a later hook, which has yet to print
+            end_now(1)
+
+    sys.excepthook = show_and_end

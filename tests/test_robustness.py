@@ -1,0 +1,207 @@
+"""A rank that fails takes the others along within seconds, says why once, and leaves no process."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from aiscale.dist import ConnectError, find_launch
+from aiscale.dist.connect import _pick_device, _refuse_shared_gpus
+from aiscale.dist.launch import _culprit
+from aiscale.dist.launchers import Launch
+from ranks import processes_with, run_ranks, wait_until
+
+#: `aiscale train` without end, as a script, so that a fault can be put into one rank.
+TRAIN = """
+import os, sys
+import aiscale.train
+module = sys.modules["aiscale.train.fit"]  # the package hands on a function of the same name
+from aiscale.cli import main
+from aiscale.config import ConfigError
+def spoil(owner, name, error, after=0):  # on rank 1, from the call number `after`
+    real, calls = getattr(owner, name), []
+    def spoilt(*args, **kwargs):
+        calls.append(1)
+        if os.environ.get("RANK") == "1" and len(calls) > after:
+            raise error
+        return real(*args, **kwargs)
+    setattr(owner, name, spoilt)
+FAULT
+settings = ("model.n_layer=1", "loop.steps=100000", "loop.eval_every=0", "loop.device=cpu", SETTINGS)
+sys.argv = ["aiscale", "train", "--quiet", "--runs-dir", "runs", *(w for s in settings for w in ("--set", s))]
+raise SystemExit(main())
+"""
+
+
+def train(fault: str, launcher: str, folder, *settings: str):
+    code = TRAIN.replace("FAULT", fault).replace("SETTINGS", ", ".join(map(repr, settings)))
+    start = time.monotonic()
+    done = run_ranks(code, 2, folder, launcher=launcher, timeout=60, connected=False)
+    wait_until(lambda: not processes_with(str(folder / "ranks.py")), 5, "no process is left")
+    return done, time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy"), [("mpiexec", "mpi"), ("mpiexec", "ddp"), ("torchrun", "ddp"), ("aiscale", "ddp")]
+)
+def test_an_error_on_one_rank_ends_all_and_is_said_with_its_rank(launcher, strategy, tmp_path):
+    fault = 'spoil(module._Training, "_step", ConfigError("shard 3 is truncated"), after=3)'
+    done, seconds = train(fault, launcher, tmp_path, f"parallel.strategy={strategy}")
+    assert done.returncode != 0 and seconds < 40  # starting on a busy machine takes most of it
+    assert "aiscale: rank 1 of 2: shard 3 is truncated" in done.stderr, done.stderr
+    if launcher == "aiscale":
+        assert "aiscale: rank 1 of 2 failed with exit status 2" in done.stderr, done.stderr
+    if strategy == "ddp" and launcher == "aiscale":
+        assert "rank 0 of 2: lost its connection to " in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+def test_a_rank_killed_under_another_launcher_can_be_told(launcher, tmp_path):
+    fault = """
+import signal
+real = module._Training._step
+def step(self, number):
+    if number == 3 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(self, number)
+module._Training._step = step
+"""
+    done, seconds = train(fault, launcher, tmp_path, "parallel.strategy=ddp")
+    assert done.returncode != 0 and seconds < 40
+    if launcher == "torchrun":
+        assert "aiscale: rank 0 of 2: lost its connection to rank 1, which has ended" in done.stderr, done.stderr
+    else:  # mpiexec may end rank 0 before it speaks, and itself knows process ids only: run.json tells whose they are
+        note = json.loads((tmp_path / "runs/laptop/run.json").read_text())
+        _, pid = note["world"]["processes"][1]
+        assert f"PID {pid} RUNNING AT" in done.stdout, done.stdout
+
+
+def test_an_unexpected_error_on_one_rank_keeps_its_traceback(tmp_path):
+    fault = 'spoil(module._Training, "_step", KeyError("bug"), after=3)'
+    done, _ = train(fault, "mpiexec", tmp_path, "parallel.strategy=mpi")
+    assert done.returncode != 0 and "KeyError: 'bug'" in done.stderr and "Traceback" in done.stderr
+
+
+def test_a_corpus_that_one_rank_cannot_open_is_refused_once_with_that_rank(tmp_path):
+    fault = 'spoil(module, "open_corpus", ConfigError("corpus x.txt is missing"))'
+    done, _ = train(fault, "aiscale", tmp_path, "parallel.strategy=ddp")
+    assert done.stderr.strip().splitlines() == [
+        "aiscale: rank 1 of 2 failed alone: ConfigError: corpus x.txt is missing"
+    ]
+    assert done.returncode == 2
+
+
+def test_ranks_that_read_different_texts_are_refused(tmp_path):
+    fault = """
+import dataclasses
+real = module.open_corpus
+module.open_corpus = lambda *a, **k: dataclasses.replace(real(*a, **k), sha256=os.environ["RANK"] * 64)
+"""
+    done, _ = train(fault, "aiscale", tmp_path, "parallel.strategy=ddp")
+    (line,) = done.stderr.strip().splitlines()
+    assert (
+        "data.corpus embedded is not the same text on all ranks: sha256 00000000 on rank 0, 11111111 on rank 1" in line
+    )
+    assert done.returncode == 2
+
+
+def test_bad_input_to_all_ranks_is_said_by_one_and_by_no_parent(tmp_path):
+    done, _ = train("", "aiscale", tmp_path, "parallel.strategy=ddp", "data.corpus=/nowhere.txt")
+    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "/nowhere.txt" in done.stderr
+
+
+def test_an_uncaught_error_in_a_script_of_ones_own_ends_the_mpi_job(tmp_path):
+    code = """
+    from mpi4py import MPI
+    if world.rank == 1:
+        raise RuntimeError("boom")
+    MPI.COMM_WORLD.Barrier()
+    """
+    done = run_ranks(code, 2, tmp_path, launcher="mpiexec", timeout=60)
+    assert done.returncode != 0 and "RuntimeError: boom" in done.stderr
+
+
+def test_what_cannot_travel_between_ranks_fails_on_all_of_them(tmp_path):
+    code = """
+    class Odd(Exception):
+        def __init__(self, a, b):
+            super().__init__(f"{a} {b}")
+    def fail():
+        raise Odd(1, 2)
+    for make in (lambda: (lambda: 0), fail):
+        try:
+            world.from_rank0(make)
+        except Exception as error:
+            say(str(error)[:13])
+    """
+    done = run_ranks(code, 2, tmp_path)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4 and lines.count("rank 0 failed") >= 2, (lines, done.stderr)
+
+
+STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({**STEP, **HYDRA}, ("mpiexec", 3, 4, 1)),  # mpiexec typed into an interactive srun --pty bash
+        ({**STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", **HYDRA}, ("mpiexec", 3, 4, 1)),
+        ({**STEP, "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", **HYDRA}, ("srun", 3, 4, 0)),  # srun --mpi=pmi2
+    ],
+)
+def test_mpiexec_inside_a_slurm_step_is_not_taken_for_single_ranks(env, expected):
+    found = find_launch(env)
+    assert (found.launcher, found.rank, found.size, found.local_rank) == expected
+
+
+def test_the_ranks_of_this_node_are_counted_where_nodes_differ():
+    env = {**STEP, "SLURM_PROCID": "17", "SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}
+    assert [find_launch({**env, "SLURM_NODEID": str(node)}).local_size for node in range(3)] == [8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "launcher", "device", "expected"),
+    [
+        (4, 4, "torchrun", "auto", ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]),
+        (2, 3, "torchrun", "auto", ["cpu"] * 3),  # not two on GPUs and one on the CPU
+        (1, 4, "srun", "auto", ["cuda:0"] * 4),  # --gpus-per-task=1
+        (1, 2, "mpiexec", "cuda", ["cuda:0"] * 2),  # a wrapper that sets CUDA_VISIBLE_DEVICES
+        (1, 2, "aiscale", "auto", ["cpu"] * 2),
+    ],
+)
+def test_all_ranks_of_a_node_choose_the_same_kind_of_device(gpus, ranks, launcher, device, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    places = [Launch(launcher=launcher, rank=r, size=ranks, local_rank=r, local_size=ranks) for r in range(ranks)]
+    assert [str(_pick_device(device, place)) for place in places] == expected
+
+
+def test_too_few_gpus_are_refused_on_every_rank(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank in range(3):
+        place = Launch(launcher="torchrun", rank=rank, size=3, local_rank=rank, local_size=3)
+        with pytest.raises(ConnectError, match="3 ranks on this node, but torch sees 2 GPUs: start 2 ranks a node"):
+            _pick_device("cuda", place)
+
+
+def test_two_ranks_on_one_gpu_are_refused():
+    _refuse_shared_gpus([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")])
+    with pytest.raises(ConnectError, match="ranks 1 and 2 on b were given the same GPU: start one rank for each GPU"):
+        _refuse_shared_gpus([("a", "GPU-1"), ("b", "GPU-1"), ("b", "GPU-1")])
+
+
+@pytest.mark.parametrize(
+    ("codes", "first", "expected"),
+    [
+        ([1, -9, None], {0}, (-9, 1)),  # killed: that explains the rest
+        ([1, 2, None], {1}, (2, 1)),  # failed first
+        ([75, 2], {0, 1}, (2, 1)),  # 75: only lost its connection
+        ([75, None], {0}, (75, 0)),
+    ],
+)
+def test_the_rank_that_is_named_is_the_one_to_blame(codes, first, expected):
+    assert _culprit(codes, first) == expected
