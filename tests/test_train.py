@@ -110,11 +110,121 @@ def test_a_half_written_checkpoint_is_never_taken_for_a_whole_one(tmp_path, monk
     result = train(tmp_path, "loop.steps=3")
     before = checkpoint.latest(result.path / "checkpoints")
     monkeypatch.setattr(checkpoint.dcp, "save", fail)
-    with pytest.raises(OSError):
+    with pytest.raises(checkpoint.CheckpointError, match="step_00000006 .*No space left on device.*: free some space"):
         train(tmp_path, "loop.steps=6", resume=True)
+    assert [path.name for path in before.parent.iterdir()] == [before.name]  # nothing left to fill the disk
     assert checkpoint.latest(result.path / "checkpoints") == before
     monkeypatch.undo()
     assert len(train(tmp_path, "loop.steps=6", resume=True).losses) == 3
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path):
+    newest = checkpoint.latest(train(tmp_path).path / "checkpoints")
+    data = next(newest.glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:100])
+    for use in (lambda: train(tmp_path, "loop.steps=9", resume=True), lambda: open_trained(tmp_path / "tiny")):
+        with pytest.raises(checkpoint.CheckpointError, match=r"cannot read .*step_00000006 .*damaged") as refusal:
+            use()
+        assert "\n" not in str(refusal.value)
+    for note in ("[]", "{}", "nonsense"):
+        (newest / "aiscale.json").write_text(note)
+        with pytest.raises(checkpoint.CheckpointError, match="is not a checkpoint of aiscale"):
+            checkpoint.read_note(newest)
+
+
+def test_a_checkpoint_just_written_is_kept_beside_the_rest_of_a_newer_one(tmp_path):
+    train(tmp_path, "loop.checkpoint_every=3", "loop.keep_checkpoints=1", "loop.steps=8")
+    folder = tmp_path / "tiny/checkpoints"
+    (folder / "step_00000008").rename(folder / "step_00000004")
+    (folder / "step_00000009").mkdir()  # what a broken deletion leaves: no note
+    engine = build(TINY, connect("cpu"))
+    checkpoint.save(engine, folder, step=5, keep=1)
+    assert [path.name for path in folder.iterdir()] == ["step_00000005"]
+
+
+@pytest.mark.parametrize("settings", [("loop.precision=fp16",), ("optimizer.name=sgd", "optimizer.momentum=0")])
+def test_other_states_resume_to_the_bit_as_well(settings, tmp_path, monkeypatch):
+    # A loss scale that overflows at the third step and is still not the first one when the run goes on.
+    real = torch.amp.GradScaler
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda *a, **k: real(*a, **k, growth_interval=2, init_scale=2.0**20))
+    whole = train(tmp_path, "name=whole", *settings)
+    train(tmp_path, "name=parts", "loop.checkpoint_every=3", "loop.keep_checkpoints=9", *settings)
+    (tmp_path / "parts/checkpoints/step_00000006/aiscale.json").unlink()
+    resumed = train(tmp_path, "name=parts", *settings, resume=True)
+    assert resumed.losses == whole.losses[3:]
+    a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_two_runs_never_write_to_one_folder(tmp_path):
+    from aiscale.train.records import Records
+
+    train(tmp_path)
+    first = Records.open(tmp_path / "tiny", overwrite=False)
+    for options in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(RunFolderError, match="tiny is being written by another run: wait for it, stop it, or"):
+            train(tmp_path, "loop.steps=9", **options)
+    assert len(read_metrics(tmp_path / "tiny")) == 6
+    first.close()
+    assert len(train(tmp_path, "loop.steps=9", resume=True).losses) == 3
+
+
+def test_a_run_that_failed_lets_go_of_its_folder(tmp_path):
+    with pytest.raises(TrainingError) as kept:  # the traceback lives on, as it does in a notebook
+        train(tmp_path, "optimizer.lr=1e30", "optimizer.clip_norm=0", "optimizer.name=sgd")
+    assert kept.value and len(train(tmp_path, overwrite=True).losses) == 6
+
+
+def test_a_line_of_metrics_torn_by_a_kill_does_not_stop_resuming(tmp_path):
+    train(tmp_path)
+    with (tmp_path / "tiny/metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    assert len(read_metrics(tmp_path / "tiny")) == 6
+    train(tmp_path, "loop.steps=8", resume=True)
+    assert [line["step"] for line in read_metrics(tmp_path / "tiny")] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("setting", ["loop.global_batch=8", "loop.seq_len=16", "optimizer.name=sgd"])
+def test_what_would_not_continue_the_same_training_is_not_resumed(setting, tmp_path):
+    train(tmp_path)
+    with pytest.raises(RunFolderError, match=f"tiny was trained with {setting.split('=')[0]}=.*, not .*: resume with"):
+        train(tmp_path, "loop.steps=9", setting, resume=True)
+
+
+def test_a_text_that_changed_since_is_not_resumed(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a rose is a rose " * 100)
+    train(tmp_path, f"data.corpus={text}")
+    text.write_text("a nose is a nose " * 100)
+    with pytest.raises(RunFolderError, match=r"was trained on another text under data.corpus .*text.txt \(sha256 "):
+        train(tmp_path, f"data.corpus={text}", "loop.steps=9", resume=True)
+
+
+def test_a_peak_measured_on_a_busy_machine_never_gives_an_mfu_above_1(tmp_path, monkeypatch):
+    import aiscale.meter as meter
+
+    found = iter([(1e3, "measured: busy"), (1e15, "measured: idle")])
+    monkeypatch.setattr(meter, "peak_flops", lambda *a, **k: next(found))
+    result = train(tmp_path)
+    assert all(0 < line["mfu"] <= 1 for line in read_metrics(result.path))
+    assert 0 < result.summary["mfu"] < 1e-2 and result.summary["peak_source"] == "measured: idle"
+
+
+def test_a_run_that_is_stopped_saves_before_it_evaluates_and_evaluates_once(tmp_path, monkeypatch):
+    import aiscale.train.fit  # noqa: F401
+
+    training, order = sys.modules["aiscale.train.fit"]._Training, []
+    for name in ("_save", "_evaluate"):
+        real = getattr(training, name)
+        wrap = lambda self, step, *a, name=name, real=real: (order.append((name, step)), real(self, step, *a))  # noqa: E731
+        monkeypatch.setattr(training, name, wrap)
+    real_step = training._step
+    stop_at_3 = lambda self, step: (step == 2 and os.kill(os.getpid(), signal.SIGTERM), real_step(self, step))[1]  # noqa: E731
+    monkeypatch.setattr(training, "_step", stop_at_3)
+    assert train(tmp_path, "loop.eval_every=2").stopped
+    assert order == [("_evaluate", 2), ("_save", 3), ("_evaluate", 3)]
+    order.clear()
+    assert train(tmp_path, "name=b", "loop.eval_every=3").stopped and order == [("_evaluate", 3), ("_save", 3)]
 
 
 def test_results_are_not_overwritten_silently(tmp_path):
@@ -197,6 +307,13 @@ def test_bad_input_to_the_command_line_is_one_line(arguments, message, tmp_path)
     assert len(done.stderr.strip().splitlines()) == 1 and message in done.stderr, done.stderr
 
 
+def test_nproc_inside_a_job_is_refused(tmp_path):
+    env = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
+    settings = ("--nproc", "2", "--set", "parallel.strategy=ddp", "--runs-dir", str(tmp_path))
+    refused = aiscale("train", *settings, env=env)
+    assert refused.returncode == 2 and "this process is one already (rank 0 of 4, by srun)" in refused.stderr
+
+
 def start_endless(runs_dir) -> subprocess.Popen:
     """A DDP run of two ranks without end, which has taken a few steps."""
     settings = ("parallel.strategy=ddp", "loop.steps=100000", "loop.eval_every=0")
@@ -222,6 +339,15 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
     taken = len(read_metrics(tmp_path / "laptop"))
     newest = checkpoint.latest(tmp_path / "laptop/checkpoints")
     assert checkpoint.read_note(newest)["step"] == taken
+
+
+def test_a_launcher_that_is_terminated_lets_its_ranks_save(tmp_path):
+    job = start_endless(tmp_path)
+    job.terminate()  # the parent alone, as timeout(1) or a scheduler does
+    _, err = job.communicate(timeout=30)
+    assert job.returncode == 130, err
+    assert json.loads((tmp_path / "laptop/run.json").read_text())["status"] == "stopped"
+    assert checkpoint.latest(tmp_path / "laptop/checkpoints") and not processes_with(str(tmp_path))
 
 
 def test_a_killed_rank_fails_the_run_and_leaves_no_process(tmp_path):

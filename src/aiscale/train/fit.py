@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from aiscale import checkpoint, cost
 from aiscale.config import ConfigError, Run
 from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenizer
-from aiscale.dist import World, connect
+from aiscale.dist import World, connect, failed_alike, lost_another_rank
 from aiscale.meter import Meter, held_bytes, peak_memory_bytes
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
@@ -63,6 +63,10 @@ def fit(
     world = world or connect(run.loop.device)
     try:
         return _Training(run, world, Path(runs_dir) / run.name, progress).execute(resume, overwrite)
+    except Exception as error:
+        error.gone = world.gone() if lost_another_rank(error) else []
+        error.failed_alike = failed_alike(error, world.size)
+        raise
     finally:
         if own_world:
             world.close()
@@ -74,6 +78,7 @@ class _Training:
     def __init__(self, run: Run, world: World, path: Path, progress: bool) -> None:
         self.run, self.world, self.path, self.progress = run, world, path, progress
         self.n_micro, _ = run.loop.micro_batches(run.parallel.data_parallel(world.size))
+        self.records: Records | None = None  # of rank 0, which alone writes
 
     def execute(self, resume: bool, overwrite: bool) -> Result:
         run, world = self.run, self.world
@@ -85,24 +90,34 @@ class _Training:
         self.val_batches = Batches.in_order(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
         self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
         # Only rank 0 holds the files; the call on all ranks makes all of them fail together.
-        world.from_rank0(lambda: Records.check(self.path, run, resume=resume, overwrite=overwrite))
+        sha256 = self.corpus.sha256
+        world.from_rank0(lambda: Records.check(self.path, run, sha256=sha256, resume=resume, overwrite=overwrite))
         self.engine = build(run, world)
-        # Nothing of an earlier run is touched before everything that could be refused has been.
-        opened = world.from_rank0(lambda: Records.open(self.path, overwrite=overwrite))
-        self.records = opened if world.is_main else None
-        self.first_step = self._resume() if resume else 0
-        self.meter = Meter(
-            world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision
-        )
-        self._describe()
+        try:
+            # Nothing of an earlier run is touched before everything that could be refused has been.
+            world.from_rank0(lambda: self._claim_folder(overwrite))
+            self.first_step = self._resume() if resume else 0
+            self.meter = Meter(
+                world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision
+            )
+            self._describe()
+            return self._train_or_say_why_not()
+        finally:
+            self.engine.close()
+            if self.records:
+                self.records.close()
+
+    def _claim_folder(self, overwrite: bool) -> None:
+        self.records = Records.open(self.path, overwrite=overwrite)
+
+    def _train_or_say_why_not(self) -> Result:
         try:
             return self._train()
         except BaseException as error:
             if self.records:
-                self.records.finish("failed", error=f"{type(error).__name__}: {error}")
+                with suppress(OSError):  # a full disk must not hide what went wrong
+                    self.records.finish("failed", error=f"{type(error).__name__}: {error}")
             raise
-        finally:
-            self.engine.close()
 
     def _train(self) -> Result:
         run, result = self.run, Result(path=self.path)
@@ -125,8 +140,12 @@ class _Training:
                 if run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0 and done < self.total_steps:
                     self._save(done)
             done = self.first_step + len(result.losses)
-            self._evaluate(done, result)
-            self._save(done)
+            if result.stopped:
+                self._save(done)  # before all else: who asks a run to stop may kill it soon
+            if not any(step == done for step, _ in result.val_losses):
+                self._evaluate(done, result)
+            if not result.stopped:
+                self._save(done)  # after the evaluation, so that a run that dies in it can be resumed
         self._summarize(result, done, time.perf_counter() - started)
         return result
 
@@ -218,6 +237,7 @@ class _Training:
     def _summarize(self, result: Result, done: int, seconds: float) -> None:
         tokens = len(result.losses) * self.run.loop.global_batch * self.run.loop.seq_len
         val_loss = result.val_losses[-1][1]
+        self.meter.measure_peak()  # again: the machine may have been busy when the run began
         result.summary = {
             "steps": done,
             "tokens": tokens,
@@ -226,6 +246,7 @@ class _Training:
             "val_perplexity": math.exp(min(val_loss, 700)),
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
+            **self.meter.overall(),
             "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }
         if self.records:
@@ -241,7 +262,15 @@ def load_corpus(run: Run, world: World) -> Corpus:
             f"the {tokenizer.kind} tokenizer of corpus {run.data.corpus} has {tokenizer.vocab_size} tokens, more than "
             f"model.vocab_size {run.model.vocab_size}: set model.vocab_size={tokenizer.vocab_size}"
         )
-    return open_corpus(run.data, tokenizer=tokenizer)
+    corpus = world.together(lambda: open_corpus(run.data, tokenizer=tokenizer))
+    hashes = world.gather(corpus.sha256)
+    if odd := [rank for rank, sha256 in enumerate(hashes) if sha256 != hashes[0]]:
+        raise ConfigError(
+            f"data.corpus {run.data.corpus} is not the same text on all ranks: sha256 {hashes[0][:8]} on rank 0, "
+            f"{hashes[odd[0]][:8]} on rank {odd[0]}: give every node the same files and Python version, or a folder "
+            "from aiscale data prepare"
+        )
+    return corpus
 
 
 @contextmanager

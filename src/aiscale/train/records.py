@@ -23,6 +23,12 @@ import torch
 from aiscale.config import Run
 from aiscale.dist import World
 
+try:
+    import fcntl
+except ImportError:  # not Unix
+    fcntl = None
+
+_LOCK = ".lock"
 _PACKAGES = ("aiscale", "torch", "numpy", "transformers", "deepspeed", "megatron-core", "mpi4py")
 
 
@@ -36,17 +42,19 @@ class Records:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._metrics = None
+        self._lock = None
 
     @staticmethod
-    def check(path: Path, run: Run, *, resume: bool, overwrite: bool) -> None:
+    def check(path: Path, run: Run, *, sha256: str, resume: bool, overwrite: bool) -> None:
         """Refuse to overwrite another run's results silently, and to resume what cannot be. Changes nothing."""
         exists = (path / "run.json").exists()
+        Records(path).lock().close()
         if resume and overwrite:
             raise RunFolderError("--resume and --overwrite contradict each other: choose one")
         if resume and not exists:
             raise RunFolderError(f"{path} holds no run to resume: start it without --resume")
         if resume:
-            _check_same_model(path, run)
+            _check_same_training(path, run, sha256)
         elif exists and not overwrite:
             raise RunFolderError(
                 f"{path} already holds a run: add --resume to continue it, --overwrite to replace it, "
@@ -56,15 +64,40 @@ class Records:
     @staticmethod
     def open(path: Path, *, overwrite: bool) -> Records:
         """Claim the folder, dropping an earlier run's results if `overwrite` says so."""
-        if overwrite and (path / "run.json").exists():
-            shutil.rmtree(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            records = Records(path).lock()
+            if overwrite and (path / "run.json").exists():
+                _clear(path)
         except OSError as error:
             raise RunFolderError(
                 f"cannot write results to {path} ({error.strerror}): choose another folder with --runs-dir"
             ) from None
-        return Records(path)
+        return records
+
+    def lock(self) -> Records:
+        """Keep other runs out of the folder until close(). Where the file system has no locks, nothing happens."""
+        if fcntl is None or not self.path.is_dir() or not os.access(self.path, os.W_OK):
+            return self
+        stream = (self.path / _LOCK).open("a")
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.close()
+            raise RunFolderError(
+                f"{self.path} is being written by another run: wait for it, stop it, or use --set name=OTHER"
+            ) from None
+        except OSError:
+            pass  # some file systems of clusters cannot lock
+        self._lock = stream
+        return self
+
+    def close(self) -> None:
+        """Let go of the files. A second call does nothing."""
+        for stream in (self._metrics, self._lock):
+            if stream:
+                stream.close()
+        self._metrics = self._lock = None
 
     def describe(self, run: Run, world: World, **facts) -> None:
         """Write run.json; `facts` are added to it."""
@@ -73,7 +106,12 @@ class Records:
             "status": "running",
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": sys.argv,
-            "world": {"size": world.size, "launcher": world.launcher, "backend": world.backend},
+            "world": {
+                "size": world.size,
+                "launcher": world.launcher,
+                "backend": world.backend,
+                "processes": world.processes,  # (host, process id) in rank order: mpiexec names a dead one by its id
+            },
             "versions": versions(),
             "machine": machine(world.device),
             **facts,
@@ -84,15 +122,13 @@ class Records:
         """Add how the run ended to run.json."""
         self._note.update(status=status, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts)
         self._write()
-        if self._metrics:
-            self._metrics.close()
 
     def rewind(self, step: int) -> None:
         """Drop the metrics after `step`: a resumed run takes those steps again."""
         file = self.path / "metrics.jsonl"
         if file.exists():
-            kept = [line for line in file.read_text().splitlines() if json.loads(line)["step"] <= step]
-            _write_whole(file, "".join(line + "\n" for line in kept))
+            kept = [record for record in _read_lines(file) if record["step"] <= step]
+            _write_whole(file, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, kind: str, **values) -> None:
         """Add one line to metrics.jsonl."""
@@ -110,8 +146,7 @@ class Records:
 
 def read_metrics(path: str | Path, kind: str = "train") -> list[dict]:
     """The lines of one kind (train, eval) in a run's metrics.jsonl, in order."""
-    lines = (Path(path) / "metrics.jsonl").read_text().splitlines()
-    return [record for line in lines if (record := json.loads(line))["kind"] == kind]
+    return [record for record in _read_lines(Path(path) / "metrics.jsonl") if record["kind"] == kind]
 
 
 def load_run(path: str | Path) -> Run:
@@ -161,15 +196,45 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _check_same_model(path: Path, run: Run) -> None:
-    before = json.loads((path / "run.json").read_text())["run"]
-    for section in ("model", "data"):
-        for key, value in run.to_dict()[section].items():
-            if before[section].get(key) != value:
-                raise RunFolderError(
-                    f"{path} was trained with {section}.{key}={before[section].get(key)}, not {value}: "
-                    "resume with the same model and data, or start another run with --set name=OTHER"
-                )
+def _check_same_training(path: Path, run: Run, sha256: str) -> None:
+    """Refuse what would not continue the same training: another model or data, other batches, another state."""
+    before, now = load_run(path).to_dict(), run.to_dict()
+    keys = [(section, key) for section in ("model", "data") for key in now[section]]
+    keys += [("loop", key) for key in ("seq_len", "global_batch", "precision")] + [("optimizer", "name")]
+    for section, key in keys:
+        if before[section][key] != now[section][key]:
+            raise RunFolderError(
+                f"{path} was trained with {section}.{key}={before[section][key]}, not {now[section][key]}: "
+                "resume with the same model and data, or start another run with --set name=OTHER"
+            )
+    trained_on = json.loads((path / "run.json").read_text()).get("corpus", {}).get("sha256", sha256)
+    if trained_on != sha256:
+        raise RunFolderError(
+            f"{path} was trained on another text under data.corpus {run.data.corpus} (sha256 {trained_on[:8]}, now "
+            f"{sha256[:8]}): bring the old text or Python version back, or start another run with --set name=OTHER"
+        )
+
+
+def _read_lines(file: Path) -> list[dict]:
+    """The records of a JSONL file; the last line may be torn where a job was killed."""
+    lines = file.read_text().splitlines()
+    records = []
+    for i, line in enumerate(lines):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            if i < len(lines) - 1:
+                raise RunFolderError(f"{file} is damaged in line {i + 1}: delete that line") from None
+    return records
+
+
+def _clear(path: Path) -> None:
+    """Drop an earlier run's results, but not the lock that we hold."""
+    for item in path.iterdir():
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        elif item.name != _LOCK:
+            item.unlink()
 
 
 def _write_whole(file: Path, text: str) -> None:
