@@ -44,7 +44,7 @@ def run_ranks(
         ],
         "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", str(n), sys.executable, str(script)],
     }
-    return subprocess.run(
+    done = subprocess.run(
         commands[launcher],
         capture_output=True,
         text=True,
@@ -52,6 +52,9 @@ def run_ranks(
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
+    # Up to torch 2.12, gloo greets on standard output.
+    done.stdout = "".join(line for line in done.stdout.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+    return done
 
 
 def aiscale(*arguments: str, timeout: float = 120, cwd: Path | None = None, env=None) -> subprocess.CompletedProcess:

@@ -1,6 +1,6 @@
 """`aiscale notebooks`: run, list, check and strip notebooks, and build their gallery.
 
-    aiscale notebooks 03_ddp -p steps=20
+    aiscale notebooks 03_ddp -p n_steps=20
     aiscale notebooks --check
 
 Exit status: 0 when every notebook asked for passed, 1 when one did not, 2 on bad input, 130 after Ctrl-C.
@@ -141,6 +141,6 @@ def _parameters(assignments: list[str]) -> dict[str, str]:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name.strip():
-            raise BookError(f"-p {assignment!r} is not of the form key=value: write, for example, -p steps=20")
+            raise BookError(f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20")
         given[name.strip()] = value.strip()
     return given

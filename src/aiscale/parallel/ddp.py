@@ -44,6 +44,10 @@ class DDPEngine(Engine):
             return nullcontext()
         return self.module.no_sync()
 
+    def close(self) -> None:
+        del self.module  # it holds the process group
+        super().close()
+
 
 def average_in_bf16(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """A DDP hook that sends gradients as bf16, half the bytes of fp32, and hands them back in their own precision.
