@@ -17,23 +17,33 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from aiscale.dist import World
-from aiscale.parallel import Engine
 
 FORMAT_VERSION = 1
 _NOTE = "aiscale.json"
 _DELETE = "it is damaged, or of another model or optimizer; if damaged, delete it"
 
 
+class Saveable(Protocol):
+    """What a checkpoint needs of an engine."""
+
+    world: World
+
+    def state(self) -> dict: ...
+
+    def load(self, state: dict) -> None: ...
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read or written; the message is one line that says what to do."""
 
 
-def save(engine: Engine, folder: str | Path, *, step: int, keep: int = 2) -> Path:
+def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2) -> Path:
     """Write the engine's state after `step` optimizer steps and drop all but the newest `keep`. All ranks call it."""
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
@@ -51,7 +61,7 @@ def save(engine: Engine, folder: str | Path, *, step: int, keep: int = 2) -> Pat
     return final
 
 
-def load(engine: Engine, path: str | Path) -> int:
+def load(engine: Saveable, path: str | Path) -> int:
     """Bring the engine to the state in `path`; returns the number of optimizer steps it had taken."""
     path = Path(path)
     note = read_note(path)
