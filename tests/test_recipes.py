@@ -131,7 +131,7 @@ def test_forge_l_does_not_reach_its_printed_size_and_says_so():
     assert "22.4B" in RECIPES["forge-l"].__doc__ and "25.6B" in RECIPES["forge-l"].__doc__
 
 
-def test_seed_004s_run_is_the_published_one():
+def test_the_gpt_in_c_run_is_the_published_one():
     run = recipe("gpt-c")
     shape = (run.model.max_seq_len, run.model.n_layer, run.model.n_head, run.model.d_model, run.model.vocab_size)
     assert shape == (256, 6, 6, 384, 172)

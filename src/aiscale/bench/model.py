@@ -65,7 +65,7 @@ class Size:
 
 
 SIZES = [
-    Size(n_layer=6, d_model=384, vocab_size=172, rounds=12),  # seed 004's model, half its batch
+    Size(n_layer=6, d_model=384, vocab_size=172, rounds=12),  # the GPT-in-C project's model, half its batch
     Size(n_layer=12, d_model=768, vocab_size=50257, batch=4, rounds=6),  # GPT-2's smallest
 ]
 QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, rounds=3)]

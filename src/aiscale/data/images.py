@@ -1,4 +1,4 @@
-"""Images for the lesson on a small CNN: folders of .npz files, read as seed 001's `NPZDataset` reads them.
+"""Images for the lesson on a small CNN: folders of .npz files, read as OLCF's `NPZDataset` reads them.
 
     write_npz("shapes/train", 4000, seed=1)                # 10 kinds of shapes, drawn by formulas
     dataset = NpzDataset("shapes/train")

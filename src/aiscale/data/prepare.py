@@ -6,12 +6,12 @@
 
     prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
 
-Text files are read as they are; JSON lines, parquet and the corpora of the seeds through the `datasets` library
+Text files are read as they are; JSON lines, parquet and the well-known corpora through the `datasets` library
 (pip install 'aiscale[data]'). The text streams through, so that neither it nor its tokens need to fit in memory; after
 an interruption the same command goes on behind the last finished shard. Documents are joined by what the tokenizer has
 for that: `<|endoftext|>` for bpe, an empty line for the others.
 
-The corpora of the seeds come from the network. Where they lie was taken from their publishers' descriptions; what is
+The well-known corpora come from the network. Where they lie was taken from their publishers' descriptions; what is
 tested is the reading of local files in the same formats, which also serve where a compute node has no network.
 """
 
@@ -41,18 +41,18 @@ from aiscale.data.shards import (
 )
 from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 
-#: Arguments of datasets.load_dataset for the corpora of the seeds.
+#: Arguments of datasets.load_dataset for the well-known corpora.
 HUB = {
-    # seed 003: "the classic shakespeare text file [43]", one document of 4.4 MiB. Fetched here first: `datasets` reads
+    # Turing report: "the classic shakespeare text file", one document of 4.4 MiB. Fetched here first: `datasets` reads
     # web addresses only with further libraries.
     "shakespeare": {
         "path": "text",
         "data_files": "https://cs.stanford.edu/people/karpathy/char-rnn/shakespeare_input.txt",
         "sample_by": "document",
     },
-    # seed 000, A.3.4; 8 million documents, 38 GB of text
+    # Radius, artifact appendix A.3.4; 8 million documents, 38 GB of text
     "openwebtext": {"path": "Skylion007/openwebtext"},
-    # seed 001's download script: the Afrikaans part, deduplicated. The original is a script, which `datasets` no longer
+    # OLCF's download script: the Afrikaans part, deduplicated. The original is a script, which `datasets` no longer
     # runs; the hub keeps its contents as parquet on a branch of their own.
     "oscar": {
         "path": "oscar-corpus/oscar",

@@ -1,8 +1,8 @@
-"""The toy corpus: small, repetitive and English-like, with the published statistics of seed 004's own.
+"""The toy corpus: small, repetitive and English-like, with the published statistics of the GPT-in-C project's own.
 
     text = toy_text()        # 290,599 bytes, 52,600 word-level tokens, 172 different ones
 
-Seed 004 (Sahdev, Mathews and Guerrero, "Distributed GPT2 Model Project", slide "Toy dataset stats") gives these three
+Sahdev, Mathews and Guerrero ("Distributed GPT2 Model Project", slide "Toy dataset stats") give these three
 numbers and says that its text "is small and highly repetitive"; the text itself is not published. This one is ours:
 stories of four lines from one grammar, in which a later line takes up the names and things of an earlier one, so that
 a model gains from looking back further than a word.

@@ -1,4 +1,4 @@
-"""Recipes of what was trained on Frontier (seed 001): GPT-J 6B, FORGE, and models of 22B, 175B and 1T parameters."""
+"""Recipes of what was trained on Frontier (OLCF, "AI for Science at Scale 2"): GPT-J, FORGE, 22B, 175B and 1T."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiscale.recipes.registry import OPENWEBTEXT, OSCAR, register
 
 @register("gptj-6b")
 def gptj_6b() -> Run:
-    """GPT-J 6B, seed 001's example of ZeRO on Frontier: 6,051,520,512 parameters here, 6,050,882,784 published.
+    """GPT-J 6B, OLCF's example of ZeRO on Frontier: 6,051,520,512 parameters here, 6,050,882,784 published.
 
     Wang and Komatsuzaki 2021, kingoflolz/mesh-transformer-jax, configs/6B_roto_256.json: batch 512 x 2048, 350,000
     steps. Attention and MLP read the same input. Ours differs: GPT-J has one norm a layer where we have two (2 D a
@@ -71,7 +71,7 @@ def _forge(name: str, shape: tuple[int, int, int], lr: float, decay: float, batc
 def forge_s() -> Run:
     """FORGE-S, printed as 1.44B: GPT-NeoX's architecture, 24 layers of 2064.
 
-    Yin, Dash, Wang and Shankar, SC'23 (seed 001, slide "FORGE Models"), at-aaims/forge, train/configs/forge-s.yml:
+    Yin, Dash, Wang and Shankar, SC'23 (OLCF's slide "FORGE Models"), at-aaims/forge, train/configs/forge-s.yml:
     16.8M tokens a step for 15,300 steps, decay 0.01, 1 % warm-up, clip 1, ZeRO-1. The vocabulary of 52,000 is inferred
     from 1.44B. The authors used LAMB at 0.008, which is no rate for AdamW: ours is GPT-3's for this size (Brown et al.
     2020, table 2.1). Their 257B tokens of papers are not public: the corpus is ours.
@@ -118,9 +118,9 @@ def _megatron(name: str, shape: tuple[int, int, int], batch: int, micro_batch: i
 
 @register("22b")
 def gpt_22b() -> Run:
-    """The 22B model of seed 001's example of 3D parallelism: 48 layers of 6144, tensor 4 x pipeline 8 on 32 GCDs.
+    """The 22B model of OLCF's example of 3D parallelism: 48 layers of 6144, tensor 4 x pipeline 8 on 32 GCDs.
 
-    Seed 001, slide "3D Parallelism", and olcf/ai-training-series, launch_gpt22b_srun.frontier: 96 heads (of 64;
+    OLCF's slide "3D Parallelism", and olcf/ai-training-series, launch_gpt22b_srun.frontier: 96 heads (of 64;
     Dash et al. 2023, arXiv:2312.12705, is recalled to have 48), batch 20 for 100,000 samples, Adam 6e-5 to 6e-6, fp16.
     The script decays over 10,000 samples, here over all. The whole model does not fit one device: give it a layout.
     """
@@ -129,7 +129,7 @@ def gpt_22b() -> Run:
 
 @register("175b")
 def gpt_175b() -> Run:
-    """The 175B model on Frontier, GPT-3's shape: 96 layers of 12288, tensor 8 x pipeline 12 in seed 001's script.
+    """The 175B model on Frontier, GPT-3's shape: 96 layers of 12288, tensor 8 x pipeline 12 in OLCF's script.
 
     Shape: Brown et al. 2020, table 2.1, and Dash et al. 2023 (arXiv:2312.12705). The rest from olcf/ai-training-series,
     launch_gpt175b_srun.frontier, a demonstration with batch 12; the paper is recalled to have used 640.
@@ -139,7 +139,7 @@ def gpt_175b() -> Run:
 
 @register("1t")
 def gpt_1t() -> Run:
-    """The trillion-parameter model on Frontier: 128 layers of 25600, tensor 8 x pipeline 64 in seed 001's script.
+    """The trillion-parameter model on Frontier: 128 layers of 25600, tensor 8 x pipeline 64 in OLCF's script.
 
     Shape: olcf/ai-training-series, launch_gpt1T_srun.frontier, as in Dash et al. 2023 (arXiv:2312.12705). The script
     is a demonstration with batch 8; the paper is recalled to have used 1600.

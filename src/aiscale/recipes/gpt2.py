@@ -1,4 +1,4 @@
-"""Recipes of GPT-2's shapes: its four sizes, those of Turing Technical Report 3 (seed 003), and Radius (seed 000)."""
+"""Recipes of GPT-2's shapes: its four sizes, those of Turing Technical Report 3, and those of Radius."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def gpt2_large() -> Run:
 
 @register("gpt2-xl")
 def gpt2_xl() -> Run:
-    """GPT-2 with 1.6B parameters; sources as for gpt2. Seed 001's DDP example is this size."""
+    """GPT-2 with 1.6B parameters; sources as for gpt2. OLCF's DDP example is this size."""
     return _gpt2("gpt2-xl", 2e-4)
 
 
-# Seed 003: Turing Technical Report 3 ---------------------------------------------------------------------------------
+# Turing Technical Report 3 --------------------------------------------------------------------------------------------
 
 
 def _turing(name: str, shape: tuple[int, int, int], batch: int = 64, epochs: int = 2) -> Run:
@@ -146,7 +146,7 @@ def turing_ipu_768() -> Run:
     return _turing("turing-ipu-768", (12, 12, 768), batch=1, epochs=10)
 
 
-# Seed 000: Radius ----------------------------------------------------------------------------------------------------
+# Radius (MLSys 2025, artifact appendix) -------------------------------------------------------------------------------
 
 
 def _radius(name: str, n_head: int, d_model: int, steps: int, min_lr: float) -> Run:
@@ -182,7 +182,7 @@ def _radius(name: str, n_head: int, d_model: int, steps: int, min_lr: float) -> 
 def radius_355m() -> Run:
     """GPT-355M of the Radius artifact: the dense all-reduce baseline on 64 A100.
 
-    Seed 000, tables 1 and 2, and the authors' script (mz687/radius, pretrain_GPT_355M_baseline.slurm): batch 512 in
+    Artifact appendix, tables 1 and 2, and mz687/radius, pretrain_GPT_355M_baseline.slurm: batch 512 in
     micro-batches of 8, peak rate 1.5e-4 to 1e-5, 500,000 steps, OpenWebText. Theirs decays over 320,000 steps and
     warms up over 1 % of those; here the cosine spans all steps.
     """
@@ -193,7 +193,7 @@ def radius_355m() -> Run:
 def radius_2b() -> Run:
     """GPT-2.0B of the Radius artifact: the dense all-reduce baseline on 64 A100.
 
-    Seed 000, tables 1 and 2, and the authors' script (mz687/radius, pretrain_GPT_2.0B_baseline.slurm): as radius-355m,
+    Artifact appendix, tables 1 and 2, and mz687/radius, pretrain_GPT_2.0B_baseline.slurm: as radius-355m,
     with 300,000 steps (theirs decays over 192,000) down to 1e-6.
     """
     return _radius("radius-2b", 32, 2560, 300_000, 1e-6)

@@ -1,4 +1,4 @@
-"""Recipes that train on a laptop: `laptop`, and seed 004's model with a twin of seconds."""
+"""Recipes that train on a laptop: `laptop`, and the GPT-in-C project's model with a twin of seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def laptop() -> Run:
 
 @register("gpt-c")
 def gpt_c() -> Run:
-    """The 10.8M model of seed 004 on its toy corpus: 50 epochs at batch 16 and learning rate 3e-4.
+    """The 10.8M model of the GPT-in-C project on its toy corpus: 50 epochs at batch 16 and learning rate 3e-4.
 
     "Distributed GPT2 Model Project" (Sahdev, Mathews, Guerrero), slides "Hyperparameters" and "Toy dataset stats". Its
     code has an `adam.h` and names no schedule, decay or clipping: plain Adam at a constant rate. The head is tied (the
@@ -42,7 +42,7 @@ def gpt_c() -> Run:
 
 @register("gpt-c-tiny")
 def gpt_c_tiny() -> Run:
-    """Seed 004's model shrunken to seconds: the same corpus, tokenizer and shape, a sixth as wide, 2 layers.
+    """The GPT-in-C model shrunken to seconds: the same corpus, tokenizer and shape, a sixth as wide, 2 layers.
 
     Ours, after `gpt-c`: blocks of 64, and a higher learning rate, as narrow models bear.
     """
