@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -359,3 +360,28 @@ def test_a_killed_rank_fails_the_run_and_leaves_no_process(tmp_path):
     assert time.monotonic() - start < 20
     assert "rank 1 of 2 died: signal 9 (SIGKILL)" in err and job.returncode != 0
     assert not processes_with(str(tmp_path))
+
+
+def test_three_ranks_compute_the_same_bits_whoever_starts_them(tmp_path):
+    settings = ("parallel.strategy=ddp", "model.n_layer=1", "model.d_model=32", "model.n_head=2", "loop.steps=4")
+    settings += ("loop.global_batch=6", "loop.eval_every=0", "loop.eval_batches=1", "loop.device=cpu")
+    arguments = ["-m", "aiscale", "train", "--quiet", "--runs-dir", str(tmp_path)]
+    arguments += [word for setting in settings for word in ("--set", setting)]
+    starts = {
+        "nproc": [sys.executable, *arguments, "--nproc", "3"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"],
+        "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", "3", sys.executable, *arguments],
+    }
+    starts["torchrun"] += arguments
+    losses = {}
+    for name, command in starts.items():
+        done = subprocess.run(
+            [*command, "--set", f"name={name}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        losses[name] = [line["loss"] for line in read_metrics(tmp_path / name)]
+    assert len(losses["nproc"]) == 4 and losses["nproc"] == losses["torchrun"] == losses["mpiexec"]
