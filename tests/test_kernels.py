@@ -14,6 +14,34 @@ SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=
 needs_onednn = pytest.mark.skipif(not kernels.ONEDNN_IS_FASTER, reason="oneDNN's products are used on AMD only")
 
 
+# GELU ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 5e-6), (torch.bfloat16, 2e-2)])
+def test_gelu_has_the_plain_ones_values_and_gradient_everywhere(dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(kernels._GeluTanh, "CHUNK", 100)  # 2001 values: a last chunk that is not full
+    x = torch.linspace(-200, 200, 2001).to(dtype)
+    exact = x.double().requires_grad_()
+    plain = F.gelu(exact, approximate="tanh")
+    weight = torch.linspace(1, 2, 2001)
+    plain.backward(weight.double())
+    x.requires_grad_()
+    y = kernels.gelu_tanh(x)
+    assert "_GeluTanh" in type(y.grad_fn).__name__  # the fast one runs
+    y.backward(weight.to(dtype))
+    torch.testing.assert_close(y.double(), plain, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(x.grad.double(), exact.grad, atol=tolerance, rtol=tolerance)
+
+
+def test_gelu_takes_any_layout_and_falls_back_where_no_gradient_is_wanted():
+    x = torch.randn(6, 5, 4).transpose(0, 2).requires_grad_()
+    torch.testing.assert_close(kernels.gelu_tanh(x), F.gelu(x, approximate="tanh"))
+    with torch.no_grad():
+        assert torch.equal(kernels.gelu_tanh(x), F.gelu(x, approximate="tanh"))
+    wide = x.double()
+    assert torch.equal(kernels.gelu_tanh(wide), F.gelu(wide, approximate="tanh"))
+
+
 # Linear layers -------------------------------------------------------------------------------------------------------
 
 
@@ -69,6 +97,7 @@ def test_torchs_flop_counter_sees_the_products_by_onednn(monkeypatch):
 @pytest.mark.parametrize("columns", [True, False])
 def test_few_rows_through_slices_of_the_weight_give_the_plain_product(rows, bias, columns, monkeypatch):
     monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
+    monkeypatch.setattr(kernels, "MIN_WEIGHTS_SLICED", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     torch.manual_seed(0)
     linear, x = Linear(24, 36, bias=bias), torch.randn(rows, 1, 24)

@@ -1,6 +1,7 @@
 """A rank that fails takes the others along within seconds, says why once, and leaves no process."""
 
 import json
+import re
 import time
 
 import pytest

@@ -1,7 +1,8 @@
-"""Three places where a model of this size spends its time on a CPU, done faster than torch's plain way.
+"""Four places where a model of this size spends its time on a CPU, done faster than torch's plain way.
 
     loss = cross_entropy(hidden, head_weight, targets)     # never holds all logits; cross_entropy_plain does
     layer = Linear(384, 1536)                              # nn.Linear, with products from whichever library is faster
+    y = gelu_tanh(x)                                       # F.gelu(x, approximate="tanh")
     wide = stream_by_columns(model)                        # a copy of a model for one-token steps of generation
 
 Each stands beside its plain version, which the tests hold it to, and which runs wherever the fast one does not apply.
@@ -35,6 +36,7 @@ def _onednn_is_faster() -> bool:
 
 ONEDNN_IS_FASTER = _onednn_is_faster()
 MIN_WEIGHTS = 2**17  #: for a smaller weight the preparation costs more than it saves
+MIN_WEIGHTS_SLICED = 2**18  #: a product of one row with fewer is done before a second thread has woken up
 
 if ONEDNN_IS_FASTER:
 
@@ -88,10 +90,48 @@ class Linear(nn.Linear):
         if self.weight.numel() < MIN_WEIGHTS or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return F.linear(x, self.weight, self.bias)
         if not torch.is_grad_enabled() and x.shape[:-1].numel() <= self.FEW_ROWS and x.dtype == torch.float32:
-            return few_rows(x, self.weight, self.bias)
+            sliced = self.weight.numel() >= MIN_WEIGHTS_SLICED
+            return (few_rows if sliced else F.linear)(x, self.weight, self.bias)
         if _by_onednn(x, self.weight):
             return _OneDnnLinear.apply(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
+
+
+# GELU ----------------------------------------------------------------------------------------------------------------
+# With its tanh written as a sigmoid, gelu(x) = x s(z), z = x (a + b x^2), and gelu'(x) = s + x z' s (1 - s): both come
+# from one sigmoid, so the derivative is made at once and kept in place of x. torch's kernel takes a (slow) tanh in the
+# forward pass and again in the backward pass: 1.6 times as long in fp32, twice in bf16.
+
+GELU_A = 2 * math.sqrt(2 / math.pi)
+GELU_B = 0.044715 * GELU_A
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """F.gelu(x, approximate="tanh"), with a gradient at about half the cost on CPU."""
+    fast = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+    return _GeluTanh.apply(x) if fast and type(x) is Tensor else F.gelu(x, approximate="tanh")
+
+
+class _GeluTanh(torch.autograd.Function):
+    CHUNK = 2**18  #: elements worked on at a time, so that they stay in the processor's cache
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        y, slope = torch.empty_like(x), torch.empty_like(x)
+        for x_part, y_part, slope_part in zip(*(t.view(-1).split(_GeluTanh.CHUNK) for t in (x, y, slope)), strict=True):
+            x_part = x_part.float()  # bf16 is too coarse for what lies between
+            square = x_part * x_part
+            s = (square * GELU_B).add_(GELU_A).mul_(x_part).sigmoid_()
+            value = x_part * s
+            y_part.copy_(value)
+            slope_part.copy_(square.mul_(3 * GELU_B).add_(GELU_A).mul_(value).mul_(1 - s).add_(s))
+        ctx.save_for_backward(slope)
+        return y
+
+    @staticmethod
+    def backward(ctx, d_y: Tensor) -> Tensor:
+        return d_y * ctx.saved_tensors[0]
 
 
 # One token at a time -----------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from torch.utils.checkpoint import checkpoint
 from aiscale import generation, hf
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.generation import KVCache, LayerCache
-from aiscale.kernels import Linear, cross_entropy, cross_entropy_plain  # noqa: F401  (the plain one, for comparison)
+from aiscale.kernels import Linear, cross_entropy, cross_entropy_plain, gelu_tanh  # noqa: F401  (plain: to compare)
 
 ACTIVATIONS = {
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": gelu_tanh,  # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     "gelu": F.gelu,
     "relu": F.relu,
 }
