@@ -129,6 +129,7 @@ def _bench_training(size: Size) -> dict:
             "floor": _products(model, size),
         },
         size.rounds,
+        repeats=2,
     )
     return {
         "size": size.name,
@@ -152,6 +153,7 @@ def _summary(timing: Paired, tokens: int) -> dict:
         "seconds": {name: timing.median_s(name) for name in timing.seconds},
         "tokens_per_s": {name: tokens / timing.median_s(name) for name in timing.seconds},
         "speedup": {name: timing.ratio(name, "ours") for name in timing.seconds if name != "ours"},
+        "disturbed": timing.disturbed,
         "speedup_of_each_round": {name: timing.ratios(name, "ours") for name in timing.seconds if name != "ours"},
     }
 
@@ -279,7 +281,7 @@ def _bench_generation(size: Size, new_tokens: int, rounds: int) -> dict:
         kind = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
         texts["transformers"] = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **kind)
 
-    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds)
+    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds, repeats=2)
     same = (texts["ours"] == texts["transformers"]).all().item()
     shape = {"size": size.name, "vocab_size": size.vocab_size, "new_tokens": new_tokens, "rounds": rounds}
     return {**shape, "same_text": same, **_summary(timing, new_tokens)}

@@ -17,8 +17,9 @@ def show_model(result: dict) -> None:
         f"{machine['date']}  {machine['command']}\n{machine['processor']}, {machine['threads']} threads of", end=" "
     )
     console.print(f"{machine['cores']} cores, load {machine['load_average']} at the start; {versions}")
-    if machine["load_average"] > machine["cores"] / 2:
-        console.print("[yellow]other work kept this machine busy: expect the ratios to scatter")
+    disturbed = max(row["disturbed"] for row in result["training"] + result["generation"])
+    if disturbed > 0.1:
+        console.print(f"[yellow]other programs disturbed up to {disturbed:.0%} of the measurements: the ratios scatter")
     for row in result["training"]:
         console.print(_training_table(row))
     for row in result["generation"]:

@@ -5,6 +5,8 @@
 
 Two programs that run one after the other see two different machines: another job starts, the processor warms up.
 Within one round they see almost the same one. So the ratio of each round is taken, and then the median over rounds.
+With repeats=2, a measurement during which other programs took more than a tenth of the processor is made again, twice
+at most, and the least disturbed one counts: chosen by what others did, never by its own time.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+import psutil
 import torch
 
 from aiscale.meter import has_bf16_instructions
+
+DISTURBED = 0.1  #: share of all cores' time taken by other programs above which a measurement is made again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,7 @@ class Paired:
     """Seconds of every contender in every round."""
 
     seconds: dict[str, list[float]]
+    disturbed: float = 0.0  #: share of the measurements that others disturbed however often they were repeated
 
     def median_s(self, name: str) -> float:
         """Seconds of a typical round."""
@@ -46,20 +52,48 @@ class Paired:
         return [a / b for a, b in zip(self.seconds[name], self.seconds[base], strict=True)]
 
 
-def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1) -> Paired:
+def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1, repeats: int = 0) -> Paired:
     """Run all contenders in turn, `rounds` times, in an order that turns round each time; the first `warmup` rounds,
-    in which caches fill and libraries load, do not count."""
+    in which caches fill and libraries load, do not count. No repeats where ranks must make the same steps."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    disturbed = 0
     for round_index in range(-warmup, rounds):
         order = list(contenders) if round_index % 2 == 0 else list(reversed(contenders))
         for name in order:
-            start = time.perf_counter()
-            contenders[name]()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
+            others, elapsed_s = _undisturbed(contenders[name], 0 if round_index < 0 else repeats)
             if round_index >= 0:
-                seconds[name].append(time.perf_counter() - start)
-    return Paired(seconds=seconds)
+                seconds[name].append(elapsed_s)
+                disturbed += others > DISTURBED
+    return Paired(seconds=seconds, disturbed=disturbed / (rounds * len(contenders)))
+
+
+def _undisturbed(step: Callable[[], object], repeats: int) -> tuple[float, float]:
+    """(others' share, seconds) of the least disturbed of up to 1 + repeats runs."""
+    measurements = []
+    for _ in range(1 + repeats):
+        measurements.append(_measure(step))
+        if measurements[-1][0] <= DISTURBED:
+            break
+    return min(measurements)
+
+
+def _measure(step: Callable[[], object]) -> tuple[float, float]:
+    """Run it once: (share of all cores' time that other programs took meanwhile, seconds)."""
+    busy_s, own_s, start = _busy_s(), time.process_time(), time.perf_counter()
+    step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    elapsed_s = time.perf_counter() - start
+    others_s = _busy_s() - busy_s - (time.process_time() - own_s)
+    # The system counts in hundredths of a second: over a shorter time than this the share would be noise.
+    share = others_s / (elapsed_s * (os.cpu_count() or 1)) if elapsed_s > 0.2 else 0.0
+    return max(0.0, share), elapsed_s
+
+
+def _busy_s() -> float:
+    """Seconds that all cores together spent at work for anybody, another virtual machine on this host included."""
+    times = psutil.cpu_times()._asdict()
+    return sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
 def machine_facts() -> dict:
