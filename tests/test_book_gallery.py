@@ -134,7 +134,9 @@ def browser() -> str:
 def look(page: Path, width: int, tmp_path: Path, script: str) -> str:
     """What `script` writes when a browser of that width shows the page."""
     shown = page.with_name("look.html")
-    shown.write_text(page.read_text().replace("</body>", f"<script>document.title = {script}</script></body>"))
+    decoded = "Promise.allSettled([...document.images].map(i => { i.loading = 'eager'; return i.decode() }))"
+    report = f"<script>onload = () => {decoded}.then(() => document.title = {script})</script>"
+    shown.write_text(page.read_text().replace("</body>", report + "</body>"))
     options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
     command = [browser(), *options.split(), f"--user-data-dir={tmp_path / 'browser'}", f"--window-size={width},900"]
     command += ["--virtual-time-budget=2000", "--dump-dom", shown.as_uri()]

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale import cost, published
+from aiscale import cost, kernels, published
 from aiscale.config import ConfigError, ModelConfig, OptimizerConfig
 from aiscale.model import GPT, cross_entropy_plain
 from aiscale.optim import build_optimizer
@@ -155,6 +155,14 @@ def test_activations_are_predicted_to_the_byte(config, precision):
     casts = cost.model_state_bytes(config, "adamw", precision)["weight casts"]
     predicted = cost.activation_bytes(config, 2, 48, precision) + casts
     assert saved_bytes(config, 2, 48, precision) == predicted
+
+
+def test_long_sequences_in_bf16_keep_what_the_fused_kernel_keeps(monkeypatch):
+    monkeypatch.setattr(kernels, "MAX_TOKENS_BY_HEADS", 32)
+    monkeypatch.setattr(cost.memory, "BY_HEADS_TOKENS", 32)
+    test_activations_are_predicted_to_the_byte(ModelConfig(**SMALL, position="rotary"), "bf16")
+    monkeypatch.undo()
+    assert kernels.MAX_TOKENS_BY_HEADS == cost.memory.BY_HEADS_TOKENS
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])

@@ -122,6 +122,43 @@ def test_the_copy_for_single_steps_computes_the_same_and_leaves_the_model_alone(
     assert before == {name: (t.stride(), t.data_ptr()) for name, t in model.state_dict().items()}
 
 
+# Attention -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 130])
+def test_attention_by_heads_gives_the_fused_kernels_value_and_gradients(tokens, monkeypatch):
+    monkeypatch.setattr(kernels._AttentionByHeads, "CHUNK", 4 * tokens**2)  # 4 and 2 heads at a time
+    torch.manual_seed(0)
+    qkv, d_y = torch.randn(3, 2, 3, tokens, 16).bfloat16(), torch.randn(2, 3, tokens, 16).bfloat16()
+
+    def relative_errors(dtype, attention) -> torch.Tensor:
+        inputs = [x.to(dtype).requires_grad_() for x in qkv]
+        y = attention(*inputs)
+        results = [y.detach(), *torch.autograd.grad(y, inputs, d_y.to(dtype))]
+        return [(r.double() - e).norm() / e.norm().clamp(min=1.0) for r, e in zip(results, exact, strict=True)]
+
+    def fused(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    inputs = [x.double().requires_grad_() for x in qkv]
+    y = fused(*inputs)
+    exact = [y.detach(), *torch.autograd.grad(y, inputs, d_y.double())]
+    ours, torchs = relative_errors(torch.bfloat16, kernels.causal_attention), relative_errors(torch.bfloat16, fused)
+    assert all(a < 2**-7 and a < 2 * b + 1e-3 for a, b in zip(ours, torchs, strict=True))
+
+
+def test_attention_in_bf16_goes_by_heads_in_training_and_nothing_else_does(monkeypatch):
+    taken = []
+    monkeypatch.setattr(kernels._AttentionByHeads, "apply", lambda q, k, v: taken.append(q.dtype) or q)
+    model, tokens = GPT(SMALL), torch.arange(32).view(2, 16)
+    model(tokens, tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(tokens, tokens)
+        with torch.no_grad():
+            model(tokens, tokens)
+    assert taken == [torch.bfloat16] * SMALL.n_layer
+
+
 # The loss ------------------------------------------------------------------------------------------------------------
 
 

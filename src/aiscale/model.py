@@ -23,7 +23,13 @@ from torch.utils.checkpoint import checkpoint
 from aiscale import generation, hf
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.generation import KVCache, LayerCache
-from aiscale.kernels import Linear, cross_entropy, cross_entropy_plain, gelu_tanh  # noqa: F401  (plain: to compare)
+from aiscale.kernels import (
+    Linear,
+    causal_attention,
+    cross_entropy,
+    cross_entropy_plain,  # noqa: F401  beside cross_entropy, to compare
+    gelu_tanh,
+)
 
 ACTIVATIONS = {
     "gelu_tanh": gelu_tanh,  # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
@@ -61,9 +67,13 @@ class Attention(nn.Module):
             q, k = rotate(q, rope), rotate(k, rope)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B,G,S,C)
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=self.kv_heads != self.n_head
-        )
+        if mask is None and q.shape[2] == k.shape[2]:
+            y = causal_attention(q, k, v)
+        else:
+            grouped = self.kv_heads != self.n_head
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=grouped
+            )
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
 

@@ -25,6 +25,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer states", "weight casts", "ac
 
 _WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  # weights, gradients, moments, the residual stream
 _NARROW = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # what matrix products read and write
+BY_HEADS_TOKENS = 512  # kernels.MAX_TOKENS_BY_HEADS
 _MOMENTS = {"adamw": 2, "adamw8bit": 0.5, "sgd": 1, "sgd_plain": 0}
 
 
@@ -79,7 +80,8 @@ def activation_bytes_by_part(
 
     Counted operation by operation: a linear layer keeps its input, a norm its input and one or two statistics of each
     token, GELU its input, attention q, k, v, its output and one log-sum-exp for each head and token. The T x T scores
-    are never kept (torch's fused attention recomputes them). The residual stream stays in fp32 under autocast.
+    are never kept (torch's fused attention recomputes them; ours for short sequences in bf16 on a CPU,
+    `kernels.causal_attention`, recomputes the log-sum-exp too). The residual stream stays in fp32 under autocast.
     The loss keeps the gradients of the last hidden state and of the head, not the logits (model.cross_entropy).
     An RMS norm on a CPU keeps its normed input too. With activation_checkpointing: the blocks' inputs, and one block
     in full while the backward pass recomputes it.
@@ -91,9 +93,10 @@ def activation_bytes_by_part(
     wide, narrow = _WIDE[precision], _NARROW[precision]
     rope = 2 * seq_len * model.d_head * wide if model.position == "rotary" else 0
     stream = tokens * D * wide
+    by_heads = precision == "bf16" and model.kv_heads == model.n_head and seq_len <= BY_HEADS_TOKENS
     block = {
         "norms": 2 * _norm_bytes(model, tokens, wide) + (stream if not model.parallel_residual else 0) + stream,
-        "attention": tokens * _attention_bytes_per_token(model, narrow, wide),
+        "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads),
         "mlp": tokens * _mlp_bytes_per_token(model, narrow),
     }
     kept = 1 if model.activation_checkpointing else L
@@ -113,11 +116,15 @@ def _norm_bytes(model: ModelConfig, tokens: int, wide: int) -> int:
     return tokens * wide * (2 if model.norm == "layernorm" else 1 + model.d_model)
 
 
-def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int) -> int:
-    """Input of qkv (D), its output ((H + 2G) C), q and k once more if they were rotated, attention's output (D)."""
+def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_heads: bool) -> int:
+    """Input of qkv (D), its output ((H + 2G) C), attention's output (D), and of the fused kernel a log-sum-exp for each
+    head; it also keeps q and k a second time if they were rotated, for v is a part of the unrotated qkv."""
     D, C, H, G = model.d_model, model.d_head, model.n_head, model.kv_heads
+    kept = narrow * (2 * D + (H + 2 * G) * C)
+    if by_heads:
+        return kept
     rotated = (H + G) * C if model.position == "rotary" else 0
-    return narrow * (2 * D + (H + 2 * G) * C + rotated) + wide * H
+    return kept + narrow * rotated + wide * H
 
 
 def _mlp_bytes_per_token(model: ModelConfig, narrow: int) -> int:
