@@ -66,7 +66,7 @@ def test_a_bad_setting_is_refused_in_one_line(assignment, message):
         ),
         (
             lambda: ParallelConfig(strategy="ddp", tp=2),
-            "parallel.strategy ddp keeps the whole model on every rank, but tp 2 x pp 1 would cut it: set both to 1",
+            "parallel.tp is 2, but parallel.strategy ddp has no such option: set it to 1, or strategy to megatron",
         ),
         (
             lambda: ParallelConfig(strategy="ddp", dp=2).data_parallel(4),

@@ -8,7 +8,8 @@ from aiscale.parallel import build
 from ranks import run_ranks
 
 SETUP = """
-from aiscale.config import Run
+import dataclasses
+from aiscale.config import ParallelConfig, Run
 from aiscale.parallel import build
 run = Run().override("model.n_layer=2", "model.n_head=2", "model.d_model=32", "loop.precision=fp64",
                      "loop.device=cpu", "optimizer.clip_norm=0", *SETTINGS)
@@ -24,7 +25,7 @@ def serial_gradients():
     from aiscale.dist import World, Traffic
     alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
                   traffic=Traffic())
-    engine = build(run.override("parallel.strategy=serial", "parallel.compress=none"), alone)
+    engine = build(dataclasses.replace(run, parallel=ParallelConfig()), alone)
     result = engine.step(share(0, 1), lr=0.0)
     return gradients(engine), result
 """

@@ -5,13 +5,17 @@
 
 A checkpoint is written to a hidden temporary folder, flushed to the disk, and then renamed: a job that dies while
 saving leaves the previous one untouched. The weights carry GPT's own names and whole shapes, so a run may go on with
-another number of ranks.
+another number of ranks, or under another strategy. Where a library has a format of its own (DeepSpeed, Megatron-Core),
+the folder holds that instead, and its note says so: such a run goes on in the layout that wrote it, and `load_weights`
+reads its weights all the same.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import pkgutil
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -22,21 +26,35 @@ from typing import Protocol
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from aiscale.config import Run
 from aiscale.dist import World
 
 FORMAT_VERSION = 1
+#: format -> "module:function" that reads the weights of such a folder: function(folder) -> {GPT's name: tensor}
+READERS = {
+    "deepspeed": "aiscale.parallel.zero:weights",
+    "megatron": "aiscale.parallel.megatron:weights",
+}
 _NOTE = "aiscale.json"
 _DELETE = "it is damaged, or of another model or optimizer; if damaged, delete it"
 
 
 class Saveable(Protocol):
-    """What a checkpoint needs of an engine."""
+    """What a checkpoint needs of an engine: a state for torch's distributed checkpoint, or a format of its own."""
 
+    run: Run
     world: World
+    checkpoint_format: str  #: "dcp", or one of READERS
 
     def state(self) -> dict: ...
 
     def load(self, state: dict) -> None: ...
+
+    def write(self, folder: Path) -> None:
+        """Fill an empty folder. All ranks call it; not for dcp."""
+
+    def read(self, folder: Path, note: dict) -> None:
+        """Take over what write() left, or raise CheckpointError before anything is changed."""
 
 
 class CheckpointError(RuntimeError):
@@ -52,8 +70,12 @@ def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2) -> P
         try:
             world.from_rank0(lambda: _start(partial))
             with world.control(), _quiet():
-                dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
-            world.from_rank0(lambda: _finish(partial, final, step=step, world=world, keep=keep))
+                if engine.checkpoint_format == "dcp":
+                    dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
+                else:
+                    engine.write(partial)
+            world.barrier()  # a file that another rank has not finished must not be called whole
+            world.from_rank0(lambda: _finish(partial, final, _note(engine, step), keep))
         except BaseException:
             if world.is_main:
                 shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of it would be in the way
@@ -65,8 +87,16 @@ def load(engine: Saveable, path: str | Path) -> int:
     """Bring the engine to the state in `path`; returns the number of optimizer steps it had taken."""
     path = Path(path)
     note = read_note(path)
-    state = engine.state()
+    if note["format"] != engine.checkpoint_format:
+        raise CheckpointError(
+            f"{path} was written by strategy {note['layout']['strategy']} in the format {note['format']}, but strategy "
+            f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy to the first"
+        )
     with engine.world.control(), _quiet(), _refusal(f"cannot read {path}", f"{_DELETE} to resume from the one before"):
+        if engine.checkpoint_format != "dcp":
+            engine.read(path, note)
+            return note["step"]
+        state = engine.state()
         dcp.load(state, checkpoint_id=path, no_dist=engine.world.size == 1)
     engine.load(state)
     return note["step"]
@@ -74,9 +104,14 @@ def load(engine: Saveable, path: str | Path) -> int:
 
 def load_weights(model_state: dict, path: str | Path) -> None:
     """Fill `model_state` (a model's state_dict) from a checkpoint, in this process alone, without the optimizer."""
-    read_note(Path(path))
+    found = read_note(Path(path))["format"]
     with _quiet(), _refusal(f"cannot read {path}", f"{_DELETE} to use the one before"):
-        dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
+        if found == "dcp":
+            dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
+            return
+        weights = pkgutil.resolve_name(READERS[found])(Path(path))
+    for name, tensor in model_state.items():
+        tensor.copy_(weights[name])
 
 
 def latest(folder: str | Path) -> Path | None:
@@ -89,12 +124,16 @@ def read_note(path: Path) -> dict:
     """The checkpoint's own description: format version, step, ranks that wrote it."""
     try:
         note = json.loads((path / _NOTE).read_text())
-        version, _ = note["format_version"], note["step"]
+        version, _, found = note["format_version"], note["step"], note["format"]
     except (OSError, ValueError, TypeError, KeyError):
         raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {_NOTE}") from None
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
+        )
+    if found not in ("dcp", *READERS):
+        raise CheckpointError(
+            f"{path} has the format {found}, this aiscale reads dcp, {', '.join(READERS)}: use the one that wrote it"
         )
     return note
 
@@ -124,10 +163,19 @@ def _start(partial: Path) -> None:
         shutil.rmtree(stale)
 
 
-def _finish(partial: Path, final: Path, *, step: int, world: World, keep: int) -> None:
-    note = {"format_version": FORMAT_VERSION, "step": step, "world_size": world.size}
+def _note(engine: Saveable, step: int) -> dict:
+    return {
+        "format_version": FORMAT_VERSION,
+        "format": engine.checkpoint_format,
+        "step": step,
+        "world_size": engine.world.size,
+        "layout": dataclasses.asdict(engine.run.parallel),
+    }
+
+
+def _finish(partial: Path, final: Path, note: dict, keep: int) -> None:
     (partial / _NOTE).write_text(json.dumps(note, indent=2))
-    for path in (*partial.iterdir(), partial):
+    for path in (*partial.rglob("*"), partial):
         _flush(path)
     if final.exists():
         shutil.rmtree(final)

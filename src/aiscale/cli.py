@@ -165,7 +165,7 @@ def _train_here(args: argparse.Namespace, run) -> int:
             f"--nproc starts ranks, but this process is one already (rank {place.rank} of {place.size}, by "
             f"{place.launcher}): leave --nproc out"
         )
-    run.loop.micro_batches(run.parallel.data_parallel(args.nproc))
+    run.check_world(args.nproc)
     return launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])])
 
 

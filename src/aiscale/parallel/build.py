@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 from aiscale.config import Run
 from aiscale.dist import World
-from aiscale.parallel.ddp import DDPEngine
-from aiscale.parallel.mpi import MPIEngine
 from aiscale.parallel.serial import Engine
 
-ENGINES: dict[str, type[Engine]] = {"serial": Engine, "mpi": MPIEngine, "ddp": DDPEngine}
+#: strategy -> "module:class", imported when it is asked for: DeepSpeed and Megatron-Core take seconds to import
+ENGINES = {
+    "serial": "aiscale.parallel.serial:Engine",
+    "mpi": "aiscale.parallel.mpi:MPIEngine",
+    "ddp": "aiscale.parallel.ddp:DDPEngine",
+    "zero": "aiscale.parallel.zero:ZeROEngine",
+    "fsdp": "aiscale.parallel.fsdp:FSDPEngine",
+    "pipeline": "aiscale.parallel.pipeline:PipelineEngine",
+    "megatron": "aiscale.parallel.megatron:MegatronEngine",
+}
 
 
 def build(run: Run, world: World) -> Engine:
     """The engine that trains `run` as one rank of `world`; raises ConfigError when the layout does not fit."""
-    run.parallel.data_parallel(world.size)
-    return ENGINES[run.parallel.strategy](run, world)
+    run.check_world(world.size)
+    return pkgutil.resolve_name(ENGINES[run.parallel.strategy])(run, world)

@@ -40,6 +40,8 @@ class StepResult:
 class Engine:
     """The whole model on one rank. The base of every data-parallel engine."""
 
+    checkpoint_format = "dcp"  #: of torch's distributed checkpoint, or one of checkpoint.READERS
+
     def __init__(self, run: Run, world: World) -> None:
         self.run, self.world = run, world
         self.data_rank, self.data_world = world.rank, world.size

@@ -1,0 +1,158 @@
+"""How the work of a `Run` is divided over ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from aiscale.config.errors import ConfigError, require, require_positive
+from aiscale.config.sections import ModelConfig
+
+_TENSOR_PARALLEL = ("megatron",)
+_PIPELINED = ("megatron", "pipeline")
+
+#: option -> the strategies that have it; elsewhere it would be ignored, so it is refused
+_OPTIONS = {
+    "bucket_mb": ("ddp",),
+    "static_graph": ("ddp",),
+    "gradient_as_bucket_view": ("ddp",),
+    "compress": ("ddp",),
+    "zero_stage": ("zero",),
+    "offload": ("zero",),
+    "reshard_after_forward": ("fsdp",),
+    "prefetch": ("fsdp",),
+    "replicas": ("fsdp",),
+    "tp": _TENSOR_PARALLEL,
+    "sequence_parallel": _TENSOR_PARALLEL,
+    "distributed_optimizer": ("megatron",),
+    "pp": _PIPELINED,
+    "virtual_stages": _PIPELINED,
+    "schedule": _PIPELINED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the work is divided. dp x tp x pp must be the number of ranks that connect."""
+
+    strategy: Literal["serial", "mpi", "ddp", "zero", "fsdp", "pipeline", "megatron"] = "serial"
+    dp: int = 0  #: data-parallel ranks; 0: as many as connect
+    tp: int = 1  #: tensor-parallel ranks: each holds a part of every matrix
+    pp: int = 1  #: pipeline stages: each holds some of the layers
+    bucket_mb: float = 25.0  #: ddp: gradients travel in buckets of this many MiB
+    static_graph: bool = False  #: ddp: the graph never changes, so unused parameters need not be looked for
+    gradient_as_bucket_view: bool = True  #: ddp: gradients live inside the buckets, one copy less
+    compress: Literal["none", "bf16"] = "none"  #: ddp: the precision in which gradients travel
+    zero_stage: int = 0  #: zero: divided are 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
+    offload: Literal["none", "optimizer", "all"] = (
+        "none"  #: zero: host memory holds optimizer states, or parameters too
+    )
+    reshard_after_forward: bool = True  #: fsdp: free gathered parameters after the forward pass, gather them again
+    prefetch: int = 1  #: fsdp: blocks that are gathered ahead of the one that computes
+    replicas: int = 1  #: fsdp: copies of the sharded model; above 1, hybrid sharding: shards only within a copy
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  #: order of micro-batches in a pipeline
+    virtual_stages: int = 1  #: pieces of the model that each pipeline rank holds; more than 1 only when interleaved
+    sequence_parallel: bool = False  #: megatron: between tensor-parallel regions, each rank keeps T / tp tokens
+    distributed_optimizer: bool = False  #: megatron: optimizer states divided over data-parallel ranks (ZeRO-1)
+
+    def __post_init__(self) -> None:
+        require_positive("parallel", self, "tp pp bucket_mb replicas virtual_stages")
+        require(self.dp >= 0, f"parallel.dp is {self.dp}: it must not be negative (0 takes every rank)")
+        require(self.prefetch >= 0, f"parallel.prefetch is {self.prefetch}: it must not be negative")
+        require(self.zero_stage in (0, 1, 2, 3), f"parallel.zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
+        self._refuse_options_of_others()
+        self._check_schedule()
+        require(
+            self.offload == "none" or self.zero_stage >= 1,
+            f"parallel.offload {self.offload} with parallel.zero_stage {self.zero_stage}: "
+            "offloading needs states that are divided: set zero_stage to 1, 2 or 3",
+        )
+        require(
+            self.offload != "all" or self.zero_stage == 3,
+            f"parallel.offload all with parallel.zero_stage {self.zero_stage}: "
+            "only stage 3 divides parameters: set zero_stage=3, or offload=optimizer",
+        )
+        require(
+            not self.sequence_parallel or self.tp > 1,
+            "parallel.sequence_parallel divides tokens over tensor-parallel ranks, but parallel.tp is 1: raise it",
+        )
+
+    def _refuse_options_of_others(self) -> None:
+        for name, strategies in _OPTIONS.items():
+            value, default = getattr(self, name), ParallelConfig.__dataclass_fields__[name].default
+            require(
+                value == default or self.strategy in strategies,
+                f"parallel.{name} is {value}, but parallel.strategy {self.strategy} has no such option: "
+                f"set it to {default}, or strategy to {' or '.join(strategies)}",
+            )
+
+    def _check_schedule(self) -> None:
+        require(
+            (self.virtual_stages > 1) == (self.schedule == "interleaved"),
+            f"parallel.virtual_stages {self.virtual_stages} with parallel.schedule {self.schedule}: the interleaved "
+            "schedule needs at least 2 virtual stages, and the others have 1",
+        )
+        if self.strategy == "megatron":
+            require(
+                self.schedule in ("1f1b", "interleaved"),
+                f"parallel.schedule {self.schedule}: Megatron-Core has 1f1b and interleaved; for {self.schedule} set "
+                "parallel.strategy=pipeline",
+            )
+            require(
+                self.schedule != "interleaved" or self.pp > 2,
+                f"parallel.schedule interleaved with parallel.pp {self.pp}: with 2 stages both neighbours are the same "
+                "rank and Megatron-Core's messages cross: set pp to 3 or more, or schedule=1f1b",
+            )
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Raise ConfigError where `model` cannot be cut into tp x pp pieces."""
+        for name, value in (("n_head", model.n_head), ("n_kv_head", model.kv_heads)):
+            require(
+                value % self.tp == 0,
+                f"model.{name} {value} is not divisible by parallel.tp {self.tp}: every tensor-parallel rank needs as "
+                "many heads: change one of them",
+            )
+        require(
+            model.ff_width % self.tp == 0,
+            f"model.d_ff {model.ff_width} is not divisible by parallel.tp {self.tp}: change one of them",
+        )
+        pieces = self.pp * self.virtual_stages
+        require(
+            model.n_layer % pieces == 0,
+            f"model.n_layer {model.n_layer} is not divisible by parallel.pp {self.pp} x virtual_stages "
+            f"{self.virtual_stages} = {pieces}: every stage needs as many layers: change one of them",
+        )
+
+    def check_micro_batches(self, n_micro: int) -> None:
+        """Raise ConfigError where the schedule cannot work with `n_micro` micro-batches in a step."""
+        if self.schedule == "interleaved":
+            require(
+                n_micro % self.pp == 0,
+                f"{n_micro} micro-batches a step with parallel.pp {self.pp}: the interleaved schedule needs a multiple "
+                f"of pp: set loop.micro_batch so that there are {-(-n_micro // self.pp) * self.pp}",
+            )
+
+    def data_parallel(self, world_size: int) -> int:
+        """The number of data-parallel ranks in a world of `world_size`; raises ConfigError if it does not fit."""
+        cut = self.tp * self.pp
+        if self.strategy == "serial" and world_size != 1:
+            raise ConfigError(
+                f"parallel.strategy serial uses 1 rank, but this job has {world_size}: start 1, or use ddp"
+            )
+        if self.dp == 0 and world_size % cut:
+            raise ConfigError(
+                f"tp {self.tp} x pp {self.pp} = {cut} does not divide the {world_size} ranks of this job: "
+                f"start a multiple of {cut}"
+            )
+        dp = self.dp or world_size // cut
+        if dp * cut != world_size:
+            raise ConfigError(
+                f"dp {dp} x tp {self.tp} x pp {self.pp} = {dp * cut} ranks, but this job has {world_size}: "
+                f"change one of them, or start {dp * cut}"
+            )
+        if dp % self.replicas:
+            raise ConfigError(
+                f"parallel.replicas {self.replicas} does not divide the {dp} data-parallel ranks: every copy of the "
+                f"model needs as many ranks: change one of them"
+            )
+        return dp

@@ -1,0 +1,125 @@
+"""`Run`: the sections together, what must hold between them, overrides, and how it is written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from dataclasses import dataclass, field
+from typing import Literal
+
+from aiscale.config.errors import ConfigError, require
+from aiscale.config.layout import ParallelConfig
+from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that decides what a training run computes."""
+
+    name: str = "run"  #: results go to runs/NAME
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.name) and "/" not in self.name and not self.name.startswith("."),
+            f"name is {self.name!r}: it names a folder below runs/, so it must not be empty, hold / or start with .",
+        )
+        require(
+            self.loop.seq_len <= self.model.max_seq_len,
+            f"loop.seq_len {self.loop.seq_len} is longer than model.max_seq_len {self.model.max_seq_len}: "
+            "shorten the first or lengthen the second",
+        )
+        self.parallel.check_model(self.model)
+
+    def override(self, *assignments: str) -> Run:
+        """A copy with `section.key=value` applied, in order; values are read as the field's type."""
+        tree = self.to_dict()
+        for assignment in assignments:
+            path, equals, text = assignment.partition("=")
+            require(bool(equals), f"--set {assignment!r} has no '=': write it as section.key=value")
+            _assign(tree, path.strip(), text.strip())
+        return Run.from_dict(tree)
+
+    def check_world(self, world_size: int) -> int:
+        """The number of data-parallel ranks among `world_size`; raises ConfigError where this run does not fit them."""
+        dp = self.parallel.data_parallel(world_size)
+        n_micro, _ = self.loop.micro_batches(dp)
+        self.parallel.check_micro_batches(n_micro)
+        return dp
+
+    def to_dict(self) -> dict:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(tree: dict) -> Run:
+        """The inverse of to_dict; raises ConfigError on a key that does not exist."""
+        return _build(Run, tree, "")
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def _unknown(path: str, known: list[str]) -> ConfigError:
+    close = difflib.get_close_matches(path.rpartition(".")[2], [k.rpartition(".")[2] for k in known], n=1)
+    hint = next((f"did you mean {k}?" for k in known if close and k.rpartition(".")[2] == close[0]), "")
+    return ConfigError(f"unknown key {path}: {hint or 'it may be one of ' + ', '.join(known)}")
+
+
+def _build(cls: type, tree: dict, prefix: str):
+    hints = typing.get_type_hints(cls)
+    for key in tree:
+        if key not in hints:
+            raise _unknown(prefix + key, [prefix + name for name in hints])
+    values = {}
+    for key, value in tree.items():
+        kind = hints[key]
+        nested = dataclasses.is_dataclass(kind)
+        values[key] = _build(kind, value, f"{prefix}{key}.") if nested else _convert(kind, value, prefix + key)
+    return cls(**values)
+
+
+def _convert(kind: type, value: object, path: str):
+    """`value` (a string from the command line, or what JSON held) as the field's type."""
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        require(value in choices, f"{path} is {value!r}: it must be one of {', '.join(choices)}")
+        return value
+    if kind is bool:
+        words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+        require(str(value).lower() in words, f"{path} is {value!r}: it must be true or false")
+        return words[str(value).lower()]
+    try:
+        if kind is int and not isinstance(value, int):
+            number = float(value)
+            require(number == int(number), f"{path} is {value!r}: it must be a whole number")
+            return int(number)
+        return kind(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        names = {int: "a whole number", float: "a number", str: "text"}
+        raise ConfigError(f"{path} is {value!r}: it must be {names[kind]}") from None
+
+
+def _assign(tree: dict, path: str, text: str) -> None:
+    """Set tree[a][b] = text for path a.b, refusing keys that are not there."""
+    section, dot, key = path.partition(".")
+    if not dot:
+        if path in tree and not isinstance(tree[path], dict):
+            tree[path] = text
+            return
+        owners = [f"{s}.{path}" for s, keys in tree.items() if isinstance(keys, dict) and path in keys]
+        raise ConfigError(
+            f"unknown key {path}: did you mean {owners[0]}?" if owners else f"unknown key {path}: write section.key"
+        )
+    if not isinstance(tree.get(section), dict):
+        raise _unknown(section, [s for s, keys in tree.items() if isinstance(keys, dict)])
+    if key not in tree[section]:
+        raise _unknown(path, [f"{section}.{k}" for k in tree[section]])
+    tree[section][key] = text

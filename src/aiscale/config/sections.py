@@ -1,0 +1,151 @@
+"""The sections of a `Run` that say what to train: the model, its data, its optimizer and the loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from aiscale.config.errors import require, require_positive
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder-only transformer. The defaults for 0 follow GPT-2."""
+
+    n_layer: int = 4  #: L, transformer blocks
+    n_head: int = 4  #: H, attention heads
+    n_kv_head: int = 0  #: heads that own a key and a value (grouped-query attention); 0: as many as n_head
+    d_model: int = 128  #: D, width of the residual stream
+    d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
+    vocab_size: int = 256  #: V, rows of the embedding; at least the tokenizer's
+    max_seq_len: int = 128  #: longest sequence the position embedding knows, in tokens
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    position: Literal["learned", "rotary"] = "learned"
+    activation: Literal["gelu_tanh", "gelu", "relu", "swiglu"] = "gelu_tanh"
+    parallel_residual: bool = False  #: attention and MLP read the same input, as in GPT-J and GPT-NeoX
+    tied: bool = True  #: the output head is the token embedding, as in GPT-2
+    bias: bool = True  #: biases in linear layers and norms
+    norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0  #: base of the rotary frequencies
+    activation_checkpointing: bool = False  #: recompute each block in the backward pass instead of keeping it
+
+    def __post_init__(self) -> None:
+        require_positive("model", self, "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta")
+        for name in ("n_kv_head", "d_ff"):
+            value = getattr(self, name)
+            require(value >= 0, f"model.{name} is {value}: it must not be negative (0 takes the default)")
+        require(
+            self.d_model % self.n_head == 0,
+            f"model.d_model {self.d_model} is not divisible by model.n_head {self.n_head}: "
+            "every head needs the same width",
+        )
+        require(
+            self.n_head % self.kv_heads == 0,
+            f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}: "
+            "every key/value head serves the same number of query heads",
+        )
+        require(
+            self.position != "rotary" or self.d_head % 2 == 0,
+            f"model.d_model / model.n_head = {self.d_head} is odd: rotary positions turn pairs of channels",
+        )
+
+    @property
+    def d_head(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads that own a key and a value: n_kv_head, or n_head where that is 0."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def ff_width(self) -> int:
+        """Width of the hidden layer of the MLP: d_ff, or 4 d_model where that is 0."""
+        return self.d_ff or 4 * self.d_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which text, cut into which tokens."""
+
+    corpus: str = "embedded"  #: embedded (CPython's own documentation), toy (small and repetitive), or a path
+    tokenizer: Literal["byte", "char", "word", "bpe"] = "byte"
+    bpe_vocab_size: int = 1024  #: size of the vocabulary that tokenizer bpe learns
+    val_fraction: float = 0.1  #: the end of the corpus that is held out
+    seed: int = 1337  #: of the order in which the training windows are visited
+
+    def __post_init__(self) -> None:
+        require_positive("data", self, "bpe_vocab_size")
+        require(0 < self.val_fraction < 1, f"data.val_fraction is {self.val_fraction}: it must lie between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 1e-3  #: peak learning rate
+    min_lr: float = 0.0  #: learning rate at the last step
+    warmup_steps: int = 0  #: steps of linear warm-up from 0 to lr
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1  #: on matrices and embeddings; never on biases and norms
+    momentum: float = 0.9  #: of sgd
+    clip_norm: float = 1.0  #: largest global gradient norm; 0: no clipping
+
+    def __post_init__(self) -> None:
+        require_positive("optimizer", self, "lr eps")
+        for name in ("min_lr", "warmup_steps", "weight_decay", "clip_norm", "momentum"):
+            value = getattr(self, name)
+            require(value >= 0, f"optimizer.{name} is {value}: it must not be negative")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"optimizer.{name} is {value}: it must lie in [0, 1)")
+        require(self.min_lr <= self.lr, f"optimizer.min_lr {self.min_lr} is above optimizer.lr {self.lr}: lower it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """The training loop."""
+
+    steps: int = 300  #: optimizer steps; ignored when epochs is set
+    epochs: float = 0.0  #: passes over the training windows; 0: count steps instead
+    seq_len: int = 128  #: T, tokens in one sequence
+    global_batch: int = 16  #: sequences in one optimizer step, over all ranks
+    micro_batch: int = 0  #: sequences in one forward pass of one rank; 0: all of the rank's share at once
+    precision: Precision = "fp32"
+    eval_every: int = 100  #: steps between evaluations; 0: only at the end
+    eval_batches: int = 8  #: global batches in one evaluation
+    log_every: int = 1  #: steps between lines of metrics.jsonl
+    checkpoint_every: int = 0  #: steps between checkpoints; 0: only at the end
+    keep_checkpoints: int = 2  #: how many of the newest checkpoints stay on disk
+    seed: int = 1337  #: of the initial weights
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def __post_init__(self) -> None:
+        require_positive("loop", self, "seq_len global_batch eval_batches log_every keep_checkpoints")
+        for name in ("steps", "epochs", "micro_batch", "eval_every", "checkpoint_every"):
+            value = getattr(self, name)
+            require(value >= 0, f"loop.{name} is {value}: it must not be negative")
+        require(bool(self.steps or self.epochs), "loop.steps and loop.epochs are both 0: set one of them")
+
+    def micro_batches(self, dp: int) -> tuple[int, int]:
+        """(number of micro-batches, sequences in each) for one of `dp` data-parallel ranks."""
+        require(
+            self.global_batch % dp == 0,
+            f"loop.global_batch {self.global_batch} is not divisible by the {dp} data-parallel ranks: "
+            f"set loop.global_batch={-(-self.global_batch // dp) * dp}",
+        )
+        share = self.global_batch // dp
+        size = self.micro_batch or share
+        require(
+            share % size == 0,
+            f"loop.global_batch {self.global_batch} / dp {dp} = {share} sequences a rank, "
+            f"not a multiple of loop.micro_batch {size}: change one of them",
+        )
+        return share // size, size
