@@ -163,7 +163,7 @@ def test_attention_in_bf16_goes_by_heads_in_training_and_nothing_else_does(monke
 
 
 def test_chunked_cross_entropy_equals_the_plain_one_in_value_and_gradient(monkeypatch):
-    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)  # chunks of 256 tokens: 2 and a half of them
+    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_BYTES", 0)  # chunks of at most 256 tokens: 3 of 640
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 128, 16, dtype=torch.float64), torch.randn(301, 16, dtype=torch.float64)
     targets = torch.randint(0, 301, (5, 128))
@@ -193,7 +193,7 @@ def test_chunked_cross_entropy_takes_bf16_autocast_as_the_plain_one_does():
 
 
 def test_the_logits_of_a_large_vocabulary_are_never_held_at_once(monkeypatch):
-    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_LOGITS", 0)
+    monkeypatch.setattr(_ChunkedCrossEntropy, "CHUNK_BYTES", 0)
     largest = 0
 
     def watch(x, w):

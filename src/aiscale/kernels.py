@@ -14,6 +14,7 @@ one chunk.
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -263,7 +264,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """The gradient with respect to the logits is softmax - onehot: known as soon as the loss is. So the forward pass
     takes it on at once to hidden and weight, and the logits are forgotten chunk by chunk."""
 
-    CHUNK_LOGITS = 2**24  #: logits alive at a time (64 MiB in fp32), in no fewer than 256 tokens
+    CHUNK_BYTES = 2**26  #: of logits alive at a time, in no fewer than 256 tokens
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, with_grad: bool) -> Tensor:
@@ -274,17 +275,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         x, w = hidden.to(low), weight.to(low)
         linear = _product if _by_onednn(x, w) else F.linear
         total = torch.zeros((), device=hidden.device, dtype=wide)
-        d_hidden, d_weight = (torch.empty_like(x), torch.zeros_like(w, dtype=wide)) if with_grad else (None, None)
-        step = max(256, _ChunkedCrossEntropy.CHUNK_LOGITS // len(w))
-        for start in range(0, len(x), step):
-            rows = slice(start, start + step)
+        d_hidden, d_weight = torch.empty_like(x) if with_grad else None, None
+        most = max(256, _ChunkedCrossEntropy.CHUNK_BYTES // (len(w) * w.element_size()))
+        # Even chunks, as few as fit: each adds a whole matrix to d_weight, which in bf16 costs as much as its product.
+        chunks = math.ceil(len(x) / most)
+        for start, end in itertools.pairwise(i * len(x) // chunks for i in range(chunks + 1)):
+            rows = slice(start, end)
             log_p = F.log_softmax(linear(x[rows], w), dim=-1, dtype=wide)  # (n,V)
             target = targets[rows, None]
             total -= log_p.gather(1, target).sum()
             if with_grad:
                 d_logits = log_p.exp_().scatter_add_(1, target, log_p.new_full(target.shape, -1.0)).to(low)
                 torch.mm(d_logits, w, out=d_hidden[rows])
-                if low == wide:
+                if d_weight is None:
+                    d_weight = (d_logits.t() @ x[rows]).to(wide)
+                elif low == wide:
                     d_weight.addmm_(d_logits.t(), x[rows])
                 else:
                     d_weight += d_logits.t() @ x[rows]
