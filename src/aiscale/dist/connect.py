@@ -159,10 +159,9 @@ def connect(device: str = "auto", timeout_s: float = 300.0) -> World:
         dist.destroy_process_group()
     here = _pick_device(device, place)
     traffic = Traffic()
-    backend = wire.register(traffic)
+    backend = wire.backend_for(traffic, here)
     if here.type == "cuda":
         torch.cuda.set_device(here)
-        backend = f"cpu:{backend},cuda:nccl"
     _make_gloo_find_itself()
     _init_process_group(backend, place, timeout_s)
     world = World(

@@ -1,28 +1,37 @@
-"""The one place where every byte passes: a process group that wraps gloo and counts.
+"""The one place where every byte passes: a process group that wraps gloo (or NCCL) and counts.
 
 DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine. All of them end in the methods of
-a `torch.distributed.ProcessGroup`, so that is where we stand: `Wire` hands each call on to gloo and notes its payload.
+a `torch.distributed.ProcessGroup`, so that is where we stand: `Wire` hands each call on and `Traffic` notes its payload.
+Groups that anyone makes later (new_group, a device mesh, Megatron-Core's) are of the same backend, so they count too.
 
     payload   what was asked for: the bytes of the whole buffer (the gathered result of an all-gather, the input of a
               reduce-scatter), whatever the algorithm
     wire      what one rank sends for it, by the backend's algorithm (`cost.wire_bytes`)
 
-`World.traffic` is what a training loop reads.
+    before = world.traffic.groups()
+    engine.step(...)
+    world.traffic.groups_since(before)     # {("all_reduce", Group("world", (0, 1))): Count(calls, payload_bytes)}
+
+On CUDA, NCCL runs unwrapped and `flight` reads what it did from torch's flight recorder; AISCALE_NCCL_WIRE=1 puts NCCL
+inside a Wire instead (see `register`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
+from aiscale.dist import flight
+from aiscale.dist.traffic import Count, Group, Traffic, group_name
+
+__all__ = ["Count", "Group", "Traffic", "Wire", "backend_for", "register"]
+
 BACKEND = "metered_gloo"
+NCCL_BACKEND = "metered_nccl"
 
 #: method of ProcessGroup -> (collective, which argument holds the payload). Both the names that torch used up to
 #: 2.12 and the `*_single` ones of 2.13 are here: a caller may use either.
@@ -33,11 +42,13 @@ _METHODS = {
     "_allgather_base": ("all_gather", 0),
     "all_gather_single": ("all_gather", 0),
     "allgather_into_tensor_coalesced": ("all_gather", 0),
+    "all_gather_single_coalesced": ("all_gather", 0),
     "allgather_coalesced": ("all_gather", 0),
     "reduce_scatter": ("reduce_scatter", 1),
     "_reduce_scatter_base": ("reduce_scatter", 1),
     "reduce_scatter_single": ("reduce_scatter", 1),
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
     "broadcast": ("broadcast", 0),
     "reduce": ("reduce", 0),
     "gather": ("gather", 1),
@@ -47,61 +58,10 @@ _METHODS = {
     "all_to_all_single": ("all_to_all", 1),
     "send": ("send", 0),
     "recv": ("recv", 0),
+    "recv_anysource": ("recv", 0),
 }
-#: gloo has these only under the older name.
-_INNER_NAME = {
-    "all_gather_single": "_allgather_base",
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "all_to_all_single": "alltoall_base",
-}
-
-
-@dataclass
-class Count:
-    """How often one collective was called over groups of one size, and with how many bytes."""
-
-    calls: int = 0
-    payload_bytes: int = 0
-
-    def __sub__(self, earlier: Count) -> Count:
-        return Count(self.calls - earlier.calls, self.payload_bytes - earlier.payload_bytes)
-
-
-@dataclass
-class Traffic:
-    """What this rank has communicated, by (collective, group size). Calls made for bookkeeping count apart."""
-
-    counts: dict[tuple[str, int], Count] = field(default_factory=lambda: defaultdict(Count))
-    control_counts: dict[tuple[str, int], Count] = field(default_factory=lambda: defaultdict(Count))
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _in_control: int = 0
-
-    def add(self, op: str, group_size: int, payload_bytes: int) -> None:
-        with self._lock:
-            counts = self.control_counts if self._in_control else self.counts
-            count = counts[op, group_size]
-            count.calls += 1
-            count.payload_bytes += payload_bytes
-
-    @contextmanager
-    def control(self) -> Iterator[None]:
-        """Count what is sent inside as bookkeeping (loss averages, stop flags, saving), not as training traffic."""
-        self._in_control += 1
-        try:
-            yield
-        finally:
-            self._in_control -= 1
-
-    def snapshot(self) -> dict[tuple[str, int], Count]:
-        """A copy of the training traffic so far."""
-        with self._lock:
-            return {key: Count(c.calls, c.payload_bytes) for key, c in self.counts.items()}
-
-    def since(self, earlier: dict[tuple[str, int], Count]) -> dict[tuple[str, int], Count]:
-        """The training traffic that came after `earlier`, a snapshot."""
-        later = self.snapshot()
-        diff = {key: count - earlier.get(key, Count()) for key, count in later.items()}
-        return {key: count for key, count in diff.items() if count.calls}
+#: handed on without counting: they carry no payload
+_UNCOUNTED = ("barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing")
 
 
 def _nbytes(value: object) -> int:
@@ -111,46 +71,137 @@ def _nbytes(value: object) -> int:
 
 
 class Wire(dist.ProcessGroup):
-    """A process group that counts, then lets gloo do the work."""
+    """A process group that counts, then lets the group inside it do the work."""
 
-    def __init__(self, inner: dist.ProcessGroup, traffic: Traffic) -> None:
+    def __init__(self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...]) -> None:
         super().__init__(inner.rank(), inner.size())
-        self.inner, self.traffic = inner, traffic
+        self.inner, self.traffic, self.ranks = inner, traffic, ranks
+        self._group: Group | None = None
+
+    @property
+    def group(self) -> Group:
+        """Its label. The description that its maker gave it arrives after the group is made, so it is read late."""
+        if self._group is None:
+            world_size = dist.get_world_size() if dist.is_initialized() else self.size()
+            self._group = Group(group_name(self.group_desc, self.ranks, world_size), self.ranks)
+        return self._group
 
     def getBackendName(self) -> str:
-        return BACKEND
+        return self.inner.name()
 
-    def barrier(self, *args, **kwargs):
-        return self.inner.barrier(*args, **kwargs)
+    def count(self, op: str, args: tuple, which: int) -> None:
+        # Scatter and gather name one rank's share; the whole buffer is that of the root.
+        shares = self.size() if op in ("scatter", "gather") else 1
+        peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
+        self.traffic.add(op, self.group, _nbytes(args[which]) * shares, peer)
 
 
 def _counting(method: str, op: str, which: int):
     def call(self: Wire, *args, **kwargs):
-        # Scatter and gather name one rank's share; the whole buffer is that of the root.
-        shares = self.size() if op in ("scatter", "gather") else 1
-        self.traffic.add(op, self.size(), _nbytes(args[which]) * shares)
-        return getattr(self.inner, _INNER_NAME.get(method, method))(*args, **kwargs)
+        self.count(op, args, which)
+        return getattr(self.inner, method)(*args, **kwargs)
+
+    call.__name__ = method
+    return call
+
+
+def _handing_on(method: str):
+    def call(self: Wire, *args, **kwargs):
+        return getattr(self.inner, method)(*args, **kwargs)
 
     call.__name__ = method
     return call
 
 
 for _method, (_op, _which) in _METHODS.items():
-    setattr(Wire, _method, _counting(_method, _op, _which))
+    # torch before 2.13 has no *_single methods; defining them there would make torch's C++ side call them.
+    if hasattr(dist.ProcessGroup, _method):
+        setattr(Wire, _method, _counting(_method, _op, _which))
+for _method in _UNCOUNTED:
+    setattr(Wire, _method, _handing_on(_method))
 
 
-def register(traffic: Traffic) -> str:
-    """Make `metered_gloo` a backend whose groups count into `traffic`; returns the backend's name."""
+def backend_for(traffic: Traffic, device: torch.device) -> str:
+    """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`."""
+    if device.type != "cuda":
+        return register(traffic)
+    if os.environ.get("AISCALE_NCCL_WIRE") == "1":
+        return register(traffic, nccl=True)
+    flight.attach(traffic)
+    return "cpu:gloo,cuda:nccl"
 
-    def make(store, rank, size, timeout):
-        inner = ProcessGroupGloo(store, rank, size, timeout)
-        group = Wire(inner, traffic)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, inner)
-        return group
 
-    if BACKEND.upper() in dist.Backend._plugins:
+def register(traffic: Traffic, *, nccl: bool = False) -> str:
+    """Make a backend whose groups count into `traffic`; returns its name, for init_process_group.
+
+    nccl: CUDA tensors go to an NCCL inside (CPU tensors to gloo as ever). It is asked for by AISCALE_NCCL_WIRE=1 and
+    not the default, because torch treats a group that is not its own class differently in one place:
+    `batch_isend_irecv` would not fuse its messages, and NCCL can wait for ever where both directions meet. A
+    replacement that fuses them is put in its place; whoever holds torch's own function from before is not protected.
+    """
+    name, devices = (NCCL_BACKEND, ["cpu", "cuda"]) if nccl else (BACKEND, ["cpu"])
+
+    def make(options, pg_options) -> Wire:
+        rank, size = options.group_rank, options.group_size
+        ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+        inner = dist.ProcessGroup(options.store, rank, size)
+        wire = Wire(inner, traffic, ranks)
+        for device, kind, backend in _backends(options, pg_options, nccl):
+            # Wire knows the backends too: torch asks it for them, and a call that Wire does not know still arrives.
+            for group in (inner, wire):
+                group._register_backend(torch.device(device), kind, backend)
+        for group in (inner, wire):
+            group._set_default_backend(kind)
+        return wire
+
+    if name.upper() in dist.Backend._plugins:
         # Joining again in one process (a notebook's cell run twice): the new groups count into the new traffic.
-        dist.Backend._plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(make, False)
+        dist.Backend._plugins[name.upper()] = dist.Backend._BackendPlugin(make, True)
     else:
-        dist.Backend.register_backend(BACKEND, make, devices=["cpu"])
-    return BACKEND
+        dist.Backend.register_backend(name, make, extended_api=True, devices=devices)
+    if nccl:
+        _fuse_messages_of_wires()
+    return name
+
+
+def _backends(options, pg_options, nccl: bool) -> Iterator[tuple]:
+    """(device, kind, backend) of each device; the last one is the default."""
+    types = dist.ProcessGroup.BackendType
+    prefix, rank, size = dist.PrefixStore, options.group_rank, options.group_size
+    gloo = ProcessGroupGloo(prefix("cpu/", options.store), rank, size, timeout=options.timeout)
+    gloo._set_sequence_number_for_group()
+    yield "cpu", types.GLOO, gloo
+    if not nccl:
+        if torch.cuda.is_available():  # gloo sends from GPUs as well: several ranks may share one
+            yield "cuda", types.GLOO, gloo
+        return
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    settings = pg_options or ProcessGroupNCCL.Options()
+    settings._timeout = options.timeout
+    settings.global_ranks_in_group, settings.group_name = options.global_ranks_in_group, options.group_id
+    backend = ProcessGroupNCCL(prefix("cuda/", options.store), rank, size, settings)
+    backend._set_sequence_number_for_group()
+    yield "cuda", types.NCCL, backend
+
+
+def _fuse_messages_of_wires() -> None:
+    """Let `batch_isend_irecv` treat a Wire as it treats torch's own groups: all messages of a batch in one NCCL call."""
+    c10d = dist.distributed_c10d
+    original: Callable = c10d.batch_isend_irecv
+    if getattr(original, "fuses_wires", False):
+        return
+
+    def batch_isend_irecv(p2p_op_list):
+        group = p2p_op_list[0].group or c10d._get_default_group()
+        device = p2p_op_list[0].tensor.device
+        if not isinstance(group, Wire) or not group._get_backend(device).supports_coalescing:
+            return original(p2p_op_list)
+        with c10d._coalescing_manager(group, device, async_ops=True) as batch:
+            for p2p in p2p_op_list:
+                to = "group_dst" if p2p.op is c10d.isend else "group_src"
+                p2p.op(p2p.tensor, group=p2p.group, tag=p2p.tag, **{to: p2p.group_peer})
+        return batch.works
+
+    batch_isend_irecv.fuses_wires = True
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
