@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -209,3 +210,90 @@ def test_a_missing_gpu_is_said_when_one_is_asked_for():
         pytest.skip("this machine has a GPU")
     with pytest.raises(ConnectError, match="loop.device is cuda, but torch sees no GPU here: set loop.device=auto"):
         connect("cuda")
+
+
+FORKED = (
+    "import aiscale.dist as d, torch; raise SystemExit(d.launch({n}, ['-m', {module!r}], warm_up=lambda: {warm_up}))"
+)
+
+
+def forked(code: str, folder, *, n: int = 2, warm_up: str = "None", before: str = "") -> subprocess.CompletedProcess:
+    """Run `code` as a module of `n` ranks that are forked where it is safe."""
+    (folder / "in_a_rank.py").write_text(code)
+    command = [sys.executable, "-c", before + FORKED.format(n=n, module="in_a_rank", warm_up=warm_up)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+@pytest.mark.parametrize(
+    ("before", "are_forked"),
+    [("", True), ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); ", False)],
+)
+def test_ranks_are_forked_only_from_a_process_without_other_threads(before, are_forked, tmp_path):
+    code = """
+import os, sys
+from aiscale.dist import connect
+world = connect("cpu")
+as_new = sys.argv[0] == __file__ and __name__ == "__main__"
+os.write(1, f"{sys.orig_argv[1] == '-c'} {world.sum(world.rank)} {world.launcher} {as_new}\\n".encode())
+world.close()
+"""
+    done = forked(code, tmp_path, n=3, before=before)
+    assert done.stdout.splitlines() == [f"{are_forked} 3.0 aiscale True"] * 3, done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+@pytest.mark.parametrize(
+    ("end", "status", "message"),
+    [
+        ("sys.exit(7)", 7, "aiscale: rank 1 of 2 failed with exit status 7"),
+        ("sys.exit('no such text')", 1, "no such text"),
+        ("os.kill(os.getpid(), 9)", 137, "aiscale: rank 1 of 2 died: signal 9 (SIGKILL); stopping the other 1"),
+        ("raise KeyError('bug')", 1, "KeyError: 'bug'"),
+    ],
+)
+def test_a_forked_rank_ends_as_a_new_process_would(end, status, message, tmp_path):
+    code = f"""
+import atexit, os, sys, time
+print("buffered", flush=False)
+atexit.register(print, "at the end")
+if os.environ["RANK"] == "1":
+    {end}
+time.sleep(5)
+"""
+    done = forked(code, tmp_path)
+    assert done.returncode == status and message in done.stderr, done.stderr
+    assert done.stdout.count("at the end") == ("kill" not in end), done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_forked_ranks_do_not_outlive_their_launcher(tmp_path):
+    note = tmp_path / "pids"
+    code = f"import os, time; open({str(note)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
+    (tmp_path / "in_a_rank.py").write_text(code)
+    command = [sys.executable, "-c", FORKED.format(n=2, module="in_a_rank", warm_up=None)]
+    parent = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)})
+    wait_until(lambda: note.exists() and note.read_text().count("\n") == 2, 60, "two ranks started")
+    pids = [int(line) for line in note.read_text().split()]
+    parent.kill()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 10, "the ranks are gone")
+    parent.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+@pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp", "pipeline", "megatron"])
+def test_no_strategys_libraries_start_a_thread_that_would_forbid_forking(strategy):
+    code = f"""
+import sys
+import aiscale.train
+from aiscale.dist.forking import can_fork
+from aiscale.parallel import preload
+assert can_fork()
+preload({strategy!r})
+assert can_fork()
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 0, done.stderr

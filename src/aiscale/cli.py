@@ -155,10 +155,12 @@ def _configured(args: argparse.Namespace):
 def _train_here(args: argparse.Namespace, run) -> int:
     """Start this same command as N ranks, after checking what can be checked before any of them starts."""
     from aiscale.config import ConfigError
-    from aiscale.dist import find_launch, launch
 
     if args.nproc < 1:
         raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
+    _share_cores(args.nproc)
+    from aiscale.dist import find_launch, launch
+
     place = find_launch(os.environ)
     if place.size > 1 or "RANK" in os.environ:
         raise ConfigError(
@@ -166,7 +168,21 @@ def _train_here(args: argparse.Namespace, run) -> int:
             f"{place.launcher}): leave --nproc out"
         )
     run.check_world(args.nproc)
-    return launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])])
+
+    def warm_up() -> None:
+        import aiscale.train  # noqa: F401
+        from aiscale.parallel import preload
+
+        preload(run.parallel.strategy)
+
+    return launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])], warm_up=warm_up)
+
+
+def _share_cores(nproc: int) -> None:
+    """Ranks are forked from here, and what decides on threads is read when torch is first imported."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would start threads at once
 
 
 def _without_nproc(argv: list[str]) -> list[str]:

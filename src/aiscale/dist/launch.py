@@ -4,13 +4,14 @@
 
 The rendezvous store lives in the parent, on a port that the system chose, so that two jobs on one machine never fight
 over a port and no rank has to be the first. When a rank dies, the others are stopped and the parent says which one it
-was. When the parent dies, the kernel takes the ranks with it (Linux).
+was. When the parent dies, the kernel takes the ranks with it (Linux). Where it is safe, ranks are forked from the
+parent, which has then imported for all of them (`forking`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import datetime
+import functools
 import os
 import signal
 import socket
@@ -18,11 +19,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aiscale.dist.failing import LOST_STATUS
+from aiscale.dist.forking import Forked, can_fork, die_with
 
+Process = subprocess.Popen | Forked
 LOOPBACK = "127.0.0.1"
 BAD_INPUT_STATUS = 2  #: with which `aiscale` ends after a one-line refusal
 
@@ -32,17 +35,33 @@ def host_store(timeout_s: float = 300.0):
 
     Returns (TCPStore, dict): keep the store alive as long as the ranks live.
     """
-    from torch.distributed import TCPStore
+    listener, env = _listen()
+    return _serve(listener, timeout_s), env
 
+
+def _listen() -> tuple[socket.socket, dict[str, str]]:
+    """A socket for the store, and the environment by which ranks find it, even before anybody answers there."""
     # Left to itself the store listens on every network of this machine, to anybody: hand it a socket that does not.
     listener = socket.create_server((LOOPBACK, 0), backlog=1024)
     port = listener.getsockname()[1]
-    timeout = datetime.timedelta(seconds=timeout_s)
-    store = TCPStore(
-        LOOPBACK, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listener.detach()
+    return listener, {
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _serve(listener: socket.socket, timeout_s: float = 300.0):
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        LOOPBACK,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
     )
-    env = {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    return store, env
 
 
 def rank_environment(rank: int, size: int, threads: int = 0) -> dict[str, str]:
@@ -57,16 +76,26 @@ def rank_environment(rank: int, size: int, threads: int = 0) -> dict[str, str]:
     }
 
 
-def launch(nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-    """Run `python ARGV` as `nproc` joined ranks and wait; returns the exit status, 0 only if every rank's was 0."""
-    store, rendezvous = host_store()
-    base = {**os.environ, "AISCALE_LAUNCHER": "aiscale", **rendezvous, **(env or {})}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *argv], env={**base, **rank_environment(rank, nproc)}, preexec_fn=_die_with_parent
-        )
-        for rank in range(nproc)
-    ]
+def launch(
+    nproc: int,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    warm_up: Callable[[], None] | None = None,
+) -> int:
+    """Run `python ARGV` as `nproc` joined ranks and wait; returns the exit status, 0 only if every rank's was 0.
+
+    `warm_up` imports what ranks that run `-m MODULE` need: where it is safe they are then forked from this process.
+    With it, put into `env` nothing that a library reads when it is imported.
+    """
+    listener, rendezvous = _listen()
+    start = _start_from_nothing
+    if warm_up is not None and can_fork():
+        warm_up()
+        start = Forked if can_fork() else start  # what was imported may have started a thread
+    base = {"AISCALE_LAUNCHER": "aiscale", **rendezvous, **(env or {})}
+    ranks = [start(argv, {**base, **rank_environment(rank, nproc)}) for rank in range(nproc)]
+    store = _serve(listener)  # after the forks: it has a thread
     interrupted = False
     with _passing_on_sigterm(ranks):
         while True:
@@ -82,8 +111,14 @@ def launch(nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None
                 interrupted = True
 
 
+def _start_from_nothing(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *argv], env={**os.environ, **env}, preexec_fn=functools.partial(die_with, os.getpid())
+    )
+
+
 @contextmanager
-def _passing_on_sigterm(ranks: list[subprocess.Popen]) -> Iterator[None]:
+def _passing_on_sigterm(ranks: list[Process]) -> Iterator[None]:
     """A scheduler, or `timeout`, ends the parent alone: let the ranks know, so that they save."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
@@ -95,7 +130,7 @@ def _passing_on_sigterm(ranks: list[subprocess.Popen]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(ranks: list[subprocess.Popen], *, quiet: bool) -> int:
+def _wait(ranks: list[Process], *, quiet: bool) -> int:
     """Wait for all; at the first failure stop the others and say who it was."""
     try:
         while True:
@@ -120,7 +155,7 @@ def _wait(ranks: list[subprocess.Popen], *, quiet: bool) -> int:
         raise
 
 
-def _settle(ranks: list[subprocess.Popen]) -> list[int | None]:
+def _settle(ranks: list[Process]) -> list[int | None]:
     """The exit statuses, after the ranks that are about to fail as well had time to say why."""
     deadline = time.monotonic() + 0.5
     while True:
@@ -144,7 +179,7 @@ def _describe(code: int) -> str:
     return f"failed with exit status {code}"
 
 
-def _stop(ranks: list[subprocess.Popen], grace_s: float = 3.0) -> None:
+def _stop(ranks: list[Process], grace_s: float = 3.0) -> None:
     # SIGKILL after a short grace: a rank that waits in a collective for a dead one does not answer SIGTERM.
     for process in ranks:
         if process.poll() is None:
@@ -162,13 +197,3 @@ def _usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, even by SIGKILL. Linux only."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -4,7 +4,7 @@ engine = build(run, world)
 result = engine.step(micro_batches, lr)
 """
 
-from aiscale.parallel.build import build
+from aiscale.parallel.build import build, preload
 from aiscale.parallel.serial import Engine, StepResult
 
-__all__ = ["Engine", "StepResult", "build"]
+__all__ = ["Engine", "StepResult", "build", "preload"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
+from contextlib import suppress
 
 from aiscale.config import Run
 from aiscale.dist import World
@@ -24,3 +26,11 @@ def build(run: Run, world: World) -> Engine:
     """The engine that trains `run` as one rank of `world`; raises ConfigError when the layout does not fit."""
     run.check_world(world.size)
     return pkgutil.resolve_name(ENGINES[run.parallel.strategy])(run, world)
+
+
+def preload(strategy: str) -> None:
+    """Import what `build` will, so that ranks forked from this process need not. A module with more to import than
+    its own head names has a function `preload`."""
+    with suppress(ImportError):  # build will say what is missing
+        module = importlib.import_module(ENGINES[strategy].partition(":")[0])
+        getattr(module, "preload", lambda: None)()

@@ -1,0 +1,139 @@
+"""Ranks forked from a process that has imported what they need.
+
+Importing torch takes a second of each rank's time, DeepSpeed or Megatron-Core two more: eight ranks on two cores would
+spend a quarter of a minute on it. Here one process imports and forks, and the ranks share the memory of the libraries.
+
+    if can_fork():
+        warm_up()                                           # imports, and nothing that starts a thread
+        ranks = [Forked(argv, env) for env in environments]
+
+A forked process has only the thread that forked, so whatever another thread held or did is lost: with a second thread
+about, `can_fork` says no and `launch` starts every rank from nothing. It says no as well off Linux, and where CUDA is
+in use, which no fork survives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def can_fork() -> bool:
+    """Whether a child of this process would find everything as its parent left it."""
+    if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
+        return False
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    # Some ways of asking for GPUs start CUDA, and asking whether one did is such a way; a child can tell.
+    probe = os.fork()
+    if probe == 0:
+        os._exit(torch.cuda._is_in_bad_fork())
+    return os.waitpid(probe, 0)[1] == 0
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when `parent` dies, even by SIGKILL. Linux only."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # too late to ask
+
+
+class Forked:
+    """`python -m MODULE ARGUMENTS` in a child that need not import; the part of `subprocess.Popen` that launch uses."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()  # what lies in the buffers would be written by both
+        sys.stderr.flush()
+        gc.freeze()  # the collector leaves alone, and so does not copy, what the parent made
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(argv, env, parent)
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while the process runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _become(argv: Sequence[str], env: Mapping[str, str], parent: int) -> NoReturn:
+    """Run `-m MODULE ...` in this child as a new Python would, and end as that would."""
+    code = 1
+    try:
+        die_with(parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(env)
+        _differ()
+        flag, module, *arguments = argv
+        assert flag == "-m", argv
+        sys.argv = [module, *arguments]
+        code = _run(module)
+        threading._shutdown()  # waits for threads that are no daemons
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _run(module: str) -> int:
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
+
+def _differ() -> None:
+    """What a new process would have drawn or read for itself."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
