@@ -18,6 +18,7 @@ from aiscale.cost.communication import (
     collective_seconds,
     collective_terms,
     fit_alpha_beta,
+    gloo_reduce_wire_bytes,
     reduce_scatter_wire_bytes,
     wire_bytes,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "fit_alpha_beta",
     "flops_by_part",
     "flops_per_token",
+    "gloo_reduce_wire_bytes",
     "korthikanti_activation_bytes",
     "layer_parameters",
     "matmul_parameters",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aiscale.config import ConfigError, ModelConfig, Precision
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Precision
 from aiscale.cost.parameters import matmul_parameters, parameter_count, parameter_tensors
 
 #: Categories in the order in which plots stack them; `parallel` and `meter` use the same words.
@@ -35,7 +35,7 @@ def _check_precision(precision: str) -> None:
 
 
 def model_state_bytes(
-    model: ModelConfig | float,
+    model: ModelConfig | HFModelConfig | float,
     optimizer: str = "adamw",
     precision: Precision = "fp32",
     accounting: Literal["torch", "zero"] = "torch",
@@ -51,7 +51,7 @@ def model_state_bytes(
         raise ConfigError(f"unknown optimizer {optimizer!r}: it may be one of {', '.join(_MOMENTS)}")
     if accounting not in ("torch", "zero"):
         raise ConfigError(f"accounting is {accounting!r}: it must be torch or zero")
-    exact = isinstance(model, ModelConfig)
+    exact = isinstance(model, ModelConfig | HFModelConfig)
     n = parameter_count(model) if exact else model
     wide, narrow = _WIDE[precision], _NARROW[precision]
     mixed = narrow < wide

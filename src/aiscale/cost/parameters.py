@@ -4,12 +4,22 @@
     parameter_count(model)              # their sum: what GPT(model).num_parameters() says
     approximate_parameter_count(model)  # 12 L D^2, the rule of thumb
 
+A Hugging Face model of a family that is written down here (gpt2, gptj, gpt_neox, llama) is counted exactly too; of any
+other, `models.count_parameters` builds the model on the meta device.
+
 Letters: D width, L layers, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP, V vocabulary.
 """
 
 from __future__ import annotations
 
-from aiscale.config import ModelConfig
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig
+
+_EXACT = ("gpt2", "gpt_neox", "llama", "mistral")  # of our own parts, as many and as large
+
+
+def as_gpt(model: ModelConfig | HFModelConfig) -> ModelConfig:
+    """Our GPT of the same matrices, for formulas in which only those count."""
+    return model.shape if isinstance(model, HFModelConfig) else model
 
 
 def layer_parameters(model: ModelConfig) -> dict[str, int]:
@@ -19,6 +29,7 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
     Scale, part 2" (S. Dash, ORNL) says 11 D^2 for the layer and 12 L D^2 for L of them: its list of weights
     (W_K, W_Q, W_V, W_1, W_2) leaves out attention's output projection, one D^2. Twelve is right.
     """
+    model = as_gpt(model)
     D, F, bias = model.d_model, model.ff_width, model.bias
     qkv_rows = (model.n_head + 2 * model.kv_heads) * model.d_head
     up_rows = F * (2 if model.activation == "swiglu" else 1)
@@ -35,8 +46,10 @@ def norm_parameters(model: ModelConfig) -> int:
     return model.d_model * (2 if model.norm == "layernorm" and model.bias else 1)
 
 
-def parameters(model: ModelConfig) -> dict[str, int]:
+def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
     """Parameters by part. `head` is 0 where it is tied to the token embedding; norms include the last one."""
+    if isinstance(model, HFModelConfig):
+        return _huggingface_parameters(model)
     layer = layer_parameters(model)
     L, D = model.n_layer, model.d_model
     return {
@@ -49,13 +62,33 @@ def parameters(model: ModelConfig) -> dict[str, int]:
     }
 
 
-def parameter_count(model: ModelConfig) -> int:
+def _huggingface_parameters(model: HFModelConfig) -> dict[str, int]:
+    parts, L, D = parameters(model.shape), model.n_layer, model.d_model
+    if model.model_type in _EXACT:
+        return parts
+    if model.model_type != "gptj":
+        raise ConfigError(
+            f"there is no formula for the parameters of {model.model_type}: models.count_parameters counts them"
+        )
+    # One norm a layer, no biases in attention, one in the head.
+    norms, head = (L + 1) * 2 * D, parts["head"] + (0 if model.shape.tied else model.vocab_size)
+    return {**parts, "attention": L * 4 * D**2, "norms": norms, "head": head}
+
+
+def parameter_count(model: ModelConfig | HFModelConfig) -> int:
     """All parameters; a tied head counts once."""
     return sum(parameters(model).values())
 
 
 def parameter_tensors(model: ModelConfig) -> int:
     """The number of parameter tensors. AdamW keeps a 4-byte step counter for each."""
+    if isinstance(model, HFModelConfig):
+        if model.model_type == "gptj":
+            return 1 + 10 * model.n_layer + 2 + (0 if model.shape.tied else 2)
+        model = model.shape
+        # transformers keeps q, k and v, and a gate and its value, apart where ours are one matrix
+        apart = 3 if model.activation == "swiglu" else 0
+        return parameter_tensors(model) + model.n_layer * apart
     norm = 2 if model.norm == "layernorm" and model.bias else 1
     linear = 2 if model.bias else 1
     block = 2 * norm + 4 * linear
@@ -64,6 +97,7 @@ def parameter_tensors(model: ModelConfig) -> int:
 
 def matmul_parameters(model: ModelConfig) -> dict[str, int]:
     """Weights that every token is multiplied with: qkv, attention_out, mlp, head. Not biases, norms and look-ups."""
+    model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
     return {
         "qkv": L * D * (model.n_head + 2 * model.kv_heads) * model.d_head,

@@ -84,11 +84,7 @@ def read(dump: dict, first: int = 0) -> tuple[list[Entry], int]:
 
 def _entry(record: dict, groups: dict) -> Entry | None:
     name = record["profiling_name"].partition(":")[2]
-    for part, what in _OPS:
-        if part in name:
-            break
-    else:
-        return None
+    what = next((what for part, what in _OPS if part in name), None)
     if what is None:
         return None
     op, side = what

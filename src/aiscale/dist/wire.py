@@ -1,7 +1,7 @@
 """The one place where every byte passes: a process group that wraps gloo (or NCCL) and counts.
 
 DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine. All of them end in the methods of
-a `torch.distributed.ProcessGroup`, so that is where we stand: `Wire` hands each call on and `Traffic` notes its payload.
+a `torch.distributed.ProcessGroup`, so that is where we stand: `Wire` hands each call on, `Traffic` notes its payload.
 Groups that anyone makes later (new_group, a device mesh, Megatron-Core's) are of the same backend, so they count too.
 
     payload   what was asked for: the bytes of the whole buffer (the gathered result of an all-gather, the input of a
@@ -186,7 +186,7 @@ def _backends(options, pg_options, nccl: bool) -> Iterator[tuple]:
 
 
 def _fuse_messages_of_wires() -> None:
-    """Let `batch_isend_irecv` treat a Wire as it treats torch's own groups: all messages of a batch in one NCCL call."""
+    """Let `batch_isend_irecv` treat a Wire as it treats torch's own groups: a batch of messages is one NCCL call."""
     c10d = dist.distributed_c10d
     original: Callable = c10d.batch_isend_irecv
     if getattr(original, "fuses_wires", False):
