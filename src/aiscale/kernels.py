@@ -265,6 +265,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     takes it on at once to hidden and weight, and the logits are forgotten chunk by chunk."""
 
     CHUNK_BYTES = 2**26  #: of logits alive at a time, in no fewer than 256 tokens
+    CACHED_LOGITS = 2**20  #: on a CPU, the softmax takes as many at a time, so that they stay in its cache
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, with_grad: bool) -> Tensor:
@@ -281,11 +282,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         chunks = math.ceil(len(x) / most)
         for start, end in itertools.pairwise(i * len(x) // chunks for i in range(chunks + 1)):
             rows = slice(start, end)
-            log_p = F.log_softmax(linear(x[rows], w), dim=-1, dtype=wide)  # (n,V)
-            target = targets[rows, None]
-            total -= log_p.gather(1, target).sum()
+            logits = linear(x[rows], w)  # (n,V), and after the loop the gradient with respect to them
+            at_once = max(1, _ChunkedCrossEntropy.CACHED_LOGITS // len(w)) if device == "cpu" else len(logits)
+            for part, target in zip(logits.split(at_once), targets[rows, None].split(at_once), strict=True):
+                log_p = F.log_softmax(part, dim=-1, dtype=wide)
+                total -= log_p.gather(1, target).sum()
+                if with_grad:
+                    part.copy_(log_p.exp_().scatter_add_(1, target, log_p.new_full(target.shape, -1.0)))
             if with_grad:
-                d_logits = log_p.exp_().scatter_add_(1, target, log_p.new_full(target.shape, -1.0)).to(low)
+                d_logits = logits
                 torch.mm(d_logits, w, out=d_hidden[rows])
                 if d_weight is None:
                     d_weight = (d_logits.t() @ x[rows]).to(wide)
