@@ -23,7 +23,7 @@ import torch
 
 from aiscale import cost, machines
 from aiscale.dist import World
-from aiscale.dist.wire import Count
+from aiscale.dist.traffic import Count, Group
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES["fp64"] = torch.float64
@@ -110,6 +110,22 @@ def wire_bytes(counts: Mapping[tuple[str, int], Count], backend: str = "gloo") -
     return round(sum(cost.wire_bytes(op, count.payload_bytes, size, algorithm) for (op, size), count in counts.items()))
 
 
+def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo") -> list[dict]:
+    """One row for each collective and group in `counts` (Traffic.groups): calls, payload and wire bytes of one rank."""
+    algorithm = "gloo" if backend == "gloo" else "ring"
+    return [
+        {
+            "collective": op,
+            "group": group.name,
+            "group_ranks": list(group.ranks),
+            "calls": count.calls,
+            "payload_bytes": count.payload_bytes,
+            "wire_bytes": round(cost.wire_bytes(op, count.payload_bytes, len(group.ranks), algorithm)),
+        }
+        for (op, group), count in sorted(counts.items())
+    ]
+
+
 def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
     """Bytes asked for, by collective, over all group sizes."""
     totals: dict[str, int] = {}
@@ -130,6 +146,7 @@ class Meter:
         self._step_s = 0.0
         self._total_s, self._total_tokens = 0.0, 0
         self._counts: dict[tuple[str, int], Count] = {}
+        self._groups: dict[tuple[str, Group], Count] = {}
 
     def measure_peak(self) -> None:
         """Ask for the peak again and keep the best: one measured while others use the cores is too low."""
@@ -149,13 +166,14 @@ class Meter:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time what runs inside and note what it communicates."""
-        before = self.world.traffic.snapshot()
+        traffic = self.world.traffic
+        before, groups_before = traffic.snapshot(), traffic.groups()
         self._synchronize()
         start = time.perf_counter()
         yield
         self._synchronize()
         self._step_s = time.perf_counter() - start
-        self._counts = self.world.traffic.since(before)
+        self._counts, self._groups = traffic.since(before), traffic.groups_since(groups_before)
 
     def record(self, tokens: int) -> dict:
         """The measures of the last step, in which all ranks together read `tokens` tokens."""
@@ -170,6 +188,15 @@ class Meter:
             "mfu": reached / self.peak_flops,
             "payload_bytes": payload_bytes(self._counts),
             "wire_bytes": wire_bytes(self._counts, self.world.backend),
+        }
+
+    def rank_report(self, held: Mapping[str, Iterable[torch.Tensor]]) -> dict:
+        """What this rank sent in the last step, by collective and group, and what it holds."""
+        return {
+            "rank": self.world.rank,
+            "traffic": traffic_rows(self._groups, self.world.backend),
+            "held_bytes": held_bytes(held),
+            "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }
 
     def _synchronize(self) -> None:

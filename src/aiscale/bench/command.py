@@ -23,6 +23,11 @@ BENCHMARKS = {
         "aiscale.bench.ddp:bench_ddp",
         "aiscale.bench.ddp:show_ddp",
     ),
+    "bytes": (
+        "bytes predicted and measured for every strategy, by collective and by category",
+        "aiscale.bench.bytes:bench_bytes",
+        "aiscale.bench.bytes:show_bytes",
+    ),
 }
 
 

@@ -33,6 +33,7 @@ from aiscale.cost.data_parallel import (
     speedup,
 )
 from aiscale.cost.flops import flops_by_part, flops_per_token, six_n_flops_per_token
+from aiscale.cost.held import held_bytes
 from aiscale.cost.memory import (
     CATEGORIES,
     activation_bytes,
@@ -51,6 +52,7 @@ from aiscale.cost.parameters import (
     parameter_tensors,
     parameters,
 )
+from aiscale.cost.traffic import step_traffic
 
 __all__ = [
     "CATEGORIES",
@@ -73,6 +75,7 @@ __all__ = [
     "flops_by_part",
     "flops_per_token",
     "gloo_reduce_wire_bytes",
+    "held_bytes",
     "korthikanti_activation_bytes",
     "layer_parameters",
     "matmul_parameters",
@@ -86,6 +89,7 @@ __all__ = [
     "six_n_flops_per_token",
     "slide_bytes_per_parameter",
     "speedup",
+    "step_traffic",
     "training_bytes",
     "wire_bytes",
     "zero_state_bytes",

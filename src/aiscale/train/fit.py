@@ -249,6 +249,9 @@ class _Training:
             **self.meter.overall(),
             "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }
+        for report in self.world.gather(self.meter.rank_report(self.engine.held())):
+            if self.records:
+                self.records.append("rank", step=done, **report)
         if self.records:
             self.records.finish("stopped" if result.stopped else "finished", summary=result.summary)
 

@@ -1,7 +1,8 @@
 """What a run leaves on disk: runs/NAME/{run.json, metrics.jsonl, tokenizer.json, checkpoints/}.
 
 Only rank 0 writes. `run.json` says what was trained, with which versions, on which machine and corpus, and how it
-ended; `metrics.jsonl` has one line a step (kind train) or evaluation (kind eval), and nothing ever parses a log.
+ended; `metrics.jsonl` has one line a step (kind train) or evaluation (kind eval), at the end one a rank (kind rank:
+what it sent in the last step and what it holds), and nothing ever parses a log.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Records:
 
 
 def read_metrics(path: str | Path, kind: str = "train") -> list[dict]:
-    """The lines of one kind (train, eval) in a run's metrics.jsonl, in order."""
+    """The lines of one kind (train, eval, rank) in a run's metrics.jsonl, in order."""
     return [record for record in _read_lines(Path(path) / "metrics.jsonl") if record["kind"] == kind]
 
 

@@ -1,0 +1,49 @@
+"""What one optimizer step sends: payload bytes by (collective, process group), for every strategy, to the byte.
+
+    step_traffic(run, world_size)            # {("all_reduce", "world"): 3_253_248}
+    step_traffic(run, world_size, rank=3)    # where ranks differ: stages of a pipeline
+
+The payload is the whole buffer of a collective (`communication`), summed over the calls of a step; groups of one rank
+send nothing and are left out. Bookkeeping (the mean loss, the gradient norm where our own code takes it) is not part of
+it. The groups have the names that `dist.traffic` gives them: world, dp, tp, pp, and the axes of a device mesh.
+
+These are the steps as the libraries take them, so each strategy's function says what is sent when, and why it is more
+than the paper's formula where it is. `aiscale bench bytes` measures the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiscale.config import Run
+from aiscale.cost.parameters import parameter_count
+
+Traffic = dict[tuple[str, str], int]
+
+WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  # bytes of a weight, a gradient, a moment
+
+
+def step_traffic(run: Run, world_size: int, rank: int = 0) -> Traffic:
+    """Payload bytes of one optimizer step of `rank`, by (collective, group)."""
+    run.check_world(world_size)
+    sent = _STRATEGIES[run.parallel.strategy](run, world_size, rank)
+    return {key: int(nbytes) for key, nbytes in sent.items() if nbytes}
+
+
+def _serial(run: Run, world_size: int, rank: int) -> Traffic:
+    return {}
+
+
+def _replicated(run: Run, world_size: int, rank: int) -> Traffic:
+    """mpi and ddp: every gradient in one all-reduce, however many micro-batches there are."""
+    if world_size == 1:
+        return {}
+    each = 2 if run.parallel.compress == "bf16" else WIDE[run.loop.precision]
+    return {("all_reduce", "world"): each * parameter_count(run.model)}
+
+
+_STRATEGIES: dict[str, Callable[[Run, int, int], Traffic]] = {
+    "serial": _serial,
+    "mpi": _replicated,
+    "ddp": _replicated,
+}
