@@ -12,6 +12,7 @@ called when processes connect.
 """
 
 from aiscale.config.errors import ConfigError
+from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import ParallelConfig
 from aiscale.config.run import Run
 from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
@@ -19,6 +20,7 @@ from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, Optimiz
 __all__ = [
     "ConfigError",
     "DataConfig",
+    "HFModelConfig",
     "LoopConfig",
     "ModelConfig",
     "OptimizerConfig",

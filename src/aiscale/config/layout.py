@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aiscale.config.errors import ConfigError, require, require_positive
+from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.sections import ModelConfig
 
 _TENSOR_PARALLEL = ("megatron",)
@@ -104,8 +105,13 @@ class ParallelConfig:
                 "rank and Megatron-Core's messages cross: set pp to 3 or more, or schedule=1f1b",
             )
 
-    def check_model(self, model: ModelConfig) -> None:
+    def check_model(self, model: ModelConfig | HFModelConfig) -> None:
         """Raise ConfigError where `model` cannot be cut into tp x pp pieces."""
+        require(
+            isinstance(model, ModelConfig) or self.strategy not in _PIPELINED,
+            f"parallel.strategy {self.strategy} cuts our own GPT, but the model is Hugging Face's: "
+            "use zero, fsdp or ddp, or a recipe without -hf",
+        )
         for name, value in (("n_head", model.n_head), ("n_kv_head", model.kv_heads)):
             require(
                 value % self.tp == 0,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aiscale.config.errors import ConfigError, require
+from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import ParallelConfig
 from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig
 
@@ -19,7 +20,7 @@ class Run:
     """Everything that decides what a training run computes."""
 
     name: str = "run"  #: results go to runs/NAME
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig | HFModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
@@ -78,10 +79,15 @@ def _build(cls: type, tree: dict, prefix: str):
             raise _unknown(prefix + key, [prefix + name for name in hints])
     values = {}
     for key, value in tree.items():
-        kind = hints[key]
+        kind = _model_kind(value) if hints[key] == ModelConfig | HFModelConfig else hints[key]
         nested = dataclasses.is_dataclass(kind)
         values[key] = _build(kind, value, f"{prefix}{key}.") if nested else _convert(kind, value, prefix + key)
     return cls(**values)
+
+
+def _model_kind(tree: dict) -> type:
+    """A model that names an architecture or a folder of transformers is Hugging Face's; any other is our GPT."""
+    return HFModelConfig if "model_type" in tree or "folder" in tree else ModelConfig
 
 
 def _convert(kind: type, value: object, path: str):
@@ -120,6 +126,12 @@ def _assign(tree: dict, path: str, text: str) -> None:
         )
     if not isinstance(tree.get(section), dict):
         raise _unknown(section, [s for s, keys in tree.items() if isinstance(keys, dict)])
+    if section == "model" and key in ("model_type", "folder") and key not in tree[section]:
+        # Our GPT's section becomes Hugging Face's: of the same shape, or of that which the folder has.
+        names = {f.name: f.default for f in dataclasses.fields(HFModelConfig)}
+        tree[section] = {name: tree[section].get(name, default) for name, default in names.items()}
+    if section == "model" and key == "folder":
+        tree[section] |= {name: 0 for name, value in tree[section].items() if type(value) is int} | {"model_type": ""}
     if key not in tree[section]:
         raise _unknown(path, [f"{section}.{k}" for k in tree[section]])
     tree[section][key] = text

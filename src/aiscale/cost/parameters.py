@@ -71,7 +71,7 @@ def _huggingface_parameters(model: HFModelConfig) -> dict[str, int]:
             f"there is no formula for the parameters of {model.model_type}: models.count_parameters counts them"
         )
     # One norm a layer, no biases in attention, one in the head.
-    norms, head = (L + 1) * 2 * D, parts["head"] + (0 if model.shape.tied else model.vocab_size)
+    norms, head = (L + 1) * 2 * D, parts["head"] + model.vocab_size
     return {**parts, "attention": L * 4 * D**2, "norms": norms, "head": head}
 
 
@@ -84,7 +84,7 @@ def parameter_tensors(model: ModelConfig) -> int:
     """The number of parameter tensors. AdamW keeps a 4-byte step counter for each."""
     if isinstance(model, HFModelConfig):
         if model.model_type == "gptj":
-            return 1 + 10 * model.n_layer + 2 + (0 if model.shape.tied else 2)
+            return 1 + 10 * model.n_layer + 2 + (1 if model.shape.tied else 2)
         model = model.shape
         # transformers keeps q, k and v, and a gate and its value, apart where ours are one matrix
         apart = 3 if model.activation == "swiglu" else 0
@@ -113,3 +113,41 @@ def approximate_parameter_count(model: ModelConfig) -> int:
     Narayanan et al. 2021 (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D)).
     """
     return 12 * model.n_layer * model.d_model**2
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter tensor, under GPT's own names and in GPT's own order."""
+    D = model.d_model
+    shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (model.vocab_size, D)}
+    if model.position == "learned":
+        shapes["position_embedding.weight"] = (model.max_seq_len, D)
+    for layer in range(model.n_layer):
+        shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block_shapes(model).items()}
+    shapes |= _norm_shapes("norm", model)
+    if not model.tied:
+        shapes["head.weight"] = (model.vocab_size, D)
+    return shapes
+
+
+def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of one block's parameters, a linear layer's as (outputs, inputs)."""
+    D, F = model.d_model, model.ff_width
+    qkv_rows = (model.n_head + 2 * model.kv_heads) * model.d_head
+    up_rows = F * (2 if model.activation == "swiglu" else 1)
+    return {
+        **_norm_shapes("attn_norm", model),
+        **_linear_shapes("attn.qkv", qkv_rows, D, model.bias),
+        **_linear_shapes("attn.out", D, D, model.bias),
+        **_norm_shapes("mlp_norm", model),
+        **_linear_shapes("mlp.up", up_rows, D, model.bias),
+        **_linear_shapes("mlp.down", D, F, model.bias),
+    }
+
+
+def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}
+
+
+def _norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    has_bias = model.norm == "layernorm" and model.bias
+    return {f"{name}.weight": (model.d_model,), **({f"{name}.bias": (model.d_model,)} if has_bias else {})}

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from aiscale.config import Run
 from aiscale.dist import World
-from aiscale.model import GPT
+from aiscale.models import build_model
 from aiscale.optim import build_optimizer, clip_, set_lr
 
 MicroBatch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T)
@@ -48,7 +48,7 @@ class Engine:
         precision = run.loop.precision
         torch.manual_seed(run.loop.seed)
         # Weights are drawn in fp32 on the CPU, so that every precision and every device starts from the same ones.
-        self.model = GPT(run.model).to(world.device, torch.float64 if precision == "fp64" else torch.float32)
+        self.model = build_model(run.model).to(world.device, torch.float64 if precision == "fp64" else torch.float32)
         if world.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         self.optimizer = build_optimizer(self.model, run.optimizer)

@@ -25,6 +25,7 @@ from aiscale.config import ConfigError, Run
 from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenizer
 from aiscale.dist import World, connect, failed_alike, lost_another_rank
 from aiscale.meter import Meter, held_bytes, peak_memory_bytes
+from aiscale.models import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records
@@ -213,7 +214,7 @@ class _Training:
                 self.run,
                 self.world,
                 corpus={"name": self.corpus.name, "sha256": self.corpus.sha256, "train_tokens": len(self.corpus.train)},
-                parameters=cost.parameter_count(self.run.model),
+                parameters=count_parameters(self.run.model),
                 peak_flops={"per_rank": self.meter.peak_flops, "source": self.meter.peak_source},
                 total_steps=self.total_steps,
                 resumed_from_step=self.first_step,

@@ -10,17 +10,18 @@ from pathlib import Path
 from aiscale import checkpoint
 from aiscale.data import Tokenizer
 from aiscale.model import GPT
+from aiscale.models import HFModel, build_model
 from aiscale.train.records import RunFolderError, load_run
 
 
-def open_trained(path: str | Path) -> tuple[GPT, Tokenizer]:
+def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
     """The model of a run folder's newest checkpoint, in fp32 and ready to generate, and its tokenizer."""
     path = Path(path)
     run = load_run(path)
     newest = checkpoint.latest(path / "checkpoints")
     if newest is None:
         raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
-    model = GPT(run.model)
+    model = build_model(run.model, weights=False)
     weights = model.state_dict()
     checkpoint.load_weights(weights, newest)
     model.load_state_dict(weights)

@@ -1,0 +1,234 @@
+"""Hugging Face models through the same fit: exact sizes, serial losses under every strategy, checkpoints, refusals."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from aiscale import cost
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
+from aiscale.models import build_model, count_parameters
+from aiscale.recipes import recipe
+from aiscale.train import fit, open_trained
+from ranks import aiscale, run_ranks
+
+TINY = {"n_layer": 2, "n_head": 4, "d_model": 32, "vocab_size": 67, "max_seq_len": 16}
+TWINS = ("gpt2-xl-hf-tiny", "gptj-6b-hf-tiny")
+SHORT = ("loop.steps=4", "loop.global_batch=8", "loop.seq_len=16", "loop.eval_every=0", "loop.eval_batches=1")
+SHORT += ("loop.device=cpu",)
+
+STRATEGIES = {  # name -> (settings, how far its losses may lie from serial's)
+    "ddp": (("parallel.strategy=ddp", "loop.precision=fp64"), 1e-6),
+}
+
+
+def tokens(n: int = 16) -> torch.Tensor:
+    return torch.randint(0, 67, (2, n), generator=torch.Generator().manual_seed(3))
+
+
+# Sizes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "count"), [("gpt2-xl-hf", 1_557_611_200), ("gptj-6b-hf", 6_050_882_784)])
+def test_full_size_models_have_exactly_the_published_parameters(name, count):
+    model = recipe(name).model
+    with torch.device("meta"):
+        assert build_model(model).num_parameters() == count
+    assert cost.parameter_count(model) == count == count_parameters(model)
+    assert f"{count:,} parameters" in recipe.__globals__["RECIPES"][name].__doc__
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        HFModelConfig(model_type="gpt2", **TINY),
+        HFModelConfig(model_type="gptj", **TINY),
+        HFModelConfig(model_type="gptj", **TINY, settings="tie_word_embeddings=true,rotary_dim=4"),
+        HFModelConfig(model_type="gpt_neox", **TINY, d_ff=96),
+        HFModelConfig(model_type="llama", **TINY, n_kv_head=2, d_ff=48),
+    ],
+    ids=lambda c: c.model_type + ("-" + c.settings if c.settings else ""),
+)
+def test_formulas_count_the_parameters_and_tensors_that_transformers_makes(config):
+    with torch.device("meta"):
+        model = build_model(config)
+    assert cost.parameter_count(config) == model.num_parameters()
+    assert cost.parameter_tensors(config) == len(list(model.parameters()))
+    assert len(model.blocks) == 2
+
+
+def test_a_family_without_a_formula_is_counted_on_the_meta_device():
+    config = HFModelConfig(model_type="qwen2", **TINY)
+    with pytest.raises(ConfigError, match="no formula for the parameters of qwen2: models.count_parameters counts"):
+        cost.parameter_count(config)
+    assert count_parameters(config) == sum(p.numel() for p in build_model(config).parameters())
+
+
+def test_flops_are_those_of_our_model_of_the_same_matrices():
+    ours = ModelConfig(**TINY)
+    assert cost.flops_per_token(HFModelConfig(model_type="gpt2", **TINY), 16) == cost.flops_per_token(ours, 16)
+
+
+# The model -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_transformers_own_and_parameters_keep_transformers_names():
+    torch.manual_seed(0)
+    model, x = build_model(HFModelConfig(model_type="gpt2", **TINY)), tokens()
+    own = model.inner(input_ids=x, labels=x).loss  # transformers shifts the labels itself
+    torch.testing.assert_close(model(x[:, :-1], x[:, 1:]), own)
+    assert set(model.state_dict()) == set(model.inner.state_dict())
+    assert model.double()(x, x).dtype == torch.float64, "the loss of an fp64 model must not be rounded to fp32"
+
+
+def test_dropout_is_off_so_that_every_strategy_can_give_the_same_loss():
+    model, x = build_model(HFModelConfig(model_type="gpt2", **TINY)), tokens()
+    assert model.training and model(x, x) == model(x, x)
+
+
+def test_recomputing_blocks_changes_no_gradient():
+    grads = []
+    for recompute in (False, True):
+        torch.manual_seed(0)
+        model, x = build_model(HFModelConfig(model_type="gpt2", **TINY, activation_checkpointing=recompute)), tokens()
+        calls = []
+        model.blocks[0].attn.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        model(x, x).backward()
+        assert len(calls) == 1 + recompute
+        grads.append(model.get_parameter("transformer.wte.weight").grad)
+    torch.testing.assert_close(*grads)
+
+
+def test_a_folder_gives_shape_and_weights(tmp_path):
+    torch.manual_seed(0)
+    model, x = build_model(HFModelConfig(model_type="gpt2", **TINY)), tokens()
+    model.save_pretrained(tmp_path / "hf")
+    run = Run().override(f"model.folder={tmp_path / 'hf'}", "loop.seq_len=16")
+    assert isinstance(run.model, HFModelConfig) and (run.model.n_layer, run.model.vocab_size) == (2, 67)
+    assert Run.from_dict(json.loads(run.to_json())) == run
+    again = build_model(run.model)
+    assert again(x, x) == model(x, x)
+    torch.manual_seed(1)
+    assert build_model(run.model, weights=False)(x, x) != model(x, x)
+
+
+# Configuration -------------------------------------------------------------------------------------------------------
+
+
+def test_configurations_need_neither_torch_nor_transformers():
+    code = "import sys, aiscale.recipes as r; r.recipe('gptj-6b-hf')"
+    code += "; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_naming_an_architecture_keeps_the_shape_of_our_model():
+    run = Run().override("model.n_layer=3", "model.model_type=gptj")
+    assert run.model == HFModelConfig(
+        model_type="gptj", n_layer=3, n_head=4, d_model=128, vocab_size=256, max_seq_len=128
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["model.folder=nowhere"], "model.folder nowhere is not a folder: name a local Hugging Face folder"),
+        (["model.model_type=gpt2", "model.n_layer=0"], "model.n_layer is 0: it must be greater than 0"),
+        (["model.model_type=gpt2", "model.norm=rmsnorm"], "unknown key model.norm: it may be one of model.model_type"),
+        (["model.model_type=gpt2", "model.settings=rotary"], "model.settings has 'rotary' without '='"),
+        (["model.model_type=gpt2", "model.n_head=3"], "model.d_model 128 is not divisible by model.n_head 3"),
+        (
+            ["model.model_type=gpt2", "parallel.strategy=megatron", "parallel.tp=2"],
+            "parallel.strategy megatron cuts our own GPT, but the model is Hugging Face's: use zero, fsdp or ddp",
+        ),
+        (["model.model_type=gpt2", "parallel.strategy=pipeline", "parallel.pp=2"], "strategy pipeline cuts our own"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(settings, says):
+    with pytest.raises(ConfigError) as error:
+        Run().override(*settings)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "gpt5"}, "model.model_type is 'gpt5': this transformers has no such architecture"),
+        ({"model_type": "gpt2", "settings": "rotary=3"}, "GPT2Config has no rotary: leave it out of model.settings"),
+        ({"model_type": "gpt2", "settings": "n_embd=64"}, "model.d_model is 32, but"),
+        ({"model_type": "vit"}, "ViTConfig has no vocab_size"),
+    ],
+)
+def test_what_transformers_cannot_build_is_refused_in_one_line(config, says):
+    with pytest.raises(ConfigError) as error:
+        build_model(HFModelConfig(**TINY, **config))
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_that_has_gone_is_named(tmp_path):
+    config = HFModelConfig(model_type="gpt2", folder=str(tmp_path / "gone"), **TINY)
+    with pytest.raises(ConfigError, match="gone has no config.json: bring it back"):
+        build_model(config)
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    """The serial losses by (twin, precision)."""
+    folder, known = tmp_path_factory.mktemp("serial"), {}
+
+    def losses(twin: str, *settings: str) -> list[float]:
+        key = (twin, *settings)
+        if key not in known:
+            run = recipe(twin).override(*SHORT, *settings)
+            known[key] = fit(run, runs_dir=folder / str(len(known)), progress=False).losses
+        return known[key]
+
+    return losses
+
+
+TRAIN = """
+from aiscale.recipes import recipe
+from aiscale.train import fit
+for twin in TWINS:
+    result = fit(recipe(twin).override(*SETTINGS), world, runs_dir=".", progress=False)
+    if world.is_main:
+        say(result.losses)
+"""
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_twin_gives_the_serial_losses_under_every_strategy(strategy, serial, tmp_path):
+    settings, tolerance = STRATEGIES[strategy]
+    code = TRAIN.replace("TWINS", repr(TWINS)).replace("SETTINGS", repr((*SHORT, *settings)))
+    done = run_ranks(code, 2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    precision = [setting for setting in settings if setting.startswith("loop.precision")]
+    for twin, line in zip(TWINS, done.stdout.splitlines(), strict=True):
+        assert json.loads(line) == pytest.approx(serial(twin, *precision), abs=tolerance), twin
+        assert json.loads((tmp_path / twin / "run.json").read_text())["parameters"] == count_parameters(
+            recipe(twin).model
+        )
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path, serial):
+    run = recipe(TWINS[0]).override(*SHORT, "optimizer.schedule=constant")
+    first = fit(run.override("loop.steps=2"), runs_dir=tmp_path, progress=False)
+    rest = fit(run, runs_dir=tmp_path, resume=True, progress=False)
+    assert first.losses + rest.losses == serial(TWINS[0], "optimizer.schedule=constant")
+
+
+def test_a_trained_model_is_exported_and_transformers_continues_text_as_we_do(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    fit(recipe(TWINS[1]).override(*SHORT), runs_dir=tmp_path, progress=False)
+    done = aiscale("generate", str(tmp_path / TWINS[1]), "--export", str(tmp_path / "hf"))
+    assert (done.returncode, done.stderr) == (0, "")
+    ours, tokenizer = open_trained(tmp_path / TWINS[1])
+    prompt = torch.tensor([tokenizer.encode("The ")])
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    text = theirs.generate(prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert torch.equal(text, ours.generate(prompt, 12, temperature=0))
