@@ -263,29 +263,33 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _add_verify(commands) -> None:
     parser = _command(
-        commands, "verify", "hold every strategy to the serial result", "aiscale verify ddp-x2 ddp-x4", _verify
+        commands, "verify", "hold every strategy to the serial result", "aiscale verify 'zero*' ddp-x2", _verify
     )
-    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="which ones (default: all)")
+    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="which ones, such as 'zero*' (default: all)")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    parser.add_argument("--list", action="store_true", help="name the rungs and end")
 
 
 def _verify(args: argparse.Namespace) -> int:
     from rich.console import Console
-    from rich.table import Table
 
-    from aiscale.verify import climb
+    from aiscale.verify import RUNGS, climb, table
 
-    progress = Console(stderr=True)
-    verdicts = climb(args.rungs, report=lambda v: progress.print(f"{v.rung.name}: {v.seconds:.1f} s"))
+    if args.list:
+        print(*RUNGS, sep="\n")
+        return 0
+    progress, done = Console(stderr=True, highlight=False), []
+
+    def report(verdict) -> None:
+        done.append(verdict)
+        state = "holds" if verdict.holds else f"differs {verdict.error}"
+        progress.print(f"{len(done):3} {verdict.rung.name}: {state} ({verdict.seconds:.1f} s)", markup=False)
+
+    verdicts = climb(args.rungs, report=report)
     if args.json:
         print(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
     else:
-        table = Table("rung", "precision", "loss differs by", "weights differ by", "tolerance", "")
-        for v in verdicts:
-            state = "[green]holds[/]" if v.holds else f"[red]differs[/] {v.error}"
-            differences = (f"{v.loss_difference:.1e}", f"{v.weight_difference:.1e}")
-            table.add_row(v.rung.name, v.rung.precision, *differences, f"{v.tolerance:.0e}", state)
-        Console().print(table)
+        Console().print(table(verdicts))
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 

@@ -26,6 +26,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -55,9 +56,12 @@ def die_with(parent: int) -> None:
 
 
 class Forked:
-    """`python -m MODULE ARGUMENTS` in a child that need not import; the part of `subprocess.Popen` that launch uses."""
+    """`python -m MODULE ARGUMENTS` in a child that need not import; the part of `subprocess.Popen` that launch uses.
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    With a `log`, standard output and error are added to that file.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path | None = None) -> None:
         self.returncode: int | None = None
         sys.stdout.flush()  # what lies in the buffers would be written by both
         sys.stderr.flush()
@@ -65,7 +69,7 @@ class Forked:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(argv, env, parent)
+            _become(argv, env, log, parent)
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while the process runs."""
@@ -95,7 +99,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _become(argv: Sequence[str], env: Mapping[str, str], parent: int) -> NoReturn:
+def _become(argv: Sequence[str], env: Mapping[str, str], log: Path | None, parent: int) -> NoReturn:
     """Run `-m MODULE ...` in this child as a new Python would, and end as that would."""
     code = 1
     try:
@@ -103,6 +107,8 @@ def _become(argv: Sequence[str], env: Mapping[str, str], parent: int) -> NoRetur
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(env)
+        if log is not None:
+            _write_to(log)
         _differ()
         flag, module, *arguments = argv
         assert flag == "-m", argv
@@ -131,9 +137,15 @@ def _run(module: str) -> int:
     return 1
 
 
+def _write_to(log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream, number in ((os.open(os.devnull, os.O_RDONLY), 0), (file, 1), (file, 2)):
+        os.dup2(stream, number)
+
+
 def _differ() -> None:
     """What a new process would have drawn or read for itself."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    if "torch" in sys.modules:
+    if "torch" in sys.modules and os.environ.get("OMP_NUM_THREADS", "").isdigit():
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

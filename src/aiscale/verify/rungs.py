@@ -1,0 +1,127 @@
+"""The rungs of the ladder: each a way of training one small model, and the serial run that it must equal.
+
+    RUNGS["zero3-x4"].arguments(Path("runs"))      # what follows `aiscale`
+
+The settings are chosen so that mistakes show. AdamW divides a gradient by its own size, so with the usual epsilon of
+1e-8 a gradient that is twice too large trains the same weights; with 1e-5, a learning rate that moves, and a clipping
+norm that is above the gradient's norm in some steps and below it in others, it does not. The learning rate and the
+weight decay are large, the biases so far from zero that decaying them by mistake is seen.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiscale.config import ConfigError
+
+STEPS = 20
+#: The Python of every job, as words of a command line.
+PYTHON: tuple[str, ...] = (sys.executable,)
+
+#: A model small enough for seconds, whose vocabulary two ranks do not divide, and a batch that 1, 2, 3, 4 ranks do.
+_BASE = {
+    "model.n_layer": 4,
+    "model.n_head": 4,
+    "model.d_model": 32,
+    "model.vocab_size": 259,
+    "model.max_seq_len": 32,
+    "model.position": "learned",
+    "loop.seq_len": 32,
+    "loop.global_batch": 12,
+    "loop.steps": STEPS,
+    "loop.eval_every": 0,
+    "loop.eval_batches": 1,
+    "loop.device": "cpu",
+    "optimizer.lr": 1e-2,
+    "optimizer.warmup_steps": 5,
+    "optimizer.eps": 1e-5,
+    "optimizer.weight_decay": 0.3,
+    "optimizer.clip_norm": 1.2,
+}
+
+#: What is trained: GPT-2's architecture; the same twice as deep, for four stages of two pieces; and Llama's.
+MODELS: dict[str, dict] = {
+    "gpt2": {},
+    "deep": {"model.n_layer": 8},
+    "llama": {
+        "model.norm": "rmsnorm",
+        "model.position": "rotary",
+        "model.activation": "swiglu",
+        "model.n_kv_head": 2,
+        "model.tied": "false",
+        "model.bias": "false",
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One way of training one of MODELS."""
+
+    name: str
+    strategy: str = "serial"
+    ranks: int = 1
+    options: str = ""  #: settings of parallel, "tp=2 pp=2", and whole ones, "loop.micro_batch=3"
+    model: str = "gpt2"  #: one of MODELS
+    precision: str = "fp64"
+    launcher: str = ""  #: torchrun or mpiexec; else aiscale's own
+
+    @property
+    def reference(self) -> str:
+        """The name of the serial rung that this one must equal."""
+        return f"serial-{self.model}-{self.precision}"
+
+    def settings(self) -> list[str]:
+        """KEY=VALUE for --set."""
+        words = [word if "." in word.partition("=")[0] else f"parallel.{word}" for word in self.options.split()]
+        fixed = {**_BASE, **MODELS[self.model], "loop.precision": self.precision, "name": self.name}
+        return [*(f"{key}={value}" for key, value in fixed.items()), f"parallel.strategy={self.strategy}", *words]
+
+    def arguments(self, runs_dir: Path) -> list[str]:
+        """The words after `aiscale` on the command line of this rung's job."""
+        own = [] if self.launcher or self.ranks == 1 else ["--nproc", str(self.ranks)]
+        pairs = [word for setting in self.settings() for word in ("--set", setting)]
+        return ["train", "--recipe", "laptop", "--runs-dir", str(runs_dir), "--quiet", *own, *pairs]
+
+    def command(self, runs_dir: Path) -> list[str]:
+        """The whole command line of this rung's job."""
+        python = shlex.join(PYTHON)
+        start = {
+            "": python,
+            "torchrun": f"{python} -m torch.distributed.run --standalone --nproc-per-node {self.ranks}",
+            "mpiexec": f"{shlex.quote(find_mpiexec())} -n {self.ranks} {python}" if self.launcher == "mpiexec" else "",
+        }[self.launcher]
+        return [*shlex.split(start), "-m", "aiscale", *self.arguments(runs_dir)]
+
+
+def find_mpiexec() -> str:
+    """The mpiexec beside this Python (the mpich wheel's), else the one on PATH."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if not found:
+        raise ConfigError("no mpiexec here: pip install mpich, or load your site's MPI module")
+    return found
+
+
+def _serial(model: str, precision: str) -> Rung:
+    return Rung(name=f"serial-{model}-{precision}", model=model, precision=precision)
+
+
+_ALL = (
+    *(_serial(model, precision) for model in MODELS for precision in ("fp64", "fp32")),
+    Rung(name="serial-accumulated", options="loop.micro_batch=3"),
+    Rung(name="serial-accumulated-fp32", options="loop.micro_batch=3", precision="fp32"),
+    Rung(name="mpi-x2", strategy="mpi", ranks=2, launcher="mpiexec"),
+    Rung(name="ddp-x2", strategy="ddp", ranks=2),
+    Rung(name="ddp-x2-accumulated", strategy="ddp", ranks=2, options="loop.micro_batch=3"),
+    Rung(name="ddp-x3-torchrun", strategy="ddp", ranks=3, launcher="torchrun"),
+    Rung(name="ddp-x3-mpiexec", strategy="ddp", ranks=3, launcher="mpiexec"),
+    Rung(name="ddp-x4", strategy="ddp", ranks=4, options="bucket_mb=0.05"),
+    Rung(name="ddp-x2-fp32", strategy="ddp", ranks=2, precision="fp32"),
+    Rung(name="ddp-x2-llama", strategy="ddp", ranks=2, model="llama"),
+)
+RUNGS: dict[str, Rung] = {rung.name: rung for rung in _ALL}

@@ -1,0 +1,140 @@
+"""Mistakes on purpose, for the tests of the ladder: `python tests/faults.py -m aiscale.verify.starter ddp`.
+
+Runs a module of this Python as `python -m` does, and afterwards every job whose run is named NAME--FAULT trains with
+that fault. Nothing of it is in the package: each fault replaces a function that the job is about to call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+
+import torch
+
+import aiscale.train
+
+FAULTS = {}
+
+
+def fault(function):
+    """Register a function that plants the fault of its name."""
+    FAULTS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def replace(where: str, make) -> None:
+    """Put make(old) in the place of `where`, "module:attribute" or "module:class.attribute"."""
+    module, _, path = where.partition(":")
+    *owners, name = path.split(".")
+    owner = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def after_building(change) -> None:
+    """Call change(model) on every GPT once it has its first weights."""
+
+    def make(init):
+        def changed(self, *args, **kwargs):
+            init(self, *args, **kwargs)
+            with torch.no_grad():
+                change(self)
+
+        return changed
+
+    replace("aiscale.model:GPT.__init__", make)
+
+
+@fault
+def none():
+    """Nothing is wrong: the rung must hold, or the other faults prove nothing."""
+
+
+@fault
+def all_reduce_skipped():
+    replace("aiscale.parallel.ddp:DDPEngine._accumulating", lambda real: lambda self, is_last: self.module.no_sync())
+
+
+@fault
+def gradient_doubled():
+    def make(clip):
+        def doubled(parameters, max_norm):
+            parameters = list(parameters)
+            for parameter in parameters:
+                parameter.grad *= 2
+            return clip(parameters, max_norm)
+
+        return doubled
+
+    replace("aiscale.parallel.serial:clip_", make)
+
+
+@fault
+def loss_divided_by_the_wrong_n():
+    """A mean over the targets, one too many of them."""
+
+    def make(real):
+        def wrong(logits, targets, *args, **kwargs):
+            n = targets.numel()
+            return real(logits, targets, *args, **kwargs) * n / (n + 1)
+
+        return wrong
+
+    replace("aiscale.model:cross_entropy", make)
+
+
+@fault
+def qkv_swapped():
+    def swap(model):
+        weight = model.blocks[0].attn.qkv.weight
+        q, k, v = weight.chunk(3)
+        weight.copy_(torch.cat([k, q, v]))
+
+    after_building(swap)
+
+
+@fault
+def decay_applied_to_biases():
+    replace(
+        "aiscale.optim:parameter_groups",
+        lambda real: lambda model, weight_decay: [{"params": list(model.parameters()), "weight_decay": weight_decay}],
+    )
+
+
+@fault
+def learning_rate_off_by_one_step():
+    replace("aiscale.train.fit:lr_at", lambda real: lambda step, *rest: real(step + 1, *rest))
+
+
+@fault
+def a_micro_batch_dropped():
+    replace("aiscale.data:Batches.share", lambda real: lambda self, *args: real(self, *args)[:-1])
+
+
+@fault
+def one_wrong_weight():
+    def change(model):
+        model.blocks[0].mlp.up.weight[3, 5] += 1e-3
+
+    after_building(change)
+
+
+def train_with_faults() -> None:
+    """From now on `fit` plants the fault that the run's name asks for."""
+    real = aiscale.train.fit
+
+    def fit(run, *args, **kwargs):
+        name = run.name.partition("--")[2]
+        if name:
+            FAULTS[name]()
+        return real(run, *args, **kwargs)
+
+    aiscale.train.fit = fit
+
+
+if __name__ == "__main__":
+    train_with_faults()
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
