@@ -22,6 +22,7 @@ from aiscale.cost.communication import (
     reduce_scatter_wire_bytes,
     wire_bytes,
 )
+from aiscale.cost.conventions import CONVENTIONS, Convention, difference
 from aiscale.cost.data_parallel import (
     DDPStep,
     Event,
@@ -46,9 +47,11 @@ from aiscale.cost.memory import (
 )
 from aiscale.cost.parameters import (
     approximate_parameter_count,
+    block_shapes,
     layer_parameters,
     matmul_parameters,
     parameter_count,
+    parameter_shapes,
     parameter_tensors,
     parameters,
 )
@@ -57,6 +60,8 @@ from aiscale.cost.traffic import step_traffic
 __all__ = [
     "CATEGORIES",
     "COLLECTIVES",
+    "CONVENTIONS",
+    "Convention",
     "DDPStep",
     "Event",
     "Link",
@@ -65,11 +70,13 @@ __all__ = [
     "all_gather_wire_bytes",
     "all_reduce_wire_bytes",
     "approximate_parameter_count",
+    "block_shapes",
     "broadcast_wire_bytes",
     "collective_seconds",
     "collective_terms",
     "ddp_step_seconds",
     "ddp_timeline",
+    "difference",
     "efficiency",
     "fit_alpha_beta",
     "flops_by_part",
@@ -81,6 +88,7 @@ __all__ = [
     "matmul_parameters",
     "model_state_bytes",
     "parameter_count",
+    "parameter_shapes",
     "parameter_tensors",
     "parameters",
     "reduce_scatter_wire_bytes",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiscale.config import Run
+from aiscale.cost.fsdp import fsdp_held
 from aiscale.cost.memory import model_state_bytes
 
 Held = dict[str, int]
@@ -32,4 +33,5 @@ _STRATEGIES: dict[str, Callable[[Run, int, int], Held]] = {
     "serial": _whole_model,
     "mpi": _whole_model,
     "ddp": _whole_model,
+    "fsdp": fsdp_held,
 }

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiscale.config import Run
+from aiscale.cost.fsdp import fsdp_traffic
 from aiscale.cost.parameters import parameter_count
 
 Traffic = dict[tuple[str, str], int]
@@ -46,4 +47,5 @@ _STRATEGIES: dict[str, Callable[[Run, int, int], Traffic]] = {
     "serial": _serial,
     "mpi": _replicated,
     "ddp": _replicated,
+    "fsdp": fsdp_traffic,
 }
