@@ -1,0 +1,93 @@
+"""Megatron-Core on the CPU: its few assumptions of CUDA, met from outside for as long as it runs.
+
+    with adapted(world.device, double=precision == "fp64"):
+        ...                       # Megatron-Core's own code
+
+Megatron-Core asks `torch.cuda` where it is and makes small tensors with device="cuda". On the CPU a
+`TorchFunctionMode` turns those requests round, and a handful of functions answer for the CPU. All of it is undone when
+the context ends, also by an error, so that whatever else runs in this process sees torch as it is. On CUDA nothing is
+touched.
+
+fp64 is not one of Megatron-Core's precisions: its cross-entropy casts logits to fp32. In fp64 they stay as they are,
+on every device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_CPU = torch.device("cpu")
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Inside, what is asked of CUDA is done on the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if isinstance(device, str | torch.device) and torch.device(device).type == "cuda":
+            kwargs = {**kwargs, "device": _CPU}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            # Its optimizers tell precisions by names such as torch.cuda.FloatTensor.
+            return func(*args).replace("torch.", "torch.cuda.")
+        return func(*args, **kwargs)
+
+
+def _replacements() -> list[tuple[object, str, object]]:
+    """(object, attribute, what it is on the CPU)."""
+    from megatron.core.tensor_parallel import random
+
+    def set_state(state, *_, **__):
+        torch.set_rng_state(state)
+
+    return [
+        (torch.cuda, "current_device", lambda: _CPU),
+        (torch.cuda, "synchronize", lambda *_, **__: None),
+        (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
+        (torch.cuda, "manual_seed", torch.manual_seed),
+        (random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
+        (random, "_set_cuda_rng_state", set_state),
+    ]
+
+
+def _keep_double(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Megatron-Core's calculate_logits_max without its cast to fp32."""
+    return logits, logits.max(dim=-1)[0]
+
+
+@contextmanager
+def adapted(device: torch.device, *, double: bool = False) -> Iterator[None]:
+    """Let Megatron-Core run on `device`, in fp64 if `double`, until the context ends."""
+    with ExitStack() as stack, warnings.catch_warnings():
+        _quieten()
+        if device.type == "cpu":
+            for owner, name, replacement in _replacements():
+                _replace(stack, owner, name, replacement)
+            stack.enter_context(_CudaMeansCpu())
+        if double:
+            from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
+
+            _replace(stack, VocabParallelCrossEntropy, "calculate_logits_max", staticmethod(_keep_double))
+        yield
+
+
+def _replace(stack: ExitStack, owner: object, name: str, value: object) -> None:
+    stack.callback(setattr, owner, name, vars(owner)[name])
+    setattr(owner, name, value)
+
+
+def _quieten() -> None:
+    """Hide what only Megatron-Core's authors can act on."""
+    warnings.filterwarnings("ignore", module="megatron")  # advice on fused kernels and CUDA settings
+    warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
+    # Without masters, the distributed optimizer updates views of the parameters.
+    warnings.filterwarnings(
+        "ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning
+    )

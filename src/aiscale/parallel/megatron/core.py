@@ -1,0 +1,277 @@
+"""Megatron-Core's own parts, set up for a `Run`: process groups, model, data-parallel wrapper, optimizer.
+
+    start_groups(grid); chunks = build_chunks(run, device); optimizer = build_optimizer(run, chunks); ...; end_groups()
+
+The model is its GPTModel from its local layer spec, with one change: the norms are ours (`Norm`), because the local
+spec's have no bias-free form and refuse sequence parallelism. Everything must run inside `adapt.adapted`. This is the
+only module that imports Megatron-Core when it is imported itself, which takes seconds.
+
+Shapes: B sequences, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiscale.config import ModelConfig, Run
+from aiscale.model import ACTIVATIONS
+from aiscale.optim import FUSED_DEVICES
+from aiscale.parallel.megatron.layout import Grid, Slot, padded_vocab
+from aiscale.parallel.megatron.shards import Shard
+
+with warnings.catch_warnings():  # that Apex and Transformer Engine, which need CUDA, are not installed
+    warnings.simplefilter("ignore")
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.transformer.module import Float16Module
+    from megatron.core.transformer.spec_utils import ModuleSpec
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+__all__ = ["build_chunks", "build_optimizer", "end_groups", "get_forward_backward_func", "start_groups"]
+
+DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}  #: of weights and activations; otherwise fp32
+
+
+def start_groups(grid: Grid) -> None:
+    """Make Megatron-Core's process groups, of the world's own backend: so their traffic is counted."""
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    if parallel_state.model_parallel_is_initialized():
+        raise RuntimeError("another Megatron-Core engine is open in this process: close() it first")
+    parallel_state.initialize_model_parallel(
+        grid.tp,
+        grid.pp,
+        virtual_pipeline_model_parallel_size=grid.virtual if grid.virtual > 1 else None,
+        create_gloo_process_groups=False,
+    )
+
+
+def end_groups() -> None:
+    """Destroy them, so that another engine can be built in this process."""
+    groups = parallel_state._global_process_group_list or []
+    parallel_state.destroy_model_parallel()
+    parallel_state._global_process_group_list = None
+    known = dist.distributed_c10d._world.pg_map if dist.is_initialized() else {}
+    for group in groups:
+        if group is not None and group in known:
+            dist.destroy_process_group(group)
+
+
+class Norm(nn.Module):
+    """A norm as the layer spec wants to build it: nn.LayerNorm or nn.RMSNorm, whose gradients Megatron-Core sums over
+    tensor-parallel ranks when each of them norms its own share of the tokens."""
+
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float, bias: bool = True, **_) -> nn.Module:
+        if config.normalization == "RMSNorm":
+            norm = nn.RMSNorm(hidden_size, eps=eps)
+        else:
+            norm = nn.LayerNorm(hidden_size, eps=eps, bias=bias)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
+
+
+def transformer_config(run: Run) -> TransformerConfig:
+    """Megatron-Core's configuration of `run`. Its fused kernels need CUDA extensions, so they are off everywhere."""
+    model, layout, precision = run.model, run.parallel, run.loop.precision
+    dtype = DTYPES.get(precision, torch.float32)
+    gated = model.activation == "swiglu"
+    recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(
+        num_layers=model.n_layer,
+        hidden_size=model.d_model,
+        num_attention_heads=model.n_head,
+        num_query_groups=model.kv_heads,
+        ffn_hidden_size=model.ff_width,
+        normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        layernorm_epsilon=model.norm_eps,
+        activation_func=F.silu if gated else ACTIVATIONS[model.activation],
+        gated_linear_unit=gated,
+        add_bias_linear=model.bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=layout.tp,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.virtual_stages if layout.virtual_stages > 1 else None,
+        sequence_parallel=layout.sequence_parallel,
+        bf16=precision == "bf16",
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        deallocate_pipeline_outputs=True,
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        embedding_init_method=_leave,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        **(recompute if model.activation_checkpointing else {}),
+    )
+
+
+def build_chunks(run: Run, device: torch.device) -> list[DistributedDataParallel]:
+    """This rank's pieces of the model, wrapped for data parallelism. Their weights are not set yet."""
+    tensor_parallel.model_parallel_cuda_manual_seed(run.loop.seed)
+    config = transformer_config(run)
+    pieces = [_gpt(run.model, config, chunk) for chunk in range(run.parallel.virtual_stages)]
+    if run.loop.precision == "fp64" and run.model.position == "rotary":
+        for piece in pieces:
+            _exact_angles(piece, run.model)
+    pieces = [piece.to(device, config.params_dtype) for piece in pieces]
+    if config.bf16:
+        pieces = [Float16Module(config, piece) for piece in pieces]
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.bf16,
+        use_distributed_optimizer=run.parallel.distributed_optimizer,
+        overlap_grad_reduce=False,
+        check_for_nan_in_grad=False,
+    )
+    wrapped = [DistributedDataParallel(config, ddp, piece) for piece in pieces]
+    config.finalize_model_grads_func = finalize_model_grads
+    return wrapped
+
+
+def build_optimizer(run: Run, chunks: list[DistributedDataParallel], device: torch.device):
+    """Megatron-Core's optimizer over torch's AdamW or SGD, distributed over data-parallel ranks if the run says so."""
+    ours, config = run.optimizer, chunks[0].config
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="sgd" if ours.name == "sgd" else "adam",
+            lr=ours.lr,
+            weight_decay=ours.weight_decay,
+            adam_beta1=ours.beta1,
+            adam_beta2=ours.beta2,
+            adam_eps=ours.eps,
+            sgd_momentum=ours.momentum,
+            clip_grad=ours.clip_norm,
+            bf16=config.bf16,
+            params_dtype=config.params_dtype,
+            use_distributed_optimizer=run.parallel.distributed_optimizer,
+        ),
+        chunks,
+        use_gloo_process_groups=False,
+    )
+    for group in optimizer.param_groups:
+        # Megatron-LM's own scheduler does this in every step: biases and norms have wd_mult 0.
+        group["weight_decay"] = ours.weight_decay * group["wd_mult"]
+        if device.type in FUSED_DEVICES and "fused" in group:
+            group["fused"], group["foreach"] = True, False
+    return optimizer
+
+
+def gpt_model(chunk: DistributedDataParallel) -> GPTModel:
+    """The GPTModel inside its wrappers."""
+    inner = chunk.module
+    return inner.module if isinstance(inner, Float16Module) else inner
+
+
+def causal_mask(n_tokens: int, device: torch.device) -> Tensor:
+    """(1, 1, T, T): True where a token must not look."""
+    return torch.ones(1, 1, n_tokens, n_tokens, dtype=torch.bool, device=device).triu(1)
+
+
+def _leave(weight: Tensor) -> Tensor:
+    """An init_method that draws nothing: the weights come from our GPT."""
+    return weight
+
+
+def _gpt(model: ModelConfig, config: TransformerConfig, chunk: int) -> GPTModel:
+    has_chunks = config.virtual_pipeline_model_parallel_size is not None
+    place = {"vp_stage": chunk} if has_chunks else {}
+    ends = {"ignore_virtual": not has_chunks, **place}
+    norm = ModuleSpec(module=Norm, params={"bias": model.bias})
+    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
+    pieces = config.pipeline_model_parallel_size * (config.virtual_pipeline_model_parallel_size or 1)
+    gpt = GPTModel(
+        config,
+        TransformerBlockSubmodules(layer_specs=[layer] * (config.num_layers // pieces), layer_norm=norm),
+        vocab_size=padded_vocab(model.vocab_size, config.tensor_model_parallel_size),
+        max_sequence_length=model.max_seq_len,
+        pre_process=parallel_state.is_pipeline_first_stage(**ends),
+        post_process=parallel_state.is_pipeline_last_stage(**ends),
+        share_embeddings_and_output_weights=model.tied,
+        position_embedding_type="rope" if model.position == "rotary" else "learned_absolute",
+        rotary_base=model.rope_theta,
+        **place,
+    )
+    if gpt.post_process and gpt.vocab_size != model.vocab_size:
+        _mask_padding(gpt, model.vocab_size)
+    return gpt
+
+
+def _mask_padding(gpt: GPTModel, vocab_size: int) -> None:
+    """Let the padded entries of the vocabulary have no probability: then the loss is that of the real ones."""
+    width = gpt.vocab_size // parallel_state.get_tensor_model_parallel_world_size()
+    real = max(0, vocab_size - width * parallel_state.get_tensor_model_parallel_rank())
+    if real >= width:
+        return
+
+    def mask(_module: nn.Module, _inputs: tuple, outputs: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        logits, bias = outputs
+        logits[..., real:] = float("-inf")
+        return logits, bias
+
+    gpt.output_layer.register_forward_hook(mask)
+
+
+def _exact_angles(gpt: GPTModel, model: ModelConfig) -> None:
+    """Rotary frequencies in fp64; Megatron-Core computes them in fp32."""
+    channel = torch.arange(0, model.d_head, 2, dtype=torch.float64)
+    gpt.rotary_pos_emb.inv_freq = model.rope_theta ** (-channel / model.d_head)
+
+
+# What the optimizer keeps ------------------------------------------------------------------------------------------
+
+
+def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], tables: list[dict[str, Slot]]):
+    """A Shard for every parameter of this rank: which of its numbers this rank's optimizer updates, and where."""
+    inner = optimizer.chained_optimizers[0]
+    ranges = getattr(inner, "model_param_gbuf_map", None)  # only the distributed optimizer divides
+    for chunk, stage, slots in zip(chunks, stages, tables, strict=True):
+        parameters = dict(gpt_model(chunk).named_parameters())
+        if parameters.keys() != slots.keys():
+            raise RuntimeError(f"Megatron-Core's stage {stage} has other tensors: {parameters.keys() ^ slots.keys()}")
+        for name, parameter in parameters.items():
+            main, start, end = getattr(parameter, "main_param", parameter), 0, parameter.numel()
+            if ranges is not None:
+                main = None
+                if parameter in ranges:
+                    group, place = inner.model_param_group_index_map[parameter]
+                    main = inner.optimizer.param_groups[group]["params"][place]
+                    held = inner._get_model_param_range_map(parameter)["param"]
+                    start, end = held.start, held.end
+            state = {} if main is None else inner.optimizer.state.get(main, {})
+            yield Shard(stage, name, slots[name], parameter.detach(), main, start, end, state)
+
+
+def publish(optimizer, chunks: list[DistributedDataParallel]) -> None:
+    """Bring what the optimizer updates into the model, on all data-parallel ranks."""
+    inner = optimizer.chained_optimizers[0]
+    if hasattr(inner, "_copy_main_params_to_model_params"):
+        inner._copy_main_params_to_model_params()
+    if chunks[0].ddp_config.use_distributed_optimizer:
+        for chunk in chunks:
+            chunk.start_param_sync()
+
+
+def workspace(chunks: list[DistributedDataParallel]) -> list[Tensor]:
+    """What Megatron-Core keeps that is neither weight, gradient nor optimizer state."""
+    angles = [getattr(gpt_model(chunk), "rotary_pos_emb", None) for chunk in chunks]
+    kept = list(parallel_state.get_global_memory_buffer().buffer.values())
+    return kept + [rotary.inv_freq for rotary in angles if rotary is not None]

@@ -1,0 +1,332 @@
+"""Megatron-Core: matrices divided over tp ranks, layers over pp stages, the batch over dp, in one process grid.
+
+    aiscale train --recipe laptop --nproc 8 --set parallel.strategy=megatron --set parallel.tp=2 --set parallel.pp=2 \
+        --set parallel.distributed_optimizer=true
+
+Everything that computes or communicates is Megatron-Core's (Shoeybi et al. 2019; Narayanan et al. 2021; Korthikanti et
+al. 2022): its GPTModel, its schedules (none, 1F1B, interleaved), its DistributedDataParallel, its optimizer. Ours are
+the weights, carried from and to `GPT` exactly (`layout`), the checkpoint files (`shards`), and on the CPU a context in
+which it finds what it expects of CUDA (`adapt`).
+
+Shapes: B sequences, T tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import groupby
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from aiscale.checkpoint import CheckpointError
+from aiscale.config import ConfigError, Run
+from aiscale.config.errors import require
+from aiscale.dist import World
+from aiscale.model import GPT
+from aiscale.optim import set_lr
+from aiscale.parallel.megatron import shards
+from aiscale.parallel.megatron.adapt import adapted
+from aiscale.parallel.megatron.layout import Grid, slots
+from aiscale.parallel.megatron.shards import Saved, Shard
+from aiscale.parallel.serial import MicroBatch, StepResult
+
+
+def preload() -> None:
+    """Import Megatron-Core."""
+    try:
+        importlib.import_module("aiscale.parallel.megatron.core")
+    except ImportError as error:
+        raise ConfigError(
+            f"parallel.strategy megatron needs Megatron-Core ({error}): pip install megatron-core"
+        ) from None
+
+
+def check(run: Run) -> None:
+    """Raise ConfigError where Megatron-Core cannot train `run`."""
+    layout, precision = run.parallel, run.loop.precision
+    require(
+        not run.model.parallel_residual,
+        "model.parallel_residual is true: Megatron-Core's layers feed the MLP with what attention gave; "
+        "set it to false, or parallel.strategy to another",
+    )
+    require(
+        precision != "fp16",
+        "loop.precision fp16 with parallel.strategy megatron: only fp32, tf32, bf16 and fp64 are carried; set bf16",
+    )
+    require(
+        precision != "fp64" or not layout.distributed_optimizer,
+        "loop.precision fp64 with parallel.distributed_optimizer: Megatron-Core's knows fp32, bf16 and fp16 only: "
+        "set distributed_optimizer to false, or precision to fp32",
+    )
+    require(
+        run.optimizer.name == "adamw" or not layout.distributed_optimizer,
+        f"optimizer.name {run.optimizer.name} with parallel.distributed_optimizer: Megatron-Core's divides AdamW's "
+        "states only: set one of them to the other",
+    )
+    require(
+        not layout.sequence_parallel or run.loop.seq_len % layout.tp == 0,
+        f"loop.seq_len {run.loop.seq_len} is not divisible by parallel.tp {layout.tp}: with sequence_parallel every "
+        "tensor-parallel rank keeps as many tokens: change one of them",
+    )
+
+
+class MegatronEngine:
+    """One rank of a tp x pp x dp grid."""
+
+    checkpoint_format = "megatron"
+
+    def __init__(self, run: Run, world: World) -> None:
+        check(run)
+        preload()
+        self.core = importlib.import_module("aiscale.parallel.megatron.core")
+        self.run, self.world = run, world
+        self.grid = Grid.of(run.parallel, world.size)
+        self.tp_rank, self.data_rank, self.pp_rank = self.grid.coordinates(world.rank)
+        self.data_world = self.grid.dp
+        self._trace = None
+        torch.manual_seed(run.loop.seed)
+        initial = GPT(run.model).state_dict()
+        if world.device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
+        with torch.random.fork_rng(devices=[]), world.control(), self._adapted():
+            self.core.start_groups(self.grid)
+            self.chunks = self.core.build_chunks(run, world.device)
+            self.optimizer = self.core.build_optimizer(run, self.chunks, world.device)
+            self._schedule = self.core.get_forward_backward_func()
+        self.stages = [self.grid.stage(self.pp_rank, chunk) for chunk in range(self.grid.virtual)]
+        self.is_last = self.stages[-1] == self.grid.stages - 1
+        self._mask = self.core.causal_mask(run.loop.seq_len, world.device)
+        self._positions = torch.arange(run.loop.seq_len, device=world.device)[None]
+        self._fill(initial)
+
+    # One step -------------------------------------------------------------------------------------------------------
+
+    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
+        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+        self._check_tokens(micro_batches)
+        with self._adapted():
+            for chunk in self.chunks:
+                chunk.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            losses = self._run(micro_batches)
+            grad_norm, skipped = self._update(lr)
+        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
+        return StepResult(self._shared(sum(losses) / len(micro_batches)) / self.data_world, tokens, grad_norm, skipped)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
+        """(mean cross-entropy, tokens) over all data-parallel ranks' micro-batches, without gradients."""
+        total, tokens = 0.0, 0
+        with self._adapted(), self.world.control():
+            for shape, group in groupby(micro_batches, key=lambda batch: batch[1].shape):
+                batches = list(group)
+                # The interleaved schedule wants a multiple of pp: what is added is left out of the sum.
+                more = -len(batches) % self.grid.pp if self.grid.virtual > 1 else 0
+                losses = self._run(batches + batches[-1:] * more, forward_only=True)[: len(batches)]
+                total, tokens = total + sum(losses) * shape.numel(), tokens + len(batches) * shape.numel()
+        all_tokens = tokens * self.data_world
+        return self._shared(total) / all_tokens, all_tokens
+
+    def _run(self, micro_batches: list[MicroBatch], forward_only: bool = False) -> list[float]:
+        """Forward and backward passes in the schedule's order; each micro-batch's loss, on the last stage."""
+        B, T = micro_batches[0][0].shape
+        if self._positions.shape[1] != T:
+            self._mask = self.core.causal_mask(T, self.world.device)
+            self._positions = torch.arange(T, device=self.world.device)[None]
+        iterators = [enumerate(micro_batches) for _ in self.chunks]
+        found = self._schedule(
+            forward_step_func=self._forward,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+            num_microbatches=len(micro_batches),
+            seq_length=T,
+            micro_batch_size=B,
+            forward_only=forward_only,
+        )
+        return [loss.item() for loss in found] if self.is_last else []
+
+    def _forward(self, iterator: Iterator[tuple[int, MicroBatch]], chunk):
+        """What the schedule calls for one micro-batch on one piece of the model."""
+        index, (tokens, targets) = next(iterator)
+        trace, place = self._trace, self.chunks.index(chunk)
+        if trace:
+            trace.working_on(index, place)
+        tokens, targets = (t.to(self.world.device, non_blocking=True) for t in (tokens, targets))
+        output = chunk(tokens, self._positions.expand_as(tokens), self._mask, labels=targets)
+
+        def mean(losses: Tensor) -> tuple[Tensor, Tensor]:
+            loss = losses.mean()
+            if trace:
+                trace.follow(loss, index, place)
+            return loss, loss.detach().clone()  # Megatron-Core divides the first in place
+
+        if trace:
+            trace.follow(output, index, place)
+        return output, mean
+
+    def _update(self, lr: float) -> tuple[float, bool]:
+        """Clip and take the optimizer's step; nothing moves when the gradients are not finite."""
+        set_lr(self.optimizer, lr)
+        self.optimizer.prepare_grads()
+        norm, limit = self._grad_norm(), self.run.optimizer.clip_norm
+        if not math.isfinite(norm):
+            return norm, True
+        if limit > 0:
+            gradients = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch.nn.utils.clip_grads_with_norm_(gradients, limit, torch.tensor(norm))
+        self.optimizer.step_with_ready_grads()
+        return norm, False
+
+    def _grad_norm(self) -> float:
+        """Megatron-Core's, of the whole model; it adds up in fp32, so in fp64 the sum is ours."""
+        if self.run.loop.precision != "fp64":
+            return float(self.optimizer.get_grad_norm())
+        parts = [opt.get_main_grads_for_grad_norm() for opt in self.optimizer.chained_optimizers]
+        squares = torch.stack([grad.square().sum() for part in parts for grad in part]).sum()
+        dist.all_reduce(squares, group=self.optimizer.get_grad_stats_parallel_group())
+        return squares.sqrt().item()
+
+    # State ----------------------------------------------------------------------------------------------------------
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """The tensors that live between steps, by category; fp32 masters of bf16 weights are optimizer states."""
+        buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers]
+        parameters = [p for chunk in self.chunks for p in chunk.parameters()]
+        groups = self.optimizer.param_groups
+        states = [v for s in self._states().values() for v in s.values() if torch.is_tensor(v)]
+        return {
+            "parameters": [b.param_data for b in buffers if b.param_data is not None] + parameters,
+            "gradients": [buffer.grad_data for buffer in buffers],
+            "optimizer states": states + [p for group in groups for p in group["params"]],
+            "buffers": [self._mask, self._positions, *self.core.workspace(self.chunks)],
+        }
+
+    def state(self, full: bool = False) -> dict:
+        """This rank's shards with the optimizer's states; or `full`: the whole model under GPT's names, on rank 0."""
+        if full:
+            return shards.gather(self._written(), self.world, self.grid, self.run.model)
+        return {
+            f"{shard.stage}.{shard.name}": {"weight": shard.main, **shard.state}
+            for shard in self._shards()
+            if shard.main is not None
+        }
+
+    def load(self, state: dict) -> None:
+        """Take over what state() gave on this rank of the same layout."""
+        for shard in self._shards():
+            if shard.main is None:
+                continue
+            saved = dict(state[f"{shard.stage}.{shard.name}"])
+            shard.main.data.copy_(saved.pop("weight"))
+            self._states()[shard.main] = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
+        with self.world.control(), self._adapted():
+            self.core.publish(self.optimizer, self.chunks)
+
+    def write(self, folder: Path) -> None:
+        """A file for each rank that owns what no other writes."""
+        name = self.run.optimizer.name
+        mine = self._written()
+        shards.write(folder, mine, rank=self.world.rank, grid=self.grid, model=self.run.model, optimizer=name)
+
+    def read(self, folder: Path, note: dict) -> None:
+        """Take over a checkpoint that any layout of this strategy wrote."""
+        saved = self.world.together(lambda: self._open(folder))
+        self._fill_from(saved)
+
+    def close(self) -> None:
+        """Destroy Megatron-Core's process groups. The world stays connected."""
+        self.chunks, self.optimizer, self._schedule = [], None, None
+        self.core.end_groups()
+
+    def listen(self, trace) -> None:
+        """Let a `timers.ScheduleTrace` stand where Megatron-Core's timers would be; None takes it away."""
+        self._trace = trace
+        self.optimizer.config.timers = trace
+        for chunk in self.chunks:
+            chunk.config.timers = trace
+
+    # Inside ---------------------------------------------------------------------------------------------------------
+
+    def _adapted(self) -> AbstractContextManager[None]:
+        return adapted(self.world.device, double=self.run.loop.precision == "fp64")
+
+    def _shards(self) -> list[Shard]:
+        tables = [slots(self.run.model, self.grid, stage) for stage in self.stages]
+        return list(self.core.owned(self.optimizer, self.chunks, self.stages, tables))
+
+    def _written(self) -> list[Shard]:
+        """The shards that this rank saves: without the distributed optimizer data-parallel ranks hold the same, and
+        what tensor-parallel ranks do not divide, they all hold."""
+        mine = [shard for shard in self._shards() if shard.main is not None and not shard.slot.is_copy]
+        mine = [shard for shard in mine if shard.slot.dim is not None or self.tp_rank == 0]
+        return mine if self.run.parallel.distributed_optimizer or self.data_rank == 0 else []
+
+    def _states(self) -> dict:
+        """The optimizer's state by what it updates."""
+        return self.optimizer.chained_optimizers[0].optimizer.state
+
+    @torch.no_grad()
+    def _fill(self, full: dict[str, Tensor]) -> None:
+        """Set the weights from GPT's, masters in full precision."""
+        for shard in self._shards():
+            self._fill_one(shard, full[shard.slot.source])
+
+    @torch.no_grad()
+    def _fill_from(self, saved: Saved) -> None:
+        """Set weights, masters, moments and step counts, one parameter after another."""
+        states = self._states()
+        for shard in self._shards():
+            source = shard.slot.source
+            self._fill_one(shard, saved.tensor(source))
+            if shard.main is None:
+                continue
+            moments, counts = saved.state(source)
+            state = {key: torch.tensor(count, dtype=torch.float32) for key, count in counts.items()}
+            for key in moments:
+                part = self._part(shard, saved.tensor(source, key))
+                state[key] = part.to(shard.main, copy=True)
+            states[shard.main] = state
+
+    def _fill_one(self, shard: Shard, full: Tensor) -> None:
+        shard.parameter.copy_(shard.slot.cut(full, self.tp_rank))
+        if shard.main is not None:
+            shard.main.copy_(self._part(shard, full))
+
+    def _part(self, shard: Shard, full: Tensor) -> Tensor:
+        """What shard.main covers of GPT's tensor."""
+        return shard.slot.cut(full, self.tp_rank).reshape(-1)[shard.start : shard.end].view_as(shard.main)
+
+    def _open(self, folder: Path) -> Saved:
+        saved, run = Saved(folder), self.run
+        if saved.model != run.model:
+            changed = [key for key, value in vars(saved.model).items() if value != getattr(run.model, key)]
+            raise CheckpointError(
+                f"{folder} holds a model with {changed[0]} {getattr(saved.model, changed[0])}, this run has "
+                f"{getattr(run.model, changed[0])}: give model.{changed[0]} the first value"
+            )
+        if saved.optimizer != run.optimizer.name:
+            raise CheckpointError(
+                f"{folder} holds the states of optimizer {saved.optimizer}, this run has {run.optimizer.name}: "
+                "set optimizer.name to the first"
+            )
+        return saved
+
+    def _shared(self, value: float) -> float:
+        """The sum over data-parallel ranks of what the last stage knows, on every rank."""
+        known = self.is_last and self.tp_rank == 0
+        return self.world.sum(value if known else 0.0)
+
+    def _check_tokens(self, micro_batches: list[MicroBatch]) -> None:
+        """Megatron-Core's embedding reads a token beyond the vocabulary as nothing; serial refuses it, so do we."""
+        most = max(int(part.max()) for batch in micro_batches for part in batch)
+        if most >= self.run.model.vocab_size:
+            raise ConfigError(
+                f"token {most}, but model.vocab_size {self.run.model.vocab_size} ends at "
+                f"{self.run.model.vocab_size - 1}: raise it, or use the tokenizer that the model was made for"
+            )

@@ -1,0 +1,166 @@
+"""Which part of GPT's weights each rank of Megatron-Core holds, under which name, in which order.
+
+    grid = Grid(tp=2, pp=2, virtual=1, dp=2)
+    for name, slot in slots(model, grid, stage=0).items():       # Megatron's names on that stage
+        part = slot.cut(state[slot.source], tp_rank=1)           # GPT's tensor -> what tensor-parallel rank 1 holds
+        slot.paste(part, full, tp_rank=1)                        # and back into the whole, in place
+
+Megatron-Core's linear layers hold the same numbers as ours in another order, because each tensor-parallel rank wants
+whole heads, and its gate beside its values:
+
+    attn.qkv   rows [all queries | all keys | all values]   ->  for each key/value head: [its queries | key | value]
+    mlp.up     rows [gate | value] (SwiGLU)                 ->  for each rank: [its gate | its value]
+    embedding  V rows                                       ->  V rounded up to a multiple of tp, the rest zeros
+
+This module knows neither Megatron-Core nor processes.
+
+Shapes: V vocabulary, D width, H heads, G key/value heads, C width of a head, F width of the MLP's hidden layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aiscale.config import ModelConfig, ParallelConfig
+
+PADDING = -1  #: in an order: a row that GPT does not have
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How ranks are arranged: tensor-parallel neighbours first, then data-parallel ones, then pipeline stages."""
+
+    tp: int = 1
+    pp: int = 1
+    virtual: int = 1  #: pieces of the model on each pipeline rank
+    dp: int = 1
+
+    @classmethod
+    def of(cls, layout: ParallelConfig, world_size: int) -> Grid:
+        return cls(tp=layout.tp, pp=layout.pp, virtual=layout.virtual_stages, dp=world_size // (layout.tp * layout.pp))
+
+    @property
+    def stages(self) -> int:
+        """Pieces into which the layers are cut."""
+        return self.pp * self.virtual
+
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """(tp, dp, pp) coordinates of a rank."""
+        return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+
+    def rank(self, tp: int, dp: int, pp: int) -> int:
+        return tp + self.tp * (dp + self.dp * pp)
+
+    def stage(self, pp_rank: int, chunk: int) -> int:
+        """Where in the model the chunk-th piece of a pipeline rank lies: rank 0 holds stages 0, pp, 2 pp, ..."""
+        return chunk * self.pp + pp_rank
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one of Megatron-Core's tensors comes from."""
+
+    source: str  #: GPT's name
+    tp: int = 1
+    dim: int | None = None  #: that tensor-parallel ranks divide; None: each holds the whole
+    order: Tensor | None = None  #: GPT's indices along dim, those of rank 0 first; None: as they are
+    is_copy: bool = False  #: a second copy of a tensor that another stage holds
+
+    def indices(self, size: int, tp_rank: int) -> Tensor:
+        """GPT's indices along dim that a tensor-parallel rank holds; PADDING where GPT has none."""
+        order = torch.arange(size) if self.order is None else self.order
+        return order.chunk(self.tp)[tp_rank]
+
+    def shape(self, full: torch.Size) -> list[int]:
+        """The shape of what one tensor-parallel rank holds of a tensor of GPT's shape."""
+        shape = list(full)
+        if self.dim is not None:
+            shape[self.dim] = self.indices(full[self.dim], 0).numel()
+        return shape
+
+    def cut(self, full: Tensor, tp_rank: int) -> Tensor:
+        """What a tensor-parallel rank holds of GPT's tensor."""
+        if self.dim is None:
+            return full
+        wanted = self.indices(full.shape[self.dim], tp_rank)
+        part = full.index_select(self.dim, wanted.clamp(min=0))
+        if (wanted == PADDING).any():
+            part.index_fill_(self.dim, (wanted == PADDING).nonzero().flatten(), 0.0)
+        return part
+
+    def paste(self, part: Tensor, full: Tensor, tp_rank: int) -> None:
+        """Write what a tensor-parallel rank holds into GPT's tensor."""
+        if self.dim is None:
+            full.copy_(part)
+            return
+        held = self.indices(full.shape[self.dim], tp_rank)
+        real = (held != PADDING).nonzero().flatten()
+        full.index_copy_(self.dim, held[real], part.index_select(self.dim, real).to(full.dtype))
+
+
+def padded_vocab(vocab_size: int, tp: int) -> int:
+    """The next multiple of tp: every tensor-parallel rank holds as many rows of the embedding."""
+    return -(-vocab_size // tp) * tp
+
+
+def slots(model: ModelConfig, grid: Grid, stage: int) -> dict[str, Slot]:
+    """Megatron-Core's name -> Slot, for one piece of the model; stages count along the model from 0."""
+    found: dict[str, Slot] = {}
+    vocabulary = torch.arange(padded_vocab(model.vocab_size, grid.tp))
+    vocabulary[model.vocab_size :] = PADDING
+    if stage == 0:
+        found["embedding.word_embeddings.weight"] = Slot("token_embedding.weight", grid.tp, 0, vocabulary)
+        if model.position == "learned":
+            found["embedding.position_embeddings.weight"] = Slot("position_embedding.weight")
+    layers = model.n_layer // grid.stages
+    for layer in range(layers):
+        found.update(_layer(model, grid.tp, f"decoder.layers.{layer}", f"blocks.{stage * layers + layer}"))
+    if stage == grid.stages - 1:
+        found.update(_norm(model, "decoder.final_layernorm", "norm"))
+        if not model.tied:
+            found["output_layer.weight"] = Slot("head.weight", grid.tp, 0, vocabulary)
+        elif grid.stages > 1:  # the head is the embedding, whose home is the first stage
+            found["output_layer.weight"] = Slot("token_embedding.weight", grid.tp, 0, vocabulary, is_copy=True)
+    return found
+
+
+def query_key_value_order(model: ModelConfig) -> Tensor:
+    """GPT's rows of attn.qkv in Megatron-Core's order: a key/value head's queries, its key, its value."""
+    queries, keys, values = torch.arange((model.n_head + 2 * model.kv_heads) * model.d_head).split(
+        [model.d_model, model.kv_heads * model.d_head, model.kv_heads * model.d_head]
+    )
+    by_group = [rows.view(model.kv_heads, -1) for rows in (queries, keys, values)]
+    return torch.cat(by_group, dim=1).flatten()
+
+
+def gate_value_order(ff_width: int, tp: int) -> Tensor:
+    """GPT's rows of SwiGLU's mlp.up in Megatron-Core's order: each rank's gate, then its value."""
+    return torch.arange(2 * ff_width).view(2, tp, -1).transpose(0, 1).flatten()
+
+
+def _layer(model: ModelConfig, tp: int, theirs: str, ours: str) -> dict[str, Slot]:
+    gated = model.activation == "swiglu"
+    columns = {  # output features are divided, so biases are too
+        "self_attention.linear_qkv": ("attn.qkv", query_key_value_order(model)),
+        "mlp.linear_fc1": ("mlp.up", gate_value_order(model.ff_width, tp) if gated else None),
+    }
+    rows = {"self_attention.linear_proj": "attn.out", "mlp.linear_fc2": "mlp.down"}  # input features are divided
+    found = _norm(model, f"{theirs}.input_layernorm", f"{ours}.attn_norm")
+    found |= _norm(model, f"{theirs}.pre_mlp_layernorm", f"{ours}.mlp_norm")
+    for name, (source, order) in columns.items():
+        found[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, 0, order)
+        if model.bias:
+            found[f"{theirs}.{name}.bias"] = Slot(f"{ours}.{source}.bias", tp, 0, order)
+    for name, source in rows.items():
+        found[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, 1)
+        if model.bias:
+            found[f"{theirs}.{name}.bias"] = Slot(f"{ours}.{source}.bias")
+    return found
+
+
+def _norm(model: ModelConfig, theirs: str, ours: str) -> dict[str, Slot]:
+    parts = ["weight"] + ["bias"] * (model.norm == "layernorm" and model.bias)
+    return {f"{theirs}.{part}": Slot(f"{ours}.{part}") for part in parts}

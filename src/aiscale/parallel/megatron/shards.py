@@ -1,0 +1,194 @@
+"""What each rank holds of weights and moments, written to a file of its own and read back into any layout.
+
+    write(folder, engine.shards(), ...)      # one file a rank: only what no other rank writes
+    saved = Saved(folder)                    # opens the files of all ranks; tensors stay on the disk until asked for
+    saved.tensor("blocks.0.attn.qkv.weight", "exp_avg")      # whole, in GPT's order
+    weights(folder)                          # all weights under GPT's names, without a process group
+
+A shard is a range of the numbers of one tensor-parallel rank's part of a tensor: with the distributed optimizer
+(ZeRO-1) data-parallel ranks divide masters and moments without regard to where a tensor's rows end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from aiscale.checkpoint import CheckpointError
+from aiscale.config import ModelConfig
+from aiscale.dist import World
+from aiscale.model import GPT
+from aiscale.parallel.megatron.layout import Grid, Slot, slots
+
+_VERSION = 1
+
+
+@dataclass
+class Shard:
+    """Some of the numbers of one parameter, and the optimizer's state for them."""
+
+    stage: int  #: of the model
+    name: str  #: Megatron-Core's, within its stage
+    slot: Slot
+    parameter: Tensor  #: the whole parameter of this rank, in the precision of the model
+    main: Tensor | None  #: what the optimizer updates: a master copy, a view or the parameter itself; None: not here
+    start: int  #: the range of the flat parameter that main covers
+    end: int
+    state: dict  #: the optimizer's, for main
+
+
+Piece = tuple[int, int, Tensor]  # start, end, numbers
+
+
+def shapes(model: ModelConfig) -> dict[str, torch.Size]:
+    """GPT's names and shapes."""
+    with torch.device("meta"):
+        return {name: tensor.shape for name, tensor in GPT(model).state_dict().items()}
+
+
+def assemble(slot: Slot, shape: torch.Size, pieces: dict[int, list[Piece]]) -> Tensor:
+    """The whole tensor in GPT's order from the pieces of every tensor-parallel rank."""
+    full = torch.empty(shape, dtype=next(iter(pieces.values()))[0][2].dtype)
+    local = slot.shape(shape)
+    for tp_rank, parts in pieces.items():
+        flat = torch.empty(local, dtype=full.dtype).view(-1)
+        for start, end, numbers in parts:
+            flat[start:end] = numbers
+        slot.paste(flat.view(local), full, tp_rank)
+    return full
+
+
+def write(folder: Path, shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfig, optimizer: str) -> None:
+    """This rank's file: masters, moments and step counts of its own shards."""
+    entries = []
+    for shard in shards:
+        tensors = {"weight": shard.main.detach().reshape(-1).cpu().clone()}  # a view would drag its whole buffer along
+        counts = {}
+        for key, value in shard.state.items():
+            if torch.is_tensor(value) and value.numel() == shard.main.numel() and key != "step":
+                tensors[key] = value.reshape(-1).cpu().clone()
+            elif value is not None:
+                counts[key] = float(value)
+        where = {"stage": shard.stage, "name": shard.name, "start": shard.start, "end": shard.end}
+        entries.append({**where, "tensors": tensors, "counts": counts})
+    content = {
+        "version": _VERSION,
+        "rank": rank,
+        "grid": dataclasses.asdict(grid),
+        "model": dataclasses.asdict(model),
+        "optimizer": optimizer,
+        "entries": entries,
+    }
+    torch.save(content, folder / f"rank_{rank:05d}.pt")
+
+
+class Saved:
+    """The files of all ranks, as one state under GPT's names."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CheckpointError where a file is damaged or a part is missing."""
+        files = [_open(path) for path in sorted(folder.glob("rank_*.pt"))]
+        if not files:
+            raise CheckpointError(f"{folder} holds no rank_*.pt: it is damaged; use the checkpoint before it")
+        self.folder, self.optimizer = folder, files[0]["optimizer"]
+        self.grid, self.model = Grid(**files[0]["grid"]), ModelConfig(**files[0]["model"])
+        self.shapes = shapes(self.model)
+        self.slots: dict[str, Slot] = {}
+        self._entries: dict[str, dict[int, list[dict]]] = defaultdict(lambda: defaultdict(list))
+        by_stage = [slots(self.model, self.grid, stage) for stage in range(self.grid.stages)]
+        for content in files:
+            tp_rank, _, _ = self.grid.coordinates(content["rank"])
+            for entry in content["entries"]:
+                slot = by_stage[entry["stage"]][entry["name"]]
+                self.slots[slot.source] = slot
+                self._entries[slot.source][tp_rank].append(entry)
+        self._check()
+
+    def tensor(self, source: str, key: str = "weight") -> Tensor | None:
+        """The weight or a moment of one of GPT's parameters, whole; None if the optimizer had not made it yet."""
+        pieces = {
+            tp_rank: [(entry["start"], entry["end"], entry["tensors"].get(key)) for entry in entries]
+            for tp_rank, entries in self._entries[source].items()
+        }
+        if any(numbers is None for parts in pieces.values() for _, _, numbers in parts):
+            return None
+        return assemble(self.slots[source], self.shapes[source], pieces)
+
+    def state(self, source: str) -> tuple[list[str], dict[str, float]]:
+        """(names of the moments, counts) that the optimizer kept for one of GPT's parameters."""
+        entry = next(iter(self._entries[source].values()))[0]
+        return [key for key in entry["tensors"] if key != "weight"], entry["counts"]
+
+    def _check(self) -> None:
+        for source, shape in self.shapes.items():
+            slot = self.slots.get(source)
+            ranks = 0 if slot is None else 1 if slot.dim is None else slot.tp
+            for tp_rank in range(max(1, ranks)):
+                parts = self._entries[source].get(tp_rank, [])
+                found = sum(entry["end"] - entry["start"] for entry in parts)
+                if slot is None or found != torch.Size(slot.shape(shape)).numel():
+                    raise CheckpointError(
+                        f"{self.folder} holds {found} numbers of {source} for tensor-parallel rank {tp_rank}, not all "
+                        "of them: a file is missing; use the checkpoint before it"
+                    )
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """All weights of a checkpoint under GPT's names, read in this process alone."""
+    saved = Saved(Path(folder))
+    return {source: saved.tensor(source) for source in saved.shapes}
+
+
+def gather(shards: list[Shard], world: World, grid: Grid, model: ModelConfig) -> dict[str, Tensor]:
+    """All weights under GPT's names on rank 0, and {} elsewhere. All ranks call it; tensors travel one by one."""
+    mine = {(shard.slot.source, shard.start): shard for shard in shards}
+    heads = world.gather([(source, start, shard.end) for (source, start), shard in mine.items()])
+    plan = defaultdict(list)  # the same on every rank, so that sends and receives meet in order
+    for rank, found in enumerate(heads):
+        for source, start, end in found:
+            plan[source].append((rank, start, end))
+    by_source = {slot.source: slot for stage in range(grid.stages) for slot in slots(model, grid, stage).values()}
+    full = {}
+    with world.control():
+        for source, shape in shapes(model).items():
+            pieces: dict[int, list[Piece]] = defaultdict(list)
+            for rank, start, end in plan[source]:
+                numbers = _carry(rank, world, lambda key=(source, start): mine[key].main, end - start, shards)
+                pieces[grid.coordinates(rank)[0]].append((start, end, numbers))
+            if world.is_main:
+                full[source] = assemble(by_source[source], shape, pieces)
+    return full
+
+
+def _carry(owner: int, world: World, main: Callable[[], Tensor], size: int, shards: list[Shard]) -> Tensor | None:
+    """One shard's numbers from the rank that owns them to rank 0, through the host."""
+    if owner == world.rank:
+        numbers = main().detach().reshape(-1).cpu()
+        if owner != 0:
+            dist.send(numbers, 0)
+        return numbers
+    if not world.is_main:
+        return None
+    dtype = next(shard.main.dtype for shard in shards if shard.main is not None)
+    numbers = torch.empty(size, dtype=dtype)
+    dist.recv(numbers, owner)
+    return numbers
+
+
+def _open(path: Path) -> dict:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        version = content["version"]
+    except Exception as error:  # a cut file fails in a different way for every place where it may be cut
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        raise CheckpointError(f"cannot read {path} ({reason}): it is damaged; use the checkpoint before it") from error
+    if version != _VERSION:
+        raise CheckpointError(f"{path} has version {version}, this aiscale reads {_VERSION}: use the one that wrote it")
+    return content
