@@ -161,6 +161,7 @@ def _start(partial: Path) -> None:
     partial.parent.mkdir(parents=True, exist_ok=True)
     for stale in partial.parent.glob(".step_*.partial"):
         shutil.rmtree(stale)
+    partial.mkdir()
 
 
 def _note(engine: Saveable, step: int) -> dict:
