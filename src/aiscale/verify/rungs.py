@@ -123,5 +123,31 @@ _ALL = (
     Rung(name="ddp-x4", strategy="ddp", ranks=4, options="bucket_mb=0.05"),
     Rung(name="ddp-x2-fp32", strategy="ddp", ranks=2, precision="fp32"),
     Rung(name="ddp-x2-llama", strategy="ddp", ranks=2, model="llama"),
+    Rung(name="tp2", strategy="megatron", ranks=2, options="tp=2"),
+    Rung(name="tp2-sequence-parallel", strategy="megatron", ranks=2, options="tp=2 sequence_parallel=true"),
+    Rung(name="tp2-llama", strategy="megatron", ranks=2, options="tp=2", model="llama"),
+    Rung(name="pp2-megatron", strategy="megatron", ranks=2, options="pp=2 loop.micro_batch=3"),
+    Rung(
+        name="pp4-interleaved-megatron",
+        strategy="megatron",
+        ranks=4,
+        options="pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3",
+        model="deep",
+    ),
+    Rung(name="tp2-pp2-dp2", strategy="megatron", ranks=8, options="tp=2 pp=2 loop.micro_batch=2"),
+    Rung(
+        name="tp2-pp2-dp2-zero1",
+        strategy="megatron",
+        ranks=8,
+        options="tp=2 pp=2 loop.micro_batch=2 distributed_optimizer=true",
+        precision="fp32",
+    ),
+    Rung(
+        name="tp2-pp2-sequence-parallel-llama",
+        strategy="megatron",
+        ranks=4,
+        options="tp=2 pp=2 loop.micro_batch=4 sequence_parallel=true",
+        model="llama",
+    ),
 )
 RUNGS: dict[str, Rung] = {rung.name: rung for rung in _ALL}

@@ -179,7 +179,7 @@ class MegatronEngine:
             return norm, True
         if limit > 0:
             gradients = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-            torch.nn.utils.clip_grads_with_norm_(gradients, limit, torch.tensor(norm))
+            torch.nn.utils.clip_grads_with_norm_(gradients, limit, torch.tensor(norm, dtype=torch.float64))
         self.optimizer.step_with_ready_grads()
         return norm, False
 
