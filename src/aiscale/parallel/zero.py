@@ -1,0 +1,345 @@
+"""ZeRO by DeepSpeed's own engine: what every data-parallel rank would hold twice is divided among the ranks.
+
+    stage 0    nothing is divided: data parallelism
+    stage 1    optimizer states are: each rank updates its share of the weights, then all gather the new weights
+    stage 2    gradients too: a rank keeps the average of its own share only
+    stage 3    parameters too: each layer's weights are gathered when it needs them, and let go again
+
+    engine = ZeROEngine(run.override("parallel.strategy=zero", "parallel.zero_stage=2"), world)
+    print(json.dumps(deepspeed_config(run, world.size), indent=2))      # the JSON file that DeepSpeed would be given
+
+`parallel.offload=optimizer` keeps masters and moments in host memory and updates them there, `all` the parameters of
+stage 3 as well. That saves device memory. On a CPU, where device and host memory are the same, it saves nothing, and
+costs a few buffers.
+
+Checkpoints are DeepSpeed's own: they resume on as many ranks and at the same stage. `weights` reads them without
+either, with the functions of DeepSpeed's zero_to_fp32. Rajbhandari et al. 2020 (ZeRO), Ren et al. 2021 (offload).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aiscale import cost
+from aiscale.checkpoint import CheckpointError
+from aiscale.config import ConfigError, Run
+from aiscale.dist import World
+from aiscale.meter import held_bytes
+from aiscale.models import count_parameters
+from aiscale.optim import clip_, set_lr
+from aiscale.parallel.deepspeed_library import forget_groups, import_deepspeed, local_rank, quiet
+from aiscale.parallel.serial import Engine, MicroBatch, StepResult
+
+_TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
+_LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it also allocates for a model of a thousand
+
+
+def deepspeed_config(run: Run, world_size: int) -> dict:
+    """DeepSpeed's configuration of `run` on `world_size` ranks, as it would stand in ds_config.json.
+
+    Every key that DeepSpeed would fill with a default made for billions of parameters is set to this model's size.
+    """
+    layout, loop = run.parallel, run.loop
+    n_micro, micro_batch = loop.micro_batches(layout.data_parallel(world_size))
+    bucket = _bucket_elements(run)
+    zero = {
+        "stage": layout.zero_stage,
+        "reduce_bucket_size": bucket,  # elements that wait for their all-reduce; at stage 2 the most that is whole
+        "allgather_bucket_size": bucket,
+    }
+    if layout.zero_stage == 3:
+        zero |= {
+            "sub_group_size": min(count_parameters(run.model), 1_000_000_000),  # updated at once
+            "stage3_param_persistence_threshold": 0,  # divide the small tensors too
+            # Every layer's weights are let go after the forward pass and gathered again for the backward pass, none
+            # ahead of its turn. By default DeepSpeed keeps up to 1e9 of them, so that a small model stays whole.
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+        }
+    if layout.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if layout.offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    config = {
+        "train_batch_size": loop.global_batch,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": n_micro,
+        "gradient_clipping": run.optimizer.clip_norm,
+        "steps_per_print": 10**9,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,  # torch's own AdamW, the same as in every other strategy
+        "zero_force_ds_cpu_optimizer": False,  # also for offloaded states: no compiler is needed
+    }
+    if loop.precision in ("bf16", "fp16"):
+        config[loop.precision] = {"enabled": True}
+    return config
+
+
+def save_config(run: Run, world_size: int, path: str | Path) -> Path:
+    """Write deepspeed_config as JSON, for `deepspeed --deepspeed_config FILE` and for other programs."""
+    path = Path(path)
+    path.write_text(json.dumps(deepspeed_config(run, world_size), indent=2) + "\n")
+    return path
+
+
+def _bucket_elements(run: Run) -> int:
+    """Room for one block or for the largest tensor. Even, because DeepSpeed aligns 16-bit messages to 4 bytes."""
+    block = sum(cost.layer_parameters(run.model).values())
+    return min(_LARGEST_BUCKET, 2 * math.ceil(max(block, run.model.vocab_size * run.model.d_model) / 2))
+
+
+class ZeROEngine(Engine):
+    """One of the ranks among which DeepSpeed divides the training states."""
+
+    checkpoint_format = "deepspeed"
+
+    def __init__(self, run: Run, world: World) -> None:
+        _check(run)
+        super().__init__(run, _on_cpu(world) if run.parallel.zero_stage == 3 else world)
+        self.world = world
+        self.autocast_dtype = None  # DeepSpeed casts the model itself
+        self.config = deepspeed_config(run, world.size)
+        self._freed_bytes = 0  # gradients that the last update used up
+        deepspeed = import_deepspeed(world.device)
+        with world.control(), quiet(), local_rank(world):
+            self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=self.config)
+        self._forget_warm_up()
+        self._reduce, self.engine.allreduce_gradients = self.engine.allreduce_gradients, self._note_and_reduce
+
+    @property
+    def _zero(self):
+        """DeepSpeed's optimizer: ours in its wrapper, or at stage 0 in fp32 ours itself."""
+        return self.engine.optimizer
+
+    def _forget_warm_up(self) -> None:
+        """In 16 bits, stage 0 steps the optimizer once with zero gradients, to allocate the moments: it decays the
+        weights and makes the bias correction of every later step that of the next. Undo it."""
+        if hasattr(self._zero, "fp32_groups"):
+            for masters, group in zip(self._zero.fp32_groups, self._zero.fp16_groups, strict=True):
+                for master, parameter in zip(masters, group, strict=True):
+                    master.data.copy_(parameter.data)
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+
+    # The step ------------------------------------------------------------------------------------------------------
+
+    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
+        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+        loss = self.accumulate(micro_batches)
+        grad_norm, skipped = self.update(lr)
+        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
+        return StepResult(loss, tokens, grad_norm, skipped)
+
+    def accumulate(self, micro_batches: list[MicroBatch]) -> float:
+        """The backward passes of a step: returns the mean loss; `held` then shows the gradients that update uses."""
+        loss = torch.zeros((), device=self.world.device, dtype=torch.float64)
+        with quiet():
+            for i, batch in enumerate(micro_batches):
+                if i:
+                    self.engine.step()  # counts the micro-batch before, and does no more
+                # Said, not counted: so a step may have other micro-batches than the configuration.
+                self.engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
+                part = self._forward(batch) / len(micro_batches)
+                self.engine.backward(part, scale_wrt_gas=False)
+                loss += part.detach()
+        if self.run.parallel.zero_stage >= 2:
+            self._freed_bytes = _nbytes(self._gradients())
+        return self._mean(loss)
+
+    def _note_and_reduce(self, *args, **kwargs) -> None:
+        if self.run.parallel.zero_stage < 2:  # the gradients are whole until here
+            self._freed_bytes = _nbytes(self._gradients())
+        self._reduce(*args, **kwargs)
+
+    def update(self, lr: float) -> tuple[float, bool]:
+        """Clip and update; returns (the norm before clipping, whether it was not finite and nothing was updated)."""
+        set_lr(self.optimizer, lr)
+        unwrapped = self._zero is self.optimizer  # DeepSpeed clips, but keeps the norm to itself
+        norm = clip_(self.model.parameters(), 0).item() if unwrapped else 0.0
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad()
+        with quiet():
+            self.engine.step()
+        if not unwrapped:
+            norm = float(self.engine.get_global_grad_norm())
+        return norm, not math.isfinite(norm) or not self.engine.was_step_applied()
+
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.engine(tokens, targets)
+
+    def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
+        """(mean cross-entropy, tokens) over all ranks' micro-batches, without gradients."""
+        with quiet(), self.world.control():  # stage 3 gathers the weights here too
+            return super().evaluate(micro_batches)
+
+    # What is held --------------------------------------------------------------------------------------------------
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """This rank's tensors, by category: fp32 masters are optimizer states, as in the ZeRO paper.
+
+        DeepSpeed frees gradients in the update. Those of the last backward pass then stand here as one tensor on
+        torch's meta device, which has their bytes and no memory.
+        """
+        zero, parameters = self._zero, list(self.model.parameters())
+        gradients = self._gradients()
+        if (freed := self._freed_bytes - _nbytes(gradients)) > 0:
+            gradients.append(torch.empty(freed, dtype=torch.uint8, device="meta"))
+        masters = [getattr(zero, name, []) for name in _MASTERS]
+        moments = [value for state in self.optimizer.state.values() for value in state.values()]
+        return {
+            "parameters": [p.data for p in parameters] + [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")],
+            "gradients": gradients,
+            "optimizer states": _tensors([masters, moments]),
+            "buffers": list(self.model.buffers())
+            + _tensors([getattr(zero, name, []) for name in _BUFFERS])
+            + _tensors([bucket.buffer for bucket in getattr(zero, "ipg_buckets", {}).values()]),
+        }
+
+    def _gradients(self) -> list[Tensor]:
+        zero = self._zero
+        found = [p.grad for p in self.model.parameters()]
+        found += [getattr(zero, name, None) for name in _GRADIENTS]
+        found += [master.grad for master in _tensors([getattr(zero, name, []) for name in _MASTERS])]
+        return _tensors(found)
+
+    # States and checkpoints ----------------------------------------------------------------------------------------
+
+    def state(self, full: bool = False) -> dict:
+        """`full`: the whole model under GPT's names, from the fp32 masters, on every rank's CPU. All ranks call it."""
+        if not full:
+            raise ConfigError("DeepSpeed writes its shards itself: use checkpoint.save, or state(full=True)")
+        from deepspeed.utils import safe_get_full_fp32_param as gather
+
+        masters = dict(
+            zip(_names(self.model, self._zero), _tensors([getattr(self._zero, "fp32_groups", [])]), strict=False)
+        )
+        with self.world.control(), torch.no_grad(), quiet():
+            state = {}
+            for name, parameter in self.model.named_parameters():
+                whole = masters.get(name) if masters else gather(parameter)
+                state[name] = (parameter if whole is None else whole).detach().to("cpu", torch.float32, copy=True)
+            return state | {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
+
+    def load(self, state: dict) -> None:
+        """DeepSpeed reads its own files: see read."""
+        raise ConfigError("DeepSpeed reads its shards itself: use checkpoint.load")
+
+    def write(self, folder: Path) -> None:
+        """DeepSpeed's save_checkpoint into `folder`. All ranks call it."""
+        with quiet():
+            names = {"fp32_names": _names(self.model, self._zero)}
+            self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=names)
+
+    def read(self, folder: Path, note: dict) -> None:
+        """DeepSpeed's load_checkpoint from `folder`. All ranks call it. Raises CheckpointError where it cannot."""
+        layout, stage = note["layout"], self.run.parallel.zero_stage
+        if (note["world_size"], layout["zero_stage"]) != (self.world.size, stage):
+            raise CheckpointError(
+                f"{folder} was written by {note['world_size']} ranks at ZeRO stage {layout['zero_stage']}, but this "
+                f"job has {self.world.size} at stage {stage}, and DeepSpeed resumes only the same: start "
+                f"{note['world_size']} with parallel.zero_stage={layout['zero_stage']}"
+            )
+        # Looked through first: a rank that fails alone would leave the others waiting in a collective.
+        broken = [problem for problem in self.world.gather(_damage(folder / _TAG, self.world.rank)) if problem]
+        if broken:
+            raise CheckpointError(f"cannot read {folder} ({broken[0]}): delete it to resume from the one before")
+        with quiet():
+            self.engine.load_checkpoint(str(folder), tag=_TAG)
+
+    def close(self) -> None:
+        """Free what DeepSpeed holds, its process groups included. The world stays connected."""
+        self.engine.destroy()
+        del self.engine, self._reduce
+        forget_groups()
+        super().close()
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a checkpoint under GPT's names, in fp32, read by one process without a process group."""
+    import_deepspeed(torch.device("cpu"))
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as merge
+
+    folder = Path(folder)
+    if problem := _damage(folder / _TAG, rank=None):
+        raise CheckpointError(f"cannot read {folder} ({problem}): delete it to use the one before")
+    if list((folder / _TAG).glob("*_optim_states.pt")):
+        with quiet():
+            return merge(str(folder), tag=_TAG)
+    # Stage 0 leaves one file, which zero_to_fp32 does not know.
+    found = torch.load(folder / _TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+    masters = _tensors([found["optimizer"].get("fp32_groups", [])])
+    return {name: tensor.float() for name, tensor in found["module"].items()} | {
+        name: tensor.detach() for name, tensor in zip(found["fp32_names"], masters, strict=True)
+    }
+
+
+def preload() -> None:
+    """Import DeepSpeed, so that ranks forked from this process need not; only where they will run on the CPU."""
+    if not torch.cuda.is_available():
+        import_deepspeed(torch.device("cpu"))
+
+
+# DeepSpeed's attributes, stages 1 and 2, then 3, then stage 0 in 16 bits
+_MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups")
+_GRADIENTS = ("averaged_gradients", "all_grad_tensors", "grads_in_partition", "grad_partitions_flat_buffer")
+_BUFFERS = (  # for offloading
+    "param_buffer_of_bit16_for_cpu_offload_groups",
+    "temp_grad_buffer_for_cpu_offload",
+    "temp_grad_buffer_for_gpu_offload",
+    "accumulated_grads_in_cpu",
+)
+
+
+def _check(run: Run) -> None:
+    if run.loop.precision == "fp64":
+        raise ConfigError(
+            "loop.precision fp64 with parallel.strategy zero: DeepSpeed keeps its masters and sends gradients in fp32, "
+            "so the weights would be fp32 in fp64's memory: set loop.precision to fp32 or bf16"
+        )
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [tensor for item in tree for tensor in _tensors(item)] if isinstance(tree, list | tuple) else []
+
+
+def _nbytes(tensors: list[Tensor]) -> int:
+    return held_bytes({"all": tensors})["all"]
+
+
+def _names(model: torch.nn.Module, zero: object) -> list[str]:
+    """The parameters in the order of stage 0's fp32 masters; nothing where there are none."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return (
+        [names[id(p)] for group in getattr(zero, "fp16_groups", []) for p in group]
+        if hasattr(zero, "fp32_groups")
+        else []
+    )
+
+
+def _damage(folder: Path, rank: int | None) -> str:
+    """What is wrong with the files that `rank` reads (all, for None); "" if nothing is seen."""
+    files = sorted(folder.glob("*_model_states.pt")) + sorted(folder.glob("*_optim_states.pt"))
+    mine = [file for file in files if rank is None or "zero_pp_rank" not in file.name or f"_rank_{rank}_" in file.name]
+    if not mine:
+        return f"{folder} holds no file of DeepSpeed for this rank"
+    return next((f"{file.name} is cut short" for file in mine if not zipfile.is_zipfile(file)), "")
+
+
+def _on_cpu(world: World) -> World:
+    """The same world, for a model that is to be built on the CPU: stage 3 never holds it whole on a device."""
+    return dataclasses.replace(world, device=torch.device("cpu"))
