@@ -88,10 +88,11 @@ class ParallelConfig:
             )
 
     def _check_schedule(self) -> None:
+        possible = {"interleaved": self.virtual_stages > 1, "zero-bubble": self.virtual_stages <= 2}
         require(
-            (self.virtual_stages > 1) == (self.schedule == "interleaved"),
-            f"parallel.virtual_stages {self.virtual_stages} with parallel.schedule {self.schedule}: the interleaved "
-            "schedule needs at least 2 virtual stages, and the others have 1",
+            possible.get(self.schedule, self.virtual_stages == 1),
+            f"parallel.virtual_stages {self.virtual_stages} with parallel.schedule {self.schedule}: interleaved needs "
+            "at least 2, zero-bubble takes 1 or 2, the others 1: change one of them",
         )
         if self.strategy == "megatron":
             require(
@@ -131,11 +132,17 @@ class ParallelConfig:
 
     def check_micro_batches(self, n_micro: int) -> None:
         """Raise ConfigError where the schedule cannot work with `n_micro` micro-batches in a step."""
-        if self.schedule == "interleaved":
+        if self.schedule == "interleaved" or (self.schedule == "zero-bubble" and self.virtual_stages == 1):
             require(
                 n_micro % self.pp == 0,
-                f"{n_micro} micro-batches a step with parallel.pp {self.pp}: the interleaved schedule needs a multiple "
-                f"of pp: set loop.micro_batch so that there are {-(-n_micro // self.pp) * self.pp}",
+                f"{n_micro} micro-batches a step with parallel.pp {self.pp}: the {self.schedule} schedule needs a "
+                f"multiple of pp: set loop.micro_batch so that there are {-(-n_micro // self.pp) * self.pp}",
+            )
+        if self.strategy == "pipeline" and self.schedule == "1f1b":
+            require(
+                n_micro >= self.pp,
+                f"{n_micro} micro-batches a step with parallel.pp {self.pp}: torch's 1f1b schedule needs at least one "
+                f"for every stage: set loop.micro_batch so that there are {self.pp}, or schedule=gpipe",
             )
 
     def data_parallel(self, world_size: int) -> int:

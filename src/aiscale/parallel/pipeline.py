@@ -1,0 +1,389 @@
+"""Pipeline parallelism by torch.distributed.pipelining: each rank holds some of the layers, micro-batches flow through.
+
+The GPT is cut into pp x virtual_stages pieces of equally many blocks; the first also has the embeddings, the last the
+norm and the head. Schedules: gpipe, 1f1b, interleaved (several pieces a rank), zero-bubble (the backward pass in two
+halves, for inputs and for weights; one piece a rank, or two that go down and up again, "ZB-V": Qi et al. 2023).
+
+    aiscale train --nproc 4 --set parallel.strategy=pipeline --set parallel.pp=2 --set loop.micro_batch=2
+
+What travels: activations (B,T,D) forward and their gradients back, between neighbours; the gradient of tied embeddings
+between first and last stage, which hold a copy each; and over dp, once a step, every gradient. Messages have the
+precision of the weights: under autocast the residual stream stays in fp32.
+
+Shapes: B sequences of one micro-batch, T tokens, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+from torch.utils.checkpoint import checkpoint
+
+from aiscale.config import ConfigError, Run
+from aiscale.cost import stage_ranks
+from aiscale.dist import World
+from aiscale.model import GPT, cross_entropy, rotary_angles
+from aiscale.optim import build_optimizer, set_lr
+from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, StepResult
+
+#: (schedule, whether a rank has several pieces) -> torch's class
+_SCHEDULES = {
+    ("gpipe", False): ScheduleGPipe,
+    ("1f1b", False): Schedule1F1B,
+    ("interleaved", True): ScheduleInterleaved1F1B,
+    ("zero-bubble", False): ScheduleInterleavedZeroBubble,
+    ("zero-bubble", True): ScheduleZBVZeroBubble,
+}
+
+#: (kind, piece, micro-batch) -> the context in which that work is done; parallel.trace has one with a clock
+Watch = Callable[[str, int, int], AbstractContextManager]
+
+
+class Part(nn.Module):
+    """The modules of a GPT from block `start` up to `stop`, under GPT's own names; with tied embeddings the last part
+    has the token embedding too, as its head."""
+
+    def __init__(self, whole: GPT, layers: Iterable[int], autocast_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.config, layers = whole.config, list(layers)
+        self.is_first, self.is_last = 0 in layers, whole.config.n_layer - 1 in layers
+        self.autocast_dtype = autocast_dtype
+        if self.is_first or (self.is_last and self.config.tied):
+            self.token_embedding = whole.token_embedding
+        if self.is_first and self.config.position == "learned":
+            self.position_embedding = whole.position_embedding
+        self.blocks = nn.ModuleDict({str(layer): whole.blocks[layer] for layer in layers})
+        if self.is_last:
+            self.norm = whole.norm
+            if not self.config.tied:
+                self.head = whole.head
+
+    def num_parameters(self) -> int:
+        """All parameters of this part."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B,T) in the first part, else activations (B,T,D) -> activations (B,T,D)."""
+        with self._autocast(x.device):
+            positions, rope = torch.arange(x.shape[1], device=x.device), None
+            if self.is_first:
+                x, rope = GPT.embed(self, x, positions)
+            elif self.config.position == "rotary":
+                rope = rotary_angles(positions, self.config, x.dtype)
+            for block in self.blocks.values():
+                if self.config.activation_checkpointing and torch.is_grad_enabled():
+                    x = checkpoint(block, x, rope, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    x = block(x, rope)
+            return self.norm(x) if self.is_last else x
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """What the last part makes of its output (B,T,D): the mean cross-entropy."""
+        with self._autocast(hidden.device):
+            head = self.token_embedding if self.config.tied else self.head
+            return cross_entropy(hidden, head.weight, targets)
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager:
+        return torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
+
+
+class _WatchedStage(PipelineStage):
+    """torch's stage, telling `watch` what it does when."""
+
+    watch: Watch
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
+        with self.watch("forward", self.stage_index, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
+        with self.watch("backward", self.stage_index, bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
+        with self.watch("weights", self.stage_index, bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+class PipelineEngine(Engine):
+    """Some of the layers on every rank. Ranks are numbered pp x dp, so that a pipeline's neighbours are dp apart."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        self.run, self.world, layout = run, world, run.parallel
+        dp = layout.data_parallel(world.size)
+        with world.control():
+            mesh = world.mesh(pp=layout.pp, dp=dp)
+        self.pp_group, self.dp_group = mesh.get_group("pp"), mesh.get_group("dp")
+        self.pp_rank, self.data_rank, self.data_world = mesh.get_local_rank("pp"), mesh.get_local_rank("dp"), dp
+        self.stage_ranks = stage_ranks(layout.schedule, layout.pp, layout.virtual_stages)
+        self._cut(len(self.stage_ranks))
+        self._meet_for_tied_embeddings()
+        self.optimizer = build_optimizer(self.model, run.optimizer)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=run.loop.precision == "fp16")
+        # The scaler learns its device from the first loss, and only one rank has losses.
+        self.scaler.scale(torch.zeros((), device=world.device))
+        # All gradients lie in one piece of memory: cleared at once, and averaged over dp by one all-reduce.
+        self.gradients = torch.zeros(self.model.num_parameters(), dtype=self.dtype, device=world.device)
+        self._attach_gradients()
+        self._schedules: dict[tuple, tuple] = {}
+        self._loss = torch.zeros((), device=world.device, dtype=torch.float64)
+        self.watch: Watch = lambda kind, piece, micro_batch: nullcontext()
+
+    def _cut(self, pieces: int) -> None:
+        """Draw the whole model as serial does, and keep this rank's parts of it."""
+        run, device = self.run, self.world.device
+        double = run.loop.precision == "fp64"
+        torch.manual_seed(run.loop.seed)
+        whole = GPT(run.model)
+        # What a checkpoint holds, for which no rank alone has the names.
+        self.shapes = {name: p.shape for name, p in whole.named_parameters()}
+        self.dtype, autocast = torch.float64 if double else torch.float32, _AUTOCAST.get(run.loop.precision)
+        size = run.model.n_layer // pieces
+        layers = {s: range(s * size, (s + 1) * size) for s, rank in enumerate(self.stage_ranks) if rank == self.pp_rank}
+        self.parts = {s: Part(whole, layers[s], autocast) for s in layers}
+        self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # the same modules, all of them
+        self.model.to(device, self.dtype)
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
+
+    def _meet_for_tied_embeddings(self) -> None:
+        """A process group of the two ranks that hold a copy of the same embedding."""
+        first, last = self.stage_ranks[0], self.stage_ranks[-1]
+        self.embedding_group = None
+        if not self.run.model.tied or first == last:
+            return
+        with self.world.control():
+            for column in range(self.data_world):  # every rank takes part in making every group
+                pair = [rank * self.data_world + column for rank in (first, last)]
+                group = dist.new_group(pair, group_desc="embedding")
+                if self.world.rank in pair:
+                    self.embedding_group = group
+
+    def _attach_gradients(self) -> None:
+        parameters = list(self.model.parameters())
+        for p, flat in zip(parameters, self.gradients.split([p.numel() for p in parameters]), strict=True):
+            p.grad = flat.view_as(p)
+
+    # One step ------------------------------------------------------------------------------------------------------
+
+    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
+        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+        self.gradients.zero_()
+        self._loss.zero_()
+        schedule, stages = self._schedule(len(micro_batches), micro_batches[0][0].shape)
+        tokens, targets = (torch.cat(part).to(self.world.device) for part in zip(*micro_batches, strict=True))
+        try:
+            schedule.step(
+                *([tokens] if self.model.is_first else []),
+                target=targets if self.model.is_last else None,
+                return_outputs=False,
+            )
+        except RuntimeError as error:  # torch puts it around whatever a stage raises
+            if isinstance(error.__cause__, ConfigError):
+                raise error.__cause__ from None
+            raise
+        for stage in stages:
+            stage.clear_runtime_states()  # else the gradients of what was received stay until the next step
+        self._average_gradients()
+        grad_norm, skipped = self._update(lr)
+        n = targets.numel() * self.data_world
+        return StepResult(self.world.sum(self._loss.item()), n, grad_norm, skipped)
+
+    def _schedule(self, n_micro: int, shape: torch.Size) -> tuple:
+        """torch's schedule for so many micro-batches of this shape, and its stages; they own buffers for messages."""
+        if (n_micro, shape) not in self._schedules:
+            layout = self.run.parallel
+            stages = [self._stage(s, part, shape) for s, part in self.parts.items()]
+            several = layout.virtual_stages > 1
+            kind = _SCHEDULES[layout.schedule, several]
+            scale = n_micro * self.data_world
+
+            def loss(hidden: Tensor, targets: Tensor) -> Tensor:
+                with self.watch("forward", len(self.stage_ranks) - 1, -1):
+                    value = self.parts[len(self.stage_ranks) - 1].loss(hidden, targets) / scale
+                self._loss += value.detach()
+                return self.scaler.scale(value)
+
+            flat = not issubclass(kind, (ScheduleGPipe, Schedule1F1B))
+            schedule = kind(stages if flat else stages[0], n_micro, loss_fn=loss, scale_grads=False)
+            self._schedules = {(n_micro, shape): (schedule, stages)}
+        return self._schedules[n_micro, shape]
+
+    def _stage(self, index: int, part: Part, shape: torch.Size) -> PipelineStage:
+        def like(is_tokens: bool) -> Tensor:
+            kind = {"dtype": torch.int64} if is_tokens else {"dtype": self.dtype, "requires_grad": True}
+            return torch.empty(*shape, *([] if is_tokens else [self.run.model.d_model]), device="meta", **kind)
+
+        # Told the shapes, torch does not send them ahead; only that this is so, in 4-byte messages of the first step.
+        stage = _WatchedStage(
+            part,
+            index,
+            len(self.stage_ranks),
+            self.world.device,
+            input_args=like(part.is_first),
+            output_args=like(False),
+            group=self.pp_group,
+        )
+        stage.watch = lambda *what: self.watch(*what)
+        return stage
+
+    def _average_gradients(self) -> None:
+        if self.data_world > 1:  # the loss was already divided by it
+            dist.all_reduce(self.gradients, group=self.dp_group)
+        if self.embedding_group is not None:
+            dist.all_reduce(self.model.token_embedding.weight.grad, group=self.embedding_group)
+
+    def _update(self, lr: float) -> tuple[float, bool]:
+        """As serial's, with the norm of the whole model."""
+        set_lr(self.optimizer, lr)
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        norm = self._global_norm()
+        finite = math.isfinite(norm)
+        if self.run.optimizer.clip_norm > 0 and finite:
+            total = torch.tensor(norm, dtype=self.dtype, device=self.world.device)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.run.optimizer.clip_norm, total)
+        if self.scaler.is_enabled():  # an overflow on one stage stops the step on all
+            for found in self.scaler._found_inf_per_device(self.optimizer).values():
+                found.fill_(float(not finite))
+        if finite or self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return norm, not finite
+
+    def _global_norm(self) -> float:
+        """The norm of all gradients of the model; the copy of tied embeddings counts once."""
+        squares = 0.0
+        if self.data_rank == 0:  # the others have the same
+            squares = _square_norm(self.gradients)
+            if self.embedding_group is not None and not self.model.is_first:
+                squares -= _square_norm(self.model.token_embedding.weight.grad)
+        return math.sqrt(self.world.sum(squares))
+
+    # Evaluation ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
+        """(mean cross-entropy, tokens) over all ranks' micro-batches, by forward passes alone."""
+        total, tokens = torch.zeros((), device=self.world.device, dtype=torch.float64), 0
+        batches = iter(micro_batches)
+        while group := list(itertools.islice(batches, 4 * self.run.parallel.pp)):
+            total += self._forward_only(group)
+            tokens += sum(targets.numel() for _, targets in group)
+        all_tokens = self.world.sum(tokens if self.pp_rank == 0 else 0)
+        return self.world.sum(total.item()) / all_tokens, int(all_tokens)
+
+    def _forward_only(self, micro_batches: list[MicroBatch]) -> Tensor:
+        """The sum of the losses of these tokens where this rank has the last part, else 0; one part after another."""
+        device, total = self.world.device, torch.zeros((), device=self.world.device, dtype=torch.float64)
+        sent, kept = [], {}
+        for s, part in self.parts.items():
+            for i, (tokens, targets) in enumerate(micro_batches):
+                x = tokens.to(device) if part.is_first else kept.pop((s, i), None)
+                if x is None:
+                    x = torch.empty(*tokens.shape, self.run.model.d_model, dtype=self.dtype, device=device)
+                    dist.recv(x, group=self.pp_group, group_src=self.stage_ranks[s - 1])
+                x = part(x)
+                if part.is_last:
+                    total += part.loss(x, targets.to(device)).double() * targets.numel()
+                elif self.stage_ranks[s + 1] == self.pp_rank:
+                    kept[s + 1, i] = x
+                else:
+                    sent.append(dist.isend(x, group=self.pp_group, group_dst=self.stage_ranks[s + 1]))
+        for message in sent:
+            message.wait()
+        return total
+
+    # Checkpoints ---------------------------------------------------------------------------------------------------
+
+    def held(self) -> dict[str, list[Tensor]]:
+        """As serial's; the buffers are those in which messages arrive, one for each micro-batch."""
+        received = [
+            info.buffer
+            for _, stages in self._schedules.values()
+            for stage in stages
+            for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
+            for info in infos
+            if info.buffer is not None
+        ]
+        held = super().held()
+        return held | {"buffers": [*held["buffers"], *received]}
+
+    def state(self, full: bool = False) -> dict:
+        """What a checkpoint keeps: this rank's part under GPT's names. full: the whole model, on rank 0, on the CPU."""
+        if full:
+            return self._whole_model()
+        with self._fresh_optimizer():
+            model, optimizer = get_state_dict(self.model, self.optimizer)
+        # The groups are written once for all ranks, so they name the parameters of all.
+        matrices = [name for name, shape in self.shapes.items() if len(shape) >= 2]
+        vectors = [name for name in self.shapes if name not in matrices]
+        for group, names in zip(optimizer["param_groups"], (matrices, vectors), strict=True):
+            group["params"] = names
+        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
+
+    def load(self, state: dict) -> None:
+        """Take over a state that `state(full=False)` gave, on this or another number of ranks or stages."""
+        own = dict(self.model.named_parameters())
+        optimizer = dict(state["optimizer"])
+        optimizer["param_groups"] = [
+            {**group, "params": [name for name in group["params"] if name in own]}
+            for group in optimizer["param_groups"]
+        ]
+        with self._fresh_optimizer():
+            set_state_dict(
+                self.model,
+                self.optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=optimizer,
+                options=StateDictOptions(strict=True),
+            )
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+
+    @contextmanager
+    def _fresh_optimizer(self) -> Iterator[None]:
+        """torch fills the states of an optimizer that has not stepped yet, unless there are gradients."""
+        self.model.zero_grad(set_to_none=True)
+        yield
+        self._attach_gradients()
+
+    def _whole_model(self) -> dict[str, Tensor]:
+        """Tensor by tensor to rank 0, from the first rank that has it."""
+        own, whole = dict(self.model.named_parameters()), {}
+        owners = self.world.gather(sorted(own))
+        for name, shape in self.shapes.items():
+            owner = next(rank for rank, names in enumerate(owners) if name in names)
+            if self.world.rank == owner != 0:
+                with self.world.control():
+                    dist.send(own[name].detach(), dst=0)
+            if self.world.is_main:
+                value = own[name].detach() if owner == 0 else self.gradients.new_empty(shape)
+                if owner != 0:
+                    with self.world.control():
+                        dist.recv(value, src=owner)
+                whole[name] = value.cpu()
+        return whole
+
+    def close(self) -> None:
+        """Free what the engine holds. The world stays connected."""
+        self._schedules.clear()
+
+
+def _square_norm(gradients: Tensor) -> float:
+    return torch.linalg.vector_norm(gradients, dtype=torch.float64).item() ** 2
