@@ -44,12 +44,12 @@ def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -
     """Time that a rank waits over time that it works, where all pieces take as long and messages nothing.
 
     Zero-bubble with a forward pass as long as each half of the backward pass: (p - 1) / (3 m) with one piece a rank
-    (ZB-H1: its gap is a forward pass and the two halves, less two weight halves, a third of 1F1B's), and none with two
-    (ZB-V, from m = 2 p micro-batches on).
+    (ZB-H1), a third of 1F1B's. With two (ZB-V, from m = 2 p - 1 on) no rank ever waits between its first work and its
+    last, but each starts half a forward pass after the one before it and all end the step together: (p - 1) / (6 m).
     """
     _check(schedule, pp, n_micro, virtual_stages)
     if schedule == "zero-bubble":
-        return (pp - 1) / (3 * n_micro) if virtual_stages == 1 else 0.0
+        return (pp - 1) / (3 * virtual_stages * n_micro)
     return (pp - 1) / (virtual_stages * n_micro)
 
 
