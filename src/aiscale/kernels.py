@@ -250,12 +250,17 @@ def stream_by_columns(model: nn.Module) -> nn.Module:
 
 def cross_entropy_plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """hidden (B,T,D), head weight (V,D), targets (B,T) -> mean of -log softmax(hidden weight^T)[target], a scalar."""
-    logits = F.linear(hidden, weight)
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+    logits = F.linear(hidden, weight).flatten(0, -2)
+    return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets.flatten())
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """cross_entropy_plain, holding the logits of a few hundred tokens at a time."""
+    """cross_entropy_plain, holding the logits of a few hundred tokens at a time.
+
+    Under torch.compile the plain form: the compiler merges its steps, and then few large products beat many small ones.
+    """
+    if torch.compiler.is_compiling():
+        return cross_entropy_plain(hidden, weight, targets)
     with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), with_grad)
 

@@ -36,6 +36,11 @@ class Run:
             f"loop.seq_len {self.loop.seq_len} is longer than model.max_seq_len {self.model.max_seq_len}: "
             "shorten the first or lengthen the second",
         )
+        require(
+            not self.loop.compile or self.parallel.strategy in ("serial", "mpi", "ddp"),
+            f"loop.compile is true, but parallel.strategy {self.parallel.strategy} hooks into every layer: set it to "
+            "false, or strategy to ddp",
+        )
         self.parallel.check_model(self.model)
 
     def override(self, *assignments: str) -> Run:

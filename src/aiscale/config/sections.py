@@ -126,6 +126,8 @@ class LoopConfig:
     keep_checkpoints: int = 2  #: how many of the newest checkpoints stay on disk
     seed: int = 1337  #: of the initial weights
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "gloo"] = "auto"  #: auto: NCCL between GPUs, else gloo; gloo: ranks may share a GPU
+    compile: bool = False  #: torch.compile the model: slow to start, fast on GPUs
 
     def __post_init__(self) -> None:
         require_positive("loop", self, "seq_len global_batch eval_batches log_every keep_checkpoints")

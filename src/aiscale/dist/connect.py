@@ -8,6 +8,7 @@ GPUs). This file answers the last two and hands out a `World`.
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import pickle
 import re
@@ -31,6 +32,9 @@ from aiscale.dist.launchers import ConnectError, Launch, find_launch
 from aiscale.dist.wire import Traffic
 
 __all__ = ["ConnectError", "RankError", "World", "connect"]
+
+
+_worlds = itertools.count()  #: that this process has joined; ranks join and leave them together
 
 
 class RankError(RuntimeError):
@@ -67,7 +71,7 @@ class World:
     def barrier(self) -> None:
         """Wait until every rank has come here."""
         # NCCL would guess the device from the rank, and hang where it guesses wrong.
-        devices = [self.device.index] if self.device.type == "cuda" else None
+        devices = [self.device.index] if self.backend == "nccl" else None
         with self.control():
             dist.barrier(device_ids=devices)
 
@@ -147,23 +151,23 @@ class World:
             time.sleep(0.2 if self.size > 1 else 0)
 
 
-def connect(device: str = "auto", timeout_s: float = 300.0) -> World:
+def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "auto") -> World:
     """Join the ranks that were started together with this one; alone, be a world of one.
 
-    `device` is auto (a GPU where there is one), cpu or cuda. Calling it again in one process leaves the old world and
-    joins a new one. Raises ConnectError when the ranks cannot meet.
+    `device` is auto (a GPU where there is one), cpu or cuda. `backend` is auto (NCCL between GPUs, else gloo), or gloo:
+    then several ranks may share a GPU, slowly, for every message passes through host memory. Calling it again in one
+    process leaves the old world and joins a new one. Raises ConnectError when the ranks cannot meet.
     """
     parents = [process.name() for process in psutil.Process().parents()[:3]]
     place = find_launch(os.environ, parents)
     if dist.is_initialized():
         dist.destroy_process_group()
-    here = _pick_device(device, place)
-    traffic = Traffic()
-    backend = wire.backend_for(traffic, here)
+    here = _pick_device(device, place, shared=backend == "gloo")
+    metered = wire.backend_for(traffic := Traffic(), here, backend)
     if here.type == "cuda":
         torch.cuda.set_device(here)
     _make_gloo_find_itself()
-    _init_process_group(backend, place, timeout_s)
+    _init_process_group(metered, place, timeout_s)
     world = World(
         rank=place.rank,
         size=place.size,
@@ -171,13 +175,13 @@ def connect(device: str = "auto", timeout_s: float = 300.0) -> World:
         local_size=place.local_size,
         device=here,
         launcher=place.launcher,
-        backend="nccl" if here.type == "cuda" else "gloo",
+        backend="nccl" if here.type == "cuda" and backend != "gloo" else "gloo",
         traffic=traffic,
     )
     if place.launcher == "mpiexec" and place.size > 1:
         end_job_on_uncaught_error()  # after torch, whose own hook holds back what the one before it prints
     world.processes = world.gather((socket.gethostname(), os.getpid()))
-    if here.type == "cuda":
+    if world.backend == "nccl":
         _refuse_shared_gpus(world.gather((socket.gethostname(), str(torch.cuda.get_device_properties(here).uuid))))
     return world
 
@@ -204,26 +208,26 @@ def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
         if (first := gpus.index(gpu)) != rank:
             raise ConnectError(
                 f"ranks {first} and {rank} on {gpu[0]} were given the same GPU: start one rank for each GPU "
-                "(srun --gpus-per-task=1), or set loop.device=cpu"
+                "(srun --gpus-per-task=1), or set loop.backend=gloo to share it, or loop.device=cpu"
             )
 
 
-def _pick_device(device: str, place: Launch) -> torch.device:
+def _pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConnectError("loop.device is cuda, but torch sees no GPU here: set loop.device=auto, or check the driver")
     count = torch.cuda.device_count()
     # All ranks of a node must decide alike: some on GPUs and some on the CPU could not talk to each other.
-    if count >= place.local_size:
-        return torch.device("cuda", place.local_rank)
+    if shared or count >= place.local_size:
+        return torch.device("cuda", place.local_rank % count)
     # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees one device, its own.
     if count == 1 and (device == "cuda" or place.launcher == "srun"):
         return torch.device("cuda", 0)
     if device == "cuda":
         raise ConnectError(
             f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} ranks a node, "
-            "or set loop.device=cpu"
+            "or set loop.backend=gloo to share them, or loop.device=cpu"
         )
     return torch.device("cpu")
 
@@ -246,13 +250,16 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
         address = "this process"
     else:
         host, port = _meeting_point(place)
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
         # DeepSpeed and others read these; AISCALE_LAUNCHER keeps who started us when we connect a second time.
-        os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size), LOCAL_RANK=str(place.local_rank))
-        os.environ.update(LOCAL_WORLD_SIZE=str(place.local_size), AISCALE_LAUNCHER=place.launcher)
-        where["init_method"] = "env://"
+        known = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
+        known |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
+        os.environ.update({key: str(value) for key, value in known.items()}, AISCALE_LAUNCHER=place.launcher)
         address = f"{host}:{port}"
     try:
+        if "store" not in where:
+            store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+            # It may outlive a world, and a second one must not read where the first one's ranks could be found.
+            where["store"] = dist.PrefixStore(f"world{next(_worlds)}", store)
         dist.init_process_group(backend, **where)
     except (RuntimeError, ValueError) as error:
         raise ConnectError(_explain(error, place, address, timeout_s)) from error

@@ -12,6 +12,9 @@ Groups that anyone makes later (new_group, a device mesh, Megatron-Core's) are o
     engine.step(...)
     world.traffic.groups_since(before)     # {("all_reduce", Group("world", (0, 1))): Count(calls, payload_bytes)}
 
+gloo reads host memory. Where its ranks hold tensors on a GPU (several ranks may share one: loop.backend=gloo),
+`Staged` sends copies of them.
+
 On CUDA, NCCL runs unwrapped and `flight` reads what it did from torch's flight recorder; AISCALE_NCCL_WIRE=1 puts NCCL
 inside a Wire instead (see `register`).
 """
@@ -76,6 +79,7 @@ class Wire(dist.ProcessGroup):
     def __init__(self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...]) -> None:
         super().__init__(inner.rank(), inner.size())
         self.inner, self.traffic, self.ranks = inner, traffic, ranks
+        self.reads_gpus = False  #: whether the group inside takes tensors on a GPU as they are
         self._group: Group | None = None
 
     @property
@@ -96,10 +100,69 @@ class Wire(dist.ProcessGroup):
         self.traffic.add(op, self.group, _nbytes(args[which]) * shares, peer)
 
 
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether gloo needs a copy of it."""
+    return tensor.device.type != "cpu"
+
+
+class Staged(dist._Work):
+    """A collective of gloo over copies of GPU tensors in host memory: `wait` brings the results back to the GPU.
+
+    torch's own gloo knows GPUs in some collectives only (not in send and receive). Every message passes through the
+    host twice, so this is for seeing that a strategy works on a GPU, not for speed.
+    """
+
+    def __init__(self, collective: Callable[..., dist.Work], op: str, args: tuple, kwargs: dict) -> None:
+        super().__init__()
+        self.copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        host = [self._copied(argument) for argument in args]
+        self.copies = {} if op == "send" else {key: self.copies[key] for key in map(id, _tensors(args[0]))}
+        self.results = args[0]
+        self.work = collective(*host, **kwargs)
+
+    def _copied(self, value):
+        if isinstance(value, (list, tuple)):
+            return [self._copied(item) for item in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        # A blocking copy: it waits for what the GPU has still to compute of this tensor.
+        return self.copies.setdefault(id(value), (value, value.detach().to("cpu", copy=True)))[1]
+
+    def wait(self, timeout=None) -> bool:
+        self.work.wait()
+        with torch.no_grad():
+            for tensor, copy in self.copies.values():
+                tensor.copy_(copy)
+        self.copies = {}
+        return True
+
+    def is_completed(self) -> bool:
+        return self.work.is_completed() and self.wait()
+
+    def get_future(self) -> torch.futures.Future:
+        self.wait()
+        tensors = list(_tensors(self.results))
+        devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
+        future = torch.futures.Future(devices=devices)
+        future.set_result(self.results)
+        return future
+
+
+def _tensors(value) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
 def _counting(method: str, op: str, which: int):
     def call(self: Wire, *args, **kwargs):
         self.count(op, args, which)
-        return getattr(self.inner, method)(*args, **kwargs)
+        collective = getattr(self.inner, method)
+        if not self.reads_gpus and any(map(on_gpu, _tensors(args))):
+            return Staged(collective, op, args, kwargs)
+        return collective(*args, **kwargs)
 
     call.__name__ = method
     return call
@@ -121,9 +184,10 @@ for _method in _UNCOUNTED:
     setattr(Wire, _method, _handing_on(_method))
 
 
-def backend_for(traffic: Traffic, device: torch.device) -> str:
-    """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`."""
-    if device.type != "cuda":
+def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto") -> str:
+    """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`;
+    gloo: over gloo even from a GPU."""
+    if device.type != "cuda" or backend == "gloo":
         return register(traffic)
     if os.environ.get("AISCALE_NCCL_WIRE") == "1":
         return register(traffic, nccl=True)
@@ -146,6 +210,7 @@ def register(traffic: Traffic, *, nccl: bool = False) -> str:
         ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
         inner = dist.ProcessGroup(options.store, rank, size)
         wire = Wire(inner, traffic, ranks)
+        wire.reads_gpus = nccl
         for device, kind, backend in _backends(options, pg_options, nccl):
             # Wire knows the backends too: torch asks it for them, and a call that Wire does not know still arrives.
             for group in (inner, wire):

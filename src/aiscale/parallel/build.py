@@ -25,7 +25,10 @@ ENGINES = {
 def build(run: Run, world: World) -> Engine:
     """The engine that trains `run` as one rank of `world`; raises ConfigError when the layout does not fit."""
     run.check_world(world.size)
-    return pkgutil.resolve_name(ENGINES[run.parallel.strategy])(run, world)
+    engine = pkgutil.resolve_name(ENGINES[run.parallel.strategy])(run, world)
+    if run.loop.compile:
+        engine.model.compile()  # in place: parameters keep their names, and checkpoints know nothing of it
+    return engine
 
 
 def preload(strategy: str) -> None:

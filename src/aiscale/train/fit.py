@@ -61,7 +61,7 @@ def fit(
     newest checkpoint, exactly. Raises ConfigError, ConnectError, RunFolderError or TrainingError with one line.
     """
     own_world = world is None
-    world = world or connect(run.loop.device)
+    world = world or connect(run.loop.device, backend=run.loop.backend)
     try:
         return _Training(run, world, Path(runs_dir) / run.name, progress).execute(resume, overwrite)
     except Exception as error:
