@@ -76,13 +76,15 @@ def loss_divided_by_the_wrong_n():
     """A mean over the targets, one too many of them."""
 
     def make(real):
-        def wrong(logits, targets, *args, **kwargs):
-            n = targets.numel()
-            return real(logits, targets, *args, **kwargs) * n / (n + 1)
+        def wrong(*tensors):
+            n = tensors[-1].numel()
+            return real(*tensors) * n / (n + 1)
 
         return wrong
 
-    replace("aiscale.model:cross_entropy", make)
+    for module in ("aiscale.model", "aiscale.parallel.pipeline"):
+        if module in sys.modules:
+            replace(f"{module}:cross_entropy", make)
 
 
 @fault
@@ -93,6 +95,34 @@ def qkv_swapped():
         weight.copy_(torch.cat([k, q, v]))
 
     after_building(swap)
+
+
+@fault
+def qkv_rows_in_the_wrong_order():
+    """Megatron-Core's own order of rows forgotten when weights are carried to it."""
+    layout = "aiscale.parallel.megatron.layout"
+    replace(
+        f"{layout}:query_key_value_order",
+        lambda real: lambda model: torch.arange((model.n_head + 2 * model.kv_heads) * model.d_head),
+    )
+
+
+@fault
+def tensor_parallel_reduction_dropped():
+    replace("megatron.core.tensor_parallel.mappings:_reduce", lambda real: lambda tensor, group: tensor)
+
+
+@fault
+def tied_embedding_gradient_not_reduced():
+    if "megatron.core" in sys.modules:
+        finalize = "megatron.core.distributed.finalize_model_grads"
+        replace(f"{finalize}:_allreduce_word_embedding_grads", lambda real: lambda *args: None)
+    else:
+
+        def forget(self):
+            self.embedding_group = None
+
+        replace("aiscale.parallel.pipeline:PipelineEngine._meet_for_tied_embeddings", lambda real: forget)
 
 
 @fault
@@ -121,6 +151,39 @@ def one_wrong_weight():
     after_building(change)
 
 
+#: strategy -> (the library, where it is entered)
+LIBRARIES = {
+    "ddp": ("torch", "torch.nn.parallel:DistributedDataParallel.__init__"),
+    "fsdp": ("torch", "aiscale.parallel.fsdp:fully_shard"),
+    "pipeline": ("torch", "torch.distributed.pipelining:PipelineStage.__init__"),
+    "zero": ("deepspeed", "deepspeed:initialize"),
+    "megatron": ("megatron", "megatron.core.models.gpt.gpt_model:GPTModel.__init__"),
+}
+
+
+def make_raise(strategy: str) -> None:
+    def raising(*_, **__):
+        raise RuntimeError(f"the library of {strategy} was entered")
+
+    library, where = LIBRARIES[strategy]
+    if library in sys.modules:
+        replace(where, lambda real: raising)
+    else:
+        sys.modules[library] = None  # the import raises
+
+
+@fault
+def own_library_raises(strategy):
+    make_raise(strategy)
+
+
+@fault
+def other_libraries_raise(strategy):
+    for other in LIBRARIES:
+        if other != strategy:
+            make_raise(other)
+
+
 def train_with_faults() -> None:
     """From now on `fit` plants the fault that the run's name asks for."""
     real = aiscale.train.fit
@@ -128,7 +191,8 @@ def train_with_faults() -> None:
     def fit(run, *args, **kwargs):
         name = run.name.partition("--")[2]
         if name:
-            FAULTS[name]()
+            wants_strategy = FAULTS[name].__code__.co_argcount
+            FAULTS[name](*[run.parallel.strategy] * wants_strategy)
         return real(run, *args, **kwargs)
 
     aiscale.train.fit = fit

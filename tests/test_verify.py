@@ -13,18 +13,25 @@ from ranks import aiscale
 
 FAULTS = str(Path(__file__).with_name("faults.py"))
 
-#: fault -> the rung that it is planted in
-PLANTED = {
-    "none": "ddp-x2-accumulated",
-    "all-reduce-skipped": "ddp-x2",
-    "gradient-doubled": "ddp-x2",
-    "loss-divided-by-the-wrong-n": "ddp-x2",
-    "qkv-swapped": "ddp-x2",
-    "decay-applied-to-biases": "ddp-x2",
-    "learning-rate-off-by-one-step": "ddp-x2",
-    "a-micro-batch-dropped": "ddp-x2-accumulated",
-    "one-wrong-weight": "ddp-x2",
-}
+#: (fault, the rung that it is planted in)
+PLANTED = [
+    ("all-reduce-skipped", "ddp-x2"),
+    ("gradient-doubled", "ddp-x2"),
+    ("loss-divided-by-the-wrong-n", "ddp-x2"),
+    ("loss-divided-by-the-wrong-n", "pp2-1f1b"),
+    ("tensor-parallel-reduction-dropped", "tp2"),
+    ("tied-embedding-gradient-not-reduced", "pp2-1f1b"),
+    ("tied-embedding-gradient-not-reduced", "pp2-megatron"),
+    ("qkv-swapped", "ddp-x2"),
+    ("qkv-rows-in-the-wrong-order", "tp2"),
+    ("decay-applied-to-biases", "ddp-x2"),
+    ("decay-applied-to-biases", "zero3-x2"),
+    ("learning-rate-off-by-one-step", "ddp-x2"),
+    ("a-micro-batch-dropped", "ddp-x2-accumulated"),
+    ("one-wrong-weight", "ddp-x2"),
+]
+#: of every library
+REPRESENTATIVES = ["ddp-x2", "fsdp-x2", "pp2-1f1b", "zero2-x2", "tp2"]
 
 
 def climb_with_faults(pairs) -> dict:
@@ -40,18 +47,27 @@ def climb_with_faults(pairs) -> dict:
 
 @pytest.fixture(scope="module")
 def verdicts():
-    return climb_with_faults(PLANTED.items())
+    libraries = [(f, rung) for f in ("own-library-raises", "other-libraries-raise") for rung in REPRESENTATIVES]
+    return climb_with_faults([("none", "ddp-x2"), *PLANTED, *libraries])
 
 
-@pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_turns_its_rung_red(fault, verdicts):
-    verdict = verdicts[fault, PLANTED[fault]]
-    assert verdict.error == "", verdict.error
-    worst = max(verdict.loss_difference, verdict.norm_difference, verdict.weight_difference)
-    if fault == "none":
-        assert verdict.holds
-    else:  # far above the tolerance of fp32 as well, so that no rung is too coarse to see it
-        assert not verdict.holds and worst > 1e-4
+def test_without_a_fault_the_same_machinery_is_green(verdicts):
+    assert verdicts["none", "ddp-x2"].holds
+
+
+@pytest.mark.parametrize(("fault", "rung"), PLANTED)
+def test_a_planted_fault_turns_its_rung_red(fault, rung, verdicts):
+    verdict = verdicts[fault, rung]
+    assert not verdict.holds and verdict.error == ""
+    # So far above the tolerance of fp32 that no rung is too coarse to see it.
+    assert max(verdict.loss_difference, verdict.norm_difference, verdict.weight_difference) > 1e-4
+
+
+@pytest.mark.parametrize("rung", REPRESENTATIVES)
+def test_a_library_that_raises_turns_exactly_its_own_rungs_red(rung, verdicts):
+    assert verdicts["other-libraries-raise", rung].holds, verdicts["other-libraries-raise", rung].error
+    verdict, strategy = verdicts["own-library-raises", rung], RUNGS[rung].strategy
+    assert not verdict.holds and verdict.error == f"RuntimeError: the library of {strategy} was entered"
 
 
 def test_every_strategy_gives_the_serial_result():

@@ -44,7 +44,10 @@ class Jobs:
         """Run the rung's job, whose results go below `folder`; returns in one line what went wrong, or nothing."""
         log = folder / f"{rung.name}.log"
         try:
-            status = self._by_its_launcher(rung, log) if rung.launcher else self._by_starter(rung, log)
+            if rung.launcher:
+                status = self._by_its_launcher(rung, log)
+            else:
+                status = self.start(rung.strategy, rung.arguments(folder), log)
         except (JobTimeoutError, subprocess.TimeoutExpired):
             return f"no end after {TIMEOUT_S} s"
         return _explain(log, status) if status else ""
@@ -61,12 +64,13 @@ class Jobs:
             )
         return job.returncode
 
-    def _by_starter(self, rung: Rung, log: Path) -> int:
-        strategies = (rung.strategy,) if rung.strategy in _APART else _TOGETHER
+    def start(self, strategy: str, arguments: list[str], log: Path) -> int:
+        """The exit status of `aiscale ARGUMENTS`, which trains by `strategy` and writes to `log` what it says."""
+        strategies = (strategy,) if strategy in _APART else _TOGETHER
         with self._lock:
             if strategies not in self._starters:
                 self._starters[strategies] = _Starter(strategies, log.parent)
-        return self._starters[strategies].run(rung.arguments(log.parent), log)
+        return self._starters[strategies].run(arguments, log)
 
 
 class _Starter:

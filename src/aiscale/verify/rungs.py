@@ -123,9 +123,42 @@ _ALL = (
     Rung(name="ddp-x4", strategy="ddp", ranks=4, options="bucket_mb=0.05"),
     Rung(name="ddp-x2-fp32", strategy="ddp", ranks=2, precision="fp32"),
     Rung(name="ddp-x2-llama", strategy="ddp", ranks=2, model="llama"),
+    *(
+        Rung(name=f"zero{stage}-x2", strategy="zero", ranks=2, options=f"zero_stage={stage}", precision="fp32")
+        for stage in range(4)
+    ),
+    Rung(
+        name="zero2-x4-accumulated",
+        strategy="zero",
+        ranks=4,
+        options="zero_stage=2 loop.micro_batch=1",
+        precision="fp32",
+    ),
+    Rung(name="zero-offload-x2", strategy="zero", ranks=2, options="zero_stage=2 offload=optimizer", precision="fp32"),
+    Rung(name="zero3-offload-x2", strategy="zero", ranks=2, options="zero_stage=3 offload=all", precision="fp32"),
+    Rung(name="zero3-x3-llama", strategy="zero", ranks=3, options="zero_stage=3", model="llama", precision="fp32"),
     Rung(name="tp2", strategy="megatron", ranks=2, options="tp=2"),
     Rung(name="tp2-sequence-parallel", strategy="megatron", ranks=2, options="tp=2 sequence_parallel=true"),
     Rung(name="tp2-llama", strategy="megatron", ranks=2, options="tp=2", model="llama"),
+    Rung(name="pp2-gpipe", strategy="pipeline", ranks=2, options="pp=2 schedule=gpipe loop.micro_batch=3"),
+    Rung(name="pp2-1f1b", strategy="pipeline", ranks=2, options="pp=2 loop.micro_batch=3"),
+    Rung(name="pp2-dp2-1f1b", strategy="pipeline", ranks=4, options="pp=2 loop.micro_batch=2"),
+    Rung(name="pp2-1f1b-llama", strategy="pipeline", ranks=2, options="pp=2 loop.micro_batch=3", model="llama"),
+    Rung(
+        name="pp4-interleaved",
+        strategy="pipeline",
+        ranks=4,
+        options="pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3",
+        model="deep",
+    ),
+    Rung(name="pp4-zero-bubble", strategy="pipeline", ranks=4, options="pp=4 schedule=zero-bubble loop.micro_batch=3"),
+    Rung(
+        name="pp4-zero-bubble-v",
+        strategy="pipeline",
+        ranks=4,
+        options="pp=4 schedule=zero-bubble virtual_stages=2 loop.micro_batch=2",
+        model="deep",
+    ),
     Rung(name="pp2-megatron", strategy="megatron", ranks=2, options="pp=2 loop.micro_batch=3"),
     Rung(
         name="pp4-interleaved-megatron",
