@@ -267,14 +267,15 @@ class ZeROEngine(Engine):
 def weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a checkpoint under GPT's names, in fp32, read by one process without a process group."""
     import_deepspeed(torch.device("cpu"))
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as merge
+    from deepspeed.utils import zero_to_fp32
 
     folder = Path(folder)
     if problem := _damage(folder / _TAG, rank=None):
         raise CheckpointError(f"cannot read {folder} ({problem}): delete it to use the one before")
     if list((folder / _TAG).glob("*_optim_states.pt")):
+        zero_to_fp32.tqdm = lambda items, **_: items  # no bars on standard error
         with quiet():
-            return merge(str(folder), tag=_TAG)
+            return zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=_TAG)
     # Stage 0 leaves one file, which zero_to_fp32 does not know.
     found = torch.load(folder / _TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
     masters = _tensors([found["optimizer"].get("fp32_groups", [])])
