@@ -8,7 +8,7 @@ from aiscale.parallel.megatron import engine as megatron
 from ranks import run_ranks
 
 SETUP = """
-import dataclasses, warnings
+import copy, dataclasses
 from aiscale.config import ParallelConfig, Run
 from aiscale.dist import Traffic, World
 from aiscale.parallel import build
@@ -94,7 +94,7 @@ first = layout("parallel.tp=2", "parallel.distributed_optimizer=true")
 engine = build(first, world)
 train(engine, data[:2])
 path = checkpoint.save(engine, folder, step=2)
-kept, mine = engine.state(full=True), engine.state()
+kept, mine = engine.state(full=True), copy.deepcopy(engine.state())
 expected = train(engine, data[2:])
 engine.load(mine)
 say("in memory", train(engine, data[2:]) == expected)

@@ -212,7 +212,7 @@ class MegatronEngine:
         if full:
             return shards.gather(self._written(), self.world, self.grid, self.run.model)
         return {
-            f"{shard.stage}.{shard.name}": {"weight": shard.main, **shard.state}
+            f"{shard.stage}.{shard.name}": {"weight": shard.main.detach(), **shard.state}
             for shard in self._shards()
             if shard.main is not None
         }
