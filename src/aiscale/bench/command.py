@@ -11,6 +11,8 @@ import importlib
 import json
 import sys
 
+from aiscale.config import ConfigError
+
 #: name -> (what it measures, the function that measures, the function that prints)
 BENCHMARKS = {
     "model": (
@@ -28,6 +30,11 @@ BENCHMARKS = {
         "aiscale.bench.bytes:bench_bytes",
         "aiscale.bench.bytes:show_bytes",
     ),
+    "gpu": (
+        "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",
+        "aiscale.bench.gpu:bench_gpu",
+        "aiscale.bench.gpu:show_gpu",
+    ),
 }
 
 
@@ -36,11 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=BENCHMARKS, help=names)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quick", action="store_true", help="a tiny model in a few rounds; judges nothing")
+    own = parser.add_argument_group("of bench gpu alone")
+    own.add_argument(
+        "--size", dest="sizes", action="append", metavar="SIZE", help="124M, 355M, 774M, 1558M; repeatable"
+    )
+    own.add_argument("--batch", type=int, metavar="N", help="sequences of 1024 tokens in a step")
+    own.add_argument("--steps", type=int, metavar="N", help="steps measured (default: 20)")
+    own.add_argument("--no-compile", dest="compile", action="store_false", default=None, help="without torch.compile")
 
 
 def run(args: argparse.Namespace) -> int:
     _, measure, show = BENCHMARKS[args.name]
-    result = _find(measure)(quick=args.quick, report=lambda message: print(message, file=sys.stderr, flush=True))
+    own = {name: getattr(args, name) for name in ("sizes", "batch", "steps", "compile")}
+    own = {name: value for name, value in own.items() if value is not None}
+    if own and args.name != "gpu":
+        raise ConfigError(f"bench {args.name} takes no size, batch, steps or no-compile: they belong to bench gpu")
+    if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:
+        raise ConfigError(f"--batch {args.batch}, --steps {args.steps}: both must be at least 1")
+    result = _find(measure)(quick=args.quick, report=lambda message: print(message, file=sys.stderr, flush=True), **own)
     if args.json:
         print(json.dumps(result, indent=2))
     else:
