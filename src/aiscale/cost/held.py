@@ -12,7 +12,10 @@ from collections.abc import Callable
 
 from aiscale.config import Run
 from aiscale.cost.fsdp import fsdp_held
+from aiscale.cost.megatron import megatron_held
 from aiscale.cost.memory import model_state_bytes
+from aiscale.cost.stages import pipeline_held
+from aiscale.cost.zero import zero_held
 
 Held = dict[str, int]
 
@@ -33,5 +36,8 @@ _STRATEGIES: dict[str, Callable[[Run, int, int], Held]] = {
     "serial": _whole_model,
     "mpi": _whole_model,
     "ddp": _whole_model,
+    "zero": zero_held,
     "fsdp": fsdp_held,
+    "pipeline": pipeline_held,
+    "megatron": megatron_held,
 }

@@ -17,7 +17,10 @@ from collections.abc import Callable
 
 from aiscale.config import Run
 from aiscale.cost.fsdp import fsdp_traffic
+from aiscale.cost.megatron import megatron_traffic
 from aiscale.cost.parameters import parameter_count
+from aiscale.cost.stages import pipeline_traffic
+from aiscale.cost.zero import zero_traffic
 
 Traffic = dict[tuple[str, str], int]
 
@@ -47,5 +50,8 @@ _STRATEGIES: dict[str, Callable[[Run, int, int], Traffic]] = {
     "serial": _serial,
     "mpi": _replicated,
     "ddp": _replicated,
+    "zero": zero_traffic,
     "fsdp": fsdp_traffic,
+    "pipeline": pipeline_traffic,
+    "megatron": megatron_traffic,
 }

@@ -25,6 +25,7 @@ Key = TypeVar("Key")
 _NAMES = (
     ("default_pg", "world"),
     ("EXPERT", "ep"),
+    ("OPTIMIZER_INSTANCE", "optimizer"),
     ("POSITION_EMBEDDING", "position embedding"),
     ("EMBEDDING", "embedding"),
     ("TENSOR_AND_DATA", "tp-dp"),

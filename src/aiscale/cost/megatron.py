@@ -1,0 +1,247 @@
+"""Megatron-Core to the byte: what a step of tensor, sequence, pipeline and data parallelism sends, what a rank holds.
+
+A is the residual stream of one micro-batch (B T D numbers). For each micro-batch, on the tp ranks that share a layer:
+
+    tensor parallel     all_reduce A twice a layer forward and twice backward, once for the embedding, once for the
+                        gradient of the head's input; the loss three times a number for each token (Narayanan et al.
+                        2021; Shoeybi et al. 2019, figure 4)
+    sequence parallel   an all_gather and a reduce_scatter of A in place of each all_reduce, and one more all_gather a
+                        layer half: the backward pass gathers the input again (Korthikanti et al. 2022, section 4.2.2)
+    pipeline            send A to the next stage, its gradient to the one before; A / tp with sequence parallelism
+
+and once a step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and
+an all_gather of the new weights, both padded), those of a tied embedding between the first and the last stage, those of
+norms and biases over tp with sequence parallelism, and one number, the gradient norm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm, prod
+
+from aiscale.config import ModelConfig, Run
+from aiscale.cost.parameters import block_shapes
+
+PARAMETER_ALIGNMENT = 64  #: numbers; where a tensor may begin in the buffer of the distributed optimizer
+BUCKET_ALIGNMENT = 128  #: numbers; so much a data-parallel rank's share of the buffer is a multiple of
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a rank stands in the grid, and how large numbers are."""
+
+    run: Run
+    world_size: int
+    rank: int
+
+    @property
+    def dp(self) -> int:
+        return self.world_size // (self.run.parallel.tp * self.run.parallel.pp)
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // self.run.parallel.tp % self.dp
+
+    @property
+    def stages(self) -> list[int]:
+        """The pieces of the model on this rank, counted along the model."""
+        layout = self.run.parallel
+        pp_rank = self.rank // (layout.tp * self.dp)
+        return [chunk * layout.pp + pp_rank for chunk in range(layout.virtual_stages)]
+
+    @property
+    def last_stage(self) -> int:
+        return self.run.parallel.pp * self.run.parallel.virtual_stages - 1
+
+    @property
+    def weight_bytes(self) -> int:
+        return {"bf16": 2, "fp64": 8}.get(self.run.loop.precision, 4)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return 8 if self.run.loop.precision == "fp64" else 4
+
+    @property
+    def micro_batch(self) -> tuple[int, int]:
+        """(micro-batches in a step, tokens in each)."""
+        n_micro, size = self.run.loop.micro_batches(self.dp)
+        return n_micro, size * self.run.loop.seq_len
+
+    @property
+    def divides_optimizer(self) -> bool:
+        return self.run.parallel.distributed_optimizer
+
+    def shapes(self, stage: int) -> dict[str, Shape]:
+        return stage_shapes(self.run.model, self.run.parallel.tp, stage, self.last_stage)
+
+
+def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
+    """Payload bytes of one optimizer step, by (collective, group)."""
+    place = _Place(run, world_size, rank)
+    sent = _tensor_parallel(place) if run.parallel.tp > 1 else {}
+    sent |= _messages(place) if run.parallel.pp > 1 else {}
+    sent |= _gradients(place) if place.dp > 1 else {}
+    tied_apart = run.model.tied and run.parallel.pp > 1
+    if tied_apart and {0, place.last_stage} & set(place.stages):
+        rows = padded_vocab(run.model, run.parallel.tp) // run.parallel.tp
+        sent["all_reduce", "embedding"] = rows * run.model.d_model * place.gradient_bytes
+    group, size = ("optimizer", world_size) if place.divides_optimizer else ("tp-pp", world_size // place.dp)
+    if size > 1:
+        sent["all_reduce", group] = place.gradient_bytes
+    return sent
+
+
+def _tensor_parallel(place: _Place) -> dict[tuple[str, str], int]:
+    model, layout = place.run.model, place.run.parallel
+    n_micro, tokens = place.micro_batch
+    stream = tokens * model.d_model * place.weight_bytes
+    layers = len(place.stages) * model.n_layer // (place.last_stage + 1)
+    first, last = 0 in place.stages, place.last_stage in place.stages
+    forwards = 2 if model.activation_checkpointing else 1
+    loss = 3 * tokens * place.gradient_bytes if last else 0
+    if not layout.sequence_parallel:
+        return {("all_reduce", "tp"): n_micro * (stream * (layers * 2 * (forwards + 1) + first + last) + loss)}
+    # A learned position is added before the tokens are divided; without one the lookups are reduced and divided at once
+    divided_later = model.position == "learned"
+    gathers = layers * 2 * (forwards + 2) + first + 2 * last
+    scatters = layers * 2 * (forwards + 1) + last + (first and not divided_later)
+    replicated = sum(_replicated_numbers(place, stage) for stage in place.stages)
+    return {
+        ("all_gather", "tp"): n_micro * stream * gathers,
+        ("reduce_scatter", "tp"): n_micro * stream * scatters,
+        ("all_reduce", "tp"): n_micro * (stream * (first and divided_later) + loss) + replicated * place.gradient_bytes,
+    }
+
+
+def _replicated_numbers(place: _Place, stage: int) -> int:
+    """Numbers in the norms, and in the biases that every tensor-parallel rank adds, of one stage."""
+    whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")
+    return sum(prod(shape) for name, shape in place.shapes(stage).items() if name.endswith(whole))
+
+
+def _messages(place: _Place) -> dict[tuple[str, str], int]:
+    n_micro, tokens = place.micro_batch
+    layout = place.run.parallel
+    message = tokens * place.run.model.d_model * place.weight_bytes // (layout.tp if layout.sequence_parallel else 1)
+    ends = sum((stage > 0) + (stage < place.last_stage) for stage in place.stages)
+    return {("send", "pp"): n_micro * message * ends, ("recv", "pp"): n_micro * message * ends}
+
+
+def _gradients(place: _Place) -> dict[tuple[str, str], int]:
+    if not place.divides_optimizer:
+        return {("all_reduce", "dp"): place.gradient_bytes * _held_numbers(place)}
+    numbers = sum(size for stage in place.stages for _, size in buckets(place, stage))
+    return {
+        ("reduce_scatter", "dp"): place.gradient_bytes * numbers,
+        ("all_gather", "dp"): place.weight_bytes * numbers,
+    }
+
+
+def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
+    """Bytes of one rank between steps. In bf16 the optimizer keeps fp32 copies of what it updates."""
+    place = _Place(run, world_size, rank)
+    moments = 2 if run.optimizer.name == "adamw" else 1
+    master = 4 if run.loop.precision == "bf16" else 0
+    if place.divides_optimizer:
+        pieces = [bucket for stage in place.stages for bucket in buckets(place, stage)]
+        held = sum(size for _, size in pieces)
+        updated, tensors = map(sum, zip(*(_share(place, *bucket) for bucket in pieces), strict=True))
+    else:
+        held = updated = _held_numbers(place)
+        tensors = sum(len(place.shapes(stage)) for stage in place.stages)
+    counters = 4 * tensors if run.optimizer.name == "adamw" else 0
+    return {
+        "parameters": place.weight_bytes * held,
+        "gradients": place.gradient_bytes * held,
+        "optimizer states": (moments * place.gradient_bytes + master) * updated + counters,
+    }
+
+
+def _held_numbers(place: _Place) -> int:
+    return sum(prod(shape) for stage in place.stages for shape in place.shapes(stage).values())
+
+
+def buckets(place: _Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
+    """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each.
+
+    Tensors lie in the reverse of the model's order, as gradients appear; a tied embedding that two stages hold has a
+    bucket of its own.
+    """
+    found: list[tuple[list[tuple[int, int]], int]] = []
+    extents: list[tuple[int, int]] = []
+    apart = place.run.model.tied and place.run.parallel.pp > 1
+    multiple = lcm(place.dp, BUCKET_ALIGNMENT)
+
+    def close() -> None:
+        if extents:
+            found.append((list(extents), round_up(extents[-1][1], multiple)))
+            extents.clear()
+
+    for name, shape in reversed(place.shapes(stage).items()):
+        alone = apart and name in ("embedding.word_embeddings.weight", "output_layer.weight")
+        if alone:
+            close()
+        start = round_up(extents[-1][1] if extents else 0, PARAMETER_ALIGNMENT)
+        extents.append((start, start + prod(shape)))
+        if alone:
+            close()
+    close()
+    return found
+
+
+def _share(place: _Place, extents: list[tuple[int, int]], size: int) -> tuple[int, int]:
+    """(numbers, tensors or parts of tensors) of a bucket that this data-parallel rank updates."""
+    start, end = (size // place.dp * edge for edge in (place.dp_rank, place.dp_rank + 1))
+    parts = [min(b, end) - max(a, start) for a, b in extents]
+    return sum(part for part in parts if part > 0), sum(part > 0 for part in parts)
+
+
+def padded_vocab(model: ModelConfig, tp: int) -> int:
+    """The vocabulary rounded up to a multiple of tp."""
+    return round_up(model.vocab_size, tp)
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def stage_shapes(model: ModelConfig, tp: int, stage: int, last_stage: int) -> dict[str, Shape]:
+    """The shapes of one tensor-parallel rank's tensors on one stage, under Megatron-Core's names and in its order."""
+    rows = padded_vocab(model, tp) // tp
+    has_bias = model.norm == "layernorm" and model.bias
+    shapes: dict[str, Shape] = {}
+    if stage == 0:
+        shapes["embedding.word_embeddings.weight"] = (rows, model.d_model)
+        if model.position == "learned":
+            shapes["embedding.position_embeddings.weight"] = (model.max_seq_len, model.d_model)
+    layer = _layer_shapes(model, tp)
+    for number in range(model.n_layer // (last_stage + 1)):
+        shapes |= {f"decoder.layers.{number}.{name}": shape for name, shape in layer.items()}
+    if stage == last_stage:
+        shapes["decoder.final_layernorm.weight"] = (model.d_model,)
+        if has_bias:
+            shapes["decoder.final_layernorm.bias"] = (model.d_model,)
+        if not model.tied or stage > 0:
+            shapes["output_layer.weight"] = (rows, model.d_model)
+    return shapes
+
+
+def _layer_shapes(model: ModelConfig, tp: int) -> dict[str, Shape]:
+    ours = block_shapes(model)
+    names = (  # Megatron-Core's, ours, which dim tensor-parallel ranks divide
+        ("input_layernorm", "attn_norm", None),
+        ("self_attention.linear_proj", "attn.out", 1),
+        ("self_attention.linear_qkv", "attn.qkv", 0),
+        ("pre_mlp_layernorm", "mlp_norm", None),
+        ("mlp.linear_fc1", "mlp.up", 0),
+        ("mlp.linear_fc2", "mlp.down", 1),
+    )
+    shapes = {}
+    for theirs, mine, dim in names:
+        for part in ("weight", "bias"):
+            if (shape := ours.get(f"{mine}.{part}")) is not None:
+                cut = [size // tp if axis == dim else size for axis, size in enumerate(shape)]
+                shapes[f"{theirs}.{part}"] = tuple(cut)
+    return shapes
