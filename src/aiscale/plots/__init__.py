@@ -12,6 +12,7 @@ from aiscale.plots.collectives import collective, latency_bandwidth, ring_steps
 from aiscale.plots.memory import memory_bars, memory_over_time
 from aiscale.plots.messages import message_count
 from aiscale.plots.numbers import FORMATS, matrices, matrix, number_formats
+from aiscale.plots.pipeline import pipeline
 from aiscale.plots.ranges import value_range
 from aiscale.plots.scaling import efficiency, published_vs_measured, speedup
 from aiscale.plots.style import (
@@ -54,6 +55,7 @@ __all__ = [
     "message_count",
     "number_formats",
     "parameter_breakdown",
+    "pipeline",
     "published_vs_measured",
     "ring_steps",
     "speedup",
