@@ -21,10 +21,18 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 
 
 def run_ranks(
-    code: str, n: int, folder: Path, *, launcher: str = "aiscale", timeout: float = 120, env=None, connected=True
+    code: str,
+    n: int,
+    folder: Path,
+    *,
+    launcher: str = "aiscale",
+    timeout: float = 120,
+    env=None,
+    connected=True,
+    strategy: str = "",
 ):
     """Run `code` as `n` ranks; returns the finished process. In `code` `world` is connected and `say` prints, unless
-    `connected` is False."""
+    `connected` is False. `strategy`: the ranks are forked from one process that has imported its library."""
     script = folder / "ranks.py"
     code = textwrap.dedent(code)
     script.write_text(HEADER + code + "\nworld.close()\n" if connected else code)
@@ -33,6 +41,12 @@ def run_ranks(
             sys.executable,
             "-c",
             f"import aiscale.dist as d; raise SystemExit(d.launch({n}, [{str(script)!r}]))",
+        ],
+        "forked": [
+            sys.executable,
+            "-c",
+            "import aiscale.dist as d, aiscale.parallel as p\n"
+            f"raise SystemExit(d.launch({n}, ['-m', 'ranks'], warm_up=lambda: p.preload({strategy!r})))",
         ],
         "torchrun": [
             sys.executable,
@@ -45,7 +59,7 @@ def run_ranks(
         "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", str(n), sys.executable, str(script)],
     }
     done = subprocess.run(
-        commands[launcher],
+        commands["forked" if strategy else launcher],
         capture_output=True,
         text=True,
         timeout=timeout,

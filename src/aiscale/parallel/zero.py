@@ -6,7 +6,7 @@
     stage 3    parameters too: each layer's weights are gathered when it needs them, and let go again
 
     engine = ZeROEngine(run.override("parallel.strategy=zero", "parallel.zero_stage=2"), world)
-    print(json.dumps(deepspeed_config(run, world.size), indent=2))      # the JSON file that DeepSpeed would be given
+    print(json.dumps(deepspeed_config(run, world.size), indent=2))      # as it stands in runs/NAME/ds_config.json
 
 `parallel.offload=optimizer` keeps masters and moments in host memory and updates them there, `all` the parameters of
 stage 3 as well. That saves device memory. On a CPU, where device and host memory are the same, it saves nothing, and
@@ -82,13 +82,6 @@ def deepspeed_config(run: Run, world_size: int) -> dict:
     if loop.precision in ("bf16", "fp16"):
         config[loop.precision] = {"enabled": True}
     return config
-
-
-def save_config(run: Run, world_size: int, path: str | Path) -> Path:
-    """Write deepspeed_config as JSON, for `deepspeed --deepspeed_config FILE` and for other programs."""
-    path = Path(path)
-    path.write_text(json.dumps(deepspeed_config(run, world_size), indent=2) + "\n")
-    return path
 
 
 def _bucket_elements(run: Run) -> int:
@@ -255,6 +248,10 @@ class ZeROEngine(Engine):
             raise CheckpointError(f"cannot read {folder} ({broken[0]}): delete it to resume from the one before")
         with quiet():
             self.engine.load_checkpoint(str(folder), tag=_TAG)
+
+    def files(self) -> dict[str, str]:
+        """DeepSpeed's configuration, for `deepspeed --deepspeed_config FILE` and other programs."""
+        return {"ds_config.json": json.dumps(self.config, indent=2) + "\n"}
 
     def close(self) -> None:
         """Free what DeepSpeed holds, its process groups included. The world stays connected."""

@@ -210,6 +210,8 @@ class _Training:
     def _describe(self) -> None:
         if self.records:
             self.records.write("tokenizer.json", self.corpus.tokenizer.to_json())
+            for name, text in getattr(self.engine, "files", dict)().items():  # what a library was told
+                self.records.write(name, text)
             self.records.describe(
                 self.run,
                 self.world,
