@@ -21,20 +21,22 @@ def pipeline(
     """Boxes of (rank, name, start_s, end_s, kind) events; what is empty between them is the bubble.
 
     A name is the micro-batch, "3", or with several pieces of the model on a rank the micro-batch and the piece, "3.1":
-    the first piece's boxes have the full colour, later ones are paler. predicted events stand in rows below.
+    then each piece has a lane of its own, the first one above. predicted events stand in rows below.
     """
     groups = [("measured", [Event(*event) for event in events]), ("predicted", [Event(*event) for event in predicted])]
     groups = [(kind, group) for kind, group in groups if group]
     if not groups:
         raise ConfigError("no events: give pipeline (rank, name, start_s, end_s, kind) rows")
     rows = [(kind, rank) for kind, group in groups for rank in sorted({event.rank for event in group})]
-    ax = style.new_axes(ax, 7.5, 0.9 + 0.34 * len(rows))
+    lanes = 1 + max(_piece(event) for _, group in groups for event in group)
+    ax = style.new_axes(ax, 7.5, 0.9 + (0.2 + 0.14 * lanes) * len(rows))
     begin = {kind: min(event.start_s for event in group) for kind, group in groups}
     span = max(event.end_s - begin[kind] for kind, group in groups for event in group)
     factor, unit = (1e3, "ms") if span < 2 else (1, "s")
     for kind, group in groups:
         for event in group:
-            _box(ax, rows.index((kind, event.rank)), event, begin[kind], factor, span, kind)
+            lane = rows.index((kind, event.rank)) + 0.84 * ((_piece(event) + 0.5) / lanes - 0.5)
+            _box(ax, lane, 0.84 / lanes, event._replace(start_s=event.start_s - begin[kind]), factor, span, kind)
     several = len(groups) > 1
     ax.set_yticks(range(len(rows)), [f"rank {rank}" + (f", {kind}" if several else "") for kind, rank in rows])
     ax.set_ylim(len(rows) - 0.45, -0.55)
@@ -49,15 +51,17 @@ def pipeline(
     return ax
 
 
-def _box(ax: Axes, row: int, event: Event, begin: float, factor: float, span: float, kind: str) -> None:
-    micro_batch, _, piece = event.name.partition(".")
-    color = style.EVENT_COLORS.get(event.kind, style.MUTED)
-    options = style.bar_style(kind, color)
-    if int(piece or 0):
-        options["facecolor"] = style.tint(options["facecolor"], 0.5)
-    start, width = (event.start_s - begin) * factor, (event.end_s - event.start_s) * factor
-    ax.barh(row, width, left=start, height=0.86, label=f"_{kind}:{event.name}", **options)
+def _piece(event: Event) -> int:
+    return int(event.name.partition(".")[2] or 0)
+
+
+def _box(ax: Axes, lane: float, height: float, event: Event, factor: float, span: float, kind: str) -> None:
+    number = event.name.partition(".")[0]
+    options = style.bar_style(kind, style.EVENT_COLORS.get(event.kind, style.MUTED))
+    options["linewidth"] = 0.6
+    start, width = event.start_s * factor, (event.end_s - event.start_s) * factor
+    ax.barh(lane, width, left=start, height=height, label=f"_{kind}:{event.name}", **options)
     # The share of the width that 7-point digits take at 7.5 inches.
-    if (event.end_s - event.start_s) / span > 0.0105 * len(micro_batch) + 0.003:
+    if width / factor / span > 0.0105 * len(number) + 0.003:
         ink = style.text_color(options["facecolor"])
-        ax.text(start + width / 2, row, micro_batch, ha="center", va="center", fontsize=7, color=ink, clip_on=True)
+        ax.text(start + width / 2, lane, number, ha="center", va="center", fontsize=7, color=ink, clip_on=True)
