@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from aiscale.config import Run
@@ -48,7 +48,7 @@ class Engine:
         precision = run.loop.precision
         torch.manual_seed(run.loop.seed)
         # Weights are drawn in fp32 on the CPU, so that every precision and every device starts from the same ones.
-        self.model = build_model(run.model).to(world.device, torch.float64 if precision == "fp64" else torch.float32)
+        self.model = self._place(build_model(run.model).to(torch.float64 if precision == "fp64" else torch.float32))
         if world.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         self.optimizer = build_optimizer(self.model, run.optimizer)
@@ -56,6 +56,10 @@ class Engine:
         self.autocast_dtype = _AUTOCAST.get(precision)
 
     # What a data-parallel strategy changes -------------------------------------------------------------------------
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        """The whole model, on the CPU -> what of it this rank keeps, on its device."""
+        return model.to(self.world.device)
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of one micro-batch, ()."""

@@ -1,0 +1,77 @@
+"""Fully sharded data parallelism by torch's FSDP2: each rank keeps a slice of every tensor and borrows the rest.
+
+A block's parameters are gathered just before it computes and freed after it; its gradients are averaged and scattered
+as soon as its backward pass ends, so that each rank holds, and updates, only its slice of parameters, gradients and
+optimizer states. From serial there are three steps: `_place` (`fully_shard` on each block and on what is left),
+`_accumulating` (only the last micro-batch reduces) and local tensors in `held`.
+
+    aiscale train --recipe laptop --nproc 4 --set parallel.strategy=fsdp --set parallel.replicas=2
+
+Shapes: a tensor (d0, ...) is cut along dim 0 into ceil(d0 / n) rows a rank, the last ones fewer or none.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from aiscale.config import Run
+from aiscale.dist import World
+from aiscale.parallel.serial import Engine
+
+
+class FSDPEngine(Engine):
+    """A slice of every tensor on every rank, a share of the global batch each."""
+
+    def __init__(self, run: Run, world: World) -> None:
+        super().__init__(run, world)
+        self.autocast_dtype = None  # the policy casts parameters before they travel, which autocast could not
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        layout, size = self.run.parallel, self.world.size
+        if layout.replicas > 1:  # tensors are cut within a copy, gradients averaged over copies too
+            mesh = self.world.mesh(replicate=layout.replicas, shard=size // layout.replicas)
+        else:
+            mesh = self.world.mesh(shard=size)
+        low = torch.bfloat16 if self.run.loop.precision == "bf16" else None
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
+        fully_shard(model, mesh=mesh, mp_policy=policy)  # embeddings, the last norm and the head
+        _prefetch(list(model.blocks), layout.prefetch)
+        return model
+
+    def _accumulating(self, is_last: bool):
+        self.model.set_requires_gradient_sync(is_last)
+        self.model.set_is_last_backward(is_last)
+        return nullcontext()
+
+    def _update(self, lr: float) -> tuple[float, bool]:
+        with self.world.control():  # the norm's one number
+            return super()._update(lr)
+
+    def held(self) -> dict[str, list[Tensor]]:
+        return {category: [_local(tensor) for tensor in tensors] for category, tensors in super().held().items()}
+
+    def state(self, full: bool = False) -> dict:
+        if full:
+            return get_model_state_dict(
+                self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=self.world.size > 1)
+            )
+        return super().state()
+
+
+def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
+    """Start gathering the next `ahead` blocks while one computes."""
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
+        block.set_modules_to_backward_prefetch(blocks[max(0, i - ahead) : i][::-1])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
