@@ -2,6 +2,6 @@
 
 from aiscale.parallel.megatron.engine import MegatronEngine, preload
 from aiscale.parallel.megatron.shards import weights
-from aiscale.parallel.megatron.timers import ScheduleTrace
+from aiscale.parallel.megatron.timers import ScheduleTrace, passes
 
-__all__ = ["MegatronEngine", "ScheduleTrace", "preload", "weights"]
+__all__ = ["MegatronEngine", "ScheduleTrace", "passes", "preload", "weights"]

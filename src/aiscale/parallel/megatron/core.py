@@ -27,6 +27,7 @@ from aiscale.parallel.megatron.shards import Shard
 
 with warnings.catch_warnings():  # that Apex and Transformer Engine, which need CUDA, are not installed
     warnings.simplefilter("ignore")
+    from megatron.core import optimizer as megatron_optimizer
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.distributed import (
         DistributedDataParallel,
@@ -149,6 +150,8 @@ def build_chunks(run: Run, device: torch.device) -> list[DistributedDataParallel
 def build_optimizer(run: Run, chunks: list[DistributedDataParallel], device: torch.device):
     """Megatron-Core's optimizer over torch's AdamW or SGD, distributed over data-parallel ranks if the run says so."""
     ours, config = run.optimizer, chunks[0].config
+    # Where Transformer Engine or Apex is installed it would take theirs, whose states are other ones.
+    megatron_optimizer.USING_PYTORCH_OPTIMIZER, megatron_optimizer.SGD = True, torch.optim.SGD
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="sgd" if ours.name == "sgd" else "adam",

@@ -38,13 +38,9 @@ from aiscale.parallel.serial import MicroBatch, StepResult
 
 
 def preload() -> None:
-    """Import Megatron-Core."""
-    try:
+    """Import Megatron-Core, so that ranks forked from this process need not; only where they will run on the CPU."""
+    if not torch.cuda.is_available():
         importlib.import_module("aiscale.parallel.megatron.core")
-    except ImportError as error:
-        raise ConfigError(
-            f"parallel.strategy megatron needs Megatron-Core ({error}): pip install megatron-core"
-        ) from None
 
 
 def check(run: Run) -> None:
@@ -76,6 +72,15 @@ def check(run: Run) -> None:
     )
 
 
+def _import_core():
+    try:
+        return importlib.import_module("aiscale.parallel.megatron.core")
+    except ImportError as error:
+        raise ConfigError(
+            f"parallel.strategy megatron needs Megatron-Core ({error}): pip install megatron-core"
+        ) from None
+
+
 class MegatronEngine:
     """One rank of a tp x pp x dp grid."""
 
@@ -83,9 +88,7 @@ class MegatronEngine:
 
     def __init__(self, run: Run, world: World) -> None:
         check(run)
-        preload()
-        self.core = importlib.import_module("aiscale.parallel.megatron.core")
-        self.run, self.world = run, world
+        self.core, self.run, self.world = _import_core(), run, world
         self.grid = Grid.of(run.parallel, world.size)
         self.tp_rank, self.data_rank, self.pp_rank = self.grid.coordinates(world.rank)
         self.data_world = self.grid.dp
@@ -96,8 +99,12 @@ class MegatronEngine:
             torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
         with torch.random.fork_rng(devices=[]), world.control(), self._adapted():
             self.core.start_groups(self.grid)
-            self.chunks = self.core.build_chunks(run, world.device)
-            self.optimizer = self.core.build_optimizer(run, self.chunks, world.device)
+            try:
+                self.chunks = self.core.build_chunks(run, world.device)
+                self.optimizer = self.core.build_optimizer(run, self.chunks, world.device)
+            except BaseException:
+                self.core.end_groups()
+                raise
             self._schedule = self.core.get_forward_backward_func()
         self.stages = [self.grid.stage(self.pp_rank, chunk) for chunk in range(self.grid.virtual)]
         self.is_last = self.stages[-1] == self.grid.stages - 1
@@ -239,6 +246,10 @@ class MegatronEngine:
         saved = self.world.together(lambda: self._open(folder))
         self._fill_from(saved)
 
+    def files(self) -> dict[str, str]:
+        """Nothing stands beside run.json: Megatron-Core's own configuration follows from it."""
+        return {}
+
     def close(self) -> None:
         """Destroy Megatron-Core's process groups. The world stays connected."""
         self.chunks, self.optimizer, self._schedule = [], None, None
@@ -287,7 +298,8 @@ class MegatronEngine:
             if shard.main is None:
                 continue
             moments, counts = saved.state(source)
-            state = {key: torch.tensor(count, dtype=torch.float32) for key, count in counts.items()}
+            device = shard.main.device  # where a fused optimizer wants its count of steps, too
+            state = {key: torch.tensor(count, dtype=torch.float32, device=device) for key, count in counts.items()}
             for key in moments:
                 part = self._part(shard, saved.tensor(source, key))
                 state[key] = part.to(shard.main, copy=True)

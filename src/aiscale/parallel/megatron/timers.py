@@ -1,57 +1,80 @@
 """When Megatron-Core's schedule does what, on this rank: every forward, backward and message of one step.
 
     trace = ScheduleTrace(engine)
-    trace.start(); engine.step(micro_batches, lr); events = trace.stop()
+    world.barrier(); trace.start(); engine.step(micro_batches, lr); events = trace.stop()
     plots.timeline(events)          # of all ranks, gathered
+    plots.pipeline(passes(events))  # without the messages
 
-Megatron-Core starts and stops a named timer round each of them; `ScheduleTrace` is put where its timers would be. A
-forward or backward is named after its micro-batch, from 0 ("2"), with virtual stages after its chunk too ("2.1").
+Megatron-Core starts and stops a named timer round each of them; `ScheduleTrace` stands where its timers would be. A
+forward or backward pass is named as in cost.pipeline_timeline.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from aiscale.cost import Event
+from aiscale.cost import Event, Work, event_name
+from aiscale.parallel.trace import _Trace
 
 if TYPE_CHECKING:
     from aiscale.parallel.megatron.engine import MegatronEngine
 
-_KINDS = {"forward-compute": "forward", "backward-compute": "backward", "optimizer-inner-step": "optimizer"}
-#: timers that enclose others
-_OUTER = {"forward-backward", "optimizer-copy-to-main-grad", "optimizer-copy-main-to-model-params"}
-_NAMES = {"optimizer-inner-step": "optimizer", "all-grads-sync": "gradients", "params-all-gather": "parameters"}
+#: Megatron-Core's timer -> (kind, name); its other timers are messages, or enclose these
+_TIMERS = {
+    "forward-compute": ("forward", ""),
+    "backward-compute": ("backward", ""),
+    "optimizer-inner-step": ("optimizer", "optimizer"),
+    "all-grads-sync": ("communication", "gradients"),
+    "params-all-gather": ("communication", "parameters"),
+    "embedding-grads-all-reduce": ("communication", "embedding"),
+    "non-tensor-parallel-grads-all-reduce": ("communication", "norms"),
+}
 
 
-class ScheduleTrace:
-    """The events of one optimizer step: `cost.Event`s, seconds from start()."""
+def passes(events: Iterable[Event]) -> list[Event]:
+    """The forward and backward passes alone: what is not in them is the bubble."""
+    return [event for event in events if event.kind in ("forward", "backward")]
 
-    def __init__(self, engine: MegatronEngine) -> None:
-        self.engine, self.rank = engine, engine.world.rank
-        self._events: list[Event] = []
-        self._zero, self._current = 0.0, ""
+
+class ScheduleTrace(_Trace):
+    """The events of one step: kinds forward, backward, communication and optimizer, seconds from start().
+
+    forward_s, backward_s: let a micro-batch's work in all the pieces of a rank last at least so long, by sleeping for
+    the rest, as in trace.PipelineTrace.
+    """
+
+    def __init__(self, engine: MegatronEngine, *, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
+        super().__init__()
+        self.engine, self._current = engine, ""
+        self._began: dict[str, float] = {}
+        self._least_s = {"forward": forward_s / engine.grid.virtual, "backward": backward_s / engine.grid.virtual}
 
     def start(self) -> None:
-        """Set the clock to 0 and listen: call it at the same moment on all ranks, after a barrier."""
-        self._events = []
         self.engine.listen(self)
-        self._zero = time.perf_counter()
+        super().start()
 
     def stop(self) -> list[Event]:
-        """Stop listening; what happened, in order of its beginning."""
         self.engine.listen(None)
-        return sorted(self._events, key=lambda event: event.start_s)
+        return super().stop()
+
+    def now(self) -> float:
+        """Seconds since start(), with what a GPU still has to do done."""
+        if self.engine.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        return super().now()
 
     # What the engine tells ------------------------------------------------------------------------------------------
 
     def working_on(self, micro_batch: int, chunk: int) -> None:
-        """The forward or backward pass that runs now belongs to this micro-batch."""
-        many = self.engine.grid.virtual > 1
-        self._current = f"{micro_batch}.{chunk}" if many else str(micro_batch)
+        """The pass that runs now belongs to this micro-batch, on this rank's chunk-th piece of the model."""
+        grid = self.engine.grid
+        work = Work("", grid.stage(self.engine.pp_rank, chunk), micro_batch)
+        self._current = event_name(work, grid.pp, grid.virtual)
 
     def follow(self, output: Tensor, micro_batch: int, chunk: int) -> None:
         """Let the backward pass that begins at `output` be named after its micro-batch."""
@@ -63,31 +86,27 @@ class ScheduleTrace:
     def __call__(self, name: str, log_level: int | None = None) -> _Timer:
         return _Timer(self, name)
 
-    def note(self, name: str, began_s: float) -> None:
-        """A timer has stopped."""
-        if name in _OUTER:
-            return
-        kind = _KINDS.get(name, "communication")
-        label = self._current if kind in ("forward", "backward") else _NAMES.get(name, name)
-        self._events.append(Event(self.rank, label, began_s, self.now(), kind))
+    def began(self, timer: str) -> None:
+        self._began[timer] = self.now()
 
-    def now(self) -> float:
-        """Seconds since start(), with what a GPU still has to do done."""
-        if self.engine.world.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - self._zero
+    def ended(self, timer: str) -> None:
+        began = self._began.pop(timer)
+        message = ("communication", timer) if timer.endswith(("-send", "-recv")) else None
+        kind, name = _TIMERS.get(timer, message or ("", ""))
+        if not kind:
+            return
+        time.sleep(max(0.0, began + self._least_s.get(kind, 0.0) - self.now()))
+        self.mark(name or self._current, began, kind)
 
 
 class _Timer:
-    """Megatron-Core's interface of one timer. It asks for the same one twice, so the beginning is the trace's."""
-
-    _began: dict[str, float] = {}
+    """One timer with Megatron-Core's interface."""
 
     def __init__(self, trace: ScheduleTrace, name: str) -> None:
         self.trace, self.name = trace, name
 
     def start(self, barrier: bool = False) -> None:
-        self._began[self.name] = self.trace.now()
+        self.trace.began(self.name)
 
     def stop(self, barrier: bool = False) -> None:
-        self.trace.note(self.name, self._began.pop(self.name))
+        self.trace.ended(self.name)
