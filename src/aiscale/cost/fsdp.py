@@ -1,15 +1,15 @@
 """FSDP (torch's fully_shard) to the byte: what a step sends and what a rank holds.
 
 Each block is one unit, what remains (embeddings, last norm, head) another, the root. A parameter of d0 rows is cut into
-ceil(d0 / n) rows a rank, so a unit's buffers are padded to n ceil(d0 / n) rows of each of its tensors. For one
-micro-batch:
+ceil(d0 / n) rows a rank, so a unit's buffers are padded to n ceil(d0 / n) rows of each of its tensors.
 
-    all_gather       every unit for the forward pass, and blocks again for the backward pass if they were freed between
-    reduce_scatter   every unit's gradients
+    all_gather       in every micro-batch every unit for the forward pass, and blocks again for the backward pass if
+                     they were freed between
+    reduce_scatter   once a step every unit's gradients (kept whole until the last micro-batch)
     all_reduce       with copies of the model (hybrid sharding): each rank's share of the sums, over the copies
 
-n is the number of ranks that share one copy. With P bytes of parameters and no padding that is 3 P where DDP's
-all-reduce, a reduce-scatter and an all-gather, moves 2 P: one and a half times as much.
+n is the number of ranks that share one copy. With P bytes of parameters, one micro-batch and no padding that is 3 P
+where DDP's all-reduce, a reduce-scatter and an all-gather, moves 2 P: one and a half times as much.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
     ranks = world_size // replicas
     n_micro, _ = loop.micro_batches(world_size)
     wide = 8 if loop.precision == "fp64" else 4
-    gathered = 2 if loop.precision in ("bf16", "fp16") else wide
+    gathered = 2 if loop.precision == "bf16" else wide
     blocks, root = units(run)
     whole = padded(blocks, ranks) + padded(root, ranks)
     again = padded(blocks, ranks) if layout.reshard_after_forward else 0
-    shard, copies = ("shard", "replica") if replicas > 1 else ("world", "")
+    # An axis of the mesh that has all ranks is the world.
+    shard, copies = ("world" if replicas == 1 else "shard"), ("world" if ranks == 1 else "replicate")
     sent = {}
     if ranks > 1:
         sent["all_gather", shard] = n_micro * gathered * (whole + again)
-        sent["reduce_scatter", shard] = n_micro * wide * whole
+        sent["reduce_scatter", shard] = wide * whole
     if replicas > 1:
-        sent["all_reduce", copies] = n_micro * wide * whole // ranks
+        sent["all_reduce", copies] = wide * whole // ranks
     return sent
 
 
