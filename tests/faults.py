@@ -58,6 +58,17 @@ def all_reduce_skipped():
 
 
 @fault
+def shards_not_reduced():
+    """Every rank keeps its shard of its own gradient."""
+
+    def keep(self, output_tensor, input_tensor, group, op, async_op=False):
+        output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
+
+    collectives = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+    replace(f"{collectives}:DefaultReduceScatter.__call__", lambda real: keep)
+
+
+@fault
 def gradient_doubled():
     def make(clip):
         def doubled(parameters, max_norm):

@@ -16,6 +16,7 @@ FAULTS = str(Path(__file__).with_name("faults.py"))
 #: (fault, the rung that it is planted in)
 PLANTED = [
     ("all-reduce-skipped", "ddp-x2"),
+    ("shards-not-reduced", "fsdp-x2"),
     ("gradient-doubled", "ddp-x2"),
     ("loss-divided-by-the-wrong-n", "ddp-x2"),
     ("loss-divided-by-the-wrong-n", "pp2-1f1b"),

@@ -1,0 +1,95 @@
+"""A checkpoint that cannot be taken over is refused in one line, with exit status 2, and nothing is written."""
+
+import hashlib
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from aiscale import checkpoint
+from aiscale.verify.jobs import Jobs
+
+TINY = (
+    *("model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
+    *("loop.global_batch=4", "loop.eval_batches=1", "loop.eval_every=0", "loop.device=cpu", "loop.steps=2"),
+)
+STRATEGIES = {
+    "ddp": (),
+    "zero": ("parallel.zero_stage=2",),
+    "fsdp": (),
+    "pipeline": ("parallel.pp=2", "loop.micro_batch=2"),
+    "megatron": ("parallel.tp=2",),
+}
+#: format of the one that wrote -> the files of a checkpoint that hold tensors
+SHARDS = {"dcp": "*.distcp", "deepspeed": "deepspeed/*optim_states.pt", "megatron": "*.pt"}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    with Jobs() as started:
+        yield started
+
+
+def train(jobs, folder, strategy, *more, nproc=2, settings=None):
+    """(exit status, lines said) of `aiscale train` in `folder`."""
+    settings = (*TINY, f"parallel.strategy={strategy}", *(STRATEGIES[strategy] if settings is None else settings))
+    words = [word for setting in settings for word in ("--set", setting)]
+    log = folder / "said.log"
+    log.unlink(missing_ok=True)
+    arguments = ["train", "--runs-dir", str(folder), "--quiet", "--nproc", str(nproc), *more, *words]
+    status = jobs.start(strategy, arguments, log)
+    return status, log.read_text().splitlines()
+
+
+@pytest.fixture(scope="module")
+def trained(jobs, tmp_path_factory):
+    """A folder for each strategy with a run of two steps."""
+
+    def start(strategy):
+        folder = tmp_path_factory.mktemp(strategy)
+        return strategy, folder, train(jobs, folder, strategy)
+
+    with ThreadPoolExecutor(2) as lanes:
+        done = list(lanes.map(start, STRATEGIES))
+    for strategy, _, (status, lines) in done:
+        assert (status, lines) == (0, []), strategy
+    return {strategy: folder for strategy, folder, _ in done}
+
+
+def contents(folder):
+    """Every file below `folder` with what it holds."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "said.log")
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def refuse(jobs, folder, *arguments, **keywords) -> str:
+    """What `aiscale train --resume` says, after checking that it is one line and that nothing was written."""
+    before = contents(folder)
+    status, lines = train(jobs, folder, *arguments, "--resume", "--set", "loop.steps=4", **keywords)
+    assert status == 2 and len(lines) == 1, lines
+    assert contents(folder) == before
+    return lines[0]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_truncated_shard_is_refused(strategy, jobs, trained, tmp_path):
+    shutil.copytree(trained[strategy], tmp_path / "copy")
+    newest = checkpoint.latest(next((tmp_path / "copy").glob("*/checkpoints")))
+    shard = sorted(newest.glob(SHARDS[checkpoint.read_note(newest)["format"]]))[-1]  # another rank's than 0's
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    said = refuse(jobs, tmp_path / "copy", strategy)
+    assert said.startswith("aiscale: cannot read") and str(newest) in said and "before" in said, said
+
+
+@pytest.mark.parametrize(
+    ("wrote", "reads", "options", "message"),
+    [
+        ("zero", "zero", {"settings": ("parallel.zero_stage=3",)}, "at ZeRO stage 2, but this job has 2 at stage 3"),
+        ("zero", "zero", {"nproc": 4}, "was written by 2 ranks at ZeRO stage 2, but this job has 4 at stage 2"),
+        ("zero", "ddp", {}, "by strategy zero in the format deepspeed, but strategy ddp reads dcp: set parallel.str"),
+        ("ddp", "megatron", {}, "was written by strategy ddp in the format dcp, but strategy megatron reads megatron"),
+        ("megatron", "pipeline", {}, "by strategy megatron in the format megatron, but strategy pipeline reads dcp"),
+    ],
+)
+def test_a_checkpoint_of_another_layout_is_refused(wrote, reads, options, message, jobs, trained):
+    assert message in refuse(jobs, trained[wrote], reads, **options)

@@ -1,0 +1,48 @@
+"""kill -9 of one rank in the middle of a step ends all of them within 30 s, with the dead one named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ranks import processes_with, wait_until
+
+#: Steps of seconds: between two lines of metrics.jsonl every rank is in the middle of one.
+LONG_STEPS = ("model.n_layer=4", "loop.global_batch=32", "loop.micro_batch=1", "loop.seq_len=64", "loop.eval_every=0")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "victim", "options"),
+    [
+        ("pipeline", 4, 2, ("parallel.pp=4",)),  # between its neighbours
+        ("pipeline", 2, 1, ("parallel.pp=2", "parallel.schedule=gpipe")),
+        ("megatron", 4, 3, ("parallel.pp=2", "parallel.tp=2")),
+        ("zero", 2, 0, ("parallel.zero_stage=3",)),  # rank 0, whom the others ask
+        ("fsdp", 2, 1, ()),
+    ],
+)
+def test_a_rank_killed_in_a_step_ends_all_and_is_named(strategy, ranks, victim, options, tmp_path):
+    settings = (*LONG_STEPS, "loop.steps=1000", "loop.device=cpu", f"parallel.strategy={strategy}", *options)
+    words = ["--quiet", "--runs-dir", str(tmp_path), "--nproc", str(ranks)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = tmp_path / "laptop/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 0, 120, "a step taken")
+    time.sleep(0.1)
+    _, pid = json.loads((tmp_path / "laptop/run.json").read_text())["world"]["processes"][victim]
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    _, err = job.communicate(timeout=60)
+    assert time.monotonic() - start < 30
+    assert f"aiscale: rank {victim} of {ranks} died: signal 9 (SIGKILL)" in err and job.returncode == 137, err
+    assert "Traceback" not in err, err
+    assert not processes_with(str(tmp_path))
