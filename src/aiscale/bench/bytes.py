@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiscale.bench.ddp import BenchError
 from aiscale.bench.timing import machine_facts
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
 
+#: library -> the strategies whose engines it makes
+_STRATEGIES = {"torch": ("ddp", "fsdp", "pipeline"), "deepspeed": ("zero",), "megatron": ("megatron",)}
 #: 67 tokens and 3 heads' worth of odd sizes would divide by nothing: what libraries pad is seen.
 _MODEL = ("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.vocab_size=67", "model.max_seq_len=16")
 _LOOP = ("loop.seq_len=16", "loop.micro_batch=1", "loop.device=cpu")
@@ -32,7 +36,7 @@ class Case:
     settings: tuple[str, ...]
     worlds: tuple[int, ...]
     micro_batches: int = 2  #: of each data-parallel rank in a step
-    apart: bool = False  #: in processes of its own, because the library changes the process it runs in
+    library: str = "torch"  #: whose engine it is; libraries do not share processes, because they change them
 
     def run(self, world_size: int):
         """The Run of this case."""
@@ -43,45 +47,91 @@ class Case:
         return run.override(f"loop.global_batch={dp * self.micro_batches}")
 
 
+_FSDP = "parallel.strategy=fsdp"
+_LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.tied=false")
+
+
+def _megatron(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = (), layers: int = 4) -> Case:
+    settings = ("parallel.strategy=megatron", *(f"parallel.{option}" for option in layout))
+    size = (f"model.n_layer={layers}",)
+    return Case(f"megatron {name}", (*size, *model, *settings), worlds, 4, "megatron")
+
+
+def _zero(name: str, worlds: tuple[int, ...], *layout: str, precision: str = "fp32") -> Case:
+    settings = ("parallel.strategy=zero", *(f"parallel.{option}" for option in layout), f"loop.precision={precision}")
+    return Case(f"zero {name}", settings, worlds, 2, "deepspeed")
+
+
+def _pipeline(name: str, worlds: tuple[int, ...], *layout: str) -> Case:
+    settings = ("parallel.strategy=pipeline", *(f"parallel.{option}" for option in layout))
+    return Case(f"pipeline {name}", settings, worlds, 4)
+
+
 _ALL = (2, 3, 4, 5, 6, 7, 8)
 CASES = (
     Case("ddp", ("parallel.strategy=ddp",), _ALL),
     Case("ddp bf16", ("parallel.strategy=ddp", "parallel.compress=bf16"), (2, 4)),
+    Case("fsdp", (_FSDP,), _ALL),
+    Case("fsdp kept", (_FSDP, "parallel.reshard_after_forward=false"), (2, 4)),
+    Case("fsdp hybrid", (_FSDP, "parallel.replicas=2"), (4, 8)),
+    _zero("0", _ALL, "zero_stage=0"),
+    _zero("1", _ALL, "zero_stage=1"),
+    _zero("2", _ALL, "zero_stage=2"),
+    _zero("3", _ALL, "zero_stage=3"),
+    _zero("1 bf16", (2,), "zero_stage=1", precision="bf16"),
+    _zero("2 bf16", (3,), "zero_stage=2", precision="bf16"),
+    _zero("3 bf16", (4,), "zero_stage=3", precision="bf16"),
+    _zero("2 offload", (2,), "zero_stage=2", "offload=optimizer"),
+    _zero("3 offload", (2,), "zero_stage=3", "offload=all"),
+    _pipeline("gpipe", (2,), "pp=2", "schedule=gpipe"),
+    _pipeline("1f1b", (2, 4), "pp=2"),
+    _pipeline("interleaved", (2, 4), "pp=2", "virtual_stages=2", "schedule=interleaved"),
+    _pipeline("zero-bubble v", (2,), "pp=2", "virtual_stages=2", "schedule=zero-bubble"),
+    _megatron("tp2", (2, 4), "tp=2"),
+    _megatron("tp2 sequence", (2,), "tp=2", "sequence_parallel=true"),
+    _megatron("tp4 sequence rotary", (4,), "tp=4", "sequence_parallel=true", model=_LLAMA),
+    _megatron("tp2 recomputed", (2,), "tp=2", model=("model.activation_checkpointing=true",)),
+    _megatron("pp2", (2, 4), "pp=2"),
+    _megatron("pp4 interleaved", (4,), "pp=4", "virtual_stages=2", "schedule=interleaved", layers=8),
+    _megatron("dp distributed", (2, 3, 4), "distributed_optimizer=true"),
+    _megatron("dp distributed bf16", (2,), "distributed_optimizer=true", model=("loop.precision=bf16",)),
+    _megatron("tp2 pp2 bf16", (4,), "tp=2", "pp=2", model=("loop.precision=bf16",)),
+    _megatron("tp2 pp2 dp2 distributed", (8,), "tp=2", "pp=2", "distributed_optimizer=true"),
+    _megatron("tp2 pp2 dp2 sequence", (8,), "tp=2", "pp=2", "sequence_parallel=true"),
+    Case("fsdp bf16", (_FSDP, "loop.precision=bf16"), (2, 3)),
 )
 
 
 def bench_bytes(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
-    """Every case at every world size (quick: 2 ranks, or the smallest that a case needs); see `compare`."""
-    rows = []
-    for world_size in _ALL:
-        chosen = [case for case in CASES if world_size == min(case.worlds) or (not quick and world_size in case.worlds)]
-        if chosen:
-            report(f"{world_size} ranks: {', '.join(case.name for case in chosen)}")
-            rows += compare([case.name for case in chosen], world_size)
+    """Every case at every world size (quick: at the smallest); rows as `compare` gives them."""
+    plan = [(case, world) for case in CASES for world in (case.worlds[:1] if quick else case.worlds)]
+    rows = compare(plan, report=report)
     wrong = sum(row["predicted"] != row["measured"] for row in rows)
     check = {"name": "rows that differ", "value": wrong, "target": 0, "at_most": True, "met": wrong == 0}
     return {"rows": rows, "checks": [check], "machine": machine_facts()}
 
 
-def compare(names: Iterable[str], world_size: int) -> list[dict]:
-    """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of the named cases."""
-    from aiscale.bench.ddp import BenchError
-    from aiscale.dist import launch
+def compare(
+    plan: Iterable[tuple[Case, int]], *, report: Callable[[str], None] = lambda message: None
+) -> list[dict[str, str | int]]:
+    """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of cases at world sizes.
 
-    cases = [case for case in CASES if case.name in names]
-    rounds = [[case] for case in cases if case.apart]
-    rounds += [together] if (together := [case for case in cases if not case.apart]) else []
+    Of each library one process imports it; ranks are forked from it, one set for each world size.
+    """
+    libraries: dict[str, dict[int, list[str]]] = {}
+    for case, world_size in plan:
+        libraries.setdefault(case.library, {}).setdefault(world_size, []).append(case.name)
     rows = []
     with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
-        for number, group in enumerate(rounds):
-            out = Path(folder) / f"{number}.json"
-            status = launch(world_size, ["-m", "aiscale.bench.bytes", str(out), *(case.name for case in group)])
-            if status:
-                raise BenchError(
-                    f"{world_size} ranks of {', '.join(case.name for case in group)} ended with status {status}; "
-                    "what went wrong stands above"
-                )
-            rows += json.loads(out.read_text())
+        for library, worlds in libraries.items():
+            report(f"{library}: " + ", ".join(f"{len(names)} cases on {n} ranks" for n, names in worlds.items()))
+            command = [sys.executable, "-m", "aiscale.bench.bytes", "serve", library, folder, json.dumps(worlds)]
+            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            for world_size in worlds:
+                out = Path(folder) / f"{library}-{world_size}.json"
+                if not out.exists():
+                    raise BenchError(f"{library} on {world_size} ranks measured nothing: {done.stderr[-2000:]}")
+                rows += json.loads(out.read_text())
     return rows
 
 
@@ -99,7 +149,28 @@ def show_bytes(result: dict) -> None:
     print(f"{len(result['rows'])} rows of all ranks, {check['value']} differ")
 
 
-def _rank(out: Path, names: list[str]) -> None:
+def _serve(library: str, folder: str, plan: str) -> None:
+    """Import the library, then run its cases on each number of ranks in turn. plan: {ranks: [case, ...]} as JSON."""
+    from aiscale.dist.forking import Forked, can_fork
+    from aiscale.parallel import preload
+
+    for strategy in _STRATEGIES[library]:
+        preload(strategy)
+    for world_size, names in json.loads(plan).items():
+        command = ["-m", "aiscale.bench.bytes", "launch", world_size, f"{folder}/{library}-{world_size}.json", *names]
+        job = Forked(command, {}) if can_fork() else subprocess.Popen([sys.executable, *command])
+        if job.wait():
+            raise SystemExit(f"{world_size} ranks ended with status {job.returncode}")
+
+
+def _launch(world_size: str, out: str, *names: str) -> None:
+    from aiscale.dist import launch
+
+    command = ["-m", "aiscale.bench.bytes", "rank", out, *names]
+    raise SystemExit(launch(int(world_size), command, warm_up=lambda: None))  # its parent has imported already
+
+
+def _rank(out: str, *names: str) -> None:
     """What each rank does."""
     import torch
 
@@ -110,7 +181,7 @@ def _rank(out: Path, names: list[str]) -> None:
     rows = [row for name in names for row in _rows(next(c for c in CASES if c.name == name), world)]
     everyone = world.gather(rows)
     if world.is_main:
-        out.write_text(json.dumps([row for rank_rows in everyone for row in rank_rows]))
+        Path(out).write_text(json.dumps([row for rank_rows in everyone for row in rank_rows]))
     world.close()
 
 
@@ -163,5 +234,5 @@ def _measure(run, world, micro_batches: int) -> tuple[dict, dict]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _rank(Path(sys.argv[1]), sys.argv[2:])
+    what, *arguments = sys.argv[1:]
+    {"serve": _serve, "launch": _launch, "rank": _rank}[what](*arguments)
