@@ -1,7 +1,7 @@
 """Living with DeepSpeed as a library: imported for one device, silent, and without memory of a world that was closed.
 
 deepspeed = import_deepspeed(world.device)
-with quiet(), local_rank(world):
+with calling(world):
     engine, *_ = deepspeed.initialize(...)
 forget_groups()
 """
@@ -34,7 +34,8 @@ def import_deepspeed(device: torch.device):
             module = importlib.import_module(f"deepspeed.accelerator.{device.type}_accelerator")
             set_accelerator(getattr(module, f"{name}_Accelerator")())
     for handler in logging.getLogger("DeepSpeed").handlers:
-        handler.setStream(sys.stderr)  # it writes to standard output, where results go
+        if type(handler) is logging.StreamHandler:
+            handler.setStream(sys.stderr)  # it writes to standard output, where results go
     # Its all-reduce through shared memory is compiled at first use: a minute, or a crash where there is no compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     forget_groups()
@@ -67,12 +68,16 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def local_rank(world: World) -> Iterator[None]:
-    """DeepSpeed takes its GPU from LOCAL_RANK, which is not our device where each rank sees one GPU only."""
+def calling(world: World) -> Iterator[None]:
+    """Around every call of DeepSpeed's engine: quiet, and with the LOCAL_RANK that it reads as it goes along.
+
+    It takes its GPU from there; a process alone has none, and where each rank sees one GPU only, ours is another.
+    """
     before = os.environ.get("LOCAL_RANK")
     os.environ["LOCAL_RANK"] = str(world.device.index if world.device.type == "cuda" else world.local_rank)
     try:
-        yield
+        with quiet():
+            yield
     finally:
         if before is None:
             del os.environ["LOCAL_RANK"]

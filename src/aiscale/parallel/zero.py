@@ -35,7 +35,7 @@ from aiscale.dist import World
 from aiscale.meter import held_bytes
 from aiscale.models import count_parameters
 from aiscale.optim import clip_, set_lr
-from aiscale.parallel.deepspeed_library import forget_groups, import_deepspeed, local_rank, quiet
+from aiscale.parallel.deepspeed_library import calling, forget_groups, import_deepspeed, quiet
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
@@ -96,14 +96,14 @@ class ZeROEngine(Engine):
     checkpoint_format = "deepspeed"
 
     def __init__(self, run: Run, world: World) -> None:
-        _check(run)
+        deepspeed = import_deepspeed(world.device)
+        _check(run, deepspeed.get_accelerator())
         super().__init__(run, _on_cpu(world) if run.parallel.zero_stage == 3 else world)
         self.world = world
         self.autocast_dtype = None  # DeepSpeed casts the model itself
         self.config = deepspeed_config(run, world.size)
         self._freed_bytes = 0  # gradients that the last update used up
-        deepspeed = import_deepspeed(world.device)
-        with world.control(), quiet(), local_rank(world):
+        with world.control(), calling(world):
             self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=self.config)
         self._forget_warm_up()
         self._reduce, self.engine.allreduce_gradients = self.engine.allreduce_gradients, self._note_and_reduce
@@ -136,7 +136,7 @@ class ZeROEngine(Engine):
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
         """The backward passes of a step: returns the mean loss; `held` then shows the gradients that update uses."""
         loss = torch.zeros((), device=self.world.device, dtype=torch.float64)
-        with quiet():
+        with calling(self.world):
             for i, batch in enumerate(micro_batches):
                 if i:
                     self.engine.step()  # counts the micro-batch before, and does no more
@@ -161,7 +161,7 @@ class ZeROEngine(Engine):
         norm = clip_(self.model.parameters(), 0).item() if unwrapped else 0.0
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
-        with quiet():
+        with calling(self.world):
             self.engine.step()
         if not unwrapped:
             norm = float(self.engine.get_global_grad_norm())
@@ -172,7 +172,7 @@ class ZeROEngine(Engine):
 
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
         """(mean cross-entropy, tokens) over all ranks' micro-batches, without gradients."""
-        with quiet(), self.world.control():  # stage 3 gathers the weights here too
+        with calling(self.world), self.world.control():  # stage 3 gathers the weights here too
             return super().evaluate(micro_batches)
 
     # What is held --------------------------------------------------------------------------------------------------
@@ -213,15 +213,17 @@ class ZeROEngine(Engine):
             raise ConfigError("DeepSpeed writes its shards itself: use checkpoint.save, or state(full=True)")
         from deepspeed.utils import safe_get_full_fp32_param as gather
 
-        masters = dict(
-            zip(_names(self.model, self._zero), _tensors([getattr(self._zero, "fp32_groups", [])]), strict=False)
-        )
-        with self.world.control(), torch.no_grad(), quiet():
-            state = {}
-            for name, parameter in self.model.named_parameters():
-                whole = masters.get(name) if masters else gather(parameter)
-                state[name] = (parameter if whole is None else whole).detach().to("cpu", torch.float32, copy=True)
-            return state | {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
+        masters, places = _tensors([getattr(self._zero, "fp32_groups", [])]), _master_places(self.model, self._zero)
+        state: dict[str, Tensor] = {}
+        gathered: dict[Tensor, Tensor] = {}  # a tied parameter has two names
+        with self.world.control(), torch.no_grad(), calling(self.world):
+            for name, parameter in self.model.named_parameters(remove_duplicate=False):
+                if parameter not in gathered:
+                    whole = masters[places[name]] if places else gather(parameter)
+                    whole = parameter if whole is None else whole
+                    gathered[parameter] = whole.detach().to("cpu", torch.float32, copy=True)
+                state[name] = gathered[parameter]
+        return state | {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
 
     def load(self, state: dict) -> None:
         """DeepSpeed reads its own files: see read."""
@@ -229,9 +231,9 @@ class ZeROEngine(Engine):
 
     def write(self, folder: Path) -> None:
         """DeepSpeed's save_checkpoint into `folder`. All ranks call it."""
-        with quiet():
-            names = {"fp32_names": _names(self.model, self._zero)}
-            self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=names)
+        with calling(self.world):
+            places = {"master_places": _master_places(self.model, self._zero)}
+            self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
 
     def read(self, folder: Path, note: dict) -> None:
         """DeepSpeed's load_checkpoint from `folder`. All ranks call it. Raises CheckpointError where it cannot."""
@@ -246,7 +248,7 @@ class ZeROEngine(Engine):
         broken = [problem for problem in self.world.gather(_damage(folder / _TAG, self.world.rank)) if problem]
         if broken:
             raise CheckpointError(f"cannot read {folder} ({broken[0]}): delete it to resume from the one before")
-        with quiet():
+        with calling(self.world):
             self.engine.load_checkpoint(str(folder), tag=_TAG)
 
     def files(self) -> dict[str, str]:
@@ -276,8 +278,10 @@ def weights(folder: Path) -> dict[str, Tensor]:
     # Stage 0 leaves one file, which zero_to_fp32 does not know.
     found = torch.load(folder / _TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
     masters = _tensors([found["optimizer"].get("fp32_groups", [])])
-    return {name: tensor.float() for name, tensor in found["module"].items()} | {
-        name: tensor.detach() for name, tensor in zip(found["fp32_names"], masters, strict=True)
+    places = found["master_places"]
+    return {
+        name: (masters[places[name]].detach() if name in places else tensor.float())
+        for name, tensor in found["module"].items()
     }
 
 
@@ -298,11 +302,16 @@ _BUFFERS = (  # for offloading
 )
 
 
-def _check(run: Run) -> None:
+def _check(run: Run, accelerator) -> None:
     if run.loop.precision == "fp64":
         raise ConfigError(
             "loop.precision fp64 with parallel.strategy zero: DeepSpeed keeps its masters and sends gradients in fp32, "
             "so the weights would be fp32 in fp64's memory: set loop.precision to fp32 or bf16"
+        )
+    if run.loop.precision == "fp16" and not accelerator.is_fp16_supported():
+        raise ConfigError(
+            "loop.precision fp16 with parallel.strategy zero: DeepSpeed finds no fp16 in this device: "
+            "set loop.precision to bf16 or fp32"
         )
 
 
@@ -319,14 +328,11 @@ def _nbytes(tensors: list[Tensor]) -> int:
     return held_bytes({"all": tensors})["all"]
 
 
-def _names(model: torch.nn.Module, zero: object) -> list[str]:
-    """The parameters in the order of stage 0's fp32 masters; nothing where there are none."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return (
-        [names[id(p)] for group in getattr(zero, "fp16_groups", []) for p in group]
-        if hasattr(zero, "fp32_groups")
-        else []
-    )
+def _master_places(model: torch.nn.Module, zero: object) -> dict[str, int]:
+    """For each name of a parameter, its place among stage 0's fp32 masters; nothing where there are none."""
+    order = {id(p): place for place, p in enumerate(_tensors([getattr(zero, "fp16_groups", [])]))}
+    masters = hasattr(zero, "fp32_groups")
+    return {n: order[id(p)] for n, p in model.named_parameters(remove_duplicate=False)} if masters else {}
 
 
 def _damage(folder: Path, rank: int | None) -> str:
