@@ -27,9 +27,11 @@ from aiscale.plots.style import (
     use_style,
 )
 from aiscale.plots.timeline import timeline
+from aiscale.plots.traffic import COLLECTIVE_COLORS, traffic_bars
 from aiscale.plots.training import learning_rates, loss_curves, loss_difference, loss_vs_batch
 
 __all__ = [
+    "COLLECTIVE_COLORS",
     "EVENT_COLORS",
     "FORMATS",
     "MEMORY_COLORS",
@@ -60,6 +62,7 @@ __all__ = [
     "ring_steps",
     "speedup",
     "timeline",
+    "traffic_bars",
     "transformer_layer",
     "use_style",
     "value_range",
