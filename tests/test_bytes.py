@@ -1,0 +1,64 @@
+"""Bytes predicted and measured side by side, for every strategy: what a step sends and what a rank holds, equal."""
+
+import json
+
+import pytest
+
+from aiscale import cost
+from aiscale.bench.bytes import CASES, Case, compare, show_bytes
+from ranks import run_ranks
+
+
+def differences(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if row["predicted"] != row["measured"]]
+
+
+@pytest.mark.parametrize(
+    ("library", "worlds"), [("torch", (2, 3, 4, 5, 6, 7, 8)), ("deepspeed", (2, 3, 8)), ("megatron", (2, 3, 4, 8))]
+)
+def test_every_strategy_sends_and_holds_what_the_formulas_say(library, worlds):
+    plan = [(case, n) for case in CASES for n in case.worlds if case.library == library and n in worlds]
+    rows = compare(plan)
+    assert differences(rows) == []
+    for case, n in plan:
+        mine = [row for row in rows if (row["case"], row["world_size"]) == (case.name, n)]
+        assert {row["rank"] for row in mine} == set(range(n)), case.name
+        assert sum(row["measured"] for row in mine if row["kind"] == "payload") > 0, case.name
+        assert all(row["measured"] > 0 for row in mine if row["kind"] == "held"), case.name
+
+
+@pytest.mark.parametrize(("strategy", "n", "launcher"), [("mpi", 3, "mpiexec"), ("serial", 1, "aiscale")])
+def test_mpi_and_serial_send_and_hold_what_the_formulas_say(strategy, n, launcher, tmp_path):
+    code = f"""
+    import json
+    from aiscale.bench.bytes import Case, _rows
+    case = Case("it", ("parallel.strategy={strategy}",), ({n},))
+    rows = [row for rank in world.gather(_rows(case, world)) for row in rank]
+    if world.is_main:
+        say(json.dumps(rows))
+    """
+    done = run_ranks(code, n, tmp_path, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert differences(rows) == [] and len(rows) == (4 * n if strategy == "mpi" else 3)
+
+
+def test_fsdp_sends_one_and_a_half_times_what_ddp_sends():
+    def on_the_ring(*settings: str) -> float:
+        case = Case("it", ("model.vocab_size=64", *settings), (4,), micro_batches=1)
+        sent = cost.step_traffic(case.run(4), 4)
+        return sum(cost.wire_bytes(op, nbytes, 4) for (op, _), nbytes in sent.items())
+
+    ddp = on_the_ring("parallel.strategy=ddp")
+    # The root unit (embeddings and last norm) is kept from forward to backward, so it is gathered once.
+    assert 1.4 < on_the_ring("parallel.strategy=fsdp") / ddp < 1.5
+    assert on_the_ring("parallel.strategy=zero", "parallel.zero_stage=3") / ddp == pytest.approx(1.5, rel=1e-3)
+    assert on_the_ring("parallel.strategy=fsdp", "parallel.reshard_after_forward=false") / ddp == 1
+
+
+def test_a_row_that_differs_is_shown_and_counted(capsys):
+    row = {"case": "ddp", "world_size": 2, "kind": "payload", "what": "all_reduce world", "predicted": 8}
+    rows = [{**row, "rank": 0, "measured": 8}, {**row, "rank": 1, "measured": 12}]
+    show_bytes({"rows": rows, "checks": [{"value": 1}]})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("differ") for line in lines[1:]] == [False, True, True]
