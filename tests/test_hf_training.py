@@ -21,6 +21,9 @@ SHORT += ("loop.device=cpu",)
 
 STRATEGIES = {  # name -> (settings, how far its losses may lie from serial's)
     "ddp": (("parallel.strategy=ddp", "loop.precision=fp64"), 1e-6),
+    "fsdp": (("parallel.strategy=fsdp", "loop.precision=fp64"), 1e-6),
+    "zero1": (("parallel.strategy=zero", "parallel.zero_stage=1"), 2e-4),
+    "zero3": (("parallel.strategy=zero", "parallel.zero_stage=3"), 2e-4),
 }
 
 
@@ -204,7 +207,7 @@ for twin in TWINS:
 def test_a_twin_gives_the_serial_losses_under_every_strategy(strategy, serial, tmp_path):
     settings, tolerance = STRATEGIES[strategy]
     code = TRAIN.replace("TWINS", repr(TWINS)).replace("SETTINGS", repr((*SHORT, *settings)))
-    done = run_ranks(code, 2, tmp_path)
+    done = run_ranks(code, 2, tmp_path, strategy=settings[0].partition("=")[2])
     assert done.returncode == 0, done.stderr
     precision = [setting for setting in settings if setting.startswith("loop.precision")]
     for twin, line in zip(TWINS, done.stdout.splitlines(), strict=True):
@@ -225,7 +228,7 @@ def test_a_trained_model_is_exported_and_transformers_continues_text_as_we_do(tm
     from transformers import AutoModelForCausalLM
 
     fit(recipe(TWINS[1]).override(*SHORT), runs_dir=tmp_path, progress=False)
-    done = aiscale("generate", str(tmp_path / TWINS[1]), "--export", str(tmp_path / "hf"))
+    done = aiscale("export", str(tmp_path / TWINS[1]), str(tmp_path / "hf"))
     assert (done.returncode, done.stderr) == (0, "")
     ours, tokenizer = open_trained(tmp_path / TWINS[1])
     prompt = torch.tensor([tokenizer.encode("The ")])

@@ -48,7 +48,16 @@ GPT2_SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("config", GPT2_SHAPES, ids=range(len(GPT2_SHAPES)))
+ROTARY = [  # written as GPT-NeoX or Llama
+    NEOX,
+    dataclasses.replace(NEOX, activation="gelu_tanh", parallel_residual=False, tied=True, rope_theta=500.0),
+    dataclasses.replace(NEOX, activation="relu", d_ff=40, norm_eps=1e-3),
+    LLAMA,
+    dataclasses.replace(LLAMA, n_kv_head=0, tied=True, rope_theta=500.0, norm_eps=1e-3),
+]
+
+
+@pytest.mark.parametrize("config", GPT2_SHAPES + ROTARY, ids=range(len(GPT2_SHAPES + ROTARY)))
 def test_a_folder_we_write_gives_transformers_our_logits(config, tmp_path):
     model = make(config)
     model.save_pretrained(tmp_path)
@@ -108,20 +117,22 @@ def test_half_precision_weights_are_read_as_fp32(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, named",
+    "base, change, named",
     [
-        ({"position": "rotary"}, "model.position rotary"),
-        ({"norm": "rmsnorm"}, "model.norm rmsnorm"),
-        ({"n_kv_head": 2}, "model.n_kv_head 2 of 4 heads"),
-        ({"activation": "swiglu"}, "model.activation swiglu"),
-        ({"bias": False}, "model.bias False"),
-        ({"parallel_residual": True}, "model.parallel_residual True"),
+        (SMALL, {"norm": "rmsnorm"}, "model.position learned with model.norm rmsnorm with model.activation gelu_tanh"),
+        (SMALL, {"n_kv_head": 2}, "model.position learned with model.n_kv_head 2"),
+        (SMALL, {"activation": "swiglu"}, "model.position learned with model.norm layernorm with model.activation"),
+        (SMALL, {"parallel_residual": True}, "model.position learned: "),
+        (NEOX, {"n_kv_head": 2}, "model.norm layernorm with model.n_kv_head 2"),
+        (NEOX, {"bias": False}, "model.norm layernorm with model.bias false"),
+        (LLAMA, {"parallel_residual": True}, "model.norm rmsnorm with model.parallel_residual true"),
+        (LLAMA, {"activation": "gelu"}, "model.norm rmsnorm with model.activation gelu"),
     ],
 )
-def test_what_gpt2s_format_cannot_hold_is_refused_in_one_line(change, named, tmp_path):
+def test_what_no_format_can_hold_is_refused_in_one_line(base, change, named, tmp_path):
     with pytest.raises(ConfigError) as error:
-        GPT(dataclasses.replace(SMALL, **change)).save_pretrained(tmp_path / "new")
-    assert str(error.value) == f"GPT-2's format cannot hold {named}: save a checkpoint instead"
+        GPT(dataclasses.replace(base, **change)).save_pretrained(tmp_path / "new")
+    assert str(error.value).startswith(f"no format of transformers holds {named}") and "\n" not in str(error.value)
     assert not (tmp_path / "new").exists()
 
 

@@ -231,7 +231,6 @@ def _add_generate(commands) -> None:
     parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0: all")
     parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens of this total probability")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
-    parser.add_argument("--export", metavar="DIR", help="write the model as a Hugging Face GPT-2 folder and end")
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -240,10 +239,6 @@ def _generate(args: argparse.Namespace) -> int:
     from aiscale.train import open_trained
 
     model, tokenizer = open_trained(args.path)
-    if args.export:
-        model.save_pretrained(args.export)
-        print(args.export)
-        return 0
     prompt = torch.tensor([tokenizer.encode(args.prompt)])
     generator = torch.Generator().manual_seed(args.seed)
     text = model.generate(
@@ -299,6 +294,11 @@ def _verify(args: argparse.Namespace) -> int:
 _DELEGATED = {
     "bench": ("measure this machine", "aiscale bench model --json", "aiscale.bench.command"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
+    "export": (
+        "write a trained model as a Hugging Face folder",
+        "aiscale export runs/laptop mine/",
+        "aiscale.train.export",
+    ),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 

@@ -1,4 +1,4 @@
-"""Hugging Face GPT-2 folders: config.json and model.safetensors, read and written.
+"""Hugging Face folders, config.json and model.safetensors: GPT-2's read and written, others written (hf_formats).
 
     model = GPT.from_pretrained("gpt2/")     # also a folder whose weights are cut into shards with an index
     model.save_pretrained("mine/")           # transformers.AutoModelForCausalLM.from_pretrained("mine/") opens it
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from aiscale import hf_formats
 from aiscale.config import ConfigError, ModelConfig
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
@@ -63,20 +64,23 @@ def read(folder) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Write config and state as a GPT-2 folder; raises ConfigError if GPT-2's format cannot hold it."""
-    _require_gpt2(config)
+    """Write config and state as a folder of GPT-2's or, with rotary positions, of GPT-NeoX's or Llama's architecture;
+    raises ConfigError if none can hold it."""
+    state = {name: tensor.detach().cpu() for name, tensor in state.items()}
+    dtype = str(state["token_embedding.weight"].dtype).removeprefix("torch.")
+    if _is_gpt2(config):
+        raw = _to_gpt2(config)
+        tensors = {theirs: state[ours].t() if turned else state[ours] for ours, theirs, turned in names(config)}
+    else:
+        raw, tensors = hf_formats.convert(config, state)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for ours, theirs, turned in names(config):
-        tensor = state[ours].detach().cpu()
-        tensors[theirs] = (tensor.t() if turned else tensor).contiguous()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    dtype = str(state["token_embedding.weight"].dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(_to_gpt2(config, dtype), indent=2) + "\n")
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**raw, "dtype": dtype}, indent=2) + "\n")
 
 
-def _to_gpt2(config: ModelConfig, dtype: str) -> dict:
+def _to_gpt2(config: ModelConfig) -> dict:
     activation = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[config.activation]
     # GPT-2's own vocabulary ends a text with its last token; of another one we do not know whether any token does.
     end = config.vocab_size - 1 if config.vocab_size == GPT2_VOCAB_SIZE else None
@@ -97,19 +101,13 @@ def _to_gpt2(config: ModelConfig, dtype: str) -> dict:
         "attn_pdrop": 0.0,
         "bos_token_id": end,
         "eos_token_id": end,
-        "dtype": dtype,
     }
 
 
-def _require_gpt2(config: ModelConfig) -> None:
+def _is_gpt2(config: ModelConfig) -> bool:
     wanted = {"norm": "layernorm", "position": "learned", "parallel_residual": False, "bias": True}
-    wrong = [f"model.{key} {getattr(config, key)}" for key, value in wanted.items() if getattr(config, key) != value]
-    if config.activation == "swiglu":
-        wrong.append("model.activation swiglu")
-    if config.kv_heads != config.n_head:
-        wrong.append(f"model.n_kv_head {config.kv_heads} of {config.n_head} heads")
-    if wrong:
-        raise ConfigError(f"GPT-2's format cannot hold {', '.join(wrong)}: save a checkpoint instead")
+    same = all(getattr(config, key) == value for key, value in wanted.items())
+    return same and config.activation != "swiglu" and config.kv_heads == config.n_head
 
 
 def _read_config(folder: Path) -> ModelConfig:
