@@ -1,0 +1,342 @@
+"""Pipelines: every schedule trains what one process trains, sends what the formula says, and waits as predicted."""
+
+import json
+from types import SimpleNamespace
+
+import matplotlib
+import pytest
+import torch
+
+matplotlib.use("Agg")
+
+from aiscale import cost, plots  # noqa: E402
+from aiscale.config import ConfigError, Run  # noqa: E402
+from ranks import aiscale, run_ranks  # noqa: E402
+
+SETUP = """
+import dataclasses, json
+from aiscale import checkpoint
+from aiscale.config import ParallelConfig, Run
+from aiscale.dist import Traffic, World
+from aiscale.parallel import build
+BASE = ["model.n_layer=8", "model.n_head=2", "model.d_model=32", "loop.precision=fp64", "loop.global_batch=8",
+        "loop.micro_batch=1", "loop.device=cpu", "optimizer.clip_norm=0.5", "optimizer.eps=1e-5"]
+LLAMA = ["model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.n_kv_head=1",
+         "model.tied=false", "model.bias=false"]
+torch.manual_seed(5)
+tokens = torch.randint(0, 256, (4, 8, 17))
+alone = World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"), launcher="none", backend="gloo",
+              traffic=Traffic())
+def batch(step, rank=0, size=1, n_micro=1):
+    x, y = tokens[step, :, :-1].chunk(size)[rank], tokens[step, :, 1:].chunk(size)[rank]
+    return list(zip(x.chunk(n_micro), y.chunk(n_micro)))
+def steps(engine, which):
+    n_micro = engine.run.loop.micro_batches(engine.data_world)[0]
+    return [engine.step(batch(i, engine.data_rank, engine.data_world, n_micro), lr=0.01) for i in which]
+"""
+
+EQUAL = """
+references = {}
+for settings in SETTINGS:
+    model = tuple(LLAMA if "llama" in settings else ())
+    run = Run().override(*BASE, *model, "parallel.strategy=pipeline", *(s for s in settings if s != "llama"))
+    if model not in references:
+        engine = build(dataclasses.replace(run, parallel=ParallelConfig()), alone)
+        references[model] = steps(engine, range(3)), engine.evaluate(batch(3)), engine.state(full=True)
+    expected, expected_eval, expected_weights = references[model]
+    engine = build(run, world)
+    results = steps(engine, range(2))
+    before = world.traffic.groups()
+    results += steps(engine, [2])
+    counts = world.traffic.groups_since(before)
+    sent = {f"{op} {group.name}": [c.calls, c.payload_bytes] for (op, group), c in counts.items()}
+    found_eval = engine.evaluate(batch(3, engine.data_rank, engine.data_world, 2))
+    weights = engine.state(full=True)
+    errors = {
+        "loss": max(abs(a.loss - b.loss) for a, b in zip(results, expected)),
+        "norm": max(abs(a.grad_norm - b.grad_norm) for a, b in zip(results, expected)),
+        "eval": abs(found_eval[0] - expected_eval[0]) + abs(found_eval[1] - expected_eval[1]),
+        "tokens": abs(results[0].tokens - expected[0].tokens),
+    }
+    if world.rank == 0:
+        assert list(weights) == list(expected_weights)
+        errors["weights"] = max((weights[n] - w).abs().max().item() for n, w in expected_weights.items())
+    own = [p.numel() for p in engine.model.parameters()]
+    held = {kind: sum(t.nbytes for t in tensors) for kind, tensors in engine.held().items()}
+    same = world.gather([(r.loss, r.grad_norm) for r in results])
+    everything = world.gather({"errors": errors, "sent": sent, "held": held, "own": sum(own), "tensors": len(own)})
+    if world.rank == 0:
+        say(json.dumps({"settings": settings, "same": all(s == same[0] for s in same), "ranks": everything}))
+"""
+
+FOUR = [
+    ["parallel.pp=4", "parallel.schedule=gpipe"],
+    ["parallel.pp=4", "parallel.schedule=1f1b", "llama"],
+    ["parallel.pp=4", "parallel.schedule=interleaved", "parallel.virtual_stages=2"],
+    ["parallel.pp=4", "parallel.schedule=zero-bubble"],
+    ["parallel.pp=4", "parallel.schedule=zero-bubble", "parallel.virtual_stages=2"],
+    ["parallel.pp=2", "parallel.schedule=1f1b"],
+    ["parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.virtual_stages=2", "llama"],
+]
+TWO = [
+    ["parallel.pp=2", "parallel.schedule=gpipe", "llama"],
+    ["parallel.pp=2", "parallel.schedule=1f1b"],
+    ["parallel.pp=2", "parallel.schedule=1f1b", "model.activation_checkpointing=true"],
+    ["parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=4", "llama"],
+    ["parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.virtual_stages=2"],
+]
+
+
+def measure(settings: list, n: int, folder) -> dict[str, dict]:
+    """{settings: what happened}, all layouts one after the other on the same ranks."""
+    done = run_ranks(SETUP + EQUAL.replace("SETTINGS", repr(settings)), n, folder, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return {str(found["settings"]): found for found in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def on_four_ranks(tmp_path_factory):
+    return measure(FOUR, 4, tmp_path_factory.mktemp("four"))
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory):
+    return measure(TWO, 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture
+def found(request, on_four_ranks, on_two_ranks):
+    return (on_four_ranks | on_two_ranks)[str(request.param)] | {"layout": request.param}
+
+
+layouts = pytest.mark.parametrize("found", [*FOUR, *TWO], indirect=True, ids=" ".join)
+
+
+@layouts
+def test_every_schedule_gives_serials_losses_norms_weights_and_evaluation(found):
+    assert found["same"], "ranks disagree on the loss or the norm"
+    for rank in found["ranks"]:
+        assert max(rank["errors"].values()) < 1e-12, rank["errors"]
+    assert "weights" in found["ranks"][0]["errors"]
+
+
+@layouts
+def test_a_step_sends_activations_gradients_and_the_tied_embedding_to_the_byte(found):
+    run = Run().override("model.n_layer=8", "parallel.strategy=pipeline", *(s for s in found["layout"] if s != "llama"))
+    layout, tied, n = run.parallel, "llama" not in found["layout"], len(found["ranks"])
+    dp = n // layout.pp
+    n_micro, message, embedding = 8 // dp, 16 * 32 * 8, 256 * 32 * 8
+    pieces = cost.stage_ranks(layout.schedule, layout.pp, layout.virtual_stages)
+    for rank, got in enumerate(found["ranks"]):
+        row = rank // dp
+        borders = sum(a != b and row in (a, b) for a, b in zip(pieces, pieces[1:], strict=False))
+        label = "pp" if dp > 1 else "world"
+        expected = {f"{way} {label}": [n_micro * borders, n_micro * borders * message] for way in ("send", "recv")}
+        if tied and pieces[0] != pieces[-1] and row in (pieces[0], pieces[-1]):
+            expected["all_reduce embedding"] = [1, embedding]
+        if dp > 1:
+            expected["all_reduce dp"] = [1, 8 * got["own"]]
+        assert got["sent"] == expected
+
+
+@layouts
+def test_a_rank_holds_its_own_layers_and_a_buffer_for_each_message(found):
+    for got in found["ranks"]:
+        held, own = got["held"], got["own"]
+        assert held["parameters"] == held["gradients"] == 8 * own
+        assert held["optimizer states"] == 16 * own + 4 * got["tensors"]
+        assert held["buffers"] % (16 * 32 * 8) == 0 and held["buffers"] >= sum(
+            nbytes for way, (_, nbytes) in got["sent"].items() if way.startswith("recv")
+        )
+
+
+RESUMED = """
+first = Run().override(*BASE, "parallel.strategy=pipeline", "parallel.pp=4", "parallel.schedule=1f1b")
+second = Run().override(*BASE, "parallel.strategy=pipeline", "parallel.pp=2", "parallel.schedule=zero-bubble",
+                        "parallel.virtual_stages=2")
+third = Run().override(*BASE, "parallel.strategy=ddp")
+expected = [r.loss for r in steps(build(Run().override(*BASE), alone), range(4))]
+losses, path = [], None
+for at, run in enumerate((first, first, second, third)):
+    engine = build(run, world)
+    if path:
+        assert checkpoint.load(engine, path) == at
+    losses += [r.loss for r in steps(engine, [at])]
+    path = checkpoint.save(engine, "checkpoints", step=at + 1)
+serial = build(Run().override(*BASE), alone)
+weights = {name: torch.zeros_like(w) for name, w in serial.model.state_dict().items()}
+world.from_rank0(lambda: checkpoint.load_weights(weights, path))
+say(max(abs(a - b) for a, b in zip(losses, expected)) < 1e-12)
+if world.rank == 0:
+    steps(serial, range(0))
+    whole = engine.state(full=True)
+    assert all(torch.equal(weights[name], whole[name]) for name in whole)
+"""
+
+
+def test_a_checkpoint_goes_on_exactly_under_another_number_of_stages_and_under_ddp(tmp_path):
+    done = run_ranks(SETUP + RESUMED, 4, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True"] * 4
+
+
+MIXED = """
+for precision in ("bf16", "fp16"):
+    settings = [f"loop.precision={precision}", "loop.micro_batch=2", "model.n_layer=2"]
+    expected = steps(build(Run().override(*BASE, *settings), alone), range(3))
+    engine = build(Run().override(*BASE, *settings, "parallel.strategy=pipeline", "parallel.pp=2"), world)
+    results = steps(engine, range(3))
+    say(max(abs(a.loss - b.loss) + abs(a.grad_norm - b.grad_norm) for a, b in zip(results, expected)) < 2e-3)
+before, scale = [p.clone() for p in engine.model.parameters()], engine.scaler.get_scale()
+if world.rank == 1:  # in the last stage's gradients only
+    next(engine.model.norm.parameters()).register_hook(lambda gradient: gradient * float("inf"))
+result = steps(engine, [3])[0]
+kept = all(torch.equal(p, b) for p, b in zip(engine.model.parameters(), before))
+say(result.skipped and kept and engine.scaler.get_scale() == scale / 2)
+"""
+
+
+def test_mixed_precision_is_serials_and_an_overflow_on_one_stage_stops_the_step_on_all(tmp_path):
+    done = run_ranks(SETUP + MIXED, 2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True"] * 6
+
+
+def test_a_token_outside_the_vocabulary_is_one_line_also_from_within_a_stage(tmp_path):
+    done = aiscale(
+        *("train", "--nproc", "2", "--runs-dir", str(tmp_path), "--quiet", "--recipe", "laptop"),
+        *("--set", "parallel.strategy=pipeline", "--set", "parallel.pp=2", "--set", "loop.micro_batch=4"),
+        *("--set", "model.vocab_size=60", "--set", "loop.steps=1", "--set", "loop.device=cpu"),
+    )
+    assert done.returncode != 0
+    assert "vocab" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "n", "message"),
+    [
+        (["parallel.pp=3"], 3, "model.n_layer 4 is not divisible by parallel.pp 3 x virtual_stages 1 = 3"),
+        (["parallel.pp=2", "parallel.virtual_stages=2"], 2, "virtual_stages 2 with parallel.schedule 1f1b"),
+        (["parallel.pp=2", "parallel.schedule=interleaved"], 2, "interleaved needs at least 2"),
+        (
+            ["parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.virtual_stages=4"],
+            2,
+            "zero-bubble takes 1 or 2",
+        ),
+        (["parallel.pp=4", "loop.micro_batch=8"], 4, "2 micro-batches a step with parallel.pp 4: torch's 1f1b"),
+        (
+            ["parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2", "loop.micro_batch=16"],
+            2,
+            "1 micro-batches a step with parallel.pp 2: the interleaved schedule needs a multiple of pp: "
+            "set loop.micro_batch so that there are 2",
+        ),
+        (["parallel.pp=2"], 3, "tp 1 x pp 2 = 2 does not divide the 3 ranks"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused_with_its_numbers(settings, n, message):
+    with pytest.raises(ConfigError, match=message.replace("+", r"\+")):
+        Run().override("parallel.strategy=pipeline", *settings).check_world(n)
+
+
+# The formulas --------------------------------------------------------------------------------------------------------
+
+SHAPES = [
+    ("gpipe", 4, 8, 1),
+    ("gpipe", 2, 3, 1),
+    ("1f1b", 4, 8, 1),
+    ("1f1b", 4, 4, 1),
+    ("interleaved", 4, 8, 2),
+    ("interleaved", 2, 4, 4),
+    ("interleaved", 3, 6, 3),
+    ("zero-bubble", 4, 8, 1),
+    ("zero-bubble", 3, 3, 1),
+    ("zero-bubble", 4, 7, 2),
+    ("zero-bubble", 2, 9, 2),
+]
+
+
+@pytest.mark.parametrize(("schedule", "pp", "n_micro", "virtual_stages"), SHAPES)
+def test_the_simulated_step_waits_as_long_as_the_formula_says(schedule, pp, n_micro, virtual_stages):
+    events = cost.pipeline_timeline(schedule, pp, n_micro, virtual_stages, forward_s=1.0, backward_s=2.0)
+    expected = cost.bubble(schedule, pp, n_micro, virtual_stages)
+    assert cost.idle_share(events) == pytest.approx([expected] * pp)
+
+
+def test_the_formulas_are_those_of_the_papers():
+    assert cost.bubble("gpipe", 4, 8) == cost.bubble("1f1b", 4, 8) == 3 / 8
+    assert cost.bubble("interleaved", 4, 8, 2) == 3 / 16
+    assert cost.bubble("zero-bubble", 4, 8) == 1 / 8
+
+
+def test_gpipe_holds_every_micro_batch_and_1f1b_no_more_than_stages_are_left():
+    assert cost.in_flight("gpipe", 4, 8) == [8] * 4
+    assert cost.in_flight("1f1b", 4, 8) == [4, 3, 2, 1]
+    assert cost.in_flight("1f1b", 4, 2) == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "pp", "n_micro", "virtual_stages"),
+    [shape for shape in SHAPES if shape[0] != "1f1b"],  # torch has no list of its order: see the traced steps
+)
+def test_the_order_is_that_in_which_torch_works(schedule, pp, n_micro, virtual_stages):
+    from aiscale.parallel.pipeline import _SCHEDULES
+
+    kinds = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+    pieces, ours = pp * virtual_stages, cost.schedule_order(schedule, pp, n_micro, virtual_stages)
+    kind = _SCHEDULES[schedule, virtual_stages > 1]
+    stages = [
+        SimpleNamespace(num_stages=pieces, group_size=pp, group_rank=0, is_last=False, submod=torch.nn.Identity())
+        for _ in range(virtual_stages)
+    ]
+    torchs = kind(stages[0] if schedule == "gpipe" else stages, n_micro).pipeline_order
+    for rank in range(pp):
+        actions = [a for a in torchs[rank] if a is not None and a.computation_type.value in kinds]
+        theirs = [cost.Work(kinds[a.computation_type.value], a.stage_index, a.microbatch_index) for a in actions]
+        assert ours[rank] == theirs
+
+
+# The measured timeline -----------------------------------------------------------------------------------------------
+
+TRACED = """
+from aiscale.parallel.trace import PipelineTrace
+for schedule, pieces in SCHEDULES:
+    settings = ["parallel.pp=2", f"parallel.schedule={schedule}", f"parallel.virtual_stages={pieces}"]
+    engine = build(Run().override(*BASE, "parallel.strategy=pipeline", *settings), world)
+    trace = PipelineTrace(engine, forward_s=0.01, backward_s=0.02)
+    for step in range(2):
+        world.barrier()
+        trace.start()
+        steps(engine, [step])
+    events = world.gather(trace.stop())
+    if world.rank == 0:
+        say(json.dumps([event for mine in events for event in mine]))
+"""
+
+
+def test_a_traced_step_shows_all_work_in_the_order_of_the_schedule(tmp_path):
+    schedules = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2)]
+    done = run_ranks(SETUP + TRACED.replace("SCHEDULES", repr(schedules)), 2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for (schedule, pieces), line in zip(schedules, done.stdout.splitlines(), strict=True):
+        events = [cost.Event(*event) for event in json.loads(line)]
+        least = {"forward": 0.01, "backward": 0.02, "weights": 0.02}
+        if schedule == "zero-bubble":
+            least |= {"backward": 0.01, "weights": 0.01}
+        for rank, order in enumerate(cost.schedule_order(schedule, 2, 8, pieces)):
+            mine = [event for event in events if event.rank == rank]
+            assert [(e.kind, e.name) for e in mine] == [(w.kind, cost.event_name(w, 2, pieces)) for w in order]
+            assert all(a.end_s <= b.start_s for a, b in zip(mine, mine[1:], strict=False))
+            assert all(event.end_s - event.start_s >= least[event.kind] / pieces for event in mine)
+
+
+def test_the_picture_has_a_lane_for_each_piece_and_the_number_of_each_micro_batch():
+    events = cost.pipeline_timeline("interleaved", 2, 4, 2)
+    ax = plots.pipeline(events)
+    assert len(ax.patches) == len(events) == 2 * 2 * 2 * 4
+    lanes = {round(bar.get_y(), 6) for bar in ax.patches}
+    assert len(lanes) == 2 * 2
+    assert {text.get_text() for text in ax.texts} == {"0", "1", "2", "3"}
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
