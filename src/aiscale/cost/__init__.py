@@ -35,6 +35,7 @@ from aiscale.cost.data_parallel import (
 )
 from aiscale.cost.flops import flops_by_part, flops_per_token, six_n_flops_per_token
 from aiscale.cost.held import held_bytes
+from aiscale.cost.megatron_activations import megatron_activation_bytes, megatron_activation_bytes_by_part
 from aiscale.cost.memory import (
     CATEGORIES,
     activation_bytes,
@@ -101,6 +102,8 @@ __all__ = [
     "korthikanti_activation_bytes",
     "layer_parameters",
     "matmul_parameters",
+    "megatron_activation_bytes",
+    "megatron_activation_bytes_by_part",
     "model_state_bytes",
     "parameter_count",
     "parameter_shapes",

@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Where a rank stands in the grid, and how large numbers are."""
 
     run: Run
@@ -79,7 +79,7 @@ class _Place:
 
 def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
     """Payload bytes of one optimizer step, by (collective, group)."""
-    place = _Place(run, world_size, rank)
+    place = Place(run, world_size, rank)
     sent = _tensor_parallel(place) if run.parallel.tp > 1 else {}
     sent |= _messages(place) if run.parallel.pp > 1 else {}
     sent |= _gradients(place) if place.dp > 1 else {}
@@ -93,7 +93,7 @@ def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, st
     return sent
 
 
-def _tensor_parallel(place: _Place) -> dict[tuple[str, str], int]:
+def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
     model, layout = place.run.model, place.run.parallel
     n_micro, tokens = place.micro_batch
     stream = tokens * model.d_model * place.weight_bytes
@@ -115,13 +115,13 @@ def _tensor_parallel(place: _Place) -> dict[tuple[str, str], int]:
     }
 
 
-def _replicated_numbers(place: _Place, stage: int) -> int:
+def _replicated_numbers(place: Place, stage: int) -> int:
     """Numbers in the norms, and in the biases that every tensor-parallel rank adds, of one stage."""
     whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")
     return sum(prod(shape) for name, shape in place.shapes(stage).items() if name.endswith(whole))
 
 
-def _messages(place: _Place) -> dict[tuple[str, str], int]:
+def _messages(place: Place) -> dict[tuple[str, str], int]:
     n_micro, tokens = place.micro_batch
     layout = place.run.parallel
     message = tokens * place.run.model.d_model * place.weight_bytes // (layout.tp if layout.sequence_parallel else 1)
@@ -129,7 +129,7 @@ def _messages(place: _Place) -> dict[tuple[str, str], int]:
     return {("send", "pp"): n_micro * message * ends, ("recv", "pp"): n_micro * message * ends}
 
 
-def _gradients(place: _Place) -> dict[tuple[str, str], int]:
+def _gradients(place: Place) -> dict[tuple[str, str], int]:
     if not place.divides_optimizer:
         return {("all_reduce", "dp"): place.gradient_bytes * _held_numbers(place)}
     numbers = sum(size for stage in place.stages for _, size in buckets(place, stage))
@@ -141,7 +141,7 @@ def _gradients(place: _Place) -> dict[tuple[str, str], int]:
 
 def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     """Bytes of one rank between steps. In bf16 the optimizer keeps fp32 copies of what it updates."""
-    place = _Place(run, world_size, rank)
+    place = Place(run, world_size, rank)
     moments = 2 if run.optimizer.name == "adamw" else 1
     master = 4 if run.loop.precision == "bf16" else 0
     if place.divides_optimizer:
@@ -159,11 +159,11 @@ def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     }
 
 
-def _held_numbers(place: _Place) -> int:
+def _held_numbers(place: Place) -> int:
     return sum(prod(shape) for stage in place.stages for shape in place.shapes(stage).values())
 
 
-def buckets(place: _Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
+def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
     """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each.
 
     Tensors lie in the reverse of the model's order, as gradients appear; a tied embedding that two stages hold has a
@@ -191,7 +191,7 @@ def buckets(place: _Place, stage: int) -> list[tuple[list[tuple[int, int]], int]
     return found
 
 
-def _share(place: _Place, extents: list[tuple[int, int]], size: int) -> tuple[int, int]:
+def _share(place: Place, extents: list[tuple[int, int]], size: int) -> tuple[int, int]:
     """(numbers, tensors or parts of tensors) of a bucket that this data-parallel rank updates."""
     start, end = (size // place.dp * edge for edge in (place.dp_rank, place.dp_rank + 1))
     parts = [min(b, end) - max(a, start) for a, b in extents]

@@ -1,0 +1,92 @@
+"""Activations under tensor, sequence and pipeline parallelism: what autograd keeps, against the formulas."""
+
+import json
+
+import pytest
+
+from aiscale import cost
+from aiscale.config import Run
+from ranks import run_ranks
+
+MODEL = ("model.n_layer=4", "model.n_head=4", "model.d_model=128", "model.vocab_size=67", "model.max_seq_len=64")
+LOOP = ("loop.seq_len=64", "loop.micro_batch=2", "loop.global_batch=4", "loop.device=cpu")
+LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.tied=false")
+TP, SP = "parallel.tp=2", "parallel.sequence_parallel=true"
+CASES = {
+    "tp2": (TP,),
+    "tp2 sequence": (TP, SP),
+    "tp2 sequence bf16": (TP, SP, "loop.precision=bf16"),
+    "tp2 sequence llama": (TP, SP, *LLAMA),
+    "tp2 grouped queries": (TP, "model.n_kv_head=2"),
+    "pp2": ("parallel.pp=2",),
+    "dp2 rotary": ("parallel.dp=2", "model.position=rotary"),
+    "tp2 bf16 of half as many layers": (TP, "loop.precision=bf16", "model.n_layer=2"),
+    "tp2 bf16": (TP, "loop.precision=bf16"),
+    "tp2 sequence bf16 of half as many layers": (TP, SP, "loop.precision=bf16", "model.n_layer=2"),
+}
+
+KEPT = """
+import json
+from aiscale.config import Run
+from aiscale.parallel import build
+torch.set_num_threads(1)
+for name, settings in CASES.items():
+    run = Run().override(*MODEL, *LOOP, "parallel.strategy=megatron", *settings)
+    engine = build(run, world)
+    tokens = torch.randint(0, 67, (2, 65))
+    held = {part.untyped_storage().data_ptr() for parts in engine.held().values() for part in parts}
+    kept = {}
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            kept[storage.data_ptr()] = storage  # alive, so that no other tensor gets the same address
+        return tensor
+    if engine.pp_rank > 0:  # what the stage before would send
+        engine.core.gpt_model(engine.chunks[0]).set_input_tensor(torch.randn(64, 2, 128, requires_grad=True))
+    with engine._adapted(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        out = engine.chunks[0](x, engine._positions.expand_as(x), engine._mask, labels=y)
+    everyone = world.gather(sum(storage.nbytes() for storage in kept.values()))
+    if world.is_main:
+        say(json.dumps([name, everyone]))
+    del out, kept
+    engine.close()
+"""
+
+
+def run_of(name: str) -> Run:
+    return Run().override(*MODEL, *LOOP, "parallel.strategy=megatron", *CASES[name])
+
+
+@pytest.fixture(scope="module")
+def kept_bytes(tmp_path_factory) -> dict[str, list[int]]:
+    """What autograd keeps on each of two ranks."""
+    code = f"MODEL, LOOP, CASES = {MODEL!r}, {LOOP!r}, {CASES!r}\n{KEPT}"
+    done = run_ranks(code, 2, tmp_path_factory.mktemp("ranks"))
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_megatron_keeps_is_predicted(name, kept_bytes):
+    run = run_of(name)
+    for rank, measured in enumerate(kept_bytes[name]):
+        assert cost.megatron_activation_bytes(run, 2, rank) == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_layer_keeps_what_korthikanti_say_within_ten_per_cent(sequence, kept_bytes):
+    """The difference of two depths is layers alone. They count 2 bytes of dropout masks and, of scores, 5 for our 6."""
+    name = "tp2 sequence bf16" if sequence else "tp2 bf16"
+    measured = kept_bytes[name][0] - kept_bytes[f"{name} of half as many layers"][0]
+    theirs = cost.korthikanti_activation_bytes(
+        run_of(f"{name} of half as many layers").model, 2, 64, tp=2, sequence_parallel=sequence
+    )
+    assert measured == pytest.approx(theirs, rel=0.1)
+
+
+def test_sequence_parallelism_divides_what_tensor_parallelism_leaves_whole(kept_bytes):
+    plain, sequence = kept_bytes["tp2"][0], kept_bytes["tp2 sequence"][0]
+    stream = 64 * 2 * 128 * 4
+    # Four inputs a layer, and those of the last norm and of the head, are halved.
+    assert plain - sequence == pytest.approx((4 * 4 + 2) * stream / 2, rel=0.02)
