@@ -37,7 +37,8 @@ def import_deepspeed(device: torch.device):
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)  # it writes to standard output, where results go
     # Its all-reduce through shared memory is compiled at first use: a minute, or a crash where there is no compiler.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Put in place unasked: asked for, this table makes DeepSpeed try the compiler on every operation that it has.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     forget_groups()
     return deepspeed
 
