@@ -72,7 +72,7 @@ def test_a_library_that_raises_turns_exactly_its_own_rungs_red(rung, verdicts):
 
 
 def test_every_strategy_gives_the_serial_result():
-    done = aiscale("verify", "--json", timeout=400)
+    done = aiscale("verify", "--json", timeout=900)
     verdicts = json.loads(done.stdout)
     assert done.returncode == 0, [v for v in verdicts if not v["holds"]]
     assert [v["rung"] for v in verdicts] == list(RUNGS)
@@ -91,9 +91,9 @@ def test_a_rung_whose_job_fails_does_not_hold_and_says_why(monkeypatch):
 def test_a_job_that_does_not_end_is_ended(monkeypatch):
     endless = Rung(name="endless", strategy="ddp", ranks=2, options="loop.steps=1000000")
     monkeypatch.setitem(RUNGS, "endless", endless)
-    monkeypatch.setattr(jobs, "TIMEOUT_S", 15)
+    monkeypatch.setattr(jobs, "TIMEOUT_S", 8)
     (verdict,) = climb(["endless"])
-    assert verdict.error == "no end after 15 s" and verdict.seconds < 40
+    assert verdict.error == "no end after 8 s" and verdict.seconds < 40
 
 
 def test_rungs_are_chosen_by_name_or_pattern():
