@@ -39,11 +39,16 @@ class FSDPEngine(Engine):
         else:
             mesh = self.world.mesh(shard=size)
         low = torch.bfloat16 if self.run.loop.precision == "bf16" else None
-        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+        # Inputs are not cast: the residual stream is bf16 already, and rotary angles must stay in fp32.
+        policy = MixedPrecisionPolicy(
+            param_dtype=low, reduce_dtype=torch.float32 if low else None, cast_forward_inputs=False
+        )
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
         fully_shard(model, mesh=mesh, mp_policy=policy)  # embeddings, the last norm and the head
-        _prefetch(list(model.blocks), layout.prefetch)
+        _prefetch([model, *model.blocks], layout.prefetch)
+        # GPUs gather in a stream beside the one that computes; a CPU has none, so gloo's own thread has to do it.
+        model._set_unshard_async_op(self.world.device.type == "cpu")
         return model
 
     def _accumulating(self, is_last: bool):
@@ -66,11 +71,17 @@ class FSDPEngine(Engine):
         return super().state()
 
 
-def _prefetch(blocks: list[FSDPModule], ahead: int) -> None:
-    """Start gathering the next `ahead` blocks while one computes."""
-    for i, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
-        block.set_modules_to_backward_prefetch(blocks[max(0, i - ahead) : i][::-1])
+def _prefetch(units: list[FSDPModule], ahead: int) -> None:
+    """Start gathering the next `ahead` units while one computes. `units`: the root, which begins and ends the forward
+    pass, then the blocks in order; the backward pass goes from the root through the blocks in reverse."""
+    root, *blocks = units
+    for order, set_next in (
+        ([root, *blocks], FSDPModule.set_modules_to_forward_prefetch),
+        ([root, *reversed(blocks)], FSDPModule.set_modules_to_backward_prefetch),
+    ):
+        for i, unit in enumerate(order):
+            # An empty list would mean torch's default, one ahead; a unit that is told to fetch itself has done so.
+            set_next(unit, order[i + 1 : i + 1 + ahead] or [unit])
 
 
 def _local(tensor: Tensor) -> Tensor:
