@@ -106,7 +106,7 @@ world = connect("cpu")
 """
 
 
-@pytest.mark.parametrize("strategy", ["ddp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])  # all-reduce; gather and scatter; send and receive
 def test_messages_that_pass_through_host_memory_change_no_loss(strategy, tmp_path):
     settings, n = STRATEGIES[strategy]
     found = losses_of((*settings, "loop.device=cpu"), n, tmp_path, STAGED)
