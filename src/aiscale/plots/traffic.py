@@ -24,6 +24,12 @@ COLLECTIVE_COLORS = {
 Sent = Mapping[str, Mapping[str, float]]
 
 
+def _order(item: tuple[str, float]) -> tuple[int, str]:
+    """The same from bar to bar: that of COLLECTIVE_COLORS."""
+    known = list(COLLECTIVE_COLORS)
+    return known.index(item[0]) if item[0] in known else len(known), item[0]
+
+
 def traffic_bars(
     predicted: Sent | None = None,
     measured: Sent | None = None,
@@ -46,7 +52,7 @@ def traffic_bars(
     for i, (label, kind) in enumerate(rows):
         y += 1.0 if i == 0 or rows[i - 1][0] == label else 1.5
         left = 0.0
-        for collective, nbytes in kinds[kind][label].items():
+        for collective, nbytes in sorted(kinds[kind][label].items(), key=_order):
             color = COLLECTIVE_COLORS.get(collective, COLLECTIVE_COLORS["other"])
             seen[collective.replace("_", "-")] = color
             options = {"label": f"_{kind}:{collective}", **style.bar_style(kind, color)}
