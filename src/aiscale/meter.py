@@ -67,6 +67,27 @@ def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]
     return seconds, list(itertools.accumulate(nbytes for _, nbytes in changes))
 
 
+def step_peak_bytes(
+    step: Callable[[], object], held: Callable[[], Mapping[str, Iterable[torch.Tensor]]], device: torch.device
+) -> dict[str, int]:
+    """The most that one optimizer step holds, by category: `step()` takes it, `held()` is an engine's.
+
+    What lives through the step has its own category; the rest is `within the step`: activations, workspaces, and
+    gradients, for a step first frees the last one's. Together they are the peak, exact on the CPU, where every
+    allocation counts; the allocator's own on a GPU. To be called after a first step, which makes optimizer states.
+    """
+    before = held_bytes(held())
+    lasting = {category: nbytes for category, nbytes in before.items() if category != "gradients"}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        # Other tensors of the process are not the step's: count from what the engine holds.
+        peak = sum(before.values()) + max(0, *allocated_bytes(step)[1])
+    return {**lasting, "within the step": peak - sum(lasting.values())}
+
+
 def has_bf16_instructions() -> bool:
     """Whether the processor multiplies bf16 itself (Linux tells); one that does not is slower in bf16 than in fp32."""
     try:
@@ -123,14 +144,16 @@ def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo
             "wire_bytes": round(cost.wire_bytes(op, count.payload_bytes, len(group.ranks), algorithm)),
         }
         for (op, group), count in sorted(counts.items())
+        if len(group.ranks) > 1
     ]
 
 
 def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
-    """Bytes asked for, by collective, over all group sizes."""
+    """Bytes asked for, by collective, over all groups of more than one rank: alone, a rank sends nothing."""
     totals: dict[str, int] = {}
-    for (op, _), count in counts.items():
-        totals[op] = totals.get(op, 0) + count.payload_bytes
+    for (op, size), count in counts.items():
+        if size > 1:
+            totals[op] = totals.get(op, 0) + count.payload_bytes
     return totals
 
 

@@ -33,6 +33,8 @@ _OPS = (
     ("reduce_scatter", ("reduce_scatter", "input")),
     ("all_gather", ("all_gather", "output")),
     ("allgather", ("all_gather", "output")),
+    ("gather", ("gather", "input")),
+    ("scatter", ("scatter", "output")),
     ("broadcast", ("broadcast", "input")),
     ("all_to_all", ("all_to_all", "input")),
     ("reduce", ("reduce", "input")),
@@ -91,6 +93,7 @@ def _entry(record: dict, groups: dict) -> Entry | None:
     sizes, dtypes = record[f"{side}_sizes"], record[f"{side}_dtypes"]
     payload = sum(prod(size) * _BYTES.get(dtype, 1) for size, dtype in zip(sizes, dtypes, strict=False))
     group = _group(record["process_group"], groups)
+    payload *= len(group.ranks) if op in ("gather", "scatter") else 1  # they name one rank's share
     peer = re.search(r"(?:->|<-)(\d+)", name)
     to = group.ranks[int(peer[1])] if peer and int(peer[1]) < len(group.ranks) else None
     return Entry(op, group, payload, to, record["time_created_ns"])

@@ -1,0 +1,104 @@
+"""The peak of a step: exact on the CPU, and between what the formulas say must be there and what can be at most."""
+
+import json
+
+import pytest
+
+from aiscale import cost
+from aiscale.config import Run
+from aiscale.dist import connect
+from aiscale.dist.traffic import Count, Group
+from aiscale.meter import payload_bytes, step_peak_bytes, traffic_rows
+from aiscale.parallel import build
+from aiscale.train import fit, read_metrics
+from ranks import run_ranks
+
+SETTINGS = ("model.n_layer=4", "model.d_model=64", "model.max_seq_len=64", "loop.seq_len=64", "loop.device=cpu")
+
+
+def test_a_serial_steps_peak_lies_between_activations_and_activations_with_gradients():
+    import torch
+
+    run = Run().override(*SETTINGS)
+    engine = build(run, connect("cpu"))
+    tokens = torch.randint(0, 256, (8, 65))
+    batch = [(tokens[:, :-1], tokens[:, 1:])]
+    engine.step(batch, 1e-3)
+    peak = step_peak_bytes(lambda: engine.step(batch, 1e-3), engine.held, torch.device("cpu"))
+    states, kept = cost.model_state_bytes(run.model), cost.activation_bytes(run.model, 8, 64)
+    assert peak["parameters"] == states["parameters"]
+    assert peak["optimizer states"] == states["optimizer states"]
+    assert kept < peak["within the step"] < 1.2 * (kept + states["gradients"])
+
+
+def test_activation_checkpointing_lowers_the_peak_by_the_activations_that_it_drops():
+    import torch
+
+    def within(*settings: str) -> tuple[int, int]:
+        run = Run().override(*SETTINGS, "model.n_layer=8", *settings)
+        engine = build(run, connect("cpu"))
+        tokens = torch.randint(0, 256, (8, 65))
+        batch = [(tokens[:, :-1], tokens[:, 1:])]
+        engine.step(batch, 1e-3)
+        peak = step_peak_bytes(lambda: engine.step(batch, 1e-3), engine.held, torch.device("cpu"))
+        return peak["within the step"], cost.activation_bytes(run.model, 8, 64)
+
+    whole, predicted = within()
+    recomputed, predicted_recomputed = within("model.activation_checkpointing=true")
+    assert whole - recomputed == pytest.approx(predicted - predicted_recomputed, rel=0.2)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_peak_of_a_divided_step_has_the_states_that_the_formula_says(strategy, tmp_path):
+    code = f"""
+    from aiscale.config import Run
+    from aiscale.meter import step_peak_bytes
+    from aiscale.parallel import build
+    run = Run().override(*{SETTINGS!r}, "parallel.strategy={strategy}")
+    engine = build(run, world)
+    tokens = torch.randint(0, 256, (1, 65))
+    batch = [(tokens[:, :-1], tokens[:, 1:])]
+    for _ in range(2):
+        engine.step(batch, 1e-3)
+    peak = step_peak_bytes(lambda: engine.step(batch, 1e-3), engine.held, world.device)
+    if world.is_main:
+        import json
+        say(json.dumps(peak))
+    """
+    done = run_ranks(code, 2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    peak = json.loads(done.stdout)
+    run = Run().override(*SETTINGS, f"parallel.strategy={strategy}")
+    held = cost.held_bytes(run, 2)
+    assert {name: peak[name] for name in ("parameters", "optimizer states")} == {
+        name: held[name] for name in ("parameters", "optimizer states")
+    }
+    assert peak["within the step"] > held["gradients"]
+
+
+def test_every_rank_reports_what_it_sent_and_holds(tmp_path):
+    fit(Run().override(*SETTINGS, "loop.steps=2", "loop.global_batch=2"), runs_dir=tmp_path, progress=False)
+    (report,) = read_metrics(tmp_path / "run", "rank")
+    states = cost.model_state_bytes(Run().override(*SETTINGS).model)
+    assert (report["rank"], report["step"], report["traffic"]) == (0, 2, [])
+    assert {name: report["held_bytes"][name] for name in states if name != "weight casts"} == {
+        name: nbytes for name, nbytes in states.items() if name != "weight casts"
+    }
+
+
+def test_rows_of_traffic_carry_payload_and_wire_bytes_by_group():
+    counts = {
+        ("reduce_scatter", Group("dp", (0, 2, 4, 6))): Count(2, 400),
+        ("all_reduce", Group("tp", (0,))): Count(1, 8),
+    }
+    (row,) = traffic_rows(counts)
+    assert row == {
+        "collective": "reduce_scatter",
+        "group": "dp",
+        "group_ranks": [0, 2, 4, 6],
+        "calls": 2,
+        "payload_bytes": 400,
+        "wire_bytes": 600,
+    }
+    assert traffic_rows(counts, "nccl")[0]["wire_bytes"] == 300
+    assert payload_bytes({("all_reduce", 1): Count(1, 8), ("all_reduce", 2): Count(1, 4)}) == {"all_reduce": 4}
