@@ -9,6 +9,7 @@ A number on a figure is measured (filled), predicted (dashed) or published (holl
 
 from aiscale.plots.anatomy import PART_COLORS, attention_masks, parameter_breakdown, transformer_layer
 from aiscale.plots.collectives import collective, latency_bandwidth, ring_steps
+from aiscale.plots.grid import rank_grid
 from aiscale.plots.memory import memory_bars, memory_over_time
 from aiscale.plots.messages import message_count
 from aiscale.plots.numbers import FORMATS, matrices, matrix, number_formats
@@ -59,6 +60,7 @@ __all__ = [
     "parameter_breakdown",
     "pipeline",
     "published_vs_measured",
+    "rank_grid",
     "ring_steps",
     "speedup",
     "timeline",
