@@ -1,0 +1,260 @@
+"""FSDP: serial's numbers in every variant, what is sent and held to the byte, prefetch, checkpoints for other ranks."""
+
+import json
+from math import ceil
+
+import pytest
+import torch
+
+from aiscale import checkpoint
+from aiscale.config import Run
+from aiscale.dist import connect
+from aiscale.models import build_model
+from aiscale.parallel import build
+from ranks import run_ranks
+
+TINY = ["model.n_layer=3", "model.n_head=2", "model.d_model=32", "model.vocab_size=67", "model.max_seq_len=16"]
+TINY += ["loop.seq_len=16", "loop.global_batch=12", "loop.device=cpu", "loop.precision=fp64", "optimizer.clip_norm=0.5"]
+
+SETUP = f"""
+import dataclasses, json
+from pathlib import Path
+from aiscale import checkpoint
+from aiscale.config import ParallelConfig, Run
+from aiscale.dist import Traffic, World
+from aiscale.meter import held_bytes
+from aiscale.parallel import build
+base = Run().override(*{TINY!r})
+def make(*settings, strategy="fsdp"):
+    return build(base.override(f"parallel.strategy={{strategy}}", *settings), world)
+def share(step, rank, size, n_micro=1):
+    tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
+    mine = tokens[rank * 12 // size : (rank + 1) * 12 // size]
+    return [(part[:, :-1], part[:, 1:]) for part in mine.chunk(n_micro)]
+def train(engine, first, last, n_micro=1):
+    return [engine.step(share(s, world.rank, world.size, n_micro), lr=1e-3 / (s + 1)) for s in range(first, last)]
+def train_alone(*settings, steps):
+    alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
+                  traffic=Traffic())
+    engine = build(base.override(*settings), alone)
+    return engine, [engine.step(share(s, 0, 1), lr=1e-3 / (s + 1)) for s in range(steps)]
+"""
+LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.tied=false")
+
+
+def ranks(code: str, n: int, tmp_path, **options) -> list:
+    """What the ranks say, each line read as JSON."""
+    done = run_ranks(SETUP + code, n, tmp_path, strategy="fsdp", **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr == ""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+EQUAL = """
+for settings, n_micro in CASES:
+    serial, expected = train_alone(*(s for s in settings if s.startswith("model.")), steps=8)
+    engine = make(*settings)
+    found = train(engine, 0, 4, n_micro)
+    loss, tokens = engine.evaluate(share(99, world.rank, world.size))  # must not disturb what follows
+    found += train(engine, 4, 8, n_micro)
+    weights, theirs = engine.state(full=True), serial.state(full=True)
+    say(json.dumps({
+        "loss": max(abs(a.loss - b.loss) for a, b in zip(found, expected)),
+        "norm": max(abs(a.grad_norm - b.grad_norm) for a, b in zip(found, expected)),
+        "weights": max((weights[name] - theirs[name]).abs().max().item() for name in theirs) if weights else 0.0,
+        "clipped": min(b.grad_norm for b in expected), "tokens": [found[0].tokens, tokens],
+        "names": list(weights) == list(theirs) or world.rank > 0,
+    }))
+    engine.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("n", "cases"),
+    [
+        (
+            2,
+            [
+                ((), 3),
+                (("parallel.prefetch=0",), 1),
+                (("parallel.prefetch=2", "parallel.reshard_after_forward=false"), 2),
+                (("model.activation_checkpointing=true",), 2),
+                ((*LLAMA, "parallel.prefetch=2", "model.activation_checkpointing=true"), 1),
+            ],
+        ),
+        (4, [((), 1), (("parallel.replicas=2",), 3), (("parallel.replicas=4",), 1)]),
+    ],
+)
+def test_every_variant_gives_serials_losses_norms_and_weights(n, cases, tmp_path):
+    lines = ranks(EQUAL.replace("CASES", repr(cases)), n, tmp_path)
+    assert len(lines) == n * len(cases)
+    for line in lines:
+        assert line["loss"] < 1e-10 and line["norm"] < 1e-10 and line["weights"] < 1e-10, line
+        assert line["tokens"] == [192, 192] and line["names"], line
+        assert line["clipped"] > 0.5, "every step must be one that clips"
+
+
+BYTES = """
+for settings, n_micro in CASES:
+    engine = make(*settings)
+    train(engine, 0, 1, n_micro)
+    before = world.traffic.groups()
+    train(engine, 1, 2, n_micro)
+    sent = {f"{op} {group.name}": count.payload_bytes
+            for (op, group), count in world.traffic.groups_since(before).items() if len(group.ranks) > 1}
+    say(json.dumps([world.rank, list(settings), n_micro, sent, held_bytes(engine.held())]))
+    engine.close()
+"""
+BF16 = "loop.precision=bf16"
+KEPT = "parallel.reshard_after_forward=false"
+
+
+@pytest.mark.parametrize(
+    ("n", "cases"),
+    [(3, [((), 1), ((BF16,), 2), ((KEPT,), 2)]), (4, [(("parallel.replicas=2",), 3), (("parallel.replicas=4",), 1)])],
+)
+def test_a_step_sends_and_holds_what_a_slice_of_every_tensor_means(n, cases, tmp_path):
+    model = build_model(Run().override(*TINY).model)
+    lines = ranks(BYTES.replace("CASES", repr(cases)), n, tmp_path)
+    assert len(lines) == n * len(cases)
+    for rank, settings, n_micro, sent, held in lines:
+        replicas = next((int(s[-1]) for s in settings if "replicas" in s), 1)
+        shards = n // replicas
+        wide = 4 if BF16 in settings else 8
+        slices = {name: ceil(len(p) / shards) * p[:1].numel() for name, p in model.named_parameters()}
+        in_blocks = sum(size for name, size in slices.items() if name.startswith("blocks."))
+        everything = sum(slices.values())
+        expected = {}
+        if shards > 1:
+            gathers = n_micro * (everything + (0 if KEPT in settings else in_blocks))
+            group = "world" if replicas == 1 else "shard"
+            expected[f"all_gather {group}"] = (2 if BF16 in settings else 8) * shards * gathers
+            expected[f"reduce_scatter {group}"] = wide * shards * everything
+        if replicas > 1:
+            expected[f"all_reduce {'world' if shards == 1 else 'replicate'}"] = wide * everything
+        assert sent == expected, (settings, n_micro)
+        own = sum(  # AdamW's moments leave out the padding
+            max(0, min(len(p), (rank % shards + 1) * ceil(len(p) / shards)) - rank % shards * ceil(len(p) / shards))
+            * p[:1].numel()
+            for p in model.parameters()
+        )
+        states = 2 * wide * own + 4 * len(slices)
+        whole = wide * everything
+        assert held == {"parameters": whole, "gradients": whole, "optimizer states": states, "buffers": 0}, settings
+
+
+def test_bf16_messages_give_fp32s_losses_to_bf16s_precision(tmp_path):
+    code = f"""
+for model in ((), {LLAMA!r}):
+    engine = make("loop.precision=bf16", *model)
+    found = train(engine, 0, 8, 2)
+    _, expected = train_alone("loop.precision=fp32", *model, steps=8)
+    masters = {{str(p.dtype) for p in engine.model.parameters()}}
+    say(json.dumps([max(abs(a.loss - b.loss) for a, b in zip(found, expected)), sorted(masters)]))
+    engine.close()
+"""
+    for off, masters in ranks(code, 2, tmp_path):
+        assert 1e-6 < off < 2e-2
+        assert masters == ["torch.float32"]
+
+
+ORDER = """
+for ahead in (0, 1, 2):
+    engine = make(f"parallel.prefetch={ahead}")
+    order, count = [], world.traffic.add
+    for i, block in enumerate(engine.model.blocks):
+        block.mlp.register_forward_hook(lambda *_, i=i: order.append(f"forward {i}"))
+        block.attn.register_full_backward_hook(lambda *_, i=i: order.append(f"backward {i}"))
+    def add(op, *rest):
+        if op == "all_gather":
+            order.append("gather")
+        count(op, *rest)
+    world.traffic.add = add
+    train(engine, 0, 1)
+    world.traffic.add = count
+    if world.is_main:
+        say(json.dumps(order))
+    engine.close()
+"""
+
+
+def test_prefetch_gathers_as_many_blocks_ahead_as_it_says(tmp_path):
+    for ahead, order in enumerate(ranks(ORDER, 2, tmp_path)):
+        blocks = [word for word in order if word != "gather"]
+        assert blocks == [f"forward {i}" for i in range(3)] + [f"backward {i}" for i in (2, 1, 0)]
+        gathered = [order[: order.index(word)].count("gather") for word in blocks]
+        # The root is gathered once; in the forward pass it and the blocks, in the backward pass the blocks again.
+        assert gathered[:3] == [1 + min(3, i + 1 + ahead) for i in range(3)], ahead
+        assert gathered[3:] == [4 + min(3, i + 1 + ahead) for i in range(3)], ahead
+
+
+MEMORY = """
+from aiscale.parallel.memory import step_memory
+for settings in ((), ("parallel.prefetch=0",), ("parallel.reshard_after_forward=false",)):
+    engine = make(*settings)
+    train(engine, 0, 1)
+    trace = step_memory(engine, share(1, world.rank, world.size), 1e-3)
+    held, tops = held_bytes(engine.held()), {name: max(level) for name, level in trace.held_bytes.items()}
+    ends = {name: level[-1] for name, level in trace.held_bytes.items()}
+    blocks = sum(p.numel() for p in engine.model.blocks.parameters()) * 8
+    whole = sum(p.numel() for p in engine.model.parameters()) * 8
+    say(json.dumps([list(settings), held, ends, tops, blocks, whole, [event.name for event in trace.events]]))
+    engine.close()
+"""
+
+
+def test_memory_over_a_step_shows_what_is_gathered_and_ends_at_what_is_held(tmp_path):
+    for settings, held, ends, tops, blocks, whole, names in ranks(MEMORY, 2, tmp_path):
+        for category in ("parameters", "optimizer states", "gradients"):
+            assert ends[category] == held[category], category
+        assert ends["gathered parameters"] == ends["buffers"] == 0
+        padding = 2 * 67 * 32 * 8 // 67  # the embedding's 67 rows are gathered as 68
+        root, block = whole - blocks, blocks // 3
+        at_once = blocks if KEPT in settings else block
+        assert root + at_once <= tops["gathered parameters"] <= root + at_once + padding, settings
+        assert tops["gradients"] < held["gradients"] + root + block, "a block's gradients must go before the next's"
+        assert names == [f"forward {i}" for i in range(3)] + [f"backward {i}" for i in (2, 1, 0)]
+
+
+WRITE = """
+engine = make("parallel.prefetch=0")
+train(engine, 0, 3, 2)
+path = checkpoint.save(engine, Path("two"), step=3)
+straight = train(engine, 3, 6, 2)
+resumed, other = make(), make()
+checkpoint.load(resumed, path)
+checkpoint.load(other, Path("serial/step_00000003"))
+again = train(resumed, 3, 6, 2)
+say(json.dumps([[a == b for a, b in zip(straight, again)], [r.loss for r in train(other, 3, 6)]]))
+"""
+REOPEN = """
+for options in ({}, {"strategy": "ddp"}):
+    engine = make(**options)
+    assert checkpoint.load(engine, Path("two/step_00000003")) == 3
+    say(json.dumps([result.loss for result in train(engine, 3, 6)]))
+    engine.close()
+"""
+
+
+def test_a_checkpoint_resumes_exactly_and_opens_under_other_ranks_ddp_and_serial(tmp_path):
+    run = Run().override(*TINY)
+    engine = build(run, world := connect("cpu"))
+
+    def train(engine, first, last):
+        return [engine.step(_batch(s), lr=1e-3 / (s + 1)).loss for s in range(first, last)]
+
+    train(engine, 0, 3)
+    checkpoint.save(engine, tmp_path / "serial", step=3)
+    expected = pytest.approx(train(engine, 3, 6), abs=1e-10)
+    for same, losses in ranks(WRITE, 2, tmp_path):
+        assert same == [True] * 3 and losses == expected
+    for losses in ranks(REOPEN, 3, tmp_path):
+        assert losses == expected
+    alone = build(run, world)
+    assert checkpoint.load(alone, tmp_path / "two/step_00000003") == 3
+    assert train(alone, 3, 6) == expected
+
+
+def _batch(step):
+    tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
+    return [(tokens[:, :-1], tokens[:, 1:])]
