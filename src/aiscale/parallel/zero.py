@@ -18,7 +18,6 @@ either, with the functions of DeepSpeed's zero_to_fp32. Rajbhandari et al. 2020 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import zipfile
@@ -26,7 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aiscale import cost
 from aiscale.checkpoint import CheckpointError
@@ -98,8 +97,7 @@ class ZeROEngine(Engine):
     def __init__(self, run: Run, world: World) -> None:
         deepspeed = import_deepspeed(world.device)
         _check(run, deepspeed.get_accelerator())
-        super().__init__(run, _on_cpu(world) if run.parallel.zero_stage == 3 else world)
-        self.world = world
+        super().__init__(run, world)
         self.autocast_dtype = None  # DeepSpeed casts the model itself
         self.config = deepspeed_config(run, world.size)
         self._freed_bytes = 0  # gradients that the last update used up
@@ -107,6 +105,9 @@ class ZeROEngine(Engine):
             self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=self.config)
         self._forget_warm_up()
         self._reduce, self.engine.allreduce_gradients = self.engine.allreduce_gradients, self._note_and_reduce
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        return model if self.run.parallel.zero_stage == 3 else super()._place(model)  # never whole on a device
 
     @property
     def _zero(self):
@@ -328,7 +329,7 @@ def _nbytes(tensors: list[Tensor]) -> int:
     return held_bytes({"all": tensors})["all"]
 
 
-def _master_places(model: torch.nn.Module, zero: object) -> dict[str, int]:
+def _master_places(model: nn.Module, zero: object) -> dict[str, int]:
     """For each name of a parameter, its place among stage 0's fp32 masters; nothing where there are none."""
     order = {id(p): place for place, p in enumerate(_tensors([getattr(zero, "fp16_groups", [])]))}
     masters = hasattr(zero, "fp32_groups")
@@ -342,8 +343,3 @@ def _damage(folder: Path, rank: int | None) -> str:
     if not mine:
         return f"{folder} holds no file of DeepSpeed for this rank"
     return next((f"{file.name} is cut short" for file in mine if not zipfile.is_zipfile(file)), "")
-
-
-def _on_cpu(world: World) -> World:
-    """The same world, for a model that is to be built on the CPU: stage 3 never holds it whole on a device."""
-    return dataclasses.replace(world, device=torch.device("cpu"))
