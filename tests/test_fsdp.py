@@ -55,14 +55,16 @@ for settings, n_micro in CASES:
     serial, expected = train_alone(*(s for s in settings if s.startswith("model.")), steps=8)
     engine = make(*settings)
     found = train(engine, 0, 4, n_micro)
+    held = held_bytes(engine.held())
     loss, tokens = engine.evaluate(share(99, world.rank, world.size))  # must not disturb what follows
+    after = held_bytes(engine.held())
     found += train(engine, 4, 8, n_micro)
     weights, theirs = engine.state(full=True), serial.state(full=True)
     say(json.dumps({
         "loss": max(abs(a.loss - b.loss) for a, b in zip(found, expected)),
         "norm": max(abs(a.grad_norm - b.grad_norm) for a, b in zip(found, expected)),
         "weights": max((weights[name] - theirs[name]).abs().max().item() for name in theirs) if weights else 0.0,
-        "clipped": min(b.grad_norm for b in expected), "tokens": [found[0].tokens, tokens],
+        "clipped": min(b.grad_norm for b in expected), "tokens": [found[0].tokens, tokens], "gathered": after != held,
         "names": list(weights) == list(theirs) or world.rank > 0,
     }))
     engine.close()
@@ -91,6 +93,7 @@ def test_every_variant_gives_serials_losses_norms_and_weights(n, cases, tmp_path
     for line in lines:
         assert line["loss"] < 1e-10 and line["norm"] < 1e-10 and line["weights"] < 1e-10, line
         assert line["tokens"] == [192, 192] and line["names"], line
+        assert not line["gathered"], "what evaluate gathers must go"
         assert line["clipped"] > 0.5, "every step must be one that clips"
 
 
@@ -214,6 +217,30 @@ def test_memory_over_a_step_shows_what_is_gathered_and_ends_at_what_is_held(tmp_
         assert root + at_once <= tops["gathered parameters"] <= root + at_once + padding, settings
         assert tops["gradients"] < held["gradients"] + root + block, "a block's gradients must go before the next's"
         assert names == [f"forward {i}" for i in range(3)] + [f"backward {i}" for i in (2, 1, 0)]
+
+
+TRACE = """
+from aiscale.cost import prefetch_timeline
+from aiscale.parallel.gathers import GatherTrace
+for ahead in (0, 1):
+    engine = make(f"parallel.prefetch={ahead}")
+    trace = GatherTrace(engine, gather_s=0.04, block_s=0.02)
+    world.barrier()
+    trace.start()
+    engine.evaluate(share(0, world.rank, world.size))
+    if world.is_main:
+        measured, predicted = trace.stop(), prefetch_timeline(3, 0.04, 0.02, ahead)
+        say(json.dumps([[[event.name for event in events], max(event.end_s for event in events)]
+                        for events in (measured, predicted)]))
+    engine.close()
+"""
+
+
+def test_a_traced_forward_pass_has_the_predicted_events_and_takes_no_less(tmp_path):
+    (slow, predicted_slow), (fast, predicted_fast) = ranks(TRACE, 2, tmp_path)
+    assert slow[0] == predicted_slow[0] and sorted(fast[0]) == sorted(predicted_fast[0])
+    # A sleep may last longer on a busy machine, never shorter.
+    assert slow[1] > 0.99 * predicted_slow[1] and fast[1] > 0.99 * predicted_fast[1]
 
 
 WRITE = """

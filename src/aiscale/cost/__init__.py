@@ -66,6 +66,7 @@ from aiscale.cost.pipeline import (
     schedule_order,
     stage_ranks,
 )
+from aiscale.cost.prefetch import prefetch_timeline
 from aiscale.cost.traffic import step_traffic
 
 __all__ = [
@@ -110,6 +111,7 @@ __all__ = [
     "parameter_tensors",
     "parameters",
     "pipeline_timeline",
+    "prefetch_timeline",
     "reduce_scatter_wire_bytes",
     "scaled_lr",
     "scaling_seconds",

@@ -12,6 +12,7 @@ Shapes: a tensor (d0, ...) is cut along dim 0 into ceil(d0 / n) rows a rank, the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 import torch
@@ -22,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from aiscale.config import Run
 from aiscale.dist import World
-from aiscale.parallel.serial import Engine
+from aiscale.parallel.serial import Engine, MicroBatch
 
 
 class FSDPEngine(Engine):
@@ -55,6 +56,13 @@ class FSDPEngine(Engine):
         self.model.set_requires_gradient_sync(is_last)
         self.model.set_is_last_backward(is_last)
         return nullcontext()
+
+    def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
+        result = super().evaluate(micro_batches)
+        for module in self.model.modules():  # what is kept for a backward pass would stay gathered: none comes
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return result
 
     def _update(self, lr: float) -> tuple[float, bool]:
         with self.world.control():  # the norm's one number

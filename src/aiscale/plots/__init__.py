@@ -16,6 +16,7 @@ from aiscale.plots.numbers import FORMATS, matrices, matrix, number_formats
 from aiscale.plots.pipeline import pipeline
 from aiscale.plots.ranges import value_range
 from aiscale.plots.scaling import efficiency, published_vs_measured, speedup
+from aiscale.plots.shards import shards, step_memory
 from aiscale.plots.style import (
     EVENT_COLORS,
     MEMORY_COLORS,
@@ -62,7 +63,9 @@ __all__ = [
     "published_vs_measured",
     "rank_grid",
     "ring_steps",
+    "shards",
     "speedup",
+    "step_memory",
     "timeline",
     "traffic_bars",
     "transformer_layer",
