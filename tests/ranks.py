@@ -16,7 +16,7 @@ import os, torch, torch.distributed as dist
 from aiscale.dist import connect
 world = connect()
 def say(*values):  # in one write, so that ranks do not mix their lines
-    os.write(1, (" ".join(map(str, values)) + "\\n").encode())
+    os.write(1, ("\\x02" + " ".join(map(str, values)) + "\\n").encode())
 """
 
 
@@ -66,9 +66,21 @@ def run_ranks(
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
-    # Up to torch 2.12, gloo greets on standard output.
-    done.stdout = "".join(line for line in done.stdout.splitlines(keepends=True) if not line.startswith("[Gloo]"))
+    done.stdout = "".join(filter(None, map(_without_greeting, done.stdout.splitlines(keepends=True))))
     return done
+
+
+def _without_greeting(line: str) -> str:
+    """Up to torch 2.12, gloo greets on standard output in several pieces, between which lines of other ranks may fall:
+    what `say` printed comes after a mark."""
+    greets = line.startswith("[Gloo]") or "peer ranks" in line or (torch_is_old() and line.strip().isdigit())
+    return line.rpartition("\x02")[2] if "\x02" in line else "" if greets else line
+
+
+def torch_is_old() -> bool:
+    import torch
+
+    return torch.torch_version.TorchVersion(torch.__version__) < "2.13"
 
 
 def aiscale(*arguments: str, timeout: float = 120, cwd: Path | None = None, env=None) -> subprocess.CompletedProcess:

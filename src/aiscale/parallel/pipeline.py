@@ -319,7 +319,7 @@ class PipelineEngine(Engine):
             for stage in stages
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values())
             for info in infos
-            if info.buffer is not None
+            if getattr(info, "buffer", None) is not None  # before torch 2.13 the first stage's inputs have none
         ]
         held = super().held()
         return held | {"buffers": [*held["buffers"], *received]}
