@@ -272,6 +272,15 @@ def test_gloos_reduce_scatter_sends_as_much_as_an_all_reduce():
     assert cost.wire_bytes("reduce_scatter", 100, 4) == 75
 
 
+def test_gloos_reduce_sends_segments_twice_where_a_rank_has_more_than_two():
+    """Totals counted by the network interface, in payloads: 3, 12 and 24 MiB."""
+    for world, counted in ((2, (1.502, 2.169, 2.337)), (3, (2.672, 3.171, 3.423)), (4, (3.758, 4.088, 4.422))):
+        for mib, total in zip((3, 12, 24), counted, strict=True):
+            each = cost.wire_bytes("reduce", mib * 2**20, world, "gloo") / (mib * 2**20)
+            assert world * each == pytest.approx(total, rel=0.005)
+    assert cost.wire_bytes("reduce", 2**24, 1, "gloo") == 0
+
+
 def test_one_rank_alone_sends_nothing():
     for op in set(cost.COLLECTIVES) - {"send"}:
         assert cost.wire_bytes(op, 100, 1) == 0

@@ -57,8 +57,8 @@ def _megatron(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str
     return Case(f"megatron {name}", (*size, *model, *settings), worlds, 4, "megatron")
 
 
-def _zero(name: str, worlds: tuple[int, ...], *layout: str, precision: str = "fp32") -> Case:
-    settings = ("parallel.strategy=zero", *(f"parallel.{option}" for option in layout), f"loop.precision={precision}")
+def _zero(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = ()) -> Case:
+    settings = ("parallel.strategy=zero", *(f"parallel.{option}" for option in layout), *model)
     return Case(f"zero {name}", settings, worlds, 2, "deepspeed")
 
 
@@ -78,9 +78,10 @@ CASES = (
     _zero("1", _ALL, "zero_stage=1"),
     _zero("2", _ALL, "zero_stage=2"),
     _zero("3", _ALL, "zero_stage=3"),
-    _zero("1 bf16", (2,), "zero_stage=1", precision="bf16"),
-    _zero("2 bf16", (3,), "zero_stage=2", precision="bf16"),
-    _zero("3 bf16", (4,), "zero_stage=3", precision="bf16"),
+    _zero("1 bf16", (2,), "zero_stage=1", model=("loop.precision=bf16",)),
+    _zero("2 bf16", (3,), "zero_stage=2", model=("loop.precision=bf16",)),
+    _zero("3 bf16", (4,), "zero_stage=3", model=("loop.precision=bf16",)),
+    _zero("3 recomputed", (2,), "zero_stage=3", model=("model.activation_checkpointing=true",)),
     _zero("2 offload", (2,), "zero_stage=2", "offload=optimizer"),
     _zero("3 offload", (2,), "zero_stage=3", "offload=all"),
     _pipeline("gpipe", (2,), "pp=2", "schedule=gpipe"),
@@ -95,9 +96,11 @@ CASES = (
     _megatron("pp4 interleaved", (4,), "pp=4", "virtual_stages=2", "schedule=interleaved", layers=8),
     _megatron("dp distributed", (2, 3, 4), "distributed_optimizer=true"),
     _megatron("dp distributed bf16", (2,), "distributed_optimizer=true", model=("loop.precision=bf16",)),
+    _megatron("pp2 distributed", (2,), "pp=2", "distributed_optimizer=true"),
     _megatron("tp2 pp2 bf16", (4,), "tp=2", "pp=2", model=("loop.precision=bf16",)),
     _megatron("tp2 pp2 dp2 distributed", (8,), "tp=2", "pp=2", "distributed_optimizer=true"),
     _megatron("tp2 pp2 dp2 sequence", (8,), "tp=2", "pp=2", "sequence_parallel=true"),
+    Case("fsdp llama", (_FSDP, *_LLAMA), (3,)),
     Case("fsdp bf16", (_FSDP, "loop.precision=bf16"), (2, 3)),
 )
 

@@ -15,6 +15,7 @@ from aiscale.cost.fsdp import fsdp_held
 from aiscale.cost.megatron import megatron_held
 from aiscale.cost.memory import model_state_bytes
 from aiscale.cost.stages import pipeline_held
+from aiscale.cost.traffic import check_own_model
 from aiscale.cost.zero import zero_held
 
 Held = dict[str, int]
@@ -22,6 +23,7 @@ Held = dict[str, int]
 
 def held_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
     """Bytes that `rank` holds after a step, by category."""
+    check_own_model(run)
     run.check_world(world_size)
     held = _STRATEGIES[run.parallel.strategy](run, world_size, rank)
     return {category: int(nbytes) for category, nbytes in held.items()}

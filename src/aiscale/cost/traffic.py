@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiscale.config import Run
+from aiscale.config import ConfigError, ModelConfig, Run
 from aiscale.cost.fsdp import fsdp_traffic
 from aiscale.cost.megatron import megatron_traffic
 from aiscale.cost.parameters import parameter_count
@@ -27,8 +27,18 @@ Traffic = dict[tuple[str, str], int]
 WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  # bytes of a weight, a gradient, a moment
 
 
+def check_own_model(run: Run) -> None:
+    """Raise ConfigError for a model whose tensors these formulas do not know."""
+    if not isinstance(run.model, ModelConfig):
+        raise ConfigError(
+            "the byte formulas know the tensors of our own GPT, not those of Hugging Face's models: "
+            "measure them instead (world.traffic, meter.held_bytes)"
+        )
+
+
 def step_traffic(run: Run, world_size: int, rank: int = 0) -> Traffic:
     """Payload bytes of one optimizer step of `rank`, by (collective, group)."""
+    check_own_model(run)
     run.check_world(world_size)
     sent = _STRATEGIES[run.parallel.strategy](run, world_size, rank)
     return {key: int(nbytes) for key, nbytes in sent.items() if nbytes}

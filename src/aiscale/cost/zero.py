@@ -19,7 +19,7 @@ from __future__ import annotations
 from math import prod
 
 from aiscale.config import Run
-from aiscale.cost.parameters import parameter_shapes
+from aiscale.cost.parameters import block_shapes, parameter_shapes
 
 FP32 = 4  # masters and moments
 
@@ -33,8 +33,9 @@ def zero_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
     weight = _weight_bytes(run)
     if stage == 3:
         whole = weight * sum(world_size * _share(n, world_size) for n in numbers)
+        again = weight * sum(world_size * _share(n, world_size) for n in _recomputed(run))
         return {
-            ("all_gather", "world"): 2 * n_micro * whole,
+            ("all_gather", "world"): n_micro * (2 * whole + again),
             ("reduce_scatter", "world"): n_micro * whole,
             ("all_reduce", "world"): _few_numbers(run),
         }
@@ -62,11 +63,20 @@ def zero_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
         padded = _padded_groups(run, world_size)
         parameters = weight * sum(padded)
         gradients = weight * (sum(numbers) if stage == 1 else _touched(run, world_size, rank))
-        if stage == 2 and run.parallel.offload != "none":  # exactly its share, as the masters want it
-            gradients = FP32 * sum(padded) // world_size
+        if run.parallel.offload != "none":  # exactly its share, as the masters want it; at stage 1 besides
+            gradients = FP32 * sum(padded) // world_size + (gradients if stage == 1 else 0)
         states, updated = (1 + moments) * FP32 * sum(padded) // world_size, len(padded)
     counters = FP32 * updated if run.optimizer.name == "adamw" else 0
     return {"parameters": parameters, "gradients": gradients, "optimizer states": states + counters}
+
+
+def _recomputed(run: Run) -> list[int]:
+    """The sizes of what activation checkpointing gathers once more, to compute blocks again: all but their last layer,
+    where torch stops computing again as soon as it has that layer's input, so that it is not let go in between."""
+    if not run.model.activation_checkpointing:
+        return []
+    block = [prod(shape) for name, shape in block_shapes(run.model).items() if not name.startswith("mlp.down")]
+    return block * run.model.n_layer
 
 
 def _weight_bytes(run: Run) -> int:
