@@ -43,7 +43,7 @@ for op, work in works.items():
 def test_the_interface_counts_the_bytes_that_the_formulas_say(n, tmp_path):
     done = run_in_namespace(COLLECTIVES, n, tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     assert len(lines) == 9
     for op, sent, payload in lines:
         assert payload == 12 * 2**20, op
