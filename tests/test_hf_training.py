@@ -224,6 +224,19 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path, serial):
     assert first.losses + rest.losses == serial(TWINS[0], "optimizer.schedule=constant")
 
 
+def test_what_fsdp_trained_on_two_ranks_goes_on_in_one_process(tmp_path, serial):
+    """GPT-2's head is its embedding: two names in transformers, one tensor in the checkpoint's optimizer."""
+    settings = (*SHORT, "optimizer.schedule=constant")
+    code = TRAIN.replace("TWINS", repr(TWINS[:1])).replace(
+        "SETTINGS", repr((*settings, "loop.steps=2", "parallel.strategy=fsdp"))
+    )
+    done = run_ranks(code, 2, tmp_path, strategy="fsdp")
+    assert done.returncode == 0, done.stderr
+    rest = fit(recipe(TWINS[0]).override(*settings), runs_dir=tmp_path, resume=True, progress=False).losses
+    expected = serial(TWINS[0], "optimizer.schedule=constant")
+    assert json.loads(done.stdout) + rest == pytest.approx(expected, abs=2e-4)
+
+
 def test_a_trained_model_is_exported_and_transformers_continues_text_as_we_do(tmp_path):
     from transformers import AutoModelForCausalLM
 

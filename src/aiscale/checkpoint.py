@@ -140,9 +140,10 @@ def read_note(path: Path) -> dict:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch warns that a single process saves in a single process."""
+    """torch warns that a single process saves in a single process, and older ones of their own calls."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
+            warnings.filterwarnings("ignore", message=message)
         yield
 
 
