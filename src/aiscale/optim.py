@@ -39,6 +39,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         raise ConfigError("the model has no trainable parameters: call requires_grad_(True) on some of them")
     fused = all(p.device.type in FUSED_DEVICES and p.is_floating_point() for group in groups for p in group["params"])
     if config.name == "sgd":
+        # torch's fused SGD does not know tensors that FSDP has cut.
+        fused = fused and all(type(p) is nn.Parameter for group in groups for p in group["params"])
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
