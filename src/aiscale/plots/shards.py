@@ -28,6 +28,8 @@ _COLORS = {
     "buffers": style.MEMORY_COLORS["buffers"],
     "activations": style.MEMORY_COLORS["activations"],
 }
+#: Of the strip: greys, because the light blue of a forward pass is that of gathered parameters here.
+_PASSES = {"forward": style.tint(style.INK, 0.3), "backward": style.tint(style.INK, 0.7)}
 
 
 class Trace(Protocol):
@@ -94,8 +96,7 @@ def step_memory(traces: Mapping[str, Trace], *, unit_bytes: float = 2**20, unit:
         ax.set_ylabel(f"memory ({unit})")
     found = {category for trace in traces.values() for category, levels in trace.held_bytes.items() if any(levels)}
     colors = {category: color for category, color in _COLORS.items() if category in found}
-    colors |= {kind: style.EVENT_COLORS[kind] for kind in ("forward", "backward")}
-    handles = style.legend_handles(colors, bars=True)
+    handles = style.legend_handles(colors | _PASSES, bars=True)
     figure.legend(handles=handles, ncols=4, loc="outside upper left")
     return axes
 
@@ -118,5 +119,5 @@ def _panel(ax: Axes, label: str, trace: Trace, unit_bytes: float, top: float) ->
 def _strip(ax: Axes, events: Iterable[Event], y: float, height: float) -> None:
     for event in events:
         start, width = event.start_s * 1e3, (event.end_s - event.start_s) * 1e3
-        color = style.EVENT_COLORS[event.kind]
+        color = _PASSES[event.kind]
         ax.add_patch(Rectangle((start, y), width, height, facecolor=color, edgecolor=style.PAPER, linewidth=0.6))
