@@ -340,3 +340,16 @@ def test_the_picture_has_a_lane_for_each_piece_and_the_number_of_each_micro_batc
     assert len(lanes) == 2 * 2
     assert {text.get_text() for text in ax.texts} == {"0", "1", "2", "3"}
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+
+
+def test_the_grid_numbers_ranks_as_megatron_core_does_and_frames_the_groups_of_one():
+    ax = plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)
+    assert {text.get_text() for text in ax.texts} >= {str(rank) for rank in range(16)}
+    framed = {patch.get_label() for patch in ax.patches if patch.get_label().startswith("_") and not patch.get_fill()}
+    assert framed == {
+        *(f"_tensor:{rank}" for rank in (4, 5, 6, 7)),
+        *(f"_pipeline:{rank}" for rank in (5, 13)),
+        *(f"_data:{rank}" for rank in (1, 5)),
+    }
+    with pytest.raises(ConfigError, match="of_rank 16: tp 4 x pp 2 x dp 2 has ranks 0 to 15"):
+        plots.rank_grid(4, 2, 2, of_rank=16)

@@ -59,7 +59,7 @@ MEMORY_COLORS = {
 EVENT_COLORS = {
     "forward": "#7AB9EE",
     "backward": "#0068B8",
-    "weights": "#60B4A1",  # the half of a backward pass that zero-bubble schedules put off
+    "weights": "#F2BB2D",  # the half of a backward pass that zero-bubble schedules put off
     "communication": "#D96709",
     "optimizer": "#572D88",
     "data": "#A5ABB5",
