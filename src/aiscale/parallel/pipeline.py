@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -32,13 +32,13 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
-from torch.utils.checkpoint import checkpoint
 
 from aiscale.config import ConfigError, Run
 from aiscale.cost import stage_ranks
 from aiscale.dist import World
-from aiscale.model import GPT, cross_entropy, rotary_angles
+from aiscale.model import GPT
 from aiscale.optim import build_optimizer, set_lr
+from aiscale.parallel.parts import Part, Watch, WatchedStage
 from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, StepResult
 
 #: (schedule, whether a rank has several pieces) -> torch's class
@@ -49,75 +49,6 @@ _SCHEDULES = {
     ("zero-bubble", False): ScheduleInterleavedZeroBubble,
     ("zero-bubble", True): ScheduleZBVZeroBubble,
 }
-
-#: (kind, piece, micro-batch) -> the context in which that work is done; parallel.trace has one with a clock
-Watch = Callable[[str, int, int], AbstractContextManager]
-
-
-class Part(nn.Module):
-    """The modules of a GPT from block `start` up to `stop`, under GPT's own names; with tied embeddings the last part
-    has the token embedding too, as its head."""
-
-    def __init__(self, whole: GPT, layers: Iterable[int], autocast_dtype: torch.dtype | None) -> None:
-        super().__init__()
-        self.config, layers = whole.config, list(layers)
-        self.is_first, self.is_last = 0 in layers, whole.config.n_layer - 1 in layers
-        self.autocast_dtype = autocast_dtype
-        if self.is_first or (self.is_last and self.config.tied):
-            self.token_embedding = whole.token_embedding
-        if self.is_first and self.config.position == "learned":
-            self.position_embedding = whole.position_embedding
-        self.blocks = nn.ModuleDict({str(layer): whole.blocks[layer] for layer in layers})
-        if self.is_last:
-            self.norm = whole.norm
-            if not self.config.tied:
-                self.head = whole.head
-
-    def num_parameters(self) -> int:
-        """All parameters of this part."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B,T) in the first part, else activations (B,T,D) -> activations (B,T,D)."""
-        with self._autocast(x.device):
-            positions, rope = torch.arange(x.shape[1], device=x.device), None
-            if self.is_first:
-                x, rope = GPT.embed(self, x, positions)
-            elif self.config.position == "rotary":
-                rope = rotary_angles(positions, self.config, x.dtype)
-            for block in self.blocks.values():
-                if self.config.activation_checkpointing and torch.is_grad_enabled():
-                    x = checkpoint(block, x, rope, use_reentrant=False, preserve_rng_state=False)
-                else:
-                    x = block(x, rope)
-            return self.norm(x) if self.is_last else x
-
-    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """What the last part makes of its output (B,T,D): the mean cross-entropy."""
-        with self._autocast(hidden.device):
-            head = self.token_embedding if self.config.tied else self.head
-            return cross_entropy(hidden, head.weight, targets)
-
-    def _autocast(self, device: torch.device) -> AbstractContextManager:
-        return torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
-
-
-class _WatchedStage(PipelineStage):
-    """torch's stage, telling `watch` what it does when."""
-
-    watch: Watch
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
-        with self.watch("forward", self.stage_index, fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
-        with self.watch("backward", self.stage_index, bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
-        with self.watch("weights", self.stage_index, bwd_chunk_id):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
 class PipelineEngine(Engine):
@@ -230,7 +161,7 @@ class PipelineEngine(Engine):
             return torch.empty(*shape, *([] if is_tokens else [self.run.model.d_model]), device="meta", **kind)
 
         # Told the shapes, torch does not send them ahead; only that this is so, in 4-byte messages of the first step.
-        stage = _WatchedStage(
+        stage = WatchedStage(
             part,
             index,
             len(self.stage_ranks),

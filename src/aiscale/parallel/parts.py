@@ -1,0 +1,88 @@
+"""The pieces into which `pipeline` cuts a GPT, and torch's stage around each, which can be watched at work.
+
+    part = Part(GPT(config), range(0, 4), None)       # the first four blocks, with the embeddings
+    hidden = part(tokens)                             # what travels to the next part
+
+Shapes: B sequences of one micro-batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.utils.checkpoint import checkpoint
+
+from aiscale.model import GPT, cross_entropy, rotary_angles
+
+#: (kind, piece, micro-batch) -> the context in which that work is done; parallel.trace has one with a clock
+Watch = Callable[[str, int, int], AbstractContextManager]
+
+
+class Part(nn.Module):
+    """The modules of a GPT from block `start` up to `stop`, under GPT's own names; with tied embeddings the last part
+    has the token embedding too, as its head."""
+
+    def __init__(self, whole: GPT, layers: Iterable[int], autocast_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.config, layers = whole.config, list(layers)
+        self.is_first, self.is_last = 0 in layers, whole.config.n_layer - 1 in layers
+        self.autocast_dtype = autocast_dtype
+        if self.is_first or (self.is_last and self.config.tied):
+            self.token_embedding = whole.token_embedding
+        if self.is_first and self.config.position == "learned":
+            self.position_embedding = whole.position_embedding
+        self.blocks = nn.ModuleDict({str(layer): whole.blocks[layer] for layer in layers})
+        if self.is_last:
+            self.norm = whole.norm
+            if not self.config.tied:
+                self.head = whole.head
+
+    def num_parameters(self) -> int:
+        """All parameters of this part."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B,T) in the first part, else activations (B,T,D) -> activations (B,T,D)."""
+        with self._autocast(x.device):
+            positions, rope = torch.arange(x.shape[1], device=x.device), None
+            if self.is_first:
+                x, rope = GPT.embed(self, x, positions)
+            elif self.config.position == "rotary":
+                rope = rotary_angles(positions, self.config, x.dtype)
+            for block in self.blocks.values():
+                if self.config.activation_checkpointing and torch.is_grad_enabled():
+                    x = checkpoint(block, x, rope, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    x = block(x, rope)
+            return self.norm(x) if self.is_last else x
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """What the last part makes of its output (B,T,D): the mean cross-entropy."""
+        with self._autocast(hidden.device):
+            head = self.token_embedding if self.config.tied else self.head
+            return cross_entropy(hidden, head.weight, targets)
+
+    def _autocast(self, device: torch.device) -> AbstractContextManager:
+        return torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
+
+
+class WatchedStage(PipelineStage):
+    """torch's stage, telling `watch` what it does when."""
+
+    watch: Watch
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
+        with self.watch("forward", self.stage_index, fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
+        with self.watch("backward", self.stage_index, bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
+        with self.watch("weights", self.stage_index, bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
