@@ -66,21 +66,17 @@ def run_ranks(
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
-    done.stdout = "".join(filter(None, map(_without_greeting, done.stdout.splitlines(keepends=True))))
+    done.stdout = _said(done.stdout)
     return done
 
 
-def _without_greeting(line: str) -> str:
-    """Up to torch 2.12, gloo greets on standard output in several pieces, between which lines of other ranks may fall:
-    what `say` printed comes after a mark."""
-    greets = line.startswith("[Gloo]") or "peer ranks" in line or (torch_is_old() and line.strip().isdigit())
-    return line.rpartition("\x02")[2] if "\x02" in line else "" if greets else line
-
-
-def torch_is_old() -> bool:
-    import torch
-
-    return torch.torch_version.TorchVersion(torch.__version__) < "2.13"
+def _said(stdout: str) -> str:
+    """Up to torch 2.12, gloo greets on standard output in several pieces, between which lines of other ranks may fall.
+    What `say` printed comes after a mark; where there is none, all that does not look like a greeting counts."""
+    lines = stdout.splitlines(keepends=True)
+    if marked := [line.rpartition("\x02")[2] for line in lines if "\x02" in line]:
+        return "".join(marked)
+    return "".join(line for line in lines if not line.startswith("[Gloo]") and "peer ranks" not in line)
 
 
 def aiscale(*arguments: str, timeout: float = 120, cwd: Path | None = None, env=None) -> subprocess.CompletedProcess:

@@ -284,7 +284,8 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_no_more_than_stages_are_left():
 def test_the_order_is_that_in_which_torch_works(schedule, pp, n_micro, virtual_stages):
     from aiscale.parallel.pipeline import _SCHEDULES
 
-    kinds = {"F": "forward", "B": "backward", "I": "backward", "W": "weights"}
+    kinds = {"FORWARD": "forward", "FULL_BACKWARD": "backward", "BACKWARD_INPUT": "backward"}
+    kinds |= {"BACKWARD_WEIGHT": "weights"}
     pieces, ours = pp * virtual_stages, cost.schedule_order(schedule, pp, n_micro, virtual_stages)
     kind = _SCHEDULES[schedule, virtual_stages > 1]
     stages = [
@@ -293,8 +294,8 @@ def test_the_order_is_that_in_which_torch_works(schedule, pp, n_micro, virtual_s
     ]
     torchs = kind(stages[0] if schedule == "gpipe" else stages, n_micro).pipeline_order
     for rank in range(pp):
-        actions = [a for a in torchs[rank] if a is not None and a.computation_type.value in kinds]
-        theirs = [cost.Work(kinds[a.computation_type.value], a.stage_index, a.microbatch_index) for a in actions]
+        actions = [a for a in torchs[rank] if a is not None and a.computation_type.name in kinds]
+        theirs = [cost.Work(kinds[a.computation_type.name], a.stage_index, a.microbatch_index) for a in actions]
         assert ours[rank] == theirs
 
 
