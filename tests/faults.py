@@ -93,7 +93,7 @@ def loss_divided_by_the_wrong_n():
 
         return wrong
 
-    for module in ("aiscale.model", "aiscale.parallel.pipeline"):
+    for module in ("aiscale.model", "aiscale.parallel.parts"):
         if module in sys.modules:
             replace(f"{module}:cross_entropy", make)
 
