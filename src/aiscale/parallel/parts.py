@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import checkpoint
 
-from aiscale.model import GPT, cross_entropy, rotary_angles
+from aiscale.kernels import Linear
+from aiscale.model import GPT, cross_entropy, cross_entropy_plain, rotary_angles
 
 #: (kind, piece, micro-batch) -> the context in which that work is done; parallel.trace has one with a clock
 Watch = Callable[[str, int, int], AbstractContextManager]
@@ -30,7 +32,7 @@ class Part(nn.Module):
         super().__init__()
         self.config, layers = whole.config, list(layers)
         self.is_first, self.is_last = 0 in layers, whole.config.n_layer - 1 in layers
-        self.autocast_dtype = autocast_dtype
+        self.autocast_dtype, self.plain = autocast_dtype, False
         if self.is_first or (self.is_last and self.config.tied):
             self.token_embedding = whole.token_embedding
         if self.is_first and self.config.position == "learned":
@@ -40,6 +42,14 @@ class Part(nn.Module):
             self.norm = whole.norm
             if not self.config.tied:
                 self.head = whole.head
+
+    def use_plain_kernels(self) -> None:
+        """No autograd functions of our own where weights come in: before torch 2.13, the half of a backward pass that
+        is for weights cannot start from one."""
+        self.plain = True
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.__class__ = nn.Linear
 
     def num_parameters(self) -> int:
         """All parameters of this part."""
@@ -64,7 +74,7 @@ class Part(nn.Module):
         """What the last part makes of its output (B,T,D): the mean cross-entropy."""
         with self._autocast(hidden.device):
             head = self.token_embedding if self.config.tied else self.head
-            return cross_entropy(hidden, head.weight, targets)
+            return (cross_entropy_plain if self.plain else cross_entropy)(hidden, head.weight, targets)
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:
         return torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
@@ -74,6 +84,11 @@ class WatchedStage(PipelineStage):
     """torch's stage, telling `watch` what it does when."""
 
     watch: Watch
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """The first messages, which open connections. Between two pieces of one rank there is none to open, and gloo
+        sends nothing to itself."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
         with self.watch("forward", self.stage_index, fwd_chunk_id):

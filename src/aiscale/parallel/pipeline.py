@@ -32,6 +32,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.torch_version import TorchVersion
 
 from aiscale.config import ConfigError, Run
 from aiscale.cost import stage_ranks
@@ -87,6 +88,9 @@ class PipelineEngine(Engine):
         size = run.model.n_layer // pieces
         layers = {s: range(s * size, (s + 1) * size) for s, rank in enumerate(self.stage_ranks) if rank == self.pp_rank}
         self.parts = {s: Part(whole, layers[s], autocast) for s in layers}
+        if run.parallel.schedule == "zero-bubble" and TorchVersion(torch.__version__) < "2.13":
+            for part in self.parts.values():
+                part.use_plain_kernels()
         self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # the same modules, all of them
         self.model.to(device, self.dtype)
         if device.type == "cuda":
