@@ -113,3 +113,15 @@ def test_mpi_is_refused_where_mpi_did_not_start_the_ranks():
         ConfigError, match="parallel.strategy mpi needs ranks that MPI started, but these came from none"
     ):
         build(Run().override("parallel.strategy=mpi"), connect("cpu"))
+
+
+def test_the_trace_of_a_ddp_step_sees_its_all_reduces(tmp_path):
+    code = """
+from aiscale.parallel.trace import StepTrace
+engine = build(run, world)
+trace = StepTrace(engine.module)
+trace.start()
+engine.step(share(world.rank, world.size), lr=0.0)
+say(*{(event.kind, event.name.partition(" ")[0]) for event in trace.stop()})
+"""
+    assert ranks(code, 2, tmp_path, "parallel.strategy=ddp") == ["('communication', 'all-reduce')"] * 2

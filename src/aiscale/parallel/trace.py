@@ -12,8 +12,7 @@ StepTrace's hook does what DDP does without one, an all-reduce of the mean, and 
 PipelineTrace looks at the clock before and after each piece of work that a schedule gives to a stage.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: DDP reads the annotations of its hook and wants the types themselves.
 import threading
 import time
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ class PipelineTrace(_Trace):
     the other ranks a rank that sleeps is one whose accelerator computes: its own processor is free.
     """
 
-    def __init__(self, engine: PipelineEngine, *, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
+    def __init__(self, engine: "PipelineEngine", *, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
         super().__init__()
         layout, self._device = engine.run.parallel, engine.world.device
         self._pp, self._pieces = layout.pp, layout.virtual_stages
