@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aiscale import checkpoint
-from aiscale.config import Run
+from aiscale.config import ConfigError, Run
 from aiscale.dist import connect
 from aiscale.models import build_model
 from aiscale.parallel import build
@@ -281,6 +281,28 @@ def test_a_checkpoint_resumes_exactly_and_opens_under_other_ranks_ddp_and_serial
     alone = build(run, world)
     assert checkpoint.load(alone, tmp_path / "two/step_00000003") == 3
     assert train(alone, 3, 6) == expected
+
+
+FIT = """
+from aiscale.train import fit
+run = base.override("parallel.strategy=fsdp", "optimizer.schedule=constant", "loop.eval_every=0", "loop.eval_batches=1",
+                    "model.vocab_size=256", "loop.micro_batch=3")
+whole = fit(run.override("name=whole", "loop.steps=6"), world, runs_dir="runs", progress=False).losses
+first = fit(run.override("name=parts", "loop.steps=3"), world, runs_dir="runs", progress=False).losses
+rest = fit(run.override("name=parts", "loop.steps=6"), world, runs_dir="runs", resume=True, progress=False).losses
+say(json.dumps([whole, first, rest]))
+"""
+
+
+def test_a_resumed_run_gives_the_losses_of_one_that_never_stopped(tmp_path):
+    for whole, first, rest in ranks(FIT, 2, tmp_path):
+        assert len(set(whole)) == 6 and (first, rest) == (whole[:3], whole[3:])  # to the bit
+
+
+def test_fp16_is_refused_and_not_trained_as_fp32():
+    run = Run().override(*TINY, "parallel.strategy=fsdp", "loop.precision=fp16")
+    with pytest.raises(ConfigError, match="loop.precision fp16 with parallel.strategy fsdp: .* set bf16"):
+        build(run, connect("cpu"))
 
 
 def _batch(step):

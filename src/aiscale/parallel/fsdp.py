@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from aiscale.config import Run
+from aiscale.config import ConfigError, Run
 from aiscale.dist import World
 from aiscale.parallel.serial import Engine, MicroBatch
 
@@ -30,6 +30,10 @@ class FSDPEngine(Engine):
     """A slice of every tensor on every rank, a share of the global batch each."""
 
     def __init__(self, run: Run, world: World) -> None:
+        if run.loop.precision == "fp16":  # slices overflow apart, and the loss scale must not
+            raise ConfigError(
+                "loop.precision fp16 with parallel.strategy fsdp: only fp32, tf32, bf16 and fp64 are carried; set bf16"
+            )
         super().__init__(run, world)
         self.autocast_dtype = None  # the policy casts parameters before they travel, which autocast could not
 
