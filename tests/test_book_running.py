@@ -159,10 +159,10 @@ def test_ending_the_command_ends_kernel_and_children_within_seconds(tmp_path, nu
     wait_for(tmp_path / "up", process)
     process.send_signal(number)
     started = time.monotonic()
-    out, err = process.communicate(timeout=20)
-    while carriers() and time.monotonic() - started < 10:
+    out, err = process.communicate(timeout=60)
+    while carriers() and time.monotonic() - started < 30:
         time.sleep(0.1)
-    assert carriers() == [] and time.monotonic() - started < 10
+    assert carriers() == [] and time.monotonic() - started < 30
     if number != signal.SIGKILL:
         assert process.returncode == 130 and "Traceback" not in err
         assert "03_small: interrupted" in err and "0 of 1 notebooks passed" in out
