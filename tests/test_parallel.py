@@ -9,7 +9,7 @@ from ranks import run_ranks
 
 SETUP = """
 import dataclasses
-from aiscale.config import ParallelConfig, Run
+from aiscale.config import CompressionConfig, ParallelConfig, Run
 from aiscale.parallel import build
 run = Run().override("model.n_layer=2", "model.n_head=2", "model.d_model=32", "loop.precision=fp64",
                      "loop.device=cpu", "optimizer.clip_norm=0", *SETTINGS)
@@ -25,7 +25,7 @@ def serial_gradients():
     from aiscale.dist import World, Traffic
     alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
                   traffic=Traffic())
-    engine = build(dataclasses.replace(run, parallel=ParallelConfig()), alone)
+    engine = build(dataclasses.replace(run, parallel=ParallelConfig(), compression=CompressionConfig()), alone)
     result = engine.step(share(0, 1), lr=0.0)
     return gradients(engine), result
 """
@@ -80,7 +80,7 @@ say(*((op, c.calls, c.payload_bytes / size) for (op, _), c in counts.items()))
     [
         (("parallel.strategy=ddp",), "aiscale", "('all_reduce', 1, 1.0)"),
         (
-            ("parallel.strategy=ddp", "parallel.compress=bf16", "loop.precision=fp32"),
+            ("parallel.strategy=ddp", "compression.wire=bf16", "loop.precision=fp32"),
             "aiscale",
             "('all_reduce', 1, 0.5)",
         ),
@@ -105,7 +105,7 @@ engine.step(share(world.rank, world.size), lr=0.0)
 error = (gradients(engine) - expected).norm() / expected.norm()
 say(1e-6 < error.item() < 2**-7)
 """
-    assert ranks(code, 2, tmp_path, "parallel.strategy=ddp", "parallel.compress=bf16") == ["True"] * 2
+    assert ranks(code, 2, tmp_path, "parallel.strategy=ddp", "compression.wire=bf16") == ["True"] * 2
 
 
 def test_mpi_is_refused_where_mpi_did_not_start_the_ranks():

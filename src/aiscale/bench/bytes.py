@@ -70,7 +70,7 @@ def _pipeline(name: str, worlds: tuple[int, ...], *layout: str) -> Case:
 _ALL = (2, 3, 4, 5, 6, 7, 8)
 CASES = (
     Case("ddp", ("parallel.strategy=ddp",), _ALL),
-    Case("ddp bf16", ("parallel.strategy=ddp", "parallel.compress=bf16"), (2, 4)),
+    Case("ddp bf16", ("parallel.strategy=ddp", "compression.wire=bf16"), (2, 4)),
     Case("fsdp", (_FSDP,), _ALL),
     Case("fsdp kept", (_FSDP, "parallel.reshard_after_forward=false"), (2, 4)),
     Case("fsdp hybrid", (_FSDP, "parallel.replicas=2"), (4, 8)),

@@ -11,6 +11,7 @@ World size is not checked here: a `Run` may be written on a laptop for 1024 GPUs
 called when processes connect.
 """
 
+from aiscale.config.compression import CompressionConfig
 from aiscale.config.errors import ConfigError
 from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import ParallelConfig
@@ -18,6 +19,7 @@ from aiscale.config.run import Run
 from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
 
 __all__ = [
+    "CompressionConfig",
     "ConfigError",
     "DataConfig",
     "HFModelConfig",

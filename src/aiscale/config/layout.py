@@ -17,7 +17,6 @@ _OPTIONS = {
     "bucket_mb": ("ddp",),
     "static_graph": ("ddp",),
     "gradient_as_bucket_view": ("ddp",),
-    "compress": ("ddp",),
     "zero_stage": ("zero",),
     "offload": ("zero",),
     "reshard_after_forward": ("fsdp",),
@@ -43,7 +42,6 @@ class ParallelConfig:
     bucket_mb: float = 25.0  #: ddp: gradients travel in buckets of this many MiB
     static_graph: bool = False  #: ddp: the graph never changes, so unused parameters need not be looked for
     gradient_as_bucket_view: bool = True  #: ddp: gradients live inside the buckets, one copy less
-    compress: Literal["none", "bf16"] = "none"  #: ddp: the precision in which gradients travel
     zero_stage: int = 0  #: zero: divided are 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
     offload: Literal["none", "optimizer", "all"] = (
         "none"  #: zero: host memory holds optimizer states, or parameters too

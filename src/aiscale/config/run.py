@@ -9,6 +9,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiscale.config.compression import CompressionConfig
 from aiscale.config.errors import ConfigError, require
 from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import ParallelConfig
@@ -24,6 +25,7 @@ class Run:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    compression: CompressionConfig = field(default_factory=CompressionConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
 
     def __post_init__(self) -> None:
@@ -40,6 +42,17 @@ class Run:
             not self.loop.compile or self.parallel.strategy in ("serial", "mpi", "ddp"),
             f"loop.compile is true, but parallel.strategy {self.parallel.strategy} hooks into every layer: set it to "
             "false, or strategy to ddp",
+        )
+        require(
+            self.compression.is_default or self.parallel.strategy == "ddp",
+            f"compression.method {self.compression.method} (wire {self.compression.wire}) with parallel.strategy "
+            f"{self.parallel.strategy}: compression is a communication hook of DDP, and only there does every rank "
+            "hold whole gradients and an optimizer for them: set parallel.strategy=ddp",
+        )
+        require(
+            self.compression.method == "none" or self.loop.precision != "fp16",
+            f"compression.method {self.compression.method} with loop.precision fp16: unsent gradients would be kept at "
+            "a loss scale that changes: use bf16 or fp32",
         )
         self.parallel.check_model(self.model)
 

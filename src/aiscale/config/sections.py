@@ -127,11 +127,12 @@ class LoopConfig:
     seed: int = 1337  #: of the initial weights
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo"] = "auto"  #: auto: NCCL between GPUs, else gloo; gloo: ranks may share a GPU
+    link_mbit_s: float = 0.0  #: slow the ranks' links to this many megabits a second, each way; 0: as fast as they are
     compile: bool = False  #: torch.compile the model: slow to start, fast on GPUs
 
     def __post_init__(self) -> None:
         require_positive("loop", self, "seq_len global_batch eval_batches log_every keep_checkpoints")
-        for name in ("steps", "epochs", "micro_batch", "eval_every", "checkpoint_every"):
+        for name in ("steps", "epochs", "micro_batch", "eval_every", "checkpoint_every", "link_mbit_s"):
             value = getattr(self, name)
             require(value >= 0, f"loop.{name} is {value}: it must not be negative")
         require(bool(self.steps or self.epochs), "loop.steps and loop.epochs are both 0: set one of them")

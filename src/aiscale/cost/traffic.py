@@ -52,7 +52,7 @@ def _replicated(run: Run, world_size: int, rank: int) -> Traffic:
     """mpi and ddp: every gradient in one all-reduce, however many micro-batches there are."""
     if world_size == 1:
         return {}
-    each = 2 if run.parallel.compress == "bf16" else WIDE[run.loop.precision]
+    each = 2 if run.compression.wire == "bf16" else WIDE[run.loop.precision]
     return {("all_reduce", "world"): each * parameter_count(run.model)}
 
 

@@ -32,7 +32,7 @@ class DDPEngine(Engine):
             )
         # A static graph is learnt from the first backward pass, and only from one that communicates.
         self._must_learn_graph = layout.static_graph
-        if layout.compress == "bf16":
+        if run.compression.wire == "bf16":
             self.module.register_comm_hook(None, average_in_bf16)
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:

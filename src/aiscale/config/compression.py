@@ -1,0 +1,57 @@
+"""How gradients travel between the ranks of DDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from aiscale.config.errors import require
+
+#: option -> the methods that have it; elsewhere it would be ignored, so it is refused
+_OPTIONS = {
+    "density": ("radius", "top-k", "random-k"),
+    "warmup_steps": ("radius", "top-k", "random-k", "powersgd"),
+    "interval": ("radius",),
+    "range": ("radius",),
+    "scope": ("radius", "top-k"),
+    "score": ("radius",),
+    "residual": ("radius", "top-k", "random-k"),
+    "rank": ("powersgd",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionConfig:
+    """What DDP sends instead of whole gradients, in which precision, and when."""
+
+    method: Literal["none", "radius", "top-k", "random-k", "powersgd"] = "none"
+    wire: Literal["same", "bf16"] = "same"  #: precision of what is sent: the gradients' own, or bf16
+    overlap: bool = True  #: send each bucket once it is full, during the backward pass; false: all of it at once, after
+    density: float = 0.4  #: share of each tensor's entries that is sent, k = max(floor(density x numel), 1)
+    warmup_steps: int = 0  #: dense steps before the first sparse one
+    interval: int = 200  #: radius: every so many steps is dense and chooses the mask anew (T)
+    range: int = 0  #: radius: each chosen entry takes along its neighbours up to this distance (r)
+    scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
+    score: Literal["update", "gradient", "momentum"] = "update"  #: radius: by whose magnitude entries are chosen
+    residual: Literal["sum", "mean", "none"] = "sum"  #: unsent gradients come later: summed, averaged, never
+    rank: int = 4  #: powersgd: rank of the two factors that stand for a matrix
+
+    def __post_init__(self) -> None:
+        for name, methods in _OPTIONS.items():
+            value, default = getattr(self, name), CompressionConfig.__dataclass_fields__[name].default
+            require(
+                value == default or self.method in methods,
+                f"compression.{name} is {value}, but compression.method {self.method} has no such option: "
+                f"set it to {default}, or method to {' or '.join(methods)}",
+            )
+        require(
+            0 < self.density <= 1,
+            f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1",
+        )
+        for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("warmup_steps", 0)):
+            value = getattr(self, name)
+            require(value >= least, f"compression.{name} is {value}: it must be at least {least}")
+
+    @property
+    def is_default(self) -> bool:
+        return self == CompressionConfig()
