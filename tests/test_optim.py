@@ -98,6 +98,8 @@ def test_the_schedule_at_its_edges():
     assert lr_at(0, 1, OptimizerConfig(lr=0.5)) == 0.5  # a run of one step trains at the peak
     assert lr_at(100, 8, COSINE) == pytest.approx(0.2)  # after the end it stays at min_lr
     assert lr_at(5, 4, OptimizerConfig(lr=1.0, warmup_steps=9)) == pytest.approx(0.6)  # a run inside the warm-up
+    early = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3, decay_steps=8)
+    assert [lr_at(step, 20, early) for step in range(20)] == [lr_at(step, 8, COSINE) for step in range(20)]
     with pytest.raises(ConfigError, match="step is -1: steps count from 0"):
         lr_at(-1, 8, COSINE)
 

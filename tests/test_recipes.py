@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
-from aiscale.config import ConfigError, Run
+from aiscale.config import CompressionConfig, ConfigError, Run
 from aiscale.cost import parameters
 from aiscale.data import bigram_entropy, embedded_text, open_corpus
+from aiscale.published import table
 from aiscale.recipes import RECIPES, recipe
 
 
@@ -55,6 +56,7 @@ def test_recipes_need_no_torch():
         ("gpt2-xl", gpt2_count(48, 1600, 50257, 1024)),
         ("radius-355m", gpt2_count(24, 1024, 50304, 1024)),
         ("radius-2b", gpt2_count(24, 2560, 50304, 1024)),
+        ("radius-tiny", gpt2_count(2, 64, 256, 0)),
         ("22b", gpt2_count(48, 6144, 50257, 2048)),
         ("175b", gpt2_count(96, 12288, 50257, 2048)),
         ("1t", gpt2_count(128, 25600, 50257, 2048)),
@@ -139,7 +141,7 @@ def test_the_gpt_in_c_run_is_the_published_one():
     assert (run.data.corpus, run.data.tokenizer) == ("toy", "word")
 
 
-@pytest.mark.parametrize("name", ["gpt-c", "gpt-c-tiny", "laptop"])
+@pytest.mark.parametrize("name", ["gpt-c", "gpt-c-tiny", "laptop", "radius-tiny"])
 def test_recipes_for_a_laptop_fit_their_corpus(name, tmp_path):
     run = recipe(name)
     corpus = open_corpus(run.data, cache_dir=tmp_path)
@@ -152,8 +154,52 @@ def test_radius_has_the_published_hyperparameters():
         run = recipe(name)
         assert (run.loop.global_batch, run.loop.micro_batch, run.loop.seq_len) == (512, 8, 1024)
         assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip_norm) == (1.5e-4, 0.01, 1.0)
-        assert run.optimizer.warmup_steps == run.loop.steps * 0.01 and run.loop.precision == "bf16"
-        assert run.loop.micro_batches(dp=64) == (1, 8)
+        assert run.optimizer.warmup_steps == run.optimizer.decay_steps * 0.01 and run.loop.precision == "bf16"
+        assert run.loop.micro_batches(dp=64) == (1, 8) and run.model.activation_checkpointing
+        assert f"{total(name):,} parameters" in RECIPES[name].__doc__
+    for name, least, *steps in [("radius-355m", 1e-5, 80, 320, 500), ("radius-2b", 1e-6, 60, 192, 300)]:
+        run = recipe(name)
+        thousands = (run.compression.warmup_steps, run.optimizer.decay_steps, run.loop.steps)
+        assert (run.optimizer.min_lr, [n / 1000 for n in thousands]) == (least, steps)
+
+
+def test_radius_models_have_the_parameters_that_their_authors_evaluation_counted():
+    counted = {row["model"]: row["parameters"] for row in table("radius_downstream")}
+    assert counted == {"GPT-2.0B": 2_019_640_320, "GPT-355M": 354_871_296}
+    assert (total("radius-2b"), total("radius-355m")) == (counted["GPT-2.0B"], counted["GPT-355M"])
+
+
+def test_radius_recipes_have_the_published_rows_of_density_and_interval():
+    published = {"GPT-355M": "radius-355m", "GPT-2.0B": "radius-2b"}
+    rows = [row for row in table("radius_perlmutter") if row["method"] == "Radius"]
+    assert len(rows) == 6
+    for row in rows:
+        sets = (f"compression.density={row['density_d']}", f"compression.interval={row['update_T']}")
+        run = recipe(published[row["model"]]).override(*sets)
+        shape = (run.model.n_layer, run.model.n_head, run.model.d_model)
+        assert (run.compression.density, run.compression.interval) == (row["density_d"], row["update_T"])
+        assert (*shape, run.loop.steps) == (row["layers"], row["heads"], row["hidden"], row["iters"])
+    assert (recipe("radius-355m").compression.density, recipe("radius-2b").compression.density) == (0.5, 0.4)
+
+
+@pytest.mark.parametrize("name", ["radius-355m", "radius-2b", "radius-tiny"])
+def test_the_dense_baselines_of_radius_are_one_override_away(name):
+    run = recipe(name)
+    assert run.compression.method == "radius" and run.compression.overlap
+    assert run.override("compression.method=none").compression == CompressionConfig()
+    published = run.override("compression.method=none", "compression.overlap=false")
+    assert published.compression == CompressionConfig(overlap=False)
+    rival = run.override("compression.method=top-k").compression
+    assert (rival.density, rival.warmup_steps) == (run.compression.density, run.compression.warmup_steps)
+    with pytest.raises(ConfigError, match="^compression.density is 0.1, but compression.method none has no such "):
+        run.override("compression.method=none", "compression.density=0.1")
+
+
+def test_the_tiny_twin_of_radius_keeps_the_shares_of_its_steps():
+    tiny, full = recipe("radius-tiny"), recipe("radius-2b")
+    for share in (lambda run: run.compression.warmup_steps, lambda run: run.optimizer.decay_steps):
+        assert share(tiny) / tiny.loop.steps == share(full) / full.loop.steps
+    assert tiny.compression.density == full.compression.density and tiny.loop.micro_batches(dp=4) == (1, 4)
 
 
 def test_the_laptop_recipe_learns_more_than_which_letter_follows_which(tmp_path):

@@ -50,7 +50,7 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
     """The learning rate of optimizer step `step`, 0-based.
 
     Linear warm-up over warmup_steps (step 0 already moves, step warmup_steps is the first at the peak), then constant,
-    or along a half cosine or a line down to min_lr, which the last step takes.
+    or along a half cosine or a line down to min_lr, which the last step takes, or the last of decay_steps and all after.
     """
     if step < 0:
         raise ConfigError(f"step is {step}: steps count from 0")
@@ -58,8 +58,8 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
     if config.schedule == "constant":
         return config.lr
-    decay_steps = max(1, total_steps - 1 - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / decay_steps)
+    falling = max(1, (config.decay_steps or total_steps) - 1 - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / falling)
     remaining = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return config.min_lr + (config.lr - config.min_lr) * remaining
 

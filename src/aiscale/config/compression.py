@@ -55,3 +55,13 @@ class CompressionConfig:
     @property
     def is_default(self) -> bool:
         return self == CompressionConfig()
+
+
+def forget_foreign_options(section: dict, chosen: set[str]) -> None:
+    """Put the options that the section's method lacks back to their defaults, unless they are among `chosen`.
+
+    So one override takes a recipe to another method: compression.method=none, without naming what radius had.
+    """
+    for name, methods in _OPTIONS.items():
+        if section["method"] not in methods and name not in chosen:
+            section[name] = CompressionConfig.__dataclass_fields__[name].default

@@ -9,7 +9,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aiscale.config.compression import CompressionConfig
+from aiscale.config.compression import CompressionConfig, forget_foreign_options
 from aiscale.config.errors import ConfigError, require
 from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import ParallelConfig
@@ -57,12 +57,18 @@ class Run:
         self.parallel.check_model(self.model)
 
     def override(self, *assignments: str) -> Run:
-        """A copy with `section.key=value` applied, in order; values are read as the field's type."""
-        tree = self.to_dict()
+        """A copy with `section.key=value` applied, in order; values are read as the field's type.
+
+        Another compression.method leaves the options of the one before behind.
+        """
+        tree, chosen = self.to_dict(), set()
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
             require(bool(equals), f"--set {assignment!r} has no '=': write it as section.key=value")
             _assign(tree, path.strip(), text.strip())
+            chosen.add(path.strip())
+        if "compression.method" in chosen:
+            forget_foreign_options(tree["compression"], {path.partition(".")[2] for path in chosen})
         return Run.from_dict(tree)
 
     def check_world(self, world_size: int) -> int:

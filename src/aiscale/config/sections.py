@@ -91,6 +91,7 @@ class OptimizerConfig:
     min_lr: float = 0.0  #: learning rate at the last step
     warmup_steps: int = 0  #: steps of linear warm-up from 0 to lr
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    decay_steps: int = 0  #: steps after which lr is down to min_lr and stays there; 0: the whole run
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -100,7 +101,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         require_positive("optimizer", self, "lr eps")
-        for name in ("min_lr", "warmup_steps", "weight_decay", "clip_norm", "momentum"):
+        for name in ("min_lr", "warmup_steps", "decay_steps", "weight_decay", "clip_norm", "momentum"):
             value = getattr(self, name)
             require(value >= 0, f"optimizer.{name} is {value}: it must not be negative")
         for name in ("beta1", "beta2"):

@@ -1,4 +1,4 @@
-"""Recipes of GPT-2's shapes: its four sizes, those of Turing Technical Report 3, and those of Radius."""
+"""Recipes of GPT-2's shapes: its four sizes, and those of Turing Technical Report 3."""
 
 from __future__ import annotations
 
@@ -144,56 +144,3 @@ def turing_ipu_768() -> Run:
     Its appendix A: 12 layers, 12 heads, width 768 (170.514 MB at 2 bytes, with the head), batch 1, 16 bit, 10 epochs.
     """
     return _turing("turing-ipu-768", (12, 12, 768), batch=1, epochs=10)
-
-
-# Radius (MLSys 2025, artifact appendix) -------------------------------------------------------------------------------
-
-
-def _radius(name: str, n_head: int, d_model: int, steps: int, min_lr: float) -> Run:
-    return Run(
-        name=name,
-        model=ModelConfig(
-            n_layer=24,
-            n_head=n_head,
-            d_model=d_model,
-            vocab_size=50304,  # GPT-2's 50257 padded to a multiple of 128, as Megatron does
-            max_seq_len=1024,
-            activation_checkpointing=True,
-        ),
-        data=OPENWEBTEXT,
-        optimizer=OptimizerConfig(
-            lr=1.5e-4, min_lr=min_lr, warmup_steps=steps // 100, beta2=0.999, weight_decay=0.01, clip_norm=1.0
-        ),
-        parallel=ParallelConfig(strategy="ddp"),
-        loop=LoopConfig(
-            steps=steps,
-            seq_len=1024,
-            global_batch=512,
-            micro_batch=8,
-            precision="bf16",
-            eval_every=100,
-            eval_batches=10,
-            checkpoint_every=2000,
-        ),
-    )
-
-
-@register("radius-355m")
-def radius_355m() -> Run:
-    """GPT-355M of the Radius artifact: the dense all-reduce baseline on 64 A100.
-
-    Artifact appendix, tables 1 and 2, and mz687/radius, pretrain_GPT_355M_baseline.slurm: batch 512 in
-    micro-batches of 8, peak rate 1.5e-4 to 1e-5, 500,000 steps, OpenWebText. Theirs decays over 320,000 steps and
-    warms up over 1 % of those; here the cosine spans all steps.
-    """
-    return _radius("radius-355m", 16, 1024, 500_000, 1e-5)
-
-
-@register("radius-2b")
-def radius_2b() -> Run:
-    """GPT-2.0B of the Radius artifact: the dense all-reduce baseline on 64 A100.
-
-    Artifact appendix, tables 1 and 2, and mz687/radius, pretrain_GPT_2.0B_baseline.slurm: as radius-355m,
-    with 300,000 steps (theirs decays over 192,000) down to 1e-6.
-    """
-    return _radius("radius-2b", 32, 2560, 300_000, 1e-6)
