@@ -35,6 +35,26 @@ INTERLEAVED = ("parallel.schedule=interleaved", "parallel.virtual_stages=2")
         ),
         (
             2,
+            (MEGATRON, "parallel.ep=2", "model.n_expert=3", "model.bias=false"),
+            "model.n_expert 3 is not divisible by parallel.ep 2: every expert-parallel rank needs as many experts",
+        ),
+        (
+            3,
+            (MEGATRON, "parallel.ep=2", "model.n_expert=4", "model.bias=false"),
+            "parallel.ep 2 does not divide the 3 data-parallel ranks: experts are divided over groups of them",
+        ),
+        (
+            2,
+            (MEGATRON, "parallel.tp=2", "model.n_expert=4", "model.bias=false"),
+            "model.n_expert 4 with parallel.tp 2 and distributed_optimizer False: experts are divided over ep",
+        ),
+        (
+            2,
+            ("parallel.strategy=ddp", "model.n_expert=4"),
+            "model.n_expert 4 with model.bias true: experts are carried without biases, as Mixtral's",
+        ),
+        (
+            2,
             (MEGATRON, "parallel.pp=2", *INTERLEAVED),
             "parallel.schedule interleaved with parallel.pp 2: with 2 stages both neighbours are the same rank and "
             "Megatron-Core's messages cross: set pp to 3 or more, or schedule=1f1b",

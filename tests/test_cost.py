@@ -40,10 +40,16 @@ def one_switch_at_a_time() -> list[ModelConfig]:
     return [ModelConfig(**SMALL, **{name: value}) for name, values in SWITCHES.items() for value in values]
 
 
+EXPERTS = [
+    ModelConfig(**SMALL, n_expert=4, bias=False),
+    ModelConfig(**SMALL, n_expert=3, experts_per_token=1, bias=False, activation="swiglu"),
+]
+
+
 # Parameters ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", every_switch(60), ids=str)
+@pytest.mark.parametrize("config", [*every_switch(60), *EXPERTS], ids=str)
 def test_the_count_of_every_part_is_that_of_the_model(config):
     with torch.device("meta"):
         model = GPT(config)
@@ -93,7 +99,7 @@ def counted_flops(config: ModelConfig, batch: int, seq_len: int, backward: bool)
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("config", one_switch_at_a_time(), ids=str)
+@pytest.mark.parametrize("config", [*one_switch_at_a_time(), *EXPERTS], ids=str)
 @pytest.mark.parametrize("backward", [False, True])
 def test_flops_per_token_are_what_torchs_counter_sees(config, backward):
     batch, seq_len = 2, 32
@@ -155,6 +161,11 @@ def test_activations_are_predicted_to_the_byte(config, precision):
     casts = cost.model_state_bytes(config, "adamw", precision)["weight casts"]
     predicted = cost.activation_bytes(config, 2, 48, precision) + casts
     assert saved_bytes(config, 2, 48, precision) == predicted
+
+
+def test_what_experts_keep_is_not_guessed():
+    with pytest.raises(ConfigError, match="which expert keeps how much is known only when tokens are routed: measure"):
+        cost.activation_bytes(EXPERTS[0], 2, 48)
 
 
 def test_long_sequences_in_bf16_keep_what_the_fused_kernel_keeps(monkeypatch):

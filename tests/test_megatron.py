@@ -58,7 +58,10 @@ LLAMA = (
     "model.tied=false",
     "model.n_kv_head=2",
 )
+EXPERTS = ("model.n_expert=4", "model.bias=false", "model.d_ff=48")
 TWO = [
+    ("parallel.ep=2", *EXPERTS),
+    ("parallel.ep=2", "model.activation=swiglu", "model.experts_per_token=1", *EXPERTS),
     ("parallel.tp=2",),
     ("parallel.tp=2", "loop.precision=bf16"),
     ("parallel.tp=2", *LLAMA),
@@ -69,6 +72,8 @@ TWO = [
     ("parallel.distributed_optimizer=true", "loop.precision=bf16"),
 ]
 FOUR = [
+    ("parallel.ep=2", "parallel.pp=2", "model.activation_checkpointing=true", *EXPERTS),
+    ("parallel.ep=2", *EXPERTS),
     ("parallel.tp=2", "parallel.pp=2"),
     ("parallel.tp=2", "parallel.distributed_optimizer=true", "loop.precision=fp32"),
     ("parallel.pp=4", "parallel.virtual_stages=2", "parallel.schedule=interleaved", "model.n_layer=8"),
@@ -131,6 +136,37 @@ def test_a_run_goes_on_exactly_and_in_another_layout(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = ["True"] * 20 + ["in memory True"] * 4 + ["refused True True"] * 4 + ["alone True"]
     assert sorted(done.stdout.splitlines()) == sorted(lines)
+
+
+EXPERTS_RESUME = """
+from pathlib import Path
+from aiscale import checkpoint
+def layout(*settings):
+    return base.override("parallel.strategy=megatron", "loop.micro_batch=1", *EXPERTS, *settings)
+first = layout("parallel.ep=2")
+engine = build(first, world)
+train(engine, data[:2])
+path = checkpoint.save(engine, Path(FOLDER), step=2)
+kept = engine.state(full=True)
+expected = train(engine, data[2:])
+engine.close()
+for run in [first, layout("parallel.ep=4"), layout(), layout("parallel.ep=2", "parallel.pp=2")]:
+    engine = build(run, world)
+    checkpoint.load(engine, path)
+    same = engine.state(full=True)
+    equal = not world.is_main or all(torch.equal(same[name], kept[name]) for name in kept)
+    steps = train(engine, data[2:])
+    off = max(abs(a.loss - b.loss) + abs(a.grad_norm - b.grad_norm) for a, b in zip(steps, expected))
+    say(equal and (steps == expected if run == first else off < 1e-10) or (run.parallel, off))
+    engine.close()
+"""
+
+
+def test_experts_go_on_exactly_and_divided_otherwise(tmp_path):
+    code = EXPERTS_RESUME.replace("FOLDER", repr(str(tmp_path / "ck"))).replace("EXPERTS", repr(EXPERTS))
+    done = run_ranks(SETUP + code, 4, tmp_path, strategy="megatron")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True"] * 16
 
 
 CLEAN = """

@@ -19,7 +19,8 @@ LLAMA = dataclasses.replace(
     SMALL, n_kv_head=2, d_ff=48, norm="rmsnorm", position="rotary", activation="swiglu", tied=False, bias=False
 )
 NEOX = dataclasses.replace(SMALL, position="rotary", activation="gelu", parallel_residual=True, tied=False)
-EVERY_SWITCH = [SMALL, LLAMA, NEOX, dataclasses.replace(SMALL, activation="relu", bias=False)]
+MIXTRAL = dataclasses.replace(LLAMA, n_expert=4)
+EVERY_SWITCH = [SMALL, LLAMA, NEOX, MIXTRAL, dataclasses.replace(SMALL, activation="relu", bias=False)]
 
 
 def make(config: ModelConfig, seed: int = 0, spread: float = 1.0) -> GPT:
@@ -213,6 +214,58 @@ def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
     theirs.load_state_dict(state)
     tokens = tokens_for(LLAMA)
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_a_mixture_of_experts_is_mixtrals():
+    model = make(MIXTRAL)
+    theirs = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=61,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            max_position_embeddings=16,
+            rms_norm_eps=1e-5,
+            rope_theta=10_000.0,
+        )
+    ).eval()
+    state = {"model.embed_tokens.weight": model.token_embedding.weight, "model.norm.weight": model.norm.weight}
+    state["lm_head.weight"] = model.head.weight
+    for layer, block in enumerate(model.blocks):
+        place, experts = f"model.layers.{layer}", block.mlp.experts
+        parts = dict(zip("qkv", block.attn.qkv.weight.split([32, 16, 16]), strict=True))
+        state |= {f"{place}.self_attn.{k}_proj.weight": v for k, v in parts.items()}
+        state[f"{place}.self_attn.o_proj.weight"] = block.attn.out.weight
+        state[f"{place}.mlp.gate.weight"] = block.mlp.router.weight
+        state[f"{place}.mlp.experts.gate_up_proj"] = torch.stack([expert.up.weight for expert in experts])
+        state[f"{place}.mlp.experts.down_proj"] = torch.stack([expert.down.weight for expert in experts])
+        state[f"{place}.input_layernorm.weight"] = block.attn_norm.weight
+        state[f"{place}.post_attention_layernorm.weight"] = block.mlp_norm.weight
+    theirs.load_state_dict(state)
+    tokens = tokens_for(MIXTRAL)
+    torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_a_token_that_passes_one_expert_is_weighted_among_all():
+    config = dataclasses.replace(MIXTRAL, experts_per_token=1)
+    mixture = make(config).blocks[0].mlp
+    x = torch.randn(1, 5, 32)
+    weights = mixture.router(x).softmax(dim=-1)
+    outputs = torch.stack([expert(x) for expert in mixture.experts], dim=2)  # (1,5,E,D)
+    best = weights.argmax(dim=-1)
+    expected = torch.stack([weights[0, t, e] * outputs[0, t, e] for t, e in enumerate(best[0])])
+    torch.testing.assert_close(mixture(x)[0], expected)
+
+
+def test_experts_without_tokens_have_gradients_of_zero():
+    mixture = make(MIXTRAL).blocks[0].mlp
+    mixture(torch.randn(1, 1, 32)).sum().backward()
+    norms = [expert.up.weight.grad.norm().item() for expert in mixture.experts]
+    assert sorted(norm > 0 for norm in norms) == [False, False, True, True]
 
 
 def test_rotary_positions_stay_apart_in_bf16():

@@ -41,6 +41,7 @@ def _problems(config: ModelConfig) -> list[str]:
     rotary, llama = config.position == "rotary", config.norm == "rmsnorm"
     norm = f"model.norm {config.norm}"
     found = [] if rotary else [f"model.position {config.position}"]
+    found += [f"model.n_expert {config.n_expert}"] if config.n_expert else []
     if llama != (config.activation == "swiglu"):
         found += [norm, f"model.activation {config.activation}"]
     if llama and config.parallel_residual:

@@ -97,6 +97,37 @@ class MLP(nn.Module):
         return self.down(ACTIVATIONS[self.activation](x))
 
 
+class MixtureOfExperts(nn.Module):
+    """Many MLPs, of which a router lets each token pass through K: more parameters for the same work.
+
+    Their outputs are added up, weighted by the softmax of the router's K best scores; for K = 1 by the best expert's
+    softmax among all, without which the router would learn nothing (Fedus et al. 2021). No token is dropped, and
+    nothing makes experts equally busy.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.experts_per_token = config.experts_per_token
+        self.router = Linear(config.d_model, config.n_expert, bias=False)
+        self.experts = nn.ModuleList(MLP(config) for _ in range(config.n_expert))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B,T,D) -> (B,T,D)."""
+        tokens = x.flatten(0, 1)  # (N,D)
+        scores = self.router(tokens)  # (N,E)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        if self.experts_per_token == 1:
+            weights, chosen = scores.softmax(dim=-1, dtype=wide).max(dim=-1, keepdim=True)  # (N,1)
+        else:
+            best, chosen = scores.topk(self.experts_per_token)
+            weights = best.softmax(dim=-1, dtype=wide)  # (N,K)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):  # an expert without tokens runs too: its gradients are zeros
+            token, place = (chosen == number).nonzero(as_tuple=True)
+            out = out.index_add(0, token, (expert(tokens[token]) * weights[token, place, None]).to(out.dtype))
+        return out.view_as(x)
+
+
 class Block(nn.Module):
     """One layer: attention and MLP each read a normed copy of the residual stream and add to it."""
 
@@ -104,7 +135,7 @@ class Block(nn.Module):
         super().__init__()
         self.parallel_residual = config.parallel_residual
         self.attn_norm, self.attn = make_norm(config), Attention(config)
-        self.mlp_norm, self.mlp = make_norm(config), MLP(config)
+        self.mlp_norm, self.mlp = make_norm(config), (MixtureOfExperts if config.n_expert else MLP)(config)
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
@@ -142,7 +173,7 @@ class GPT(nn.Module):
             if parameter.dim() == 1:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             else:
-                adds_to_stream = name.endswith(("attn.out.weight", "mlp.down.weight"))
+                adds_to_stream = name.endswith(("attn.out.weight", ".down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.config.n_layer) ** 0.5 if adds_to_stream else 0.02)
 
     @property

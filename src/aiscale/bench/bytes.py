@@ -50,6 +50,9 @@ class Case:
 _FSDP = "parallel.strategy=fsdp"
 _LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.tied=false")
 
+_EXPERTS = ("model.n_expert=4", "model.bias=false")
+_RECOMPUTED = ("model.activation_checkpointing=true",)
+
 
 def _megatron(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = (), layers: int = 4) -> Case:
     settings = ("parallel.strategy=megatron", *(f"parallel.{option}" for option in layout))
@@ -100,6 +103,12 @@ CASES = (
     _megatron("tp2 pp2 bf16", (4,), "tp=2", "pp=2", model=("loop.precision=bf16",)),
     _megatron("tp2 pp2 dp2 distributed", (8,), "tp=2", "pp=2", "distributed_optimizer=true"),
     _megatron("tp2 pp2 dp2 sequence", (8,), "tp=2", "pp=2", "sequence_parallel=true"),
+    _megatron("ep2", (2, 4), "ep=2", model=_EXPERTS),
+    _megatron("ep2 pp2", (4,), "ep=2", "pp=2", model=_EXPERTS),
+    _megatron("ep2 recomputed bf16", (2,), "ep=2", model=(*_EXPERTS, *_RECOMPUTED, "loop.precision=bf16")),
+    Case("ddp experts", ("parallel.strategy=ddp", *_EXPERTS), (2,)),
+    Case("fsdp experts", (_FSDP, *_EXPERTS), (2,)),
+    _zero("3 experts", (2,), "zero_stage=3", model=_EXPERTS),
     Case("fsdp llama", (_FSDP, *_LLAMA), (3,)),
     Case("fsdp bf16", (_FSDP, "loop.precision=bf16"), (2, 3)),
 )

@@ -24,6 +24,7 @@ _OPTIONS = {
     "replicas": ("fsdp",),
     "tp": _TENSOR_PARALLEL,
     "sequence_parallel": _TENSOR_PARALLEL,
+    "ep": ("megatron",),
     "distributed_optimizer": ("megatron",),
     "pp": _PIPELINED,
     "virtual_stages": _PIPELINED,
@@ -39,6 +40,7 @@ class ParallelConfig:
     dp: int = 0  #: data-parallel ranks; 0: as many as connect
     tp: int = 1  #: tensor-parallel ranks: each holds a part of every matrix
     pp: int = 1  #: pipeline stages: each holds some of the layers
+    ep: int = 1  #: expert-parallel ranks, among the data-parallel ones: each holds some of a block's experts
     bucket_mb: float = 25.0  #: ddp: gradients travel in buckets of this many MiB
     static_graph: bool = False  #: ddp: the graph never changes, so unused parameters need not be looked for
     gradient_as_bucket_view: bool = True  #: ddp: gradients live inside the buckets, one copy less
@@ -55,7 +57,7 @@ class ParallelConfig:
     distributed_optimizer: bool = False  #: megatron: optimizer states divided over data-parallel ranks (ZeRO-1)
 
     def __post_init__(self) -> None:
-        require_positive("parallel", self, "tp pp bucket_mb replicas virtual_stages")
+        require_positive("parallel", self, "tp pp ep bucket_mb replicas virtual_stages")
         require(self.dp >= 0, f"parallel.dp is {self.dp}: it must not be negative (0 takes every rank)")
         require(self.prefetch >= 0, f"parallel.prefetch is {self.prefetch}: it must not be negative")
         require(self.zero_stage in (0, 1, 2, 3), f"parallel.zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
@@ -121,6 +123,18 @@ class ParallelConfig:
             model.ff_width % self.tp == 0,
             f"model.d_ff {model.ff_width} is not divisible by parallel.tp {self.tp}: change one of them",
         )
+        experts = model.n_expert if isinstance(model, ModelConfig) else 0
+        require(
+            self.ep == 1 or (experts and experts % self.ep == 0),
+            f"model.n_expert {experts} is not divisible by parallel.ep {self.ep}: every expert-parallel rank needs as "
+            "many experts: change one of them",
+        )
+        require(
+            not experts or self.strategy != "megatron" or (self.tp == 1 and not self.distributed_optimizer),
+            f"model.n_expert {experts} with parallel.tp {self.tp} and distributed_optimizer "
+            f"{self.distributed_optimizer}: experts are divided over ep and replicated over the rest of dp only: set "
+            "tp to 1 and distributed_optimizer to false",
+        )
         pieces = self.pp * self.virtual_stages
         require(
             model.n_layer % pieces == 0,
@@ -160,6 +174,11 @@ class ParallelConfig:
             raise ConfigError(
                 f"dp {dp} x tp {self.tp} x pp {self.pp} = {dp * cut} ranks, but this job has {world_size}: "
                 f"change one of them, or start {dp * cut}"
+            )
+        if dp % self.ep:
+            raise ConfigError(
+                f"parallel.ep {self.ep} does not divide the {dp} data-parallel ranks: experts are divided over groups "
+                "of them: change one of them"
             )
         if dp % self.replicas:
             raise ConfigError(

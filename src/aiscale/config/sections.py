@@ -19,6 +19,10 @@ class ModelConfig:
     n_kv_head: int = 0  #: heads that own a key and a value (grouped-query attention); 0: as many as n_head
     d_model: int = 128  #: D, width of the residual stream
     d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
+    n_expert: int = (
+        0  #: MLPs in each block, of which a router chooses for every token (mixture of experts); 0: one, for all
+    )
+    experts_per_token: int = 2  #: how many of them a token passes through
     vocab_size: int = 256  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 128  #: longest sequence the position embedding knows, in tokens
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -33,7 +37,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_positive("model", self, "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta")
-        for name in ("n_kv_head", "d_ff"):
+        for name in ("n_kv_head", "d_ff", "n_expert"):
             value = getattr(self, name)
             require(value >= 0, f"model.{name} is {value}: it must not be negative (0 takes the default)")
         require(
@@ -45,6 +49,16 @@ class ModelConfig:
             self.n_head % self.kv_heads == 0,
             f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}: "
             "every key/value head serves the same number of query heads",
+        )
+        require(
+            not self.n_expert or 1 <= self.experts_per_token <= self.n_expert,
+            f"model.experts_per_token is {self.experts_per_token}, but there are {self.n_expert} experts: "
+            f"set it between 1 and {self.n_expert}",
+        )
+        require(
+            not self.n_expert or not self.bias,
+            f"model.n_expert {self.n_expert} with model.bias true: experts are carried without biases, as Mixtral's: "
+            "set model.bias=false",
         )
         require(
             self.position != "rotary" or self.d_head % 2 == 0,

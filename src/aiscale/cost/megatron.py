@@ -9,6 +9,10 @@ A is the residual stream of one micro-batch (B T D numbers). For each micro-batc
                         layer half: the backward pass gathers the input again (Korthikanti et al. 2022, section 4.2.2)
     pipeline            send A to the next stage, its gradient to the one before; A / tp with sequence parallelism
 
+    experts             every token goes to all of the ep ranks (the all-gather dispatcher): all_gather of A, of the
+                        weights of every token for every expert and of the choice itself (a byte each), and a
+                        reduce_scatter of A; back the other way round, without the choice
+
 and once a step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and
 an all_gather of the new weights, both padded), those of a tied embedding between the first and the last stage, those of
 norms and biases over tp with sequence parallelism, and one number, the gradient norm.
@@ -45,6 +49,13 @@ class Place:
         return self.rank // self.run.parallel.tp % self.dp
 
     @property
+    def experts(self) -> range:
+        """The experts of each block that this rank holds."""
+        each = self.run.model.n_expert // self.run.parallel.ep
+        first = self.dp_rank % self.run.parallel.ep * each
+        return range(first, first + each)
+
+    @property
     def stages(self) -> list[int]:
         """The pieces of the model on this rank, counted along the model."""
         layout = self.run.parallel
@@ -74,13 +85,14 @@ class Place:
         return self.run.parallel.distributed_optimizer
 
     def shapes(self, stage: int) -> dict[str, Shape]:
-        return stage_shapes(self.run.model, self.run.parallel.tp, stage, self.last_stage)
+        return stage_shapes(self.run.model, self.run.parallel.tp, stage, self.last_stage, self.experts)
 
 
 def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
     """Payload bytes of one optimizer step, by (collective, group)."""
     place = Place(run, world_size, rank)
     sent = _tensor_parallel(place) if run.parallel.tp > 1 else {}
+    sent |= _experts(place) if run.parallel.ep > 1 else {}
     sent |= _messages(place) if run.parallel.pp > 1 else {}
     sent |= _gradients(place) if place.dp > 1 else {}
     tied_apart = run.model.tied and run.parallel.pp > 1
@@ -90,7 +102,24 @@ def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, st
     group, size = ("optimizer", world_size) if place.divides_optimizer else ("tp-pp", world_size // place.dp)
     if size > 1:
         sent["all_reduce", group] = place.gradient_bytes
+    if run.model.n_expert and run.parallel.ep * run.parallel.pp > 1:
+        sent["all_reduce", "ep-pp"] = place.gradient_bytes  # the norm of the experts' gradients
     return sent
+
+
+def _experts(place: Place) -> dict[tuple[str, str], int]:
+    model, ep = place.run.model, place.run.parallel.ep
+    n_micro, tokens = place.micro_batch
+    layers = len(place.stages) * model.n_layer // (place.last_stage + 1)
+    stream = ep * tokens * model.d_model * place.weight_bytes
+    weights = ep * tokens * model.n_expert * place.weight_bytes
+    choice = ep * tokens * model.n_expert
+    forwards = 2 if model.activation_checkpointing else 1
+    each = n_micro * layers
+    return {
+        ("all_gather", "ep"): each * (forwards * (stream + weights + choice) + stream),
+        ("reduce_scatter", "ep"): each * (forwards * stream + stream + weights),
+    }
 
 
 def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
@@ -131,7 +160,10 @@ def _messages(place: Place) -> dict[tuple[str, str], int]:
 
 def _gradients(place: Place) -> dict[tuple[str, str], int]:
     if not place.divides_optimizer:
-        return {("all_reduce", "dp"): place.gradient_bytes * _held_numbers(place)}
+        experts = _held_numbers(place, part=".experts.")
+        sent = {("all_reduce", "dp"): place.gradient_bytes * (_held_numbers(place) - experts)}
+        copies = place.dp // place.run.parallel.ep
+        return {**sent, ("all_reduce", "expert-dp"): place.gradient_bytes * experts * (copies > 1)}
     numbers = sum(size for stage in place.stages for _, size in buckets(place, stage))
     return {
         ("reduce_scatter", "dp"): place.gradient_bytes * numbers,
@@ -159,8 +191,10 @@ def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     }
 
 
-def _held_numbers(place: Place) -> int:
-    return sum(prod(shape) for stage in place.stages for shape in place.shapes(stage).values())
+def _held_numbers(place: Place, part: str = "") -> int:
+    """Numbers in this rank's tensors with `part` in their name."""
+    shapes = [item for stage in place.stages for item in place.shapes(stage).items()]
+    return sum(prod(shape) for name, shape in shapes if part in name)
 
 
 def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
@@ -207,8 +241,11 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def stage_shapes(model: ModelConfig, tp: int, stage: int, last_stage: int) -> dict[str, Shape]:
-    """The shapes of one tensor-parallel rank's tensors on one stage, under Megatron-Core's names and in its order."""
+def stage_shapes(
+    model: ModelConfig, tp: int, stage: int, last_stage: int, experts: range = range(0)
+) -> dict[str, Shape]:
+    """The shapes of one tensor-parallel rank's tensors on one stage, under Megatron-Core's names and in its order;
+    `experts` are those that the rank holds."""
     rows = padded_vocab(model, tp) // tp
     has_bias = model.norm == "layernorm" and model.bias
     shapes: dict[str, Shape] = {}
@@ -216,7 +253,7 @@ def stage_shapes(model: ModelConfig, tp: int, stage: int, last_stage: int) -> di
         shapes["embedding.word_embeddings.weight"] = (rows, model.d_model)
         if model.position == "learned":
             shapes["embedding.position_embeddings.weight"] = (model.max_seq_len, model.d_model)
-    layer = _layer_shapes(model, tp)
+    layer = _layer_shapes(model, tp, experts)
     for number in range(model.n_layer // (last_stage + 1)):
         shapes |= {f"decoder.layers.{number}.{name}": shape for name, shape in layer.items()}
     if stage == last_stage:
@@ -228,7 +265,7 @@ def stage_shapes(model: ModelConfig, tp: int, stage: int, last_stage: int) -> di
     return shapes
 
 
-def _layer_shapes(model: ModelConfig, tp: int) -> dict[str, Shape]:
+def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shape]:
     ours = block_shapes(model)
     names = (  # Megatron-Core's, ours, which dim tensor-parallel ranks divide
         ("input_layernorm", "attn_norm", None),
@@ -237,6 +274,9 @@ def _layer_shapes(model: ModelConfig, tp: int) -> dict[str, Shape]:
         ("pre_mlp_layernorm", "mlp_norm", None),
         ("mlp.linear_fc1", "mlp.up", 0),
         ("mlp.linear_fc2", "mlp.down", 1),
+        ("mlp.router", "mlp.router", None),
+        *((f"mlp.experts.local_experts.{i}.linear_fc1", f"mlp.experts.{n}.up", None) for i, n in enumerate(experts)),
+        *((f"mlp.experts.local_experts.{i}.linear_fc2", f"mlp.experts.{n}.down", None) for i, n in enumerate(experts)),
     )
     shapes = {}
     for theirs, mine, dim in names:

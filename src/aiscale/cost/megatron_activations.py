@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from aiscale.config import Run
 from aiscale.cost.megatron import Place, padded_vocab
+from aiscale.cost.parameters import check_dense
 
 FP32 = 4
 
@@ -31,6 +32,7 @@ def megatron_activation_bytes(run: Run, world_size: int, rank: int = 0) -> int:
 def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) -> dict[str, int]:
     """The same, by part; scores are apart because other attention kernels do not keep them."""
     place, model, layout = Place(run, world_size, rank), run.model, run.parallel
+    check_dense(model)
     _, tokens = place.micro_batch
     each, t = place.weight_bytes, layout.tp
     divided = t if layout.sequence_parallel else 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Precision
-from aiscale.cost.parameters import matmul_parameters, parameter_count, parameter_tensors
+from aiscale.cost.parameters import check_dense, matmul_parameters, parameter_count, parameter_tensors
 
 #: Categories in the order in which plots stack them; `parallel` and `meter` use the same words.
 CATEGORIES = ("parameters", "gradients", "optimizer states", "weight casts", "activations")
@@ -89,6 +89,7 @@ def activation_bytes_by_part(
     _check_precision(precision)
     if min(batch, seq_len) < 1:
         raise ConfigError(f"batch {batch}, seq_len {seq_len}: both must be at least 1")
+    check_dense(model)
     D, tokens, L = model.d_model, batch * seq_len, model.n_layer
     wide, narrow = _WIDE[precision], _NARROW[precision]
     rope = 2 * seq_len * model.d_head * wide if model.position == "rotary" else 0

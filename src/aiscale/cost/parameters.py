@@ -36,9 +36,18 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
     return {
         "qkv": qkv_rows * (D + bias),
         "attention_out": D * (D + bias),
-        "mlp": up_rows * (D + bias) + D * (F + bias),
+        "mlp": max(1, model.n_expert) * (up_rows * (D + bias) + D * (F + bias)) + model.n_expert * D,
         "norms": 2 * norm_parameters(model),
     }
+
+
+def check_dense(model: ModelConfig) -> None:
+    """Raise ConfigError for a mixture of experts: what it keeps depends on where its router sends tokens."""
+    if model.n_expert:
+        raise ConfigError(
+            f"model.n_expert {model.n_expert}: which expert keeps how much is known only when tokens are routed: "
+            "measure it instead (parallel.step_memory)"
+        )
 
 
 def norm_parameters(model: ModelConfig) -> int:
@@ -91,18 +100,23 @@ def parameter_tensors(model: ModelConfig) -> int:
         return parameter_tensors(model) + model.n_layer * apart
     norm = 2 if model.norm == "layernorm" and model.bias else 1
     linear = 2 if model.bias else 1
-    block = 2 * norm + 4 * linear
+    mlp = 2 * model.n_expert + 1 if model.n_expert else 2 * linear  # a router beside the experts
+    block = 2 * norm + 2 * linear + mlp
     return 1 + (model.position == "learned") + model.n_layer * block + norm + (not model.tied)
 
 
 def matmul_parameters(model: ModelConfig) -> dict[str, int]:
-    """Weights that every token is multiplied with: qkv, attention_out, mlp, head. Not biases, norms and look-ups."""
+    """Weights that every token is multiplied with: qkv, attention_out, mlp, head. Not biases, norms and look-ups.
+
+    Of a mixture of experts, those that one token passes through, and the router.
+    """
     model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
+    one = D * F * (3 if model.activation == "swiglu" else 2)
     return {
         "qkv": L * D * (model.n_head + 2 * model.kv_heads) * model.d_head,
         "attention_out": L * D * D,
-        "mlp": L * D * F * (3 if model.activation == "swiglu" else 2),
+        "mlp": L * (model.experts_per_token * one + D * model.n_expert if model.n_expert else one),
         "head": D * model.vocab_size,
     }
 
@@ -139,9 +153,19 @@ def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         **_linear_shapes("attn.qkv", qkv_rows, D, model.bias),
         **_linear_shapes("attn.out", D, D, model.bias),
         **_norm_shapes("mlp_norm", model),
-        **_linear_shapes("mlp.up", up_rows, D, model.bias),
-        **_linear_shapes("mlp.down", D, F, model.bias),
+        **_mlp_shapes(model, up_rows),
     }
+
+
+def _mlp_shapes(model: ModelConfig, up_rows: int) -> dict[str, tuple[int, ...]]:
+    D, F, bias = model.d_model, model.ff_width, model.bias
+    if not model.n_expert:
+        return {**_linear_shapes("mlp.up", up_rows, D, bias), **_linear_shapes("mlp.down", D, F, bias)}
+    shapes = _linear_shapes("mlp.router", model.n_expert, D, False)
+    for number in range(model.n_expert):
+        shapes |= _linear_shapes(f"mlp.experts.{number}.up", up_rows, D, bias)
+        shapes |= _linear_shapes(f"mlp.experts.{number}.down", D, F, bias)
+    return shapes
 
 
 def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:

@@ -75,7 +75,9 @@ def _recomputed(run: Run) -> list[int]:
     where torch stops computing again as soon as it has that layer's input, so that it is not let go in between."""
     if not run.model.activation_checkpointing:
         return []
-    block = [prod(shape) for name, shape in block_shapes(run.model).items() if not name.startswith("mlp.down")]
+    shapes = block_shapes(run.model)
+    last = list(shapes)[-1].rpartition(".")[0]
+    block = [prod(shape) for name, shape in shapes.items() if not name.startswith(last)]
     return block * run.model.n_layer
 
 

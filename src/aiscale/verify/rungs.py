@@ -43,7 +43,8 @@ _BASE = {
     "optimizer.clip_norm": 1.2,
 }
 
-#: What is trained: GPT-2's architecture; the same twice as deep, for four stages of two pieces; and Llama's.
+#: What is trained: GPT-2's architecture; the same twice as deep, for four stages of two pieces; Llama's; and a mixture
+#: of experts.
 MODELS: dict[str, dict] = {
     "gpt2": {},
     "deep": {"model.n_layer": 8},
@@ -55,6 +56,7 @@ MODELS: dict[str, dict] = {
         "model.tied": "false",
         "model.bias": "false",
     },
+    "experts": {"model.n_expert": 4, "model.d_ff": 64, "model.bias": "false"},
 }
 
 
@@ -187,5 +189,9 @@ _ALL = (
         options="tp=2 pp=2 loop.micro_batch=4 sequence_parallel=true",
         model="llama",
     ),
+    Rung(name="ddp-x2-experts", strategy="ddp", ranks=2, model="experts"),
+    Rung(name="fsdp-x2-experts", strategy="fsdp", ranks=2, model="experts"),
+    Rung(name="ep2", strategy="megatron", ranks=2, options="ep=2", model="experts"),
+    Rung(name="ep2-pp2-dp2", strategy="megatron", ranks=8, options="ep=2 pp=2 loop.micro_batch=1", model="experts"),
 )
 RUNGS: dict[str, Rung] = {rung.name: rung for rung in _ALL}

@@ -8,8 +8,8 @@ Megatron-Core asks `torch.cuda` where it is and makes small tensors with device=
 the context ends, also by an error, so that whatever else runs in this process sees torch as it is. On CUDA nothing is
 touched.
 
-fp64 is not one of Megatron-Core's precisions: its cross-entropy casts logits to fp32. In fp64 they stay as they are,
-on every device.
+fp64 is not one of Megatron-Core's precisions: its cross-entropy casts logits to fp32, and so does the softmax of its
+router of experts. In fp64 they stay as they are, on every device.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ class _CudaMeansCpu(TorchFunctionMode):
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
             # Its optimizers tell precisions by names such as torch.cuda.FloatTensor.
             return func(*args).replace("torch.", "torch.cuda.")
+        return func(*args, **kwargs)
+
+
+class _SoftmaxKeepsDouble(TorchFunctionMode):
+    """Inside, torch.softmax does not narrow fp64 to fp32."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.softmax and args[0].dtype is torch.float64:
+            kwargs = {**kwargs, "dtype": torch.float64}
         return func(*args, **kwargs)
 
 
@@ -75,6 +85,7 @@ def adapted(device: torch.device, *, double: bool = False) -> Iterator[None]:
             from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 
             _replace(stack, VocabParallelCrossEntropy, "calculate_logits_max", staticmethod(_keep_double))
+            stack.enter_context(_SoftmaxKeepsDouble())
         yield
 
 

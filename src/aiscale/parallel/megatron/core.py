@@ -39,11 +39,15 @@ with warnings.catch_warnings():  # that Apex and Transformer Engine, which need 
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer.module import Float16Module
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 __all__ = ["build_chunks", "build_optimizer", "end_groups", "get_forward_backward_func", "start_groups"]
+
+if not hasattr(moe_utils, "te_general_gemm"):  # its router asks for it by name where Transformer Engine is missing
+    moe_utils.te_general_gemm = None
 
 DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}  #: of weights and activations; otherwise fp32
 
@@ -57,6 +61,7 @@ def start_groups(grid: Grid) -> None:
         grid.tp,
         grid.pp,
         virtual_pipeline_model_parallel_size=grid.virtual if grid.virtual > 1 else None,
+        expert_model_parallel_size=grid.ep,
         create_gloo_process_groups=False,
     )
 
@@ -92,6 +97,15 @@ def transformer_config(run: Run) -> TransformerConfig:
     dtype = DTYPES.get(precision, torch.float32)
     gated = model.activation == "swiglu"
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    experts = {
+        "num_moe_experts": model.n_expert,
+        "expert_model_parallel_size": layout.ep,
+        "moe_router_topk": model.experts_per_token,
+        "moe_router_pre_softmax": model.experts_per_token == 1,
+        "moe_router_load_balancing_type": "none",
+        # The other dispatchers want CUDA streams; this one sends every token to every rank of the group.
+        "moe_token_dispatcher_type": "allgather",
+    }
     return TransformerConfig(
         num_layers=model.n_layer,
         hidden_size=model.d_model,
@@ -122,6 +136,7 @@ def transformer_config(run: Run) -> TransformerConfig:
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         **(recompute if model.activation_checkpointing else {}),
+        **(experts if model.n_expert else {}),
     )
 
 
@@ -198,7 +213,7 @@ def _gpt(model: ModelConfig, config: TransformerConfig, chunk: int) -> GPTModel:
     place = {"vp_stage": chunk} if has_chunks else {}
     ends = {"ignore_virtual": not has_chunks, **place}
     norm = ModuleSpec(module=Norm, params={"bias": model.bias})
-    layer = get_gpt_layer_local_spec(normalization=config.normalization)
+    layer = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     pieces = config.pipeline_model_parallel_size * (config.virtual_pipeline_model_parallel_size or 1)
     gpt = GPTModel(
@@ -245,6 +260,7 @@ def _exact_angles(gpt: GPTModel, model: ModelConfig) -> None:
 def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], tables: list[dict[str, Slot]]):
     """A Shard for every parameter of this rank: which of its numbers this rank's optimizer updates, and where."""
     inner = optimizer.chained_optimizers[0]
+    states = {p: state for chained in optimizer.chained_optimizers for p, state in chained.optimizer.state.items()}
     ranges = getattr(inner, "model_param_gbuf_map", None)  # only the distributed optimizer divides
     for chunk, stage, slots in zip(chunks, stages, tables, strict=True):
         parameters = dict(gpt_model(chunk).named_parameters())
@@ -259,15 +275,15 @@ def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], t
                     main = inner.optimizer.param_groups[group]["params"][place]
                     held = inner._get_model_param_range_map(parameter)["param"]
                     start, end = held.start, held.end
-            state = {} if main is None else inner.optimizer.state.get(main, {})
+            state = {} if main is None else states.get(main, {})
             yield Shard(stage, name, slots[name], parameter.detach(), main, start, end, state)
 
 
 def publish(optimizer, chunks: list[DistributedDataParallel]) -> None:
     """Bring what the optimizer updates into the model, on all data-parallel ranks."""
-    inner = optimizer.chained_optimizers[0]
-    if hasattr(inner, "_copy_main_params_to_model_params"):
-        inner._copy_main_params_to_model_params()
+    for inner in optimizer.chained_optimizers:
+        if hasattr(inner, "_copy_main_params_to_model_params"):
+            inner._copy_main_params_to_model_params()
     if chunks[0].ddp_config.use_distributed_optimizer:
         for chunk in chunks:
             chunk.start_param_sync()

@@ -1,4 +1,4 @@
-"""Megatron-Core: matrices divided over tp ranks, layers over pp stages, the batch over dp, in one process grid.
+"""Megatron-Core: matrices divided over tp ranks, layers over pp stages, the batch over dp, experts over ep of the dp.
 
     aiscale train --recipe laptop --nproc 8 --set parallel.strategy=megatron --set parallel.tp=2 --set parallel.pp=2 \
         --set parallel.distributed_optimizer=true
@@ -194,19 +194,24 @@ class MegatronEngine:
         """Megatron-Core's, of the whole model; it adds up in fp32, so in fp64 the sum is ours."""
         if self.run.loop.precision != "fp64":
             return float(self.optimizer.get_grad_norm())
-        parts = [opt.get_main_grads_for_grad_norm() for opt in self.optimizer.chained_optimizers]
-        squares = torch.stack([grad.square().sum() for part in parts for grad in part]).sum()
-        dist.all_reduce(squares, group=self.optimizer.get_grad_stats_parallel_group())
-        return squares.sqrt().item()
+        total = 0.0
+        for optimizer in self.optimizer.chained_optimizers:  # experts have one of their own, and a group of their own
+            squares = torch.zeros((), dtype=torch.float64, device=self.world.device)
+            for gradient in optimizer.get_main_grads_for_grad_norm():
+                squares += gradient.square().sum()
+            dist.all_reduce(squares, group=optimizer.get_grad_stats_parallel_group())
+            total += squares.item()
+        return math.sqrt(total)
 
     # State ----------------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
         """The tensors that live between steps, by category; fp32 masters of bf16 weights are optimizer states."""
-        buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers]
+        buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
         parameters = [p for chunk in self.chunks for p in chunk.parameters()]
         groups = self.optimizer.param_groups
-        states = [v for s in self._states().values() for v in s.values() if torch.is_tensor(v)]
+        kept = [states[p] for p, states in self._states().items() if p in states]
+        states = [v for state in kept for v in state.values() if torch.is_tensor(v)]
         return {
             "parameters": [b.param_data for b in buffers if b.param_data is not None] + parameters,
             "gradients": [buffer.grad_data for buffer in buffers],
@@ -226,12 +231,14 @@ class MegatronEngine:
 
     def load(self, state: dict) -> None:
         """Take over what state() gave on this rank of the same layout."""
+        states = self._states()
         for shard in self._shards():
             if shard.main is None:
                 continue
             saved = dict(state[f"{shard.stage}.{shard.name}"])
             shard.main.data.copy_(saved.pop("weight"))
-            self._states()[shard.main] = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
+            kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
+            states[shard.main][shard.main] = kept
         with self.world.control(), self._adapted():
             self.core.publish(self.optimizer, self.chunks)
 
@@ -268,7 +275,7 @@ class MegatronEngine:
         return adapted(self.world.device, double=self.run.loop.precision == "fp64")
 
     def _shards(self) -> list[Shard]:
-        tables = [slots(self.run.model, self.grid, stage) for stage in self.stages]
+        tables = [slots(self.run.model, self.grid, stage, self.world.rank) for stage in self.stages]
         return list(self.core.owned(self.optimizer, self.chunks, self.stages, tables))
 
     def _written(self) -> list[Shard]:
@@ -276,11 +283,14 @@ class MegatronEngine:
         what tensor-parallel ranks do not divide, they all hold."""
         mine = [shard for shard in self._shards() if shard.main is not None and not shard.slot.is_copy]
         mine = [shard for shard in mine if shard.slot.dim is not None or self.tp_rank == 0]
-        return mine if self.run.parallel.distributed_optimizer or self.data_rank == 0 else []
+        if self.run.parallel.distributed_optimizer or self.data_rank == 0:
+            return mine
+        return [shard for shard in mine if shard.slot.is_expert and self.data_rank < self.grid.ep]
 
-    def _states(self) -> dict:
-        """The optimizer's state by what it updates."""
-        return self.optimizer.chained_optimizers[0].optimizer.state
+    def _states(self) -> dict[Tensor, dict]:
+        """What each parameter is updated by -> the states of that optimizer; experts have an optimizer of their own."""
+        inner = [chained.optimizer for chained in self.optimizer.chained_optimizers]
+        return {p: optimizer.state for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
 
     @torch.no_grad()
     def _fill(self, full: dict[str, Tensor]) -> None:
@@ -303,7 +313,7 @@ class MegatronEngine:
             for key in moments:
                 part = self._part(shard, saved.tensor(source, key))
                 state[key] = part.to(shard.main, copy=True)
-            states[shard.main] = state
+            states[shard.main][shard.main] = state
 
     def _fill_one(self, shard: Shard, full: Tensor) -> None:
         shard.parameter.copy_(shard.slot.cut(full, self.tp_rank))

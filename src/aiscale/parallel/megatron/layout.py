@@ -37,10 +37,12 @@ class Grid:
     pp: int = 1
     virtual: int = 1  #: pieces of the model on each pipeline rank
     dp: int = 1
+    ep: int = 1  #: neighbours among the data-parallel ranks that divide experts; it divides dp
 
     @classmethod
     def of(cls, layout: ParallelConfig, world_size: int) -> Grid:
-        return cls(tp=layout.tp, pp=layout.pp, virtual=layout.virtual_stages, dp=world_size // (layout.tp * layout.pp))
+        dp = world_size // (layout.tp * layout.pp)
+        return cls(tp=layout.tp, pp=layout.pp, virtual=layout.virtual_stages, dp=dp, ep=layout.ep)
 
     @property
     def stages(self) -> int:
@@ -50,6 +52,12 @@ class Grid:
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """(tp, dp, pp) coordinates of a rank."""
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+
+    def experts_of(self, rank: int, n_expert: int) -> range:
+        """The experts of each block that a rank holds; any will do where there are none."""
+        each = n_expert // self.ep
+        first = self.coordinates(rank)[1] % self.ep * each
+        return range(first, first + each)
 
     def rank(self, tp: int, dp: int, pp: int) -> int:
         return tp + self.tp * (dp + self.dp * pp)
@@ -68,6 +76,7 @@ class Slot:
     dim: int | None = None  #: that tensor-parallel ranks divide; None: each holds the whole
     order: Tensor | None = None  #: GPT's indices along dim, those of rank 0 first; None: as they are
     is_copy: bool = False  #: a second copy of a tensor that another stage holds
+    is_expert: bool = False  #: only some of the data-parallel ranks hold it
 
     def indices(self, size: int, tp_rank: int) -> Tensor:
         """GPT's indices along dim that a tensor-parallel rank holds; PADDING where GPT has none."""
@@ -106,8 +115,12 @@ def padded_vocab(vocab_size: int, tp: int) -> int:
     return -(-vocab_size // tp) * tp
 
 
-def slots(model: ModelConfig, grid: Grid, stage: int) -> dict[str, Slot]:
-    """Megatron-Core's name -> Slot, for one piece of the model; stages count along the model from 0."""
+def slots(model: ModelConfig, grid: Grid, stage: int, rank: int = 0) -> dict[str, Slot]:
+    """Megatron-Core's name -> Slot, for one piece of the model; stages count along the model from 0.
+
+    rank: of which experts are wanted; in all else ranks of a stage are alike.
+    """
+    experts = grid.experts_of(rank, model.n_expert)
     found: dict[str, Slot] = {}
     vocabulary = torch.arange(padded_vocab(model.vocab_size, grid.tp))
     vocabulary[model.vocab_size :] = PADDING
@@ -117,7 +130,8 @@ def slots(model: ModelConfig, grid: Grid, stage: int) -> dict[str, Slot]:
             found["embedding.position_embeddings.weight"] = Slot("position_embedding.weight")
     layers = model.n_layer // grid.stages
     for layer in range(layers):
-        found.update(_layer(model, grid.tp, f"decoder.layers.{layer}", f"blocks.{stage * layers + layer}"))
+        theirs, ours = f"decoder.layers.{layer}", f"blocks.{stage * layers + layer}"
+        found.update(_layer(model, grid.tp, theirs, ours, experts))
     if stage == grid.stages - 1:
         found.update(_norm(model, "decoder.final_layernorm", "norm"))
         if not model.tied:
@@ -141,13 +155,15 @@ def gate_value_order(ff_width: int, tp: int) -> Tensor:
     return torch.arange(2 * ff_width).view(2, tp, -1).transpose(0, 1).flatten()
 
 
-def _layer(model: ModelConfig, tp: int, theirs: str, ours: str) -> dict[str, Slot]:
+def _layer(model: ModelConfig, tp: int, theirs: str, ours: str, experts: range) -> dict[str, Slot]:
     gated = model.activation == "swiglu"
-    columns = {  # output features are divided, so biases are too
-        "self_attention.linear_qkv": ("attn.qkv", query_key_value_order(model)),
-        "mlp.linear_fc1": ("mlp.up", gate_value_order(model.ff_width, tp) if gated else None),
-    }
-    rows = {"self_attention.linear_proj": "attn.out", "mlp.linear_fc2": "mlp.down"}  # input features are divided
+    up_order = gate_value_order(model.ff_width, tp) if gated else None
+    columns = {
+        "self_attention.linear_qkv": ("attn.qkv", query_key_value_order(model))
+    }  # outputs are divided: biases too
+    rows = {"self_attention.linear_proj": "attn.out"}  # input features are divided
+    if not model.n_expert:
+        columns["mlp.linear_fc1"], rows["mlp.linear_fc2"] = ("mlp.up", up_order), "mlp.down"
     found = _norm(model, f"{theirs}.input_layernorm", f"{ours}.attn_norm")
     found |= _norm(model, f"{theirs}.pre_mlp_layernorm", f"{ours}.mlp_norm")
     for name, (source, order) in columns.items():
@@ -158,6 +174,16 @@ def _layer(model: ModelConfig, tp: int, theirs: str, ours: str) -> dict[str, Slo
         found[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, 1)
         if model.bias:
             found[f"{theirs}.{name}.bias"] = Slot(f"{ours}.{source}.bias")
+    return found | _experts(f"{theirs}.mlp", f"{ours}.mlp", experts, up_order)
+
+
+def _experts(theirs: str, ours: str, experts: range, up_order: Tensor | None) -> dict[str, Slot]:
+    """A router that all hold, and experts that are numbered from 0 on every rank. They are not divided over tp."""
+    found = {f"{theirs}.router.weight": Slot(f"{ours}.router.weight")} if experts else {}
+    for local, number in enumerate(experts):
+        place, source = f"{theirs}.experts.local_experts.{local}", f"{ours}.experts.{number}"
+        found[f"{place}.linear_fc1.weight"] = Slot(f"{source}.up.weight", 1, 0, up_order, is_expert=True)
+        found[f"{place}.linear_fc2.weight"] = Slot(f"{source}.down.weight", 1, 1, is_expert=True)
     return found
 
 
