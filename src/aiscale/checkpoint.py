@@ -48,6 +48,12 @@ class Saveable(Protocol):
 
     def state(self) -> dict: ...
 
+    def note(self) -> dict:
+        """What the folder's note says beside the layout; an engine may have none."""
+
+    def loadable(self, note: dict) -> dict:
+        """A state to be filled from a folder with this note; raises CheckpointError where it cannot be. dcp only."""
+
     def load(self, state: dict) -> None: ...
 
     def write(self, folder: Path) -> None:
@@ -96,7 +102,7 @@ def load(engine: Saveable, path: str | Path) -> int:
         if engine.checkpoint_format != "dcp":
             engine.read(path, note)
             return note["step"]
-        state = engine.state()
+        state = engine.loadable(note)
         dcp.load(state, checkpoint_id=path, no_dist=engine.world.size == 1)
     engine.load(state)
     return note["step"]
@@ -172,6 +178,7 @@ def _note(engine: Saveable, step: int) -> dict:
         "step": step,
         "world_size": engine.world.size,
         "layout": dataclasses.asdict(engine.run.parallel),
+        **getattr(engine, "note", dict)(),
     }
 
 

@@ -2,18 +2,21 @@
 
 The three steps from serial to DDP are `_loss` (the forward pass goes through the wrapper, which resets the buckets),
 `_accumulating` (`no_sync`: only the last micro-batch's backward pass communicates) and nothing else: DDP's hooks
-average the gradients as they appear.
+average the gradients as they appear. What they send is a matter of its own, `aiscale.parallel.compress`.
 """
 
+from __future__ import annotations
+
+import dataclasses
 from contextlib import nullcontext
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from aiscale.checkpoint import CheckpointError
 from aiscale.config import Run
 from aiscale.dist import World
+from aiscale.parallel.compress import build_compressor
 from aiscale.parallel.serial import Engine
 
 
@@ -23,17 +26,17 @@ class DDPEngine(Engine):
     def __init__(self, run: Run, world: World) -> None:
         super().__init__(run, world)
         layout = run.parallel
+        self.compressor = build_compressor(run, world, self.model, self.optimizer)
         with world.control():  # DDP sends the parameters of rank 0 to all when it is built
             self.module = DistributedDataParallel(
                 self.model,
-                bucket_cap_mb=layout.bucket_mb,
+                bucket_cap_mb=self.compressor.bucket_mb,
                 static_graph=layout.static_graph,
                 gradient_as_bucket_view=layout.gradient_as_bucket_view,
             )
         # A static graph is learnt from the first backward pass, and only from one that communicates.
         self._must_learn_graph = layout.static_graph
-        if run.compression.wire == "bf16":
-            self.module.register_comm_hook(None, average_in_bf16)
+        self.compressor.register(self.module)
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return self.module(tokens, targets)
@@ -44,18 +47,55 @@ class DDPEngine(Engine):
             return nullcontext()
         return self.module.no_sync()
 
+    def _average_gradients(self) -> None:
+        self.compressor.after_backward()
+
+    def _after_update(self) -> None:
+        self.compressor.after_update()
+
+    def held(self) -> dict[str, list[Tensor]]:
+        return super().held() | {what: tensors for what, tensors in self.compressor.held().items() if tensors}
+
+    def state(self, full: bool = False) -> dict:
+        state = super().state(full)
+        if full or not self._compresses:
+            return state
+        return {**state, "compression": self.compressor.state()}
+
+    def note(self) -> dict:
+        return {"compression": dataclasses.asdict(self.run.compression)} if self._compresses else {}
+
+    def loadable(self, note: dict) -> dict:
+        """Of a checkpoint that was written without this method only weights and moments are asked for: it begins anew,
+        as the published runs of Radius did. One that was written with it must fit to the number."""
+        state = self.state()
+        if not self._compresses or "compression" not in note:
+            state.pop("compression", None)
+            return state
+        before, now = note["compression"], self.note()["compression"]
+        if changed := [key for key in now if before.get(key) != now[key] and key not in ("wire", "overlap")]:
+            was = ", ".join(f"compression.{key}={before.get(key)}" for key in changed)
+            raise CheckpointError(
+                f"the checkpoint was written with {was}, not {', '.join(str(now[key]) for key in changed)}: set that "
+                "again; to drop unsent gradients and choose anew, go on for a step with compression.method=none first"
+            )
+        if note["world_size"] != self.world.size:
+            raise CheckpointError(
+                f"the checkpoint holds the unsent gradients of {note['world_size']} ranks, but there are "
+                f"{self.world.size}: start {note['world_size']}, or drop them with compression.method=none"
+            )
+        return state
+
+    def load(self, state: dict) -> None:
+        super().load(state)
+        if "compression" in state:
+            self.compressor.load(state["compression"])
+
     def close(self) -> None:
         del self.module  # it holds the process group
         super().close()
 
-
-def average_in_bf16(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A DDP hook that sends gradients as bf16, half the bytes of fp32, and hands them back in their own precision.
-
-    torch's own `bf16_compress_hook` refuses gloo, so this one is used on every backend. Dividing before the sum keeps
-    it inside bf16's range.
-    """
-    buffer = bucket.buffer()
-    packed = (buffer / dist.get_world_size()).to(torch.bfloat16)
-    sent = dist.all_reduce(packed, async_op=True).get_future()
-    return sent.then(lambda done: buffer.copy_(done.value()[0]))
+    @property
+    def _compresses(self) -> bool:
+        """Whether there is a memory of gradients that were not sent."""
+        return self.run.compression.method != "none"

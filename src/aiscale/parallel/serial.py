@@ -72,6 +72,9 @@ class Engine:
     def _average_gradients(self) -> None:
         """Replace every gradient by its mean over the data-parallel ranks."""
 
+    def _after_update(self) -> None:
+        """What follows the optimizer's step, where it was taken."""
+
     # What all share ------------------------------------------------------------------------------------------------
 
     def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
@@ -85,6 +88,8 @@ class Engine:
             loss += part.detach()
         self._average_gradients()
         grad_norm, skipped = self._update(lr)
+        if not skipped:
+            self._after_update()
         tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
         return StepResult(self._mean(loss), tokens, grad_norm, skipped)
 
@@ -116,6 +121,14 @@ class Engine:
             return self.model.state_dict()
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
+
+    def note(self) -> dict:
+        """What a checkpoint's note says beside the layout, for `loadable` to look at."""
+        return {}
+
+    def loadable(self, note: dict) -> dict:
+        """A state to be filled from a checkpoint with this note; raises CheckpointError where it cannot be."""
+        return self.state()
 
     def load(self, state: dict) -> None:
         """Take over a state that `state(full=False)` gave, on this or another number of ranks."""

@@ -1,0 +1,14 @@
+"""How DDP's gradients travel: whole (fp32 or bf16, overlapped or at once), or a part of them, one file per method.
+
+compressor = build_compressor(run, world, model, optimizer)
+compressor.register(ddp)        # before the first backward pass
+... backward ...
+compressor.after_backward()     # before clipping
+... optimizer.step() ...
+compressor.after_update()
+"""
+
+from aiscale.parallel.compress.base import Compressor, GradientError
+from aiscale.parallel.compress.build import METHODS, build_compressor
+
+__all__ = ["METHODS", "Compressor", "GradientError", "build_compressor"]
