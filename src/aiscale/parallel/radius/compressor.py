@@ -1,0 +1,118 @@
+"""Radius as a communication hook of DDP: gradient sparsity that needs nothing but an all-reduce.
+
+    aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=radius
+
+After `warmup_steps` dense steps (at least one) each parameter tensor keeps a mask of the fraction `density` of its
+entries. A sparse step averages those entries alone, bucket by bucket during the backward pass; the rest waits in a
+residual on its rank. Every `interval`-th step is dense: it sends everything, the residual with it, and after the
+optimizer's step the mask is chosen anew where AdamW's update is largest. Biases are always sent.
+
+The optimizer is a stock one: entries that are not sent have a zero gradient in that step, so their moments decay and
+they still move, as in the published runs. Source: Radius's artifact appendix and its authors' public code.
+
+Shapes: N entries of a bucket, K of them chosen.
+"""
+
+# No `from __future__ import annotations` here: DDP reads the annotations of its hook and wants the types themselves.
+import torch
+from torch import Tensor, nn
+
+from aiscale.config import Run
+from aiscale.cost.compression import is_exempt
+from aiscale.dist import World
+from aiscale.parallel.compress.base import Bucket, Compressor
+from aiscale.parallel.radius.mask import choose, digest, disagreeing, scores
+from aiscale.parallel.radius.memory import ByParameter
+from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
+
+
+class MaskError(RuntimeError):
+    """Ranks that chose different entries: their means would mix up parameters. The message is one line."""
+
+
+class Radius(Compressor):
+    """Mask, residual and when to do what."""
+
+    def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(run, world, model, optimizer)
+        self.mask = ByParameter(self.names, True, torch.bool)  #: the same on all ranks
+        self.residual = ByParameter(self.names, 0) if self.config.residual != "none" else None  #: this rank's own
+        self.kept = {parameter: parameter.numel() for parameter in self.names}  #: entries that a sparse step sends
+        self.gathered = 0  #: gradients in the residual: sparse steps since the last dense one
+
+    def is_dense(self, step: int) -> bool:
+        """Whether step `step` of this method, 0-based, sends everything."""
+        last_of_warmup = max(self.config.warmup_steps, 1) - 1
+        return step <= last_of_warmup or (step - last_of_warmup) % self.config.interval == 0
+
+    def pack(self, bucket: Bucket) -> Tensor:
+        residual = self.residual.together(bucket.parameters) if self.residual else None
+        if not self.is_dense(self.step):
+            return pack(bucket.buffer, self._positions(bucket), residual)
+        if residual is not None and self.gathered:
+            averaged = self.config.residual == "mean"
+            give_back(bucket.buffer, residual, self._positions(bucket) if averaged else None, self.gathered + 1)
+        return bucket.buffer
+
+    def unpack(self, bucket: Bucket, mean: Tensor) -> None:
+        if self.is_dense(self.step):
+            super().unpack(bucket, mean)
+        else:
+            unpack(bucket.buffer, self._positions(bucket), mean)
+
+    def after_update(self) -> None:
+        """Count the step; where the first sparse one after a dense one comes next, choose what it will send."""
+        was_dense = self.is_dense(self.step)
+        super().after_update()
+        self.gathered = 0 if was_dense else self.gathered + 1
+        if was_dense and not self.is_dense(self.step):
+            self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Choose anew, and make sure that all ranks chose alike."""
+        masked = {name: p for p, name in self.names.items() if not is_exempt(name)}
+        scored = {name: scores(self.optimizer, p, self.config.score) for name, p in masked.items()}
+        config = self.config
+        masks = choose(scored, density=config.density, scope=config.scope, reach=config.range)
+        for name, mask in masks.items():
+            self.mask[masked[name]].copy_(mask)
+        self._count()
+        digests = self.world.gather(digest(self.mask[p] for p in self.names))
+        if odd := disagreeing(digests):
+            ranks = ", ".join(map(str, odd))
+            raise MaskError(
+                f"after step {self._optimizer_steps()} rank {ranks} of {self.world.size} chose other gradient entries "
+                "than the rest, so its weights or moments are no longer theirs: resume all ranks from the last "
+                "checkpoint, and look for what changes a model or optimizer on some ranks only"
+            )
+
+    def held(self) -> dict[str, list[Tensor]]:
+        residual = self.residual.tensors() if self.residual else []
+        return {"compression": [*residual, *self.mask.tensors()]}
+
+    def state(self) -> dict:
+        state = {
+            **super().state(),
+            "gathered": self.gathered,
+            "mask": {name: self.mask[p] for p, name in self.names.items()},
+        }
+        if self.residual:
+            rank = self.world.rank
+            state["residual"] = {f"rank{rank}.{name}": self.residual[p] for p, name in self.names.items()}
+        return state
+
+    def load(self, state: dict) -> None:
+        super().load(state)
+        self.gathered = state["gathered"]
+        for p, name in self.names.items():
+            self.mask[p].copy_(state["mask"][name])
+            if self.residual:
+                self.residual[p].copy_(state["residual"][f"rank{self.world.rank}.{name}"])
+        self._count()
+
+    def _positions(self, bucket: Bucket) -> Tensor:
+        return positions(self.mask.together(bucket.parameters), sum(self.kept[p] for p in bucket.parameters))
+
+    def _count(self) -> None:
+        self.kept = {p: int(self.mask[p].sum()) for p in self.names}

@@ -1,0 +1,86 @@
+"""Which entries of each parameter a sparse step of Radius sends.
+
+    masks = choose({name: scores}, density=0.4, scope="tensor", reach=0)      # {name: (N,) bool}
+
+All ranks hold the same optimizer state, since they averaged the same gradients; so all choose the same entries, and no
+index is ever sent. `digest` lets them make sure of it.
+
+Shapes: N entries of a parameter, flat.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from aiscale.cost.compression import kept_entries
+
+
+def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, by: str) -> Tensor:
+    """How much each entry of `parameter` counts, (N,), right after the optimizer's step.
+
+    by: update, AdamW's direction m / (1 - beta1^t) over sqrt(v / (1 - beta2^t)) + eps, without weight decay (of SGD the
+    momentum); gradient, the one just averaged; momentum, the first moment.
+    """
+    state = optimizer.state[parameter]
+    if by == "update" and "exp_avg_sq" in state:
+        group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+        (beta1, beta2), t = group["betas"], float(state["step"])
+        root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt_().add_(group["eps"])
+        return (state["exp_avg"] / (1 - beta1**t)).div_(root).abs_().view(-1)
+    moment = state.get("exp_avg", state.get("momentum_buffer"))
+    chosen = parameter.grad if by == "gradient" or moment is None else moment
+    return chosen.abs().view(-1)
+
+
+def choose(scored: Mapping[str, Tensor], *, density: float, scope: str, reach: int) -> dict[str, Tensor]:
+    """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor, or (scope global) of all together.
+
+    Each takes along its neighbours up to the distance `reach` (r of Radius), inside its own tensor.
+    """
+    if scope == "global":
+        everything = largest(torch.cat(list(scored.values())), density)
+        masks = dict(zip(scored, everything.split([s.numel() for s in scored.values()]), strict=True))
+    else:
+        masks = {name: largest(values, density) for name, values in scored.items()}
+    return {name: widened(mask, reach) for name, mask in masks.items()}
+
+
+def largest(values: Tensor, density: float) -> Tensor:
+    """The mask (N,) of exactly k = max(floor(density N), 1) largest values; among equal ones the first.
+
+    torch.topk leaves open which of equal values it takes, and at zero there are many: rows of the embedding whose
+    token did not occur.
+    """
+    n, k = values.numel(), kept_entries(density, values.numel())
+    smallest = values.kthvalue(n - k + 1).values
+    mask = values > smallest
+    missing = k - int(mask.sum())
+    mask[(values == smallest).nonzero().view(-1)[:missing]] = True
+    return mask
+
+
+def widened(mask: Tensor, reach: int) -> Tensor:
+    """`mask` (N,) with the neighbours of its entries up to this distance."""
+    wide = mask.clone() if reach else mask
+    for distance in range(1, min(reach, mask.numel() - 1) + 1):
+        wide[distance:] |= mask[:-distance]
+        wide[:-distance] |= mask[distance:]
+    return wide
+
+
+def digest(masks: Iterable[Tensor]) -> str:
+    """A hash of all masks in their order."""
+    hashed = hashlib.sha256()
+    for mask in masks:
+        hashed.update(mask.cpu().numpy())
+    return hashed.hexdigest()
+
+
+def disagreeing(digests: list[str]) -> list[int]:
+    """The ranks whose digest is not that of most; of the first rank, where as many say one thing as another."""
+    most = max(digests, key=digests.count)
+    return [rank for rank, mine in enumerate(digests) if mine != most]

@@ -1,0 +1,105 @@
+"""What Radius computes, without a process group: one process that plays all ranks, with the pieces that real ones use.
+
+    engine = SimulatedRanks(run, 4)
+    engine.step([share(rank) for rank in range(4)], lr)     # a list of micro-batches for each rank
+    engine = simulate(run, 4, steps)                        # steps: (shares, lr) of each
+
+There is one model and one optimizer, since all ranks hold the same, and of each rank its own compressor: a mask, which
+they must agree on, and a residual, which is the rank's own. The weights are those of n real processes, up to the order
+in which their collective adds; tests hold it to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiscale.config import ConfigError, Run
+from aiscale.dist import Traffic, World
+from aiscale.parallel.compress import Compressor, build_compressor
+from aiscale.parallel.compress.base import Bucket
+from aiscale.parallel.serial import Engine, MicroBatch, StepResult
+
+
+class _Place(World):
+    """The world of one simulated rank, in which nobody else answers; the others say the same."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def any(self, flag: bool) -> bool:
+        return flag
+
+
+class SimulatedRanks(Engine):
+    """An engine whose step takes the micro-batches of all ranks, one rank after another."""
+
+    def __init__(self, run: Run, n_ranks: int, device: str = "cpu") -> None:
+        if run.compression.method not in ("none", "radius"):
+            raise ConfigError(
+                f"compression.method {run.compression.method} is not simulated: set it to radius or none, "
+                "or start real ranks"
+            )
+        super().__init__(run, _place(0, 1, device))
+        run.check_world(n_ranks)
+        self.ranks: list[Compressor] = [
+            build_compressor(run, _place(rank, n_ranks, device), self.model, self.optimizer) for rank in range(n_ranks)
+        ]
+
+    def step(self, shares: list[list[MicroBatch]], lr: float) -> StepResult:
+        """One optimizer step; `shares` holds each rank's micro-batches."""
+        shared, total_loss, tokens = [], 0.0, 0
+        for compressor, micro_batches in zip(self.ranks, shares, strict=True):
+            self.optimizer.zero_grad(set_to_none=True)
+            for batch in micro_batches:
+                loss = self._forward(batch) / len(micro_batches)
+                self.scaler.scale(loss).backward()
+                total_loss, tokens = total_loss + loss.item() / len(self.ranks), tokens + batch[1].numel()
+            bucket = self._bucket()
+            compressor.check_finite(bucket.parameters, bucket.gradients)
+            shared.append(compressor.share(compressor.pack(bucket)))
+            compressor.after_backward()
+        self.ranks[0].unpack(bucket, _sum(shared))
+        bucket.fill_gradients()
+        grad_norm, skipped = self._update(lr)
+        for compressor in [] if skipped else self.ranks:
+            compressor.after_update()
+        return StepResult(total_loss, tokens, grad_norm, skipped)
+
+    def _bucket(self) -> Bucket:
+        """All gradients as one bucket."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        buffer = torch.cat([p.grad.reshape(-1) for p in parameters])
+        pieces = buffer.split([p.numel() for p in parameters])
+        return Bucket(buffer, parameters, [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)])
+
+
+def simulate(run: Run, n_ranks: int, steps: Iterable[tuple[list[list[MicroBatch]], float]]) -> SimulatedRanks:
+    """Train with n simulated ranks; `steps` gives each step's micro-batches by rank, and its learning rate."""
+    engine = SimulatedRanks(run, n_ranks)
+    for shares, lr in steps:
+        engine.step(shares, lr)
+    return engine
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total
+
+
+def _place(rank: int, size: int, device: str) -> World:
+    return _Place(
+        rank=rank,
+        size=size,
+        local_rank=rank,
+        local_size=size,
+        device=torch.device(device),
+        launcher="none",
+        backend="gloo",
+        traffic=Traffic(),
+    )
