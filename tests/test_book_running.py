@@ -141,6 +141,8 @@ def command(tmp_path, *arguments) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Tests that were started in a shell's background have been told to ignore Ctrl-C; the command must not be.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
