@@ -294,6 +294,11 @@ def _verify(args: argparse.Namespace) -> int:
 _DELEGATED = {
     "bench": ("measure this machine", "aiscale bench model --json", "aiscale.bench.command"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
+    "evaluate": (
+        "run tasks of the lm-eval harness on a trained model",
+        "aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling",
+        "aiscale.evaluate.command",
+    ),
     "export": (
         "write a trained model as a Hugging Face folder",
         "aiscale export runs/laptop mine/",

@@ -1,0 +1,68 @@
+"""Our tokenizers for programs that want those of transformers: the same ids for the same text.
+
+HFLM("mine/", tokenizer=hugging_face_tokenizer(tokenizer))
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from aiscale.data import Tokenizer
+from aiscale.data.tokenizers import WORD
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The last token of what stands between two documents: <|endoftext|>, or a line end where there is no such token.
+
+    With neither (characters of a text without line ends), the first token of the vocabulary.
+    """
+    known = tokenizer.kind in ("byte", "bpe")
+    vocabulary = {"char": getattr(tokenizer, "characters", ""), "word": getattr(tokenizer, "words", [])}
+    if known or tokenizer.separator[-1] in vocabulary[tokenizer.kind]:
+        return tokenizer.encode(tokenizer.separator if known else tokenizer.separator[-1])[-1]
+    return 0
+
+
+def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """A tokenizer of transformers that makes the same ids; what ends a text, and pads, is end_of_text."""
+    from tokenizers import Tokenizer as Library
+    from transformers import PreTrainedTokenizerFast
+
+    if tokenizer.kind == "bpe":
+        library = Library.from_str(json.dumps(json.loads(tokenizer.to_json())["tokenizer"]))
+    else:
+        library = _bytes() if tokenizer.kind == "byte" else _units(tokenizer)
+    end = library.id_to_token(end_of_text(tokenizer))
+    return PreTrainedTokenizerFast(tokenizer_object=library, bos_token=end, eos_token=end, pad_token=end)
+
+
+def _bytes():
+    """Byte pairs without any pair: every byte is its own token, under its own number."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers
+
+    # The library writes a byte as a printable character: itself where it is one, else one from 256 on, in order.
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    library = Library(models.BPE({names[byte]: byte for byte in range(256)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _units(tokenizer: Tokenizer):
+    """The characters or the words of ours; what is not among them is an error here too."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+
+    units = tokenizer.characters if tokenizer.kind == "char" else tokenizer.words
+    library = Library(models.WordLevel({unit: i for i, unit in enumerate(units)}, unk_token="<unk>"))
+    pattern = r"[\s\S]" if tokenizer.kind == "char" else WORD.pattern
+    library.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    library.decoder = decoders.Fuse()
+    return library

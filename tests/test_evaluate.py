@@ -1,0 +1,266 @@
+"""Downstream evaluation: our model behind the lm-eval harness says what transformers' says of the same weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aiscale import cli
+from aiscale.config import ConfigError, ModelConfig, Run
+from aiscale.data import Tokenizer, embedded_text
+from aiscale.data.tokenizers import ByteTokenizer, CharTokenizer, learn
+from aiscale.evaluate import command, evaluate
+from aiscale.evaluate.command import OURS, rows
+from aiscale.evaluate.tokenizer import end_of_text, hugging_face_tokenizer
+from aiscale.model import GPT
+
+pytest.importorskip("lm_eval", reason="pip install 'aiscale[eval]'")
+
+from aiscale.evaluate.adapter import TrainedLM  # noqa: E402
+
+TASKS = ["aiscale_last_word", "aiscale_rolling", "aiscale_two_choice"]
+WINDOW = 48
+#: Log-likelihoods of up to 100 tokens in fp32, by two implementations of attention.
+TOLERANCE = {"rel": 1e-5, "abs": 1e-4}
+
+
+def tiny(window: int = WINDOW, vocab_size: int = 256) -> GPT:
+    """A GPT with weights large enough that its predictions differ from token to token."""
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=2, n_head=2, d_model=32, vocab_size=vocab_size, max_seq_len=window))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    return model
+
+
+def requests(*arguments: tuple) -> list:
+    return [SimpleNamespace(args=args) for args in arguments]
+
+
+def both(tokenizer: Tokenizer, folder: Path, batch_size: int = 4) -> tuple:
+    """Our adapter, and the harness's own class for transformers on the exported twin of the same weights."""
+    model = tiny(vocab_size=tokenizer.vocab_size + 3)  # padded, as Megatron does
+    model.save_pretrained(folder)
+    (folder / "aiscale_tokenizer.json").write_text(tokenizer.to_json())
+    return TrainedLM(model, tokenizer, batch_size=batch_size), command._open(folder, batch_size, "cpu")
+
+
+@pytest.fixture(scope="module", params=["byte", "bpe"])
+def twins(request, tmp_path_factory) -> tuple:
+    text = embedded_text()[:50_000]
+    return both(learn(request.param, [text], bpe_vocab_size=300), tmp_path_factory.mktemp("twin"))
+
+
+# against transformers -------------------------------------------------------------------------------------------------
+
+
+def test_continuations_have_the_loglikelihoods_of_the_exported_twin(twins):
+    ours, theirs = twins
+    text = embedded_text()[1000:2000]
+    starts = [0] + [n for n, letter in enumerate(text) if letter == " "][:40:2]  # of 0 to 250 bytes
+    pairs = [(text[:n], text[n : n + k]) for n in starts for k in (1, 2, 11)]
+    pairs += [("a trailing space ", "moves over"), ("", "no context")]
+    expected = theirs.loglikelihood(requests(*pairs), disable_tqdm=True)
+    found = ours.loglikelihood(requests(*pairs), disable_tqdm=True)
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], **TOLERANCE)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert len({round(score, 3) for score, _ in found}) > 20, "the model tells them apart"
+
+
+def test_whole_texts_have_the_loglikelihoods_of_the_exported_twin(twins):
+    ours, theirs = twins
+    text = embedded_text()[3000:4000]
+    texts = [(text[:n],) for n in (0, 1, 2, 40, 48, 49, 97, 300)]
+    expected = theirs.loglikelihood_rolling(requests(*texts), disable_tqdm=True)
+    assert ours.loglikelihood_rolling(requests(*texts), disable_tqdm=True) == pytest.approx(expected, **TOLERANCE)
+
+
+def test_greedy_text_is_that_of_the_exported_twin(twins):
+    ours, theirs = twins
+    wanted = [
+        ("The value of", {"until": ["e"], "max_gen_toks": 20}),
+        ("A much longer context " * 5, {"max_gen_toks": 9}),
+    ]
+    assert ours.generate_until(requests(*wanted)) == theirs.generate_until(requests(*wanted))
+
+
+def test_the_tasks_give_the_same_numbers_on_both(twins, monkeypatch):
+    found = []
+    for model in twins:
+        monkeypatch.setattr(command, "_open", lambda *args, model=model: model)
+        found.append({(row["task"], row["metric"]): row["value"] for row in rows(evaluate("either", TASKS))})
+    assert found[0] == pytest.approx(found[1], rel=1e-4) and len(found[0]) == 6
+
+
+# by hand --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_knows_nothing_has_the_numbers_computed_by_hand(monkeypatch):
+    """All weights zero: each of 256 bytes is equally likely, always."""
+    model = tiny()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    monkeypatch.setattr(command, "_open", lambda *args: TrainedLM(model, ByteTokenizer()))
+    value = {(row["task"], row["metric"]): row["value"] for row in rows(evaluate("nothing", TASKS))}
+    data = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in OURS.glob("*.jsonl")}
+    texts = [document["text"] for document in data["rolling"]]
+    size, words = sum(len(text) for text in texts), sum(len(text.split()) for text in texts)
+    last = [len(document["text"].split(" ")[-1]) + 1 for document in data["last_word"]]
+    first = [document["answer"] == "1" for document in data["two_choice"]]  # a draw goes to the first choice
+    assert value == pytest.approx(
+        {
+            ("aiscale_last_word", "perplexity"): 256 ** (sum(last) / len(last)),
+            ("aiscale_last_word", "acc"): 0,
+            ("aiscale_rolling", "word_perplexity"): 256 ** (size / words),
+            ("aiscale_rolling", "byte_perplexity"): 256,
+            ("aiscale_rolling", "bits_per_byte"): 8,
+            ("aiscale_two_choice", "acc"): sum(first) / len(first),
+        },
+        rel=1e-5,
+    )
+
+
+def test_a_token_is_scored_by_the_window_before_it_and_nothing_older():
+    lm = TrainedLM(tiny(), ByteTokenizer())
+    context, continuation = list(range(60, 60 + WINDOW + 9)), [65, 66, 67]
+    (score, _), *rest = lm._loglikelihood_tokens([(None, context[cut:], continuation) for cut in (0, 5, 11, 12)], True)
+    visible = (context + continuation)[-WINDOW - 1 :]
+    logp = lm.model(torch.tensor([visible[:-1]]))[0, -3:].log_softmax(-1)
+    assert score == pytest.approx(sum(logp[i, t].item() for i, t in enumerate(continuation)), **TOLERANCE)
+    assert [s for s, _ in rest[:2]] == pytest.approx([score, score], **TOLERANCE), "11 too many: all out of sight"
+    assert rest[2][0] != pytest.approx(score, rel=1e-3), "the twelfth was in sight"
+
+
+def test_batches_and_the_order_of_requests_change_nothing():
+    text = embedded_text()[:500]
+    pairs = [(text[:n], text[n : n + 3]) for n in range(1, 80, 7)]
+    single = TrainedLM(tiny(), ByteTokenizer(), batch_size=1).loglikelihood(requests(*pairs), disable_tqdm=True)
+    batched = TrainedLM(tiny(), ByteTokenizer(), batch_size=5).loglikelihood(requests(*pairs[::-1]), disable_tqdm=True)
+    assert [s for s, _ in batched[::-1]] == pytest.approx([s for s, _ in single], **TOLERANCE)
+
+
+def test_text_ends_at_the_first_stop_string_or_the_end_of_the_document():
+    lm = TrainedLM(tiny(), ByteTokenizer())
+    free = lm.generate_until(requests(("It", {"max_gen_toks": 30, "until": []})))[0]
+    stop = free[10:12]
+    assert lm.generate_until(requests(("It", {"max_gen_toks": 30, "until": [stop]})))[0] == free.split(stop)[0]
+    assert "\n\n" not in free
+
+
+# tokenizers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+def test_transformers_gets_a_tokenizer_of_the_same_ids(kind):
+    text = embedded_text()[:20_000] + "Zwölf naïve “quotes”\tand  two spaces\n\n"
+    tokenizer = learn(kind, [text], bpe_vocab_size=400)
+    theirs = hugging_face_tokenizer(tokenizer)
+    assert theirs.encode(text) == tokenizer.encode(text)
+    assert theirs.decode(tokenizer.encode(text)) == text
+    assert theirs.eos_token_id == end_of_text(tokenizer) == theirs.pad_token_id
+
+
+def test_what_stands_before_a_text_is_what_ended_the_one_before():
+    bpe = learn("bpe", ["some text"], bpe_vocab_size=300)
+    assert bpe.decode([end_of_text(bpe)]) == "<|endoftext|>"
+    assert ByteTokenizer().decode([end_of_text(ByteTokenizer())]) == "\n"
+    assert end_of_text(CharTokenizer("abc")) == 0, "no line end in the vocabulary"
+
+
+# the command ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    from aiscale.train import fit
+
+    sets = ["name=small", "loop.steps=3", "loop.seq_len=32", "loop.global_batch=4", "model.max_seq_len=32"]
+    run = Run().override(*sets, "loop.eval_batches=1", "model.n_layer=1", "model.d_model=32")
+    return fit(run, runs_dir=tmp_path_factory.mktemp("runs"), progress=False).path
+
+
+def test_the_command_evaluates_a_run_and_its_export_alike(trained, tmp_path, capsys):
+    assert cli.main(["export", str(trained), str(tmp_path / "mine")]) == 0
+    found = []
+    for path in (trained, tmp_path / "mine"):
+        capsys.readouterr()
+        options = ["--tasks", "aiscale_rolling,aiscale_last_word", "--limit", "3", "--json", "--device", "cpu"]
+        assert cli.main(["evaluate", str(path), *options]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["n-samples"]["aiscale_rolling"] == {"original": 6, "effective": 3} and found[0]["limit"] == 3
+    for ours, theirs in zip(rows(found[0]), rows(found[1]), strict=True):
+        assert ours["metric"] == theirs["metric"] and ours["value"] == pytest.approx(theirs["value"], rel=1e-4)
+
+
+def test_a_table_is_printed_with_its_errors_and_a_cut_evaluation_says_so(trained, capsys):
+    assert (
+        cli.main(["evaluate", str(trained), "--tasks", "aiscale_last_word", "--limit", "4", "--batch-size", "3"]) == 0
+    )
+    out, err = capsys.readouterr()
+    assert [line.split()[:2] for line in out.splitlines()] == [["aiscale_last_word", m] for m in ("perplexity", "acc")]
+    assert "(4 documents)" in out and "±" in out and "first 4 documents of each task only" in err
+
+
+def test_tasks_of_ones_own_are_read_from_a_folder(trained, tmp_path):
+    for name in ("reading.py", "rolling.jsonl"):
+        (tmp_path / name).write_text((OURS / name).read_text())
+    (tmp_path / "mine.yaml").write_text((OURS / "aiscale_rolling.yaml").read_text().replace("aiscale_rolling", "mine"))
+    assert "mine" in evaluate(trained, ["mine"], limit=1, include_path=tmp_path)["results"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nowhere"], r"nowhere is neither a run folder \(run.json\) nor a Hugging Face folder \(config.json\)"),
+        (["x", "--tasks", " , "], "--tasks is empty: name at least one task, such as lambada_openai"),
+        (["x", "--limit", "-1"], "--limit is -1: it must be at least 0"),
+        (["x", "--batch-size", "0"], "--batch-size is 0: it must be at least 1"),
+        (["x", "--include-path", "nope"], "--include-path nope is not a folder: give one that holds tasks as YAML"),
+        (["x", "--device", "cuda:7"], "--device cuda:7, but torch sees no GPU here: use --device cpu"),
+    ],
+)
+def test_bad_input_ends_in_one_line(arguments, line, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    tasks = [] if "--tasks" in arguments else ["--tasks", "aiscale_rolling"]
+    assert cli.main(["evaluate", *arguments, *tasks]) == 2
+    assert re.fullmatch(f"aiscale: {line}\n", capsys.readouterr().err)
+
+
+def test_an_unknown_task_names_the_nearest(monkeypatch, trained):
+    index = SimpleNamespace(all_tasks=["lambada_openai", "wikitext"])
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **options: index)
+    with pytest.raises(
+        ConfigError, match="^no task of lm-eval is called 'lambada_opena': did you mean lambada_openai\\?$"
+    ):
+        evaluate(trained, ["lambada_opena"])
+
+
+def test_a_hub_out_of_reach_is_said_in_one_line(monkeypatch, trained, tmp_path):
+    (tmp_path / "far.yaml").write_text("task: far\ndataset_path: far/away\noutput_type: loglikelihood_rolling\n")
+    monkeypatch.setattr(
+        "datasets.load_dataset", lambda *args, **options: (_ for _ in ()).throw(ConnectionError("no\nhub"))
+    )
+    with pytest.raises(
+        ConfigError, match=r"^the documents of far cannot be read \(no\): connect to a network, or name"
+    ):
+        evaluate(trained, ["far"], include_path=tmp_path)
+
+
+def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert cli.main(["evaluate", "runs/laptop"]) == 2
+    assert capsys.readouterr().err.endswith("the lm-eval harness: pip install 'aiscale[eval]'\n")
+
+
+def test_a_continuation_longer_than_the_window_is_refused():
+    with pytest.raises(ConfigError, match=f"a continuation has 49 tokens, but this model scores 1 to {WINDOW} at once"):
+        TrainedLM(tiny(), ByteTokenizer()).loglikelihood(requests(("a", "b" * 49)), disable_tqdm=True)
