@@ -70,10 +70,28 @@ def _pipeline(name: str, worlds: tuple[int, ...], *layout: str) -> Case:
     return Case(f"pipeline {name}", settings, worlds, 4)
 
 
+def _compressed(method: str, worlds: tuple[int, ...], *options: str, name: str = "", zero1: bool = False) -> Case:
+    """A method of compression: the third step is a sparse one."""
+    settings = ("parallel.strategy=ddp", f"parallel.distributed_optimizer={str(zero1).lower()}")
+    compression = (f"compression.{option}" for option in (f"method={method}", *options))
+    return Case(f"ddp {name or method}{' zero1' * zero1}", (*settings, *compression), worlds)
+
+
 _ALL = (2, 3, 4, 5, 6, 7, 8)
 CASES = (
     Case("ddp", ("parallel.strategy=ddp",), _ALL),
     Case("ddp bf16", ("parallel.strategy=ddp", "compression.wire=bf16"), (2, 4)),
+    Case("ddp at once", ("parallel.strategy=ddp", "compression.overlap=false"), (2,)),
+    Case("ddp zero1", ("parallel.strategy=ddp", "parallel.distributed_optimizer=true"), (2, 3, 5)),
+    _compressed("radius", (2, 3, 4)),
+    _compressed("radius", (2,), "overlap=false", "wire=bf16", "residual=none", "scope=global", name="radius at once"),
+    _compressed("radius", (3,), "density=0.1", zero1=True),
+    _compressed("top-k", (2, 3, 4), "density=0.1"),
+    _compressed("top-k", (2,), "scope=global", "wire=bf16", "residual=mean", name="top-k global"),
+    _compressed("random-k", (2, 3), "density=0.1"),
+    _compressed("random-k", (2,), "overlap=false", "wire=bf16", name="random-k at once"),
+    _compressed("powersgd", (2, 3), "rank=2"),
+    _compressed("powersgd", (2,), "rank=4", zero1=True),
     Case("fsdp", (_FSDP,), _ALL),
     Case("fsdp kept", (_FSDP, "parallel.reshard_after_forward=false"), (2, 4)),
     Case("fsdp hybrid", (_FSDP, "parallel.replicas=2"), (4, 8)),
@@ -216,8 +234,8 @@ def _rows(case: Case, world) -> list[dict]:
         for op, group in sorted({*sent, *sent_predicted})
     ]
     rows += [
-        {**head, "kind": "held", "what": what, "predicted": held_predicted[what], "measured": held[what]}
-        for what in CATEGORIES
+        {**head, "kind": "held", "what": what, "predicted": held_predicted.get(what, 0), "measured": held.get(what, 0)}
+        for what in (*CATEGORIES, *(["compression"] if "compression" in {**held, **held_predicted} else []))
     ]
     return rows
 

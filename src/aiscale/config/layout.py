@@ -25,7 +25,7 @@ _OPTIONS = {
     "tp": _TENSOR_PARALLEL,
     "sequence_parallel": _TENSOR_PARALLEL,
     "ep": ("megatron",),
-    "distributed_optimizer": ("megatron",),
+    "distributed_optimizer": ("ddp", "megatron"),
     "pp": _PIPELINED,
     "virtual_stages": _PIPELINED,
     "schedule": _PIPELINED,
@@ -54,7 +54,7 @@ class ParallelConfig:
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  #: order of micro-batches in a pipeline
     virtual_stages: int = 1  #: pieces of the model that each pipeline rank holds; more than 1 only when interleaved
     sequence_parallel: bool = False  #: megatron: between tensor-parallel regions, each rank keeps T / tp tokens
-    distributed_optimizer: bool = False  #: megatron: optimizer states divided over data-parallel ranks (ZeRO-1)
+    distributed_optimizer: bool = False  #: ddp, megatron: optimizer states divided over data-parallel ranks (ZeRO-1)
 
     def __post_init__(self) -> None:
         require_positive("parallel", self, "tp pp ep bucket_mb replicas virtual_stages")

@@ -15,6 +15,15 @@ from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import ParallelConfig
 from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig
 
+#: strategy -> why gradients cannot be compressed there; ddp's distributed_optimizer gives ZeRO-1 where they can
+_WITHOUT_HOOK = {
+    "zero": "DeepSpeed averages gradients inside its own engine, which lets no hook in (for ZeRO-1 set "
+    "parallel.distributed_optimizer=true beside it)",
+    "megatron": "Megatron-Core averages gradients in buckets of its own, which let no hook in",
+    "fsdp": "a rank of FSDP keeps only a slice of each gradient, of which it cannot see the largest entries",
+    "pipeline": "a rank of a pipeline holds only its stages",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -46,8 +55,22 @@ class Run:
         require(
             self.compression.is_default or self.parallel.strategy == "ddp",
             f"compression.method {self.compression.method} (wire {self.compression.wire}) with parallel.strategy "
-            f"{self.parallel.strategy}: compression is a communication hook of DDP, and only there does every rank "
-            "hold whole gradients and an optimizer for them: set parallel.strategy=ddp",
+            f"{self.parallel.strategy}: compression is a communication hook of DDP, and "
+            f"{_WITHOUT_HOOK.get(self.parallel.strategy, 'only there does every rank hold whole gradients')}: "
+            "set parallel.strategy=ddp",
+        )
+        require(
+            (self.compression.method == "none" and self.compression.overlap) or not self.parallel.static_graph,
+            f"compression.method {self.compression.method} (overlap {str(self.compression.overlap).lower()}) with "
+            "parallel.static_graph: DDP learns the graph from a first micro-batch that communicates, so its gradients "
+            "would be sent twice: set static_graph=false",
+        )
+        require(
+            self.compression.method != "radius"
+            or self.compression.scope == "tensor"
+            or not self.parallel.distributed_optimizer,
+            "compression.scope global with parallel.distributed_optimizer: to choose among all tensors one rank would "
+            "need the moments of all, which are divided: set scope=tensor, or distributed_optimizer=false",
         )
         require(
             self.compression.method == "none" or self.loop.precision != "fp16",

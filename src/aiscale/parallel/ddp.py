@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 from contextlib import nullcontext
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from aiscale.checkpoint import CheckpointError
 from aiscale.config import Run
 from aiscale.dist import World
+from aiscale.parallel import sharded_optimizer
 from aiscale.parallel.compress import build_compressor
 from aiscale.parallel.serial import Engine
 
@@ -37,6 +39,21 @@ class DDPEngine(Engine):
         # A static graph is learnt from the first backward pass, and only from one that communicates.
         self._must_learn_graph = layout.static_graph
         self.compressor.register(self.module)
+
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super()._build_optimizer()
+        return sharded_optimizer.shard(optimizer) if self.run.parallel.distributed_optimizer else optimizer
+
+    def _optimizer_state(self) -> dict:
+        if self.run.parallel.distributed_optimizer:
+            return sharded_optimizer.state(self.model, self.optimizer)
+        return super()._optimizer_state()
+
+    def _load_optimizer(self, state: dict) -> None:
+        if self.run.parallel.distributed_optimizer:
+            sharded_optimizer.load(self.model, self.optimizer, state)
+        else:
+            super()._load_optimizer(state)
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return self.module(tokens, targets)

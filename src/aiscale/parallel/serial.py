@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from aiscale.config import Run
 from aiscale.dist import World
@@ -51,7 +57,7 @@ class Engine:
         self.model = self._place(build_model(run.model).to(torch.float64 if precision == "fp64" else torch.float32))
         if world.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-        self.optimizer = build_optimizer(self.model, run.optimizer)
+        self.optimizer = self._build_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self.autocast_dtype = _AUTOCAST.get(precision)
 
@@ -61,6 +67,9 @@ class Engine:
         """The whole model, on the CPU -> what of it this rank keeps, on its device."""
         return model.to(self.world.device)
 
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.model, self.run.optimizer)
+
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of one micro-batch, ()."""
         return self.model(tokens, targets)
@@ -68,6 +77,13 @@ class Engine:
     def _accumulating(self, is_last: bool):
         """The context of one micro-batch's forward and backward pass; `is_last` is the one before the update."""
         return nullcontext()
+
+    def _optimizer_state(self) -> dict:
+        """Of the optimizer what this rank writes into a checkpoint, under the model's names."""
+        return get_optimizer_state_dict(self.model, self.optimizer)
+
+    def _load_optimizer(self, state: dict) -> None:
+        set_optimizer_state_dict(self.model, self.optimizer, state, options=StateDictOptions(strict=True))
 
     def _average_gradients(self) -> None:
         """Replace every gradient by its mean over the data-parallel ranks."""
@@ -119,7 +135,7 @@ class Engine:
         """What a checkpoint keeps. `full`: the model alone, under GPT's own names; else optimizer moments as well."""
         if full:
             return self.model.state_dict()
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        model, optimizer = get_model_state_dict(self.model), self._optimizer_state()
         return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
     def note(self) -> dict:
@@ -132,13 +148,8 @@ class Engine:
 
     def load(self, state: dict) -> None:
         """Take over a state that `state(full=False)` gave, on this or another number of ranks."""
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=StateDictOptions(strict=True),
-        )
+        set_model_state_dict(self.model, state["model"], options=StateDictOptions(strict=True))
+        self._load_optimizer(state["optimizer"])
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
 

@@ -124,6 +124,17 @@ _ALL = (
     Rung(name="ddp-x3-mpiexec", strategy="ddp", ranks=3, launcher="mpiexec"),
     Rung(name="ddp-x4", strategy="ddp", ranks=4, options="bucket_mb=0.05"),
     Rung(name="ddp-x2-fp32", strategy="ddp", ranks=2, precision="fp32"),
+    *(
+        Rung(name=f"{name}-x{ranks}", strategy="ddp", ranks=ranks, options=options)
+        for name, ranks, options in (
+            ("radius-density-1", 2, "bucket_mb=0.05 compression.method=radius compression.density=1"),
+            ("radius-interval-1", 3, "compression.method=radius compression.interval=1"),
+            ("radius-warm-up", 2, f"loop.micro_batch=3 compression.method=radius compression.warmup_steps={STEPS}"),
+            ("radius-zero1", 3, "distributed_optimizer=true compression.method=radius compression.density=1"),
+            ("top-k-density-1", 2, "compression.method=top-k compression.density=1"),
+            ("random-k-density-1", 2, "compression.method=random-k compression.density=1"),
+        )
+    ),
     Rung(name="ddp-x2-llama", strategy="ddp", ranks=2, model="llama"),
     *(
         Rung(name=f"zero{stage}-x2", strategy="zero", ranks=2, options=f"zero_stage={stage}", precision="fp32")

@@ -1,0 +1,265 @@
+"""Radius's competitors with real ranks: dense at density 1, nothing lost, resumed to the bit, no deadlock."""
+
+from textwrap import dedent
+
+import pytest
+import torch
+
+from aiscale.checkpoint import CheckpointError
+from aiscale.config import ConfigError, Run
+from aiscale.dist import connect
+from aiscale.parallel import build
+from aiscale.parallel.compress.topk import Unsent
+from ranks import run_ranks
+
+SETUP = """
+import dataclasses, tempfile
+from aiscale import checkpoint
+from aiscale.config import CompressionConfig, ConfigError, ParallelConfig, Run
+from aiscale.parallel import build
+BASE = Run().override("model.n_layer=2", "model.n_head=2", "model.d_model=32", "model.vocab_size=67",
+    "loop.precision=fp64", "loop.device=cpu", "loop.seq_len=16", "loop.global_batch=12", "optimizer.clip_norm=0",
+    "parallel.strategy=ddp", "parallel.bucket_mb=0.05")
+def run_of(*settings):
+    names = ("method", "density", "warmup_steps", "scope", "residual", "rank", "overlap", "wire")
+    return BASE.override(*(f"compression.{s}" if s.split("=")[0] in names else s for s in settings))
+def share(step, n_micro=1):  # this rank's micro-batches of a global batch of 12
+    tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
+    mine = tokens.chunk(world.size)[world.rank]
+    return [(part[:, :-1], part[:, 1:]) for part in mine.chunk(n_micro)]
+def flat(tensors):
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+def gradients(engine):
+    return flat(p.grad for p in engine.model.parameters())
+def weights(engine):
+    return flat(engine.model.parameters())
+def own_gradients(engine, step):
+    (x, y), = share(step)
+    parameters = list(engine.model.parameters())
+    return torch.autograd.grad(engine.model(x, y), parameters)
+def mean(tensor):
+    with world.control():
+        dist.all_reduce(tensor)
+    return tensor / world.size
+"""
+
+#: every way in which the sparse methods send
+SPARSE = """
+SPARSE = [
+    ("method=top-k",),
+    ("method=top-k", "overlap=false"),
+    ("method=top-k", "scope=global"),
+    ("method=random-k",),
+    ("method=random-k", "overlap=false"),
+]
+"""
+
+
+def ranks(code: str, n: int, tmp_path, **options) -> list[str]:
+    done = run_ranks(SETUP + code, n, tmp_path, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_at_density_1_and_in_warm_up_every_rival_gives_the_dense_gradients(tmp_path):
+    code = """
+    def two_steps(*settings, n_micro=1):
+        engine = build(run_of(*settings), world)
+        for step in range(2):
+            engine.step(share(step, n_micro), lr=1e-3)
+        found = gradients(engine)
+        left = [t.abs().max().item() for t in engine.held().get("compression", [])]
+        engine.close()
+        return found, max(left, default=0.0)
+    dense, _ = two_steps()
+    for settings in SPARSE:
+        for n_micro in (1, 2):
+            found, left = two_steps(*settings, "density=1", n_micro=n_micro)
+            assert (found - dense).abs().max() < 1e-14 and left < 1e-16, settings
+        found, left = two_steps(*settings, "density=0.1", "warmup_steps=2")
+        assert (found - dense).abs().max() < 1e-15 and left == 0, settings
+        found, _ = two_steps(*settings, "density=0.1")
+        assert (found - dense).abs().max() > 1e-6, settings
+    found, left = two_steps("method=powersgd", "parallel.bucket_mb=25")
+    assert (found - dense).abs().max() < 1e-15 and left > 0  # its first two steps are dense
+    say("equal")
+    """
+    assert ranks(SPARSE + dedent(code), 3, tmp_path) == ["equal"] * 3
+
+
+def test_what_is_applied_and_what_is_kept_back_add_up_to_the_dense_gradients(tmp_path):
+    code = """
+    for settings in [*SPARSE, ("method=powersgd", "rank=2", "parallel.bucket_mb=25"), ("method=top-k", "wire=bf16")]:
+        density = () if "method=powersgd" in settings else ("density=0.1",)
+        engine = build(run_of(*settings, *density), world)
+        compressor = engine.compressor
+        total = applied = 0
+        for step in range(7):
+            total = total + mean(flat(own_gradients(engine, step)))
+            engine.step(share(step), lr=1e-2)
+            applied = applied + gradients(engine)
+        if density:
+            kept = {e.name: e.unsent.residual for e in compressor.entries.values() if e.unsent}
+        else:
+            kept = compressor.errors
+        kept = flat(kept.get(name, torch.zeros_like(p)) for name, p in engine.model.named_parameters())
+        assert kept.abs().max() > 1e-5, settings
+        worst = (applied + mean(kept.clone()) - total).abs().max()
+        # A bias travels without a residual, so bf16 rounds it for good.
+        biases = [p.dim() == 1 for p in engine.model.parameters() for _ in range(p.numel())]
+        if "wire=bf16" in settings:
+            worst = (applied + mean(kept.clone()) - total)[~torch.tensor(biases)].abs().max()
+        assert worst < 1e-14, (settings, worst)
+        engine.close()
+    say("kept")
+    """
+    assert ranks(SPARSE + dedent(code), 3, tmp_path) == ["kept"] * 3
+
+
+def test_top_k_sends_each_ranks_own_largest_entries(tmp_path):
+    code = """
+    for scope in ("tensor", "global"):
+        engine = build(run_of("method=top-k", "density=0.1", f"scope={scope}"), world)
+        own = dict(zip([n for n, _ in engine.model.named_parameters()], own_gradients(engine, 0)))
+        engine.step(share(0), lr=0.0)
+        large = {n: g.abs() for n, g in own.items() if not n.endswith("bias")}
+        def least(sizes):  # the k-th largest
+            return sizes.flatten().sort(descending=True).values[int(0.1 * sizes.numel()) - 1]
+        of_all = least(flat(large.values()))
+        for name, p in engine.model.named_parameters():
+            bound = 0 if name not in large else least(large[name]) if scope == "tensor" else of_all
+            expected = mean(torch.where(own[name].abs() >= bound, own[name], 0.0))
+            assert torch.allclose(p.grad, expected, rtol=0, atol=1e-15), (scope, name)
+        engine.close()
+    say("largest")
+    """
+    assert ranks(dedent(code), 3, tmp_path) == ["largest"] * 3
+
+
+def test_random_k_draws_the_same_places_on_all_ranks_and_others_in_every_step(tmp_path):
+    code = """
+    engine = build(run_of("method=random-k", "density=0.25"), world)
+    drawn = []
+    for step in range(3):
+        drawn.append(torch.cat([engine.compressor.indices(e) for e in engine.compressor.entries.values()]).tolist())
+        engine.step(share(step), lr=1e-2)
+    everyone = world.gather(drawn)
+    assert all(other == drawn for other in everyone)
+    assert drawn[0] != drawn[1] != drawn[2]
+    matrix = next(e for e in engine.compressor.entries.values() if e.k > 100)
+    assert len(set(engine.compressor.indices(matrix).tolist())) == matrix.k == matrix.parameter.numel() // 4
+    say("same")
+    """
+    assert ranks(dedent(code), 2, tmp_path) == ["same"] * 2
+
+
+def test_a_run_that_stops_after_any_step_goes_on_to_the_bit(tmp_path):
+    code = """
+    ways = [("method=top-k", "density=0.1", "warmup_steps=1"), ("method=random-k", "density=0.1", "residual=mean"),
+            ("method=powersgd", "rank=2", "parallel.bucket_mb=25")]
+    for settings in ways:
+        run = run_of(*settings)
+        def go_on(engine, first, last, folder=None):
+            for step in range(first, last):
+                engine.step(share(step), lr=1e-2)
+                if folder:
+                    checkpoint.save(engine, folder, step=step + 1, keep=9)
+            return weights(engine)
+        folder = world.from_rank0(tempfile.mkdtemp)
+        engine = build(run, world)
+        straight = go_on(engine, 0, 5, folder)
+        engine.close()
+        for stopped in range(1, 5):
+            engine = build(run, world)
+            assert checkpoint.load(engine, f"{folder}/step_{stopped:08d}") == stopped
+            assert torch.equal(go_on(engine, stopped, 5), straight), (settings, stopped)
+            engine.close()
+    say("resumed")
+    """
+    # Two ranks: a sum of two does not depend on where in a bucket it stands, and DDP refills its buckets after a start.
+    assert ranks(dedent(code), 2, tmp_path) == ["resumed"] * 2
+
+
+def test_powersgd_learns_where_the_model_would_fill_several_buckets(tmp_path):
+    code = """
+    run = run_of("method=powersgd", "model.d_model=256", "model.n_layer=4", "loop.precision=fp32",
+                 "parallel.bucket_mb=25", "model.vocab_size=16000")
+    engine = build(run, world)
+    nbytes = sum(p.nbytes for p in engine.model.parameters())
+    losses = [engine.step(share(0), lr=1e-3).loss for _ in range(5)]
+    say(nbytes > 25 * 2**20, losses[-1] < losses[0] - 0.1)
+    """
+    assert ranks(dedent(code), 2, tmp_path, timeout=90) == ["True True"] * 2
+
+
+def test_ranks_that_add_up_rounded_values_do_not_drift_apart(tmp_path):
+    code = """
+    for method in ("top-k", "random-k"):
+        engine = build(run_of(f"method={method}", "density=0.1", "wire=bf16", "loop.precision=fp32"), world)
+        for step in range(4):
+            engine.step(share(step), lr=1e-2)
+        same = [torch.equal(weights(engine), other) for other in world.gather(weights(engine))]
+        assert all(same), method
+        engine.close()
+    say("same")
+    """
+    assert ranks(dedent(code), 3, tmp_path) == ["same"] * 3
+
+
+def test_a_nan_that_is_not_sent_stops_every_rank_all_the_same(tmp_path):
+    code = """
+    from aiscale.parallel.compress import GradientError
+    for method in ("top-k", "random-k", "powersgd"):
+        bucket = "parallel.bucket_mb=25" if method == "powersgd" else "parallel.bucket_mb=0.05"
+        engine = build(run_of(f"method={method}", bucket, *([] if method == "powersgd" else ["density=0.01"])), world)
+        engine.step(share(0), lr=1e-3)
+        if world.rank == 1:
+            weight = engine.model.blocks[1].mlp.up.weight
+            bad = torch.zeros_like(weight)
+            bad[3, 5] = torch.nan
+            weight.register_hook(lambda g: g + bad)
+        try:
+            engine.step(share(1), lr=1e-3)
+        except GradientError as error:
+            say("blocks.1.mlp.up.weight on rank 1 is not finite at step 2" in str(error))
+        engine.close()
+    """
+    assert ranks(dedent(code), 2, tmp_path) == ["True"] * 6
+
+
+def test_a_mean_residual_is_the_mean_of_the_steps_since_an_entry_was_sent():
+    unsent = Unsent("mean", torch.zeros(3))
+    for gradient in ([1.0, 2.0, 3.0], [3.0, 2.0, 9.0]):
+        offered = unsent.offer(torch.tensor(gradient))
+    assert offered.tolist() == [2.0, 2.0, 6.0]
+    unsent.sent(torch.tensor([2]), offered[[2]])
+    assert unsent.offer(torch.tensor([2.0, 5.0, 4.0])).tolist() == [2.0, 3.0, 4.0]
+
+
+def test_without_a_residual_nothing_is_kept():
+    unsent = Unsent("none", torch.zeros(3))
+    gradient = torch.tensor([1.0, 2.0, 3.0])
+    assert unsent.offer(gradient) is gradient and unsent.tensors() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("compression.wire=bf16",), "sends its factors in the gradients' own precision: set wire=same"),
+        (("parallel.bucket_mb=0.01",), "would fill several buckets, and torch's hook then waits for ever"),
+    ],
+)
+def test_what_powersgd_cannot_do_is_refused(settings, message):
+    run = Run().override("parallel.strategy=ddp", "compression.method=powersgd", "loop.device=cpu", *settings)
+    with pytest.raises(ConfigError, match=message):
+        build(run, connect("cpu"))
+
+
+@pytest.mark.parametrize("method", ["top-k", "random-k", "powersgd"])
+def test_unsent_gradients_of_another_number_of_ranks_are_refused(method):
+    run = Run().override("parallel.strategy=ddp", f"compression.method={method}", "loop.device=cpu", "model.n_layer=1")
+    engine = build(run, connect("cpu"))
+    note = {**engine.note(), "world_size": 4}
+    with pytest.raises(CheckpointError, match="holds the unsent gradients of 4 ranks, but there are 1: start 4"):
+        engine.loadable(note)
+    engine.close()
