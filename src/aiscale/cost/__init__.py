@@ -22,6 +22,15 @@ from aiscale.cost.communication import (
     reduce_scatter_wire_bytes,
     wire_bytes,
 )
+from aiscale.cost.compression import (
+    is_dense_step,
+    kept_entries,
+    mean_payload_bytes,
+    radius_held,
+    radius_traffic,
+    sent_entries,
+    wire_entry_bytes,
+)
 from aiscale.cost.conventions import CONVENTIONS, Convention, difference
 from aiscale.cost.data_parallel import (
     DDPStep,
@@ -100,9 +109,12 @@ __all__ = [
     "held_bytes",
     "idle_share",
     "in_flight",
+    "is_dense_step",
+    "kept_entries",
     "korthikanti_activation_bytes",
     "layer_parameters",
     "matmul_parameters",
+    "mean_payload_bytes",
     "megatron_activation_bytes",
     "megatron_activation_bytes_by_part",
     "model_state_bytes",
@@ -112,10 +124,13 @@ __all__ = [
     "parameters",
     "pipeline_timeline",
     "prefetch_timeline",
+    "radius_held",
+    "radius_traffic",
     "reduce_scatter_wire_bytes",
     "scaled_lr",
     "scaling_seconds",
     "schedule_order",
+    "sent_entries",
     "six_n_flops_per_token",
     "slide_bytes_per_parameter",
     "speedup",
@@ -123,5 +138,6 @@ __all__ = [
     "step_traffic",
     "training_bytes",
     "wire_bytes",
+    "wire_entry_bytes",
     "zero_state_bytes",
 ]

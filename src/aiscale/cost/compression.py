@@ -1,16 +1,29 @@
-"""What a compressed DDP step sends, by closed formula: entries of each tensor, bytes of a step.
+"""What a compressed DDP step sends, by closed formula: entries of each tensor, bytes of a step, memory.
 
-    kept_entries(0.4, 1000)                     # k = 400 of a tensor of 1000 entries
+    kept_entries(0.4, 1000)                 # k = 400 of a tensor of 1000 entries
+    sent_entries(run)                       # (sum of k, entries of biases, which go whole)
+    radius_traffic(run, 4)                  # {("all_reduce", "world"): ...} of a sparse step
+    radius_traffic(run, 4, dense=True)      # of a dense one: of the warm-up, and every interval-th
+    mean_payload_bytes(run)                 # a step's on average, once the warm-up is over
+    radius_held(run)                        # mask and residual of a rank
 
-Published rule of Radius (its artifact appendix): k = max(floor(density x numel), 1) of each tensor, biases exempt.
+    wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
+
+Published rule of Radius (its artifact appendix): k = max(floor(density x numel), 1) of each tensor, biases exempt. Of
+its competitors `rivals` knows the bytes.
 """
 
 from __future__ import annotations
 
 import math
 
+from aiscale.config import CompressionConfig, ConfigError, Run
+from aiscale.cost.parameters import parameter_count, parameter_shapes
+
 #: torch's PowerSGD wants DDP's final buckets, which exist from the second step on.
 FIRST_POWERSGD_STEP = 2
+
+_WIDE = {"fp64": 8}  # bytes of a gradient; else 4
 
 
 def is_exempt(name: str) -> bool:
@@ -21,3 +34,54 @@ def is_exempt(name: str) -> bool:
 def kept_entries(density: float, numel: int) -> int:
     """k, the entries that are sent of a tensor of `numel`."""
     return max(math.floor(density * numel), 1)
+
+
+def is_dense_step(config: CompressionConfig, step: int) -> bool:
+    """Whether step `step` of Radius, 0-based, sends everything: the warm-up (one step at least), then every T-th."""
+    last_of_warmup = max(config.warmup_steps, 1) - 1
+    return step <= last_of_warmup or (step - last_of_warmup) % config.interval == 0
+
+
+def sent_entries(run: Run) -> tuple[int, int]:
+    """(entries that a sparse step chooses, entries that always go: biases)."""
+    sizes = {name: math.prod(shape) for name, shape in parameter_shapes(run.model).items()}
+    masked = [size for name, size in sizes.items() if not is_exempt(name)]
+    if run.compression.range:
+        raise ConfigError(
+            f"compression.range {run.compression.range}: how many neighbours coincide is known only when entries are "
+            "chosen: measure what is sent (world.traffic), or set range=0"
+        )
+    density = run.compression.density
+    if run.compression.scope == "global":
+        chosen = kept_entries(density, sum(masked))
+    else:
+        chosen = sum(kept_entries(density, size) for size in masked)
+    return chosen, sum(sizes.values()) - sum(masked)
+
+
+def radius_traffic(run: Run, world_size: int, *, dense: bool = False) -> dict[tuple[str, str], int]:
+    """Payload bytes of one optimizer step by (collective, group); of method none every step is dense."""
+    if world_size == 1:
+        return {}
+    config = run.compression
+    all_dense = dense or config.method == "none" or config.interval == 1
+    entries = parameter_count(run.model) if all_dense else sum(sent_entries(run))
+    return {("all_reduce", "world"): wire_entry_bytes(run) * entries}
+
+
+def mean_payload_bytes(run: Run) -> float:
+    """Payload bytes of a step of Radius, averaged over one interval: one dense step and T - 1 sparse ones."""
+    interval = run.compression.interval
+    dense, sparse = (sum(radius_traffic(run, 2, dense=dense).values()) for dense in (True, False))
+    return (dense + (interval - 1) * sparse) / interval
+
+
+def radius_held(run: Run) -> int:
+    """Bytes that a rank keeps between steps: a byte of mask an entry, and the residual, where there is one."""
+    residual = 0 if run.compression.residual == "none" else _WIDE.get(run.loop.precision, 4)
+    return (1 + residual) * parameter_count(run.model)
+
+
+def wire_entry_bytes(run: Run) -> int:
+    """Bytes of one gradient entry as it is sent."""
+    return 2 if run.compression.wire == "bf16" else _WIDE.get(run.loop.precision, 4)

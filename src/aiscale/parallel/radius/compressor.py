@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from aiscale.config import Run
-from aiscale.cost.compression import is_exempt
+from aiscale.cost.compression import is_dense_step, is_exempt
 from aiscale.dist import World
 from aiscale.parallel.compress.base import Bucket, Compressor
 from aiscale.parallel.radius.mask import choose, digest, disagreeing, scores
@@ -42,8 +42,7 @@ class Radius(Compressor):
 
     def is_dense(self, step: int) -> bool:
         """Whether step `step` of this method, 0-based, sends everything."""
-        last_of_warmup = max(self.config.warmup_steps, 1) - 1
-        return step <= last_of_warmup or (step - last_of_warmup) % self.config.interval == 0
+        return is_dense_step(self.config, step)
 
     def pack(self, bucket: Bucket) -> Tensor:
         residual = self.residual.together(bucket.parameters) if self.residual else None

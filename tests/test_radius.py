@@ -1,0 +1,399 @@
+"""Radius: what it must show, with real ranks. Bit-equality where it should be dense, conservation, bytes, resuming,
+errors in one line."""
+
+import json
+import math
+import textwrap
+
+import pytest
+import torch
+
+from aiscale import cost
+from aiscale.config import ConfigError, Run
+from aiscale.parallel.radius.mask import choose, disagreeing, largest, scores, widened
+from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
+from ranks import aiscale, run_ranks
+
+TINY = ("model.n_layer=2", "model.n_head=2", "model.d_model=32", "model.vocab_size=64", "loop.device=cpu")
+RADIUS = ("parallel.strategy=ddp", "compression.method=radius")
+
+# Pieces ---------------------------------------------------------------------------------------------------------------
+
+
+def test_exactly_k_of_the_largest_entries_are_chosen_and_the_first_among_equals():
+    assert largest(torch.tensor([0.0, 3, 0, 2, 0, 0]), 0.67).tolist() == [True, True, True, True, False, False]
+    assert largest(torch.zeros(5), 0.4).tolist() == [True, True, False, False, False]
+    assert largest(torch.tensor([1.0, 2.0]), 1).tolist() == [True, True]
+    assert largest(torch.tensor([1.0, 2.0]), 0.01).tolist() == [False, True]  # at least one
+    values = torch.randn(1001).abs()
+    assert set(largest(values, 0.4).nonzero().view(-1).tolist()) == set(values.topk(400).indices.tolist())
+
+
+def test_a_global_density_chooses_among_all_tensors_and_one_a_tensor_within_each():
+    scored = {"small": torch.tensor([0.1, 0.2, 0.3, 0.4]), "large": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    each = choose(scored, density=0.5, scope="tensor", reach=0)
+    together = choose(scored, density=0.5, scope="global", reach=0)
+    assert [int(mask.sum()) for mask in each.values()] == [2, 2]
+    assert [int(mask.sum()) for mask in together.values()] == [0, 4]
+
+
+def test_a_range_takes_neighbours_along_inside_the_tensor():
+    mask = torch.zeros(7, dtype=torch.bool)
+    mask[0] = mask[4] = True
+    assert widened(mask, 1).tolist() == [True, True, False, True, True, True, False]
+    assert widened(mask, 0).tolist() == mask.tolist()
+    assert widened(mask, 100).all()
+
+
+def test_scores_are_the_update_that_adamw_takes():
+    parameter = torch.nn.Parameter(torch.randn(50))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0, fused=True)
+    for _ in range(3):
+        before, parameter.grad = parameter.detach().clone(), torch.randn(50)
+        optimizer.step()
+    moved = (parameter.detach() - before).abs() / 0.1
+    assert torch.allclose(scores(optimizer, parameter, "update"), moved, rtol=1e-4, atol=1e-6)
+    assert torch.equal(scores(optimizer, parameter, "gradient"), parameter.grad.abs())
+    assert torch.equal(scores(optimizer, parameter, "momentum"), optimizer.state[parameter]["exp_avg"].abs())
+
+
+def test_what_is_packed_and_what_stays_are_the_whole_gradient():
+    gradient, residual, mask = torch.randn(100), torch.zeros(100), torch.rand(100) < 0.4
+    whole, at = gradient.clone(), positions(mask, int(mask.sum()))
+    packed = pack(gradient, at, residual)
+    assert torch.equal(packed, whole[mask]) and torch.equal(residual, whole * ~mask)
+    unpack(gradient, at, packed)
+    assert torch.equal(gradient + residual, whole) and not gradient[~mask].any()
+
+
+def test_a_mean_residual_divides_what_gathered_by_the_number_of_gradients():
+    mask, at = torch.tensor([True, False]), torch.tensor([0])
+    residual = torch.zeros(2)
+    for value in (1.0, 2.0):
+        pack(torch.tensor([9.0, value]), at, residual)
+    dense = torch.tensor([9.0, 6.0])
+    give_back(dense, residual, positions(mask, 1), gathered=3)
+    assert dense.tolist() == [9.0, (1 + 2 + 6) / 3] and residual.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("digests", "odd"), [("aaaa", []), ("abaa", [1]), ("ab", [1]), ("aabb", [2, 3]), ("abbb", [0])]
+)
+def test_the_ranks_that_differ_from_most_are_named(digests, odd):
+    assert disagreeing(list(digests)) == odd
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("density=0", "compression.density is 0.0: it is the share of entries that is sent, above 0 and at most 1"),
+        ("density=1.1", "compression.density is 1.1: it is the share"),
+        ("interval=0", "compression.interval is 0: it must be at least 1"),
+        ("range=-1", "compression.range is -1: it must be at least 0"),
+    ],
+)
+def test_a_density_or_an_interval_that_cannot_be_is_refused(setting, message):
+    with pytest.raises(ConfigError) as error:
+        Run().override(*RADIUS, f"compression.{setting}")
+    assert str(error.value).startswith(message)
+
+
+def test_the_formula_of_the_payload_counts_k_of_each_tensor_and_biases_whole():
+    run = Run().override(*TINY, *RADIUS, "compression.density=0.1", "compression.interval=5")
+    shapes = {name: math.prod(shape) for name, shape in cost.parameter_shapes(run.model).items()}
+    sparse = sum(size if name.endswith("bias") else max(int(0.1 * size), 1) for name, size in shapes.items())
+    total = sum(shapes.values())
+    assert cost.step_traffic(run, 4) == {("all_reduce", "world"): 4 * sparse}
+    assert cost.radius_traffic(run, 4, dense=True) == {("all_reduce", "world"): 4 * total}
+    assert cost.mean_payload_bytes(run) == pytest.approx(4 * (total + 4 * sparse) / 5)
+    assert cost.step_traffic(run.override("compression.interval=1"), 4) == {("all_reduce", "world"): 4 * total}
+    with pytest.raises(ConfigError, match="compression.range 2: how many neighbours coincide is known only when"):
+        cost.step_traffic(run.override("compression.range=2"), 4)
+
+
+# Real ranks -----------------------------------------------------------------------------------------------------------
+
+SETUP = """
+import json, tempfile
+from aiscale import checkpoint, cost
+from aiscale.config import Run
+from aiscale.meter import held_bytes
+from aiscale.parallel import build
+from aiscale.parallel.compress import GradientError
+from aiscale.parallel.radius import MaskError, simulate
+from aiscale.parallel.radius.mask import digest
+torch.set_num_threads(1)
+base = Run().override(*TINY, "parallel.strategy=ddp", "loop.seq_len=16", "loop.global_batch=12",
+                           "parallel.bucket_mb=0.05")
+radius = base.override("compression.method=radius", "compression.density=0.3", "compression.interval=3")
+lr, n = 1e-2, world.size
+def shares(step, n_micro=1):
+    torch.manual_seed(step)
+    tokens = torch.randint(0, 64, (n, 2, 17))
+    return [[(part[:, :-1], part[:, 1:]) for part in mine.chunk(n_micro)] for mine in tokens]
+def train(engine, steps, first=0, n_micro=1):
+    for step in range(first, steps):
+        engine.step(shares(step, n_micro)[world.rank], lr)
+    return engine
+def weights(engine):
+    return torch.cat([p.detach().reshape(-1) for p in engine.model.parameters()])
+def trained(run, steps=7, **how):
+    return weights(train(build(run, world), steps, **how))
+def together(engine, tensors):
+    return torch.cat([tensors[p] for p in engine.compressor.names])
+"""
+
+CASES = """
+def full_density_is_ddp():
+    return torch.equal(trained(radius.override("compression.density=1")), trained(base))
+
+def warmup_is_ddp():
+    return torch.equal(trained(radius.override("compression.warmup_steps=7")), trained(base))
+
+def interval_1_is_ddp():
+    return torch.equal(trained(radius.override("compression.interval=1")), trained(base))
+
+def density_changes_something():
+    return not torch.equal(trained(radius), trained(base))
+
+def conserved():
+    engine = build(radius.override("loop.precision=fp64", "optimizer.clip_norm=0", "compression.interval=4"), world)
+    local = {p: torch.zeros_like(p) for p in engine.compressor.names}
+    pack, applied = engine.compressor.pack, {p: torch.zeros_like(p) for p in local}
+    def noting(bucket):
+        for p, gradient in zip(bucket.parameters, bucket.gradients):
+            local[p] += gradient
+        return pack(bucket)
+    engine.compressor.pack = noting
+    for step in range(7):  # ends between refreshes
+        train(engine, step + 1, first=step)
+        for p in applied:
+            applied[p] += p.grad
+    residual = together(engine, engine.compressor.residual)
+    waiting = residual.abs().sum().item() > 0
+    means = [torch.cat([t[p].reshape(-1) for p in local]) for t in (local, applied)]
+    for tensor in (residual, means[0]):
+        dist.all_reduce(tensor.div_(n))
+    return waiting and (means[1] + residual - means[0]).abs().max().item() < 1e-14
+
+def residual_is_empty_where_it_should_be():
+    engine, found = build(radius, world), []
+    for step in range(8):
+        dense = engine.compressor.is_dense(step)
+        mask = together(engine, engine.compressor.mask).clone()
+        train(engine, step + 1, first=step)
+        residual = together(engine, engine.compressor.residual)
+        found.append(bool(residual.any()) != dense and (dense or not residual[mask].any()))
+    return found == [True] * 8 and [engine.compressor.is_dense(s) for s in range(8)] == [s % 3 == 0 for s in range(8)]
+
+def masks_agree():
+    engine = train(build(radius, world), 5)
+    mine = digest(engine.compressor.mask[p] for p in engine.compressor.names)
+    return len(set(world.gather(mine))) == 1
+
+def payload():
+    rows = []
+    for settings in ([], ["compression.wire=bf16"], ["compression.scope=global"], ["compression.overlap=false"]):
+        run = radius.override(*settings)
+        engine = train(build(run, world), 2)  # before the second step, DDP tells all ranks its new buckets
+        for step in range(2, 5):
+            before, control = world.traffic.snapshot(), world.traffic.control_counts
+            train(engine, step + 1, first=step)
+            sent = world.traffic.since(before)
+            apart = sum(c.payload_bytes for c in world.traffic.control_counts.values())
+            apart -= sum(c.payload_bytes for c in control.values())
+            ((op, _), count), = sent.items()
+            expected = cost.radius_traffic(run, n, dense=engine.compressor.is_dense(step))
+            kept = sum(engine.compressor.kept.values()) * cost.wire_entry_bytes(run)
+            right = {(op, "world"): count.payload_bytes} == expected and apart > 0
+            right = right and (step == 3 or kept == count.payload_bytes)
+            rows.append(right and (count.calls == 1) == (not run.compression.overlap))
+    return rows == [True] * 12
+
+def range_sends_what_it_widened():
+    engine = train(build(radius.override("compression.range=1", "compression.density=0.05"), world), 2)
+    before = world.traffic.snapshot()
+    train(engine, 3, first=2)
+    (count,) = world.traffic.since(before).values()
+    kept = sum(engine.compressor.kept.values())
+    narrow = sum(cost.sent_entries(engine.run.override("compression.range=0")))
+    return count.payload_bytes == 4 * kept and 1.5 * narrow < kept < 3.1 * narrow
+
+def resumed(settings=()):
+    run = radius.override("compression.warmup_steps=2", *settings)
+    expected, found = trained(run, 8), []
+    engine = build(run, world)
+    folder = world.from_rank0(tempfile.mkdtemp)
+    for step in range(1, 7):
+        train(engine, step, first=step - 1)
+        checkpoint.save(engine, folder, step=step)
+        again = build(run, world)
+        assert checkpoint.load(again, checkpoint.latest(folder)) == step
+        found.append(torch.equal(weights(train(again, 8, first=step)), expected))
+    return found == [True] * 6
+
+def resumed_mean_and_global():
+    return resumed(["compression.residual=mean", "compression.scope=global", "compression.overlap=false"])
+
+def reference():
+    found = []
+    for settings in ([], ["compression.residual=mean", "compression.score=gradient"],
+                     ["compression.scope=global", "compression.score=momentum", "compression.range=1"],
+                     ["compression.residual=none", "optimizer.name=sgd"]):
+        run = radius.override("loop.precision=fp64", *settings)
+        mine = trained(run, 8, n_micro=2)
+        alone = weights(simulate(run, n, [(shares(step, 2), lr) for step in range(8)]))
+        found.append((mine - alone).abs().max().item())
+    return max(found) < 1e-12 and (n > 2 or max(found) == 0)
+
+def overlap_changes_nothing():
+    run = radius.override("loop.precision=fp64")
+    one = trained(run.override("compression.overlap=false", "parallel.gradient_as_bucket_view=false"), n_micro=2)
+    return (one - trained(run, n_micro=2)).abs().max().item() < (1e-12 if n > 2 else 1e-300)
+
+def bf16_is_close():
+    whole, half = trained(radius), trained(radius.override("compression.wire=bf16"))
+    return not torch.equal(whole, half) and ((whole - half).norm() / whole.norm()).item() < 0.1 and (
+        len(set(world.gather(half.sum().item()))) == 1)
+
+def held():
+    engine = train(build(radius.override("parallel.bucket_mb=25"), world), 3)
+    measured = held_bytes(engine.held())
+    small = held_bytes(train(build(radius, world), 3).held())
+    return measured["compression"] == small["compression"] == cost.radius_held(radius) == (4 + 1) * len(weights(engine))
+
+def not_finite():
+    engine, said = train(build(radius, world), 2), []
+    weight, step = engine.model.blocks[1].mlp.up.weight, engine.compressor.step
+    at = (~engine.compressor.mask[weight]).nonzero()[0].item()
+    def poison(gradient):
+        gradient = gradient.clone()
+        gradient.view(-1)[at] = float("nan") if world.rank == 1 else 0
+        return gradient
+    weight.register_hook(poison)
+    before = weights(engine).clone()
+    for act in (lambda: train(engine, 3, first=2), engine.state):
+        try:
+            act()
+        except GradientError as error:
+            said.append(str(error))
+    return said + [torch.equal(weights(engine), before) and engine.compressor.step == step]
+
+def planted_mask():
+    engine = train(build(radius, world), 3)
+    if world.rank == 1:
+        engine.optimizer.state[engine.model.blocks[0].attn.qkv.weight]["exp_avg"].mul_(-7)
+    try:
+        train(engine, 4, first=3)
+    except MaskError as error:
+        return str(error)
+
+found = {name: globals()[name]() for name in NAMES}
+if world.is_main:
+    say(json.dumps(found))
+"""
+
+BITS = ["full_density_is_ddp", "warmup_is_ddp", "interval_1_is_ddp", "density_changes_something"]
+ALWAYS = [*BITS, "conserved", "reference", "overlap_changes_nothing", "masks_agree", "not_finite", "planted_mask"]
+AT_2 = [*ALWAYS, "residual_is_empty_where_it_should_be", "payload", "range_sends_what_it_widened", "resumed"]
+AT_2 += ["resumed_mean_and_global", "bf16_is_close", "held"]
+
+
+def ranks(names: list[str], n: int, folder) -> dict:
+    head = f"TINY = {TINY!r}\nNAMES = {names!r}\n"
+    done = run_ranks(head + textwrap.dedent(SETUP + CASES), n, folder, strategy="ddp")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def at_2_ranks(tmp_path_factory):
+    return ranks(AT_2, 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def at_3_ranks(tmp_path_factory):
+    """Three, because there a sum depends on its order, and a third is no power of two."""
+    return ranks(ALWAYS, 3, tmp_path_factory.mktemp("three"))
+
+
+@pytest.mark.parametrize("case", BITS)
+def test_where_everything_is_sent_radius_is_ddp_to_the_last_bit(case, at_2_ranks, at_3_ranks):
+    assert at_2_ranks[case] is True and at_3_ranks[case] is True
+
+
+@pytest.mark.parametrize("case", ["conserved", "masks_agree"])
+def test_no_gradient_is_lost_and_ranks_choose_alike(case, at_2_ranks, at_3_ranks):
+    assert at_2_ranks[case] is True and at_3_ranks[case] is True
+
+
+def test_one_process_that_plays_n_ranks_gives_the_weights_of_n_processes(at_2_ranks, at_3_ranks):
+    assert at_2_ranks["reference"] is True and at_3_ranks["reference"] is True
+
+
+def test_one_message_after_the_backward_pass_gives_the_weights_of_many_within_it(at_2_ranks, at_3_ranks):
+    assert at_2_ranks["overlap_changes_nothing"] is True and at_3_ranks["overlap_changes_nothing"] is True
+
+
+def test_the_residual_is_empty_after_a_dense_step_and_where_the_mask_is_set(at_2_ranks):
+    assert at_2_ranks["residual_is_empty_where_it_should_be"] is True
+
+
+@pytest.mark.parametrize("case", ["payload", "range_sends_what_it_widened"])
+def test_a_step_sends_what_the_formula_says_and_checks_count_apart(case, at_2_ranks):
+    assert at_2_ranks[case] is True
+
+
+@pytest.mark.parametrize("case", ["resumed", "resumed_mean_and_global"])
+def test_a_run_that_goes_on_from_any_step_ends_at_the_same_weights(case, at_2_ranks):
+    assert at_2_ranks[case] is True
+
+
+def test_bf16_on_the_wire_stays_close_and_alike_on_all_ranks(at_2_ranks):
+    assert at_2_ranks["bf16_is_close"] is True
+
+
+def test_memory_is_one_residual_and_a_byte_of_mask_an_entry(at_2_ranks):
+    assert at_2_ranks["held"] is True
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_gradient_that_is_not_finite_ends_the_step_on_all_ranks_and_is_not_saved(n, at_2_ranks, at_3_ranks):
+    first, second, untouched = {2: at_2_ranks, 3: at_3_ranks}[n]["not_finite"]
+    assert first.startswith("the gradient of blocks.1.mlp.up.weight on rank 1 is not finite at step 3; ")
+    assert second == f"nothing is saved after a step that was broken off: {first}" and untouched
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_rank_that_chose_other_entries_stops_the_run(n, at_2_ranks, at_3_ranks):
+    error = {2: at_2_ranks, 3: at_3_ranks}[n]["planted_mask"]
+    assert error.startswith(f"after step 4 rank 1 of {n} chose other gradient entries than the rest")
+    assert "\n" not in error
+
+
+def test_radius_trains_resumes_and_refuses_from_the_command_line(tmp_path):
+    def train(nproc: int, steps: int, *settings: str, resume: bool = True):
+        shape = (*TINY[:3], "loop.global_batch=6", "loop.seq_len=16", "loop.eval_batches=1", f"loop.steps={steps}")
+        settings = (*shape, "loop.device=cpu", "parallel.strategy=ddp", *settings)
+        words = [word for setting in settings for word in ("--set", setting)]
+        words += ["--quiet", "--runs-dir", str(tmp_path), "--nproc", str(nproc)] + ["--resume"] * resume
+        done = aiscale("train", "--recipe", "laptop", *words, env={"OMP_NUM_THREADS": "1"})
+        return done.returncode, done.stderr.strip()
+
+    radius = ("compression.method=radius", "compression.density=0.5", "compression.interval=4")
+    assert train(2, 3, resume=False) == (0, "")
+    assert train(2, 5, *radius) == (0, "")  # a dense run goes on with Radius, as the published ones did
+    assert train(2, 7, *radius) == (0, "")  # between two refreshes
+    status, error = train(3, 9, *radius)
+    assert status == 2 and error == (
+        "aiscale: the checkpoint holds the unsent gradients of 2 ranks, but there are 3: start 2, "
+        "or drop them with compression.method=none"
+    )
+    status, error = train(2, 9, *radius[:1], "compression.density=0.25", radius[2])
+    assert status == 2 and error.startswith(
+        "aiscale: the checkpoint was written with compression.density=0.5, not 0.25: set that again"
+    )
+    assert train(3, 8) == (0, "")  # back to whole gradients, on other ranks
+    lines = (tmp_path / "laptop/metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, 9))
