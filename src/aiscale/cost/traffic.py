@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiscale.config import ConfigError, ModelConfig, Run
+from aiscale.cost.compression import radius_traffic
 from aiscale.cost.fsdp import fsdp_traffic
 from aiscale.cost.megatron import megatron_traffic
 from aiscale.cost.parameters import parameter_count
+from aiscale.cost.rivals import rivals_traffic
 from aiscale.cost.stages import pipeline_traffic
 from aiscale.cost.zero import zero_traffic
 
@@ -49,17 +51,25 @@ def _serial(run: Run, world_size: int, rank: int) -> Traffic:
 
 
 def _replicated(run: Run, world_size: int, rank: int) -> Traffic:
-    """mpi and ddp: every gradient in one all-reduce, however many micro-batches there are."""
-    if world_size == 1:
-        return {}
-    each = 2 if run.compression.wire == "bf16" else WIDE[run.loop.precision]
-    return {("all_reduce", "world"): each * parameter_count(run.model)}
+    """mpi and ddp: every gradient in one all-reduce, however many micro-batches there are. With a method of
+    compression, a sparse step: dense ones send what method none does."""
+    if run.compression.method in ("none", "radius"):
+        return radius_traffic(run, world_size)
+    return rivals_traffic(run, world_size)
+
+
+def _ddp(run: Run, world_size: int, rank: int) -> Traffic:
+    """The gradients, or what stands for them; with divided optimizer states the owners' new weights as well."""
+    sent = _replicated(run, world_size, rank)
+    if run.parallel.distributed_optimizer and world_size > 1:
+        sent["broadcast", "world"] = WIDE[run.loop.precision] * parameter_count(run.model)
+    return sent
 
 
 _STRATEGIES: dict[str, Callable[[Run, int, int], Traffic]] = {
     "serial": _serial,
     "mpi": _replicated,
-    "ddp": _replicated,
+    "ddp": _ddp,
     "zero": zero_traffic,
     "fsdp": fsdp_traffic,
     "pipeline": pipeline_traffic,

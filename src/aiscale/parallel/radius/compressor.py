@@ -24,6 +24,8 @@ from aiscale.parallel.compress.base import Bucket, Compressor
 from aiscale.parallel.radius.mask import choose, digest, disagreeing, scores
 from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
+from aiscale.parallel.radius.sharded import spread
+from aiscale.parallel.sharded_optimizer import owner
 
 
 class MaskError(RuntimeError):
@@ -71,11 +73,15 @@ class Radius(Compressor):
     def refresh(self) -> None:
         """Choose anew, and make sure that all ranks chose alike."""
         masked = {name: p for p, name in self.names.items() if not is_exempt(name)}
-        scored = {name: scores(self.optimizer, p, self.config.score) for name, p in masked.items()}
+        # Where optimizer states are divided, the owner of a parameter chooses for all.
+        owners = {name: rank for name, p in masked.items() if (rank := owner(self.optimizer, p)) is not None}
+        mine = [name for name in masked if owners.get(name, self.world.rank) == self.world.rank]
+        scored = {name: scores(self.optimizer, masked[name], self.config.score) for name in mine}
         config = self.config
         masks = choose(scored, density=config.density, scope=config.scope, reach=config.range)
         for name, mask in masks.items():
             self.mask[masked[name]].copy_(mask)
+        spread(self.world, {name: self.mask[p] for name, p in masked.items()}, owners)
         self._count()
         digests = self.world.gather(digest(self.mask[p] for p in self.names))
         if odd := disagreeing(digests):
