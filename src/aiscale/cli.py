@@ -293,6 +293,7 @@ def _verify(args: argparse.Namespace) -> int:
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
     "bench": ("measure this machine", "aiscale bench model --json", "aiscale.bench.command"),
+    "doctor": ("say whether this machine, or job, is ready to train", "srun aiscale doctor", "aiscale.doctor.command"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
     "evaluate": (
         "run tasks of the lm-eval harness on a trained model",

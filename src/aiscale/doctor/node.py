@@ -1,0 +1,251 @@
+"""What this node has, and whether that is enough to train: one `Finding` for each question.
+
+    for finding in examine():
+        print(finding.state, finding.name, finding.found, finding.remedy)
+
+Nothing is changed, and nothing here talks to another node. What could hang (MPI on a login node, a driver without its
+card) runs in a process of its own that is given up after a while.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+GIB = 2**30
+PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "ipyparallel", "mpi4py", "papermill")
+#: network interfaces of the fast networks: Slingshot (hsn), InfiniBand (ib)
+FAST_LINKS = ("hsn", "ib")
+#: plugin by which NCCL and RCCL reach libfabric; without it they fall back to slow TCP
+OFI_PLUGINS = ("libnccl-net.so", "librccl-net.so", "libnccl-net-ofi.so", "librccl-net-ofi.so")
+LEAST_MEMORY_GIB = 4  # four ranks of a lesson
+LEAST_FILES = 1024  # open at once: every rank holds connections to its neighbours and files of its loader
+LEAST_SPACE_GIB = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question."""
+
+    name: str
+    state: Literal["ok", "warning", "wrong"]  #: wrong: training will not work; warning: it may be slow or fail later
+    found: str
+    remedy: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    """Every finding of this node, in order; takes a few seconds."""
+    yield _python()
+    yield from _packages()
+    yield _devices()
+    yield _cores()
+    yield _memory()
+    yield _open_files()
+    yield _mpi()
+    yield _host_name()
+    yield from _network()
+    yield from _storage()
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    remedy = "" if supported else "make a virtual environment with Python 3.11, 3.12 or 3.13"
+    return Finding("Python", "ok" if supported else "wrong", f"{version}, {sys.prefix}", remedy)
+
+
+def _packages() -> Iterator[Finding]:
+    found, missing = [], []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    state = "wrong" if "torch" in missing else "warning" if missing else "ok"
+    remedy = f"pip install {' '.join(missing)}" if missing else ""
+    yield Finding("packages", state, ", ".join(found), remedy)
+    if not shutil.which("cc") and not shutil.which("gcc"):
+        yield Finding("compiler", "warning", "none", "DeepSpeed's extensions want gcc: install it or load its module")
+
+
+def _devices() -> Finding:
+    """What torch sees, asked in a process of its own: a broken driver may hang or abort whoever asks."""
+    code = (
+        "import json, torch; c = torch.cuda; n = c.device_count(); "
+        "print(json.dumps([torch.version.cuda or torch.version.hip, "
+        "[[c.get_device_name(i), c.get_device_properties(i).total_memory] for i in range(n)]]))"
+    )
+    expected = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        toolkit, devices = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.TimeoutExpired, IndexError, ValueError):
+        return Finding("GPUs", "wrong", "torch cannot look for them", "look at what python -c 'import torch' says")
+    if not devices:
+        lacking = f"Slurm gave this node {expected} GPUs, but torch sees none" if expected else "none"
+        remedy = "install a torch for this GPU (make workshop TORCH=...) and check the driver" if expected else ""
+        return Finding("GPUs", "warning" if expected else "ok", f"{lacking}: ranks run on the CPU over gloo", remedy)
+    names = ", ".join(f"{n} x {name}" for n, name in _counted(name for name, _ in devices))
+    found = f"{names}, {devices[0][1] / GIB:.0f} GiB each, toolkit {toolkit}"
+    if expected > len(devices):
+        return Finding("GPUs", "warning", f"{found}; Slurm gave {expected}", "look at the step's --gpu-bind")
+    return Finding("GPUs", "ok", found)
+
+
+def _counted(names: Iterator[str]) -> list[tuple[int, str]]:
+    names = list(names)
+    return [(names.count(name), name) for name in dict.fromkeys(names)]
+
+
+def usable_cores() -> list[int]:
+    """The cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _cores() -> Finding:
+    cores, threads = usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    found = f"{len(cores)} of {os.cpu_count()} usable, load {os.getloadavg()[0]:.1f}"
+    found += f", OMP_NUM_THREADS {threads}" if threads else ""
+    if threads.isdigit() and int(threads) > len(cores):
+        return Finding("cores", "warning", found, "more threads than cores: raise --cpus-per-task or lower the first")
+    if len(cores) < 2:
+        return Finding("cores", "warning", found, "ranks will take turns: give this job at least 2 cores")
+    return Finding("cores", "ok", found)
+
+
+def memory_limit_bytes() -> int:
+    """What this process may use: the node's memory, or less where its control group says so."""
+    limits = [psutil.virtual_memory().total]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        text = _read(Path(path))
+        limits += [int(text)] if text.isdigit() else []
+    return min(limits)
+
+
+def _memory() -> Finding:
+    limit, free = memory_limit_bytes(), psutil.virtual_memory().available
+    found = f"{limit / GIB:.0f} GiB, {min(free, limit) / GIB:.0f} free"
+    if min(free, limit) < LEAST_MEMORY_GIB * GIB:
+        return Finding("memory", "warning", found, f"the lessons want {LEAST_MEMORY_GIB} GiB: close other programs")
+    return Finding("memory", "ok", found)
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    fast = any(name.startswith(FAST_LINKS) for name in psutil.net_if_addrs())
+    found = f"{soft} open files, locked memory {'unlimited' if locked == resource.RLIM_INFINITY else f'{locked} bytes'}"
+    if soft < LEAST_FILES:
+        return Finding("limits", "wrong", found, f"ulimit -n {min(hard, 4096) if hard > 0 else 4096}")
+    if fast and locked != resource.RLIM_INFINITY:
+        return Finding("limits", "warning", found, "the fast network registers memory: ulimit -l unlimited")
+    return Finding("limits", "ok", found)
+
+
+def _mpi() -> Finding:
+    """Which MPI mpi4py finds. MPI may refuse or hang outside a job, so it is asked without MPI_Init."""
+    code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+    beside = Path(sys.executable).parent / "mpiexec"
+    starter = str(beside) if beside.exists() else shutil.which("mpiexec") or shutil.which("srun") or "no mpiexec"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        return Finding("MPI", "warning", "mpi4py does not answer", "ask again inside a job; only strategy mpi needs it")
+    if done.returncode:
+        return Finding("MPI", "warning", "mpi4py finds no library", "pip install mpich, or load your site's MPI module")
+    version = " ".join(done.stdout.split("\n")[0].replace("\t", " ").split()).rstrip("\x00")
+    return Finding("MPI", "ok", f"{version[:60]}, {starter}")
+
+
+def _host_name() -> Finding:
+    name = socket.gethostname()
+    try:
+        address = socket.getaddrinfo(name, None)[0][4][0]
+    except OSError:
+        remedy = "ranks on this node meet on loopback; for several nodes set GLOO_SOCKET_IFNAME and MASTER_ADDR"
+        return Finding("host name", "warning", f"{name} does not resolve", remedy)
+    return Finding("host name", "ok", f"{name} is {address}")
+
+
+def _network() -> Iterator[Finding]:
+    links = [name for name, stat in psutil.net_if_stats().items() if stat.isup and name != "lo"]
+    fast = sorted(name for name in links if name.startswith(FAST_LINKS))
+    if not fast:
+        yield Finding("network", "ok", ", ".join(sorted(links)) or "loopback only")
+        return
+    chosen = os.environ.get("NCCL_SOCKET_IFNAME", "")
+    state = "ok" if not chosen or any(name.startswith(tuple(chosen.split(","))) for name in fast) else "warning"
+    remedy = (
+        ""
+        if state == "ok"
+        else f"NCCL_SOCKET_IFNAME {chosen} is none of them: set it to {fast[0].rstrip('0123456789')}"
+    )
+    yield Finding("network", state, ", ".join(fast), remedy)
+    plugin = find_plugin(os.environ)
+    if plugin:
+        yield Finding("libfabric plugin", "ok", str(plugin))
+    else:
+        remedy = "load the module aws-ofi-nccl or aws-ofi-rccl, or NCCL talks over TCP"
+        yield Finding("libfabric plugin", "warning", "not on LD_LIBRARY_PATH", remedy)
+
+
+def find_plugin(env: Mapping[str, str]) -> Path | None:
+    """The library by which NCCL or RCCL reaches libfabric."""
+    folders = [Path(folder) for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return next((folder / name for folder in folders for name in OFI_PLUGINS if (folder / name).exists()), None)
+
+
+def _storage() -> Iterator[Finding]:
+    """Where runs and temporary files would go: writable, and how fast."""
+    user = os.environ.get("USER", "")
+    places = {"this folder": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
+    for name, path in (("node-local NVMe", f"/mnt/bb/{user}"), ("scratch", os.environ.get("SCRATCH", ""))):
+        if path and Path(path).is_dir():
+            places[name] = Path(path)
+    for name, path in places.items():
+        try:
+            rate = write_rate(path)
+        except OSError as error:
+            state = "wrong" if name == "temporary files" else "warning"
+            yield Finding(name, state, f"{path}: {error.strerror}", "start from a folder that you may write to")
+            continue
+        free = shutil.disk_usage(path).free / GIB
+        found = f"{path}, {free:,.0f} GiB free, {rate / 2**20:,.0f} MiB/s"
+        short = free < LEAST_SPACE_GIB
+        yield Finding(name, "warning" if short else "ok", found, "free some space for checkpoints" if short else "")
+
+
+def write_rate(folder: Path, nbytes: int = 32 * 2**20) -> float:
+    """Bytes a second at which a file reaches the disk of `folder`; the file is gone afterwards."""
+    block = os.urandom(2**20)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        began = time.perf_counter()
+        for _ in range(nbytes // len(block)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return nbytes / (time.perf_counter() - began)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,227 @@
+"""The ranks of a job before they train: do they reach each other, how fast, and who holds the others up?
+
+    world = connect()
+    found = preflight(world)          # the same on every rank
+    found.problems                    # one line each, with the rank and the remedy; empty: all is well
+
+Three measurements: an all-reduce of all ranks (also checked for its result), a message both ways between every pair,
+and the same matrix product on every rank. Pairs are compared with their like, inside a node and between nodes, and a
+rank that is slow with most of its partners is named rather than its pairs. Where two ranks share a GPU or a core, that
+is said first: it explains the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from aiscale.cost import wire_bytes
+from aiscale.dist import World
+from aiscale.doctor.node import usable_cores
+
+ALL_REDUCE_BYTES = 16 * 2**20
+MESSAGE_BYTES = 2 * 2**20
+ROUNDS = 3
+SLOW = 0.5  #: of the rate of its like
+MAX_PARTNERS = 64  #: a rank of a large job talks to so many others only
+
+
+@dataclass
+class Seat:
+    """Where a rank runs."""
+
+    rank: int
+    host: str
+    device: str  #: a GPU's own number, or cpu
+    cores: list[int]
+    product_s: float = 0.0  #: of one matrix product, alone on its device
+
+
+@dataclass
+class Preflight:
+    """What was measured; the same on every rank."""
+
+    seats: list[Seat]
+    all_reduce_bytes: int = ALL_REDUCE_BYTES
+    all_reduce_s: float = 0.0
+    bus_bytes_s: float = 0.0  #: bytes that each rank sends and receives in it, a second
+    pairs: list[tuple[int, int, float]] = field(default_factory=list)  #: (rank, rank, bytes a second, each way)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def rates(self, inside: bool) -> list[float]:
+        """Of the pairs within a node, or of those between nodes."""
+        return [rate for a, b, rate in self.pairs if (self.seats[a].host == self.seats[b].host) == inside]
+
+
+def preflight(world: World) -> Preflight:
+    """Measure, compare, and name what is wrong. All ranks call it."""
+    device = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else "cpu"
+    # Slurm's own name for the node: virtual nodes, and containers, may share a host name.
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    found = Preflight(world.gather(Seat(world.rank, host, device, usable_cores())))
+    _compare_seats(found)
+    if world.size > 1:
+        _time_all_reduce(world, found)
+        _time_pairs(world, found)
+        found.problems += _slow_pairs(found)
+    for seat, product_s in zip(found.seats, world.gather(_time_product(world)), strict=True):
+        seat.product_s = product_s
+    found.warnings += _slow_devices(found.seats)
+    return found
+
+
+def _compare_seats(found: Preflight) -> None:
+    """Two ranks on one GPU is wrong; on the same cores it is slow."""
+    for host in dict.fromkeys(seat.host for seat in found.seats):
+        here = [seat for seat in found.seats if seat.host == host]
+        for device in dict.fromkeys(seat.device for seat in here if seat.device != "cpu"):
+            sharing = [str(seat.rank) for seat in here if seat.device == device]
+            if len(sharing) > 1:
+                found.problems.append(
+                    f"ranks {', '.join(sharing)} on {host} share one GPU: srun --gpus-per-task=1 --gpu-bind=closest"
+                )
+        cores = {core for seat in here for core in seat.cores}
+        if len(cores) < len(here):
+            found.warnings.append(
+                f"{len(here)} ranks on {host} share {len(cores)} cores and take turns: srun --cpus-per-task=..., or "
+                "start fewer ranks"
+            )
+        elif len(here) > 1 and any(len(seat.cores) == 1 for seat in here):
+            crowded = [core for core in cores if sum(seat.cores == [core] for seat in here) > 1]
+            if crowded:
+                ranks = [str(seat.rank) for seat in here if seat.cores == [crowded[0]]]
+                found.problems.append(
+                    f"ranks {', '.join(ranks)} on {host} are bound to the one core {crowded[0]}: srun --cpu-bind=cores"
+                )
+
+
+def _time_all_reduce(world: World, found: Preflight) -> None:
+    ones = torch.ones(ALL_REDUCE_BYTES // 4, device=world.device)
+    times = []
+    for _ in range(ROUNDS + 1):
+        values = ones.clone()
+        world.barrier()
+        began = time.perf_counter()
+        with world.control():
+            dist.all_reduce(values)
+        _finish(world)
+        times.append(time.perf_counter() - began)
+    if not world.sum(float((values == world.size).all())) == world.size:
+        found.problems.append("an all-reduce of ones did not give the number of ranks: the network corrupts data")
+    found.all_reduce_s = max(world.gather(statistics.median(times[1:])))  # the first one opens connections
+    sent = wire_bytes("all_reduce", ALL_REDUCE_BYTES, world.size)
+    found.bus_bytes_s = sent / found.all_reduce_s
+
+
+def _time_pairs(world: World, found: Preflight) -> None:
+    rates = []
+    for partner in partners(world.rank, world.size):
+        world.barrier()  # rounds must not overlap, or a rank's rate would be that of two messages
+        if partner is not None:
+            rates.append((world.rank, partner, _exchange(world, partner)))
+    slower: dict[tuple[int, int], float] = {}
+    for mine in world.gather(rates):
+        for a, b, rate in mine:
+            pair = (min(a, b), max(a, b))
+            slower[pair] = min(rate, slower.get(pair, rate))
+    found.pairs = [(a, b, rate) for (a, b), rate in sorted(slower.items())]
+
+
+def partners(rank: int, size: int) -> Iterator[int | None]:
+    """With whom a rank talks in each round of a round-robin tournament; None: it pauses. Everyone meets everyone, up to
+    MAX_PARTNERS."""
+    seats = size + size % 2
+    for turn in range(min(seats - 1, MAX_PARTNERS)):
+        order = [0, *((place + turn) % (seats - 1) + 1 for place in range(seats - 1))]
+        at = order.index(rank)
+        partner = order[seats - 1 - at]
+        yield partner if partner < size else None
+
+
+def _exchange(world: World, partner: int) -> float:
+    """Bytes a second, each way at once."""
+    out = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=world.device)
+    back = torch.empty_like(out)
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        with world.control():
+            both = [dist.P2POp(dist.isend, out, partner), dist.P2POp(dist.irecv, back, partner)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+        _finish(world)
+        times.append(time.perf_counter() - began)
+    return MESSAGE_BYTES / min(times)
+
+
+def _slow_pairs(found: Preflight) -> Iterator[str]:
+    for inside in (True, False):
+        alike = found.rates(inside)
+        if len(alike) < 3:
+            continue  # nothing to compare with
+        usual = statistics.quantiles(alike, n=4)[2]  # of one slow rank half of all pairs may be slow
+        slow = [
+            (a, b, rate)
+            for a, b, rate in found.pairs
+            if (found.seats[a].host == found.seats[b].host) == inside and rate < SLOW * usual
+        ]
+        where = "inside its node" if inside else "between nodes"
+        named: set[int] = set()
+        for seat in found.seats:
+            mine = [(a, b, rate) for a, b, rate in found.pairs if seat.rank in (a, b)]
+            mine = [p for p in mine if (found.seats[p[0]].host == found.seats[p[1]].host) == inside]
+            bad = [pair for pair in mine if pair in slow]
+            if len(mine) > 1 and len(bad) > len(mine) / 2:
+                named.add(seat.rank)
+                rate = statistics.median(rate for _, _, rate in mine)
+                yield (
+                    f"rank {seat.rank} on {seat.host} sends {_rate(rate)} {where}, the others {_rate(usual)}: look at "
+                    "its network interface and binding, or leave the node out (--exclude)"
+                )
+        for a, b, rate in slow:
+            if not {a, b} & named:
+                yield (
+                    f"ranks {a} and {b} ({found.seats[a].host}, {found.seats[b].host}) exchange {_rate(rate)}, pairs "
+                    f"like them {_rate(usual)}: the link between them is slow"
+                )
+
+
+def _time_product(world: World) -> float:
+    """Seconds of a matrix product, the best of a few."""
+    width = 4096 if world.device.type == "cuda" else 512
+    matrix = torch.ones(width, width, device=world.device)
+    world.barrier()
+    times = []
+    for _ in range(4):
+        began = time.perf_counter()
+        matrix @ matrix
+        _finish(world)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _slow_devices(seats: list[Seat]) -> Iterator[str]:
+    median = statistics.median(seat.product_s for seat in seats)
+    for seat in seats:
+        if len(seats) > 2 and seat.product_s * SLOW > median:
+            yield (
+                f"rank {seat.rank} on {seat.host} multiplies matrices {seat.product_s / median:.1f} times as slowly as "
+                "the others: something else uses its device or cores"
+            )
+
+
+def _finish(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _rate(bytes_s: float) -> str:
+    return f"{bytes_s / 2**20:,.0f} MiB/s"
