@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,6 +201,17 @@ def test_the_command_evaluates_a_run_and_its_export_alike(trained, tmp_path, cap
     assert found[0]["n-samples"]["aiscale_rolling"] == {"original": 6, "effective": 3} and found[0]["limit"] == 3
     for ours, theirs in zip(rows(found[0]), rows(found[1]), strict=True):
         assert ours["metric"] == theirs["metric"] and ours["value"] == pytest.approx(theirs["value"], rel=1e-4)
+
+
+def test_a_checkpoint_that_four_ranks_of_radius_wrote_is_evaluated_by_one(tmp_path, capsys):
+    sets = ["loop.steps=6", "compression.warmup_steps=2", "compression.interval=3", "loop.eval_batches=1"]
+    options = [word for assignment in sets for word in ("--set", assignment)]
+    command = ["train", "--recipe", "radius-tiny", "--nproc", "4", "--quiet", "--runs-dir", str(tmp_path), *options]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "aiscale", *command], check=True, timeout=120, env=env)
+    assert cli.main(["evaluate", str(tmp_path / "radius-tiny"), "--tasks", "aiscale_rolling", "--limit", "1"]) == 0
+    bits = float(re.search(r"bits_per_byte +(\S+)", capsys.readouterr().out)[1])
+    assert 4 < bits < 8, "six steps: better than chance"
 
 
 def test_a_table_is_printed_with_its_errors_and_a_cut_evaluation_says_so(trained, capsys):
