@@ -11,6 +11,7 @@ import torch
 from aiscale import cost
 from aiscale.config import ConfigError, Run
 from aiscale.parallel.radius.mask import choose, disagreeing, largest, scores, widened
+from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
 from ranks import aiscale, run_ranks
 
@@ -64,6 +65,18 @@ def test_what_is_packed_and_what_stays_are_the_whole_gradient():
     assert torch.equal(packed, whole[mask]) and torch.equal(residual, whole * ~mask)
     unpack(gradient, at, packed)
     assert torch.equal(gradient + residual, whole) and not gradient[~mask].any()
+
+
+def test_what_belongs_to_a_parameter_moves_with_it_into_other_buckets():
+    a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 3, 4))
+    memory = ByParameter([a, b, c], 0)
+    memory.together([a, b]).copy_(torch.arange(5))
+    memory.together([c]).fill_(9)
+    assert memory.together([b, c]).tolist() == [2, 3, 4, 9, 9, 9, 9]
+    memory.together([b, c]).add_(1)
+    assert memory.together([a, b]).tolist() == [0, 1, 3, 4, 5] and memory[c].tolist() == [10] * 4
+    memory.together([a, b]).zero_()
+    assert not memory[a].any() and not memory[b].any()
 
 
 def test_a_mean_residual_divides_what_gathered_by_the_number_of_gradients():
