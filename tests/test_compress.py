@@ -1,6 +1,6 @@
 """Radius's competitors with real ranks: dense at density 1, nothing lost, resumed to the bit, no deadlock."""
 
-from textwrap import dedent
+from textwrap import indent
 
 import pytest
 import torch
@@ -54,177 +54,252 @@ SPARSE = [
 ]
 """
 
+#: name -> (ranks, code). All that need as many ranks run in one start of them.
+PARTS: dict[str, tuple[int, str]] = {}
 
-def ranks(code: str, n: int, tmp_path, **options) -> list[str]:
-    done = run_ranks(SETUP + code, n, tmp_path, **options)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+RUN_PART = """
+failed = ""
+try:
+    part()
+except Exception:
+    import traceback
+    failed = traceback.format_exc()
+say(NAME, world.rank, "ok" if not any(world.gather(failed)) else repr(failed))
+"""
 
 
-def test_at_density_1_and_in_warm_up_every_rival_gives_the_dense_gradients(tmp_path):
-    code = """
-    def two_steps(*settings, n_micro=1):
-        engine = build(run_of(*settings), world)
-        for step in range(2):
-            engine.step(share(step, n_micro), lr=1e-3)
-        found = gradients(engine)
-        left = [t.abs().max().item() for t in engine.held().get("compression", [])]
-        engine.close()
-        return found, max(left, default=0.0)
-    dense, _ = two_steps()
-    for settings in SPARSE:
-        for n_micro in (1, 2):
-            found, left = two_steps(*settings, "density=1", n_micro=n_micro)
-            assert (found - dense).abs().max() < 1e-14 and left < 1e-16, settings
-        found, left = two_steps(*settings, "density=0.1", "warmup_steps=2")
-        assert (found - dense).abs().max() < 1e-15 and left == 0, settings
-        found, _ = two_steps(*settings, "density=0.1")
-        assert (found - dense).abs().max() > 1e-6, settings
-    found, left = two_steps("method=powersgd", "parallel.bucket_mb=25")
-    assert (found - dense).abs().max() < 1e-15 and left > 0  # its first two steps are dense
-    say("equal")
+def part(name: str, n: int, code: str) -> None:
+    PARTS[name] = (n, code)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """outcome(name): what each rank says of a part, in rank order: ok, or its traceback."""
+    said: dict[int, list[str]] = {}
+
+    def ask(name: str) -> list[str]:
+        n, _ = PARTS[name]
+        if n not in said:
+            code = SETUP + SPARSE
+            for other, (ranks, body) in PARTS.items():
+                if ranks == n:
+                    code += "def part():\n" + indent(body, "    ") + RUN_PART.replace("NAME", repr(other))
+            done = run_ranks(code, n, tmp_path_factory.mktemp("ranks"), timeout=240)
+            assert done.returncode == 0, done.stderr
+            said[n] = done.stdout.splitlines()
+        return [line.split(" ", 2)[2] for line in sorted(said[n]) if line.startswith(f"{name} ")]
+
+    return ask
+
+
+part(
+    "dense",
+    3,
     """
-    assert ranks(SPARSE + dedent(code), 3, tmp_path) == ["equal"] * 3
+def two_steps(*settings, n_micro=1):
+    engine = build(run_of(*settings), world)
+    for step in range(2):
+        engine.step(share(step, n_micro), lr=1e-3)
+    found = gradients(engine)
+    left = [t.abs().max().item() for t in engine.held().get("compression", [])]
+    engine.close()
+    return found, max(left, default=0.0)
+dense, _ = two_steps()
+for settings in SPARSE:
+    for n_micro in (1, 2):
+        found, left = two_steps(*settings, "density=1", n_micro=n_micro)
+        assert (found - dense).abs().max() < 1e-14 and left < 1e-16, settings
+    found, left = two_steps(*settings, "density=0.1", "warmup_steps=2")
+    assert (found - dense).abs().max() < 1e-15 and left == 0, settings
+    found, _ = two_steps(*settings, "density=0.1")
+    assert (found - dense).abs().max() > 1e-6, settings
+found, left = two_steps("method=powersgd", "parallel.bucket_mb=25")
+assert (found - dense).abs().max() < 1e-15 and left > 0  # its first two steps are dense
+""",
+)
 
 
-def test_what_is_applied_and_what_is_kept_back_add_up_to_the_dense_gradients(tmp_path):
-    code = """
-    for settings in [*SPARSE, ("method=powersgd", "rank=2", "parallel.bucket_mb=25"), ("method=top-k", "wire=bf16")]:
-        density = () if "method=powersgd" in settings else ("density=0.1",)
-        engine = build(run_of(*settings, *density), world)
-        compressor = engine.compressor
-        total = applied = 0
-        for step in range(7):
-            total = total + mean(flat(own_gradients(engine, step)))
-            engine.step(share(step), lr=1e-2)
-            applied = applied + gradients(engine)
-        if density:
-            kept = {e.name: e.unsent.residual for e in compressor.entries.values() if e.unsent}
-        else:
-            kept = compressor.errors
-        kept = flat(kept.get(name, torch.zeros_like(p)) for name, p in engine.model.named_parameters())
-        assert kept.abs().max() > 1e-5, settings
-        worst = (applied + mean(kept.clone()) - total).abs().max()
-        # A bias travels without a residual, so bf16 rounds it for good.
-        biases = [p.dim() == 1 for p in engine.model.parameters() for _ in range(p.numel())]
-        if "wire=bf16" in settings:
-            worst = (applied + mean(kept.clone()) - total)[~torch.tensor(biases)].abs().max()
-        assert worst < 1e-14, (settings, worst)
-        engine.close()
-    say("kept")
+def test_at_density_1_and_in_warm_up_every_rival_gives_the_dense_gradients(outcome):
+    assert outcome("dense") == ["ok"] * 3
+
+
+part(
+    "conservation",
+    3,
     """
-    assert ranks(SPARSE + dedent(code), 3, tmp_path) == ["kept"] * 3
-
-
-def test_top_k_sends_each_ranks_own_largest_entries(tmp_path):
-    code = """
-    for scope in ("tensor", "global"):
-        engine = build(run_of("method=top-k", "density=0.1", f"scope={scope}"), world)
-        own = dict(zip([n for n, _ in engine.model.named_parameters()], own_gradients(engine, 0)))
-        engine.step(share(0), lr=0.0)
-        large = {n: g.abs() for n, g in own.items() if not n.endswith("bias")}
-        def least(sizes):  # the k-th largest
-            return sizes.flatten().sort(descending=True).values[int(0.1 * sizes.numel()) - 1]
-        of_all = least(flat(large.values()))
-        for name, p in engine.model.named_parameters():
-            bound = 0 if name not in large else least(large[name]) if scope == "tensor" else of_all
-            expected = mean(torch.where(own[name].abs() >= bound, own[name], 0.0))
-            assert torch.allclose(p.grad, expected, rtol=0, atol=1e-15), (scope, name)
-        engine.close()
-    say("largest")
-    """
-    assert ranks(dedent(code), 3, tmp_path) == ["largest"] * 3
-
-
-def test_random_k_draws_the_same_places_on_all_ranks_and_others_in_every_step(tmp_path):
-    code = """
-    engine = build(run_of("method=random-k", "density=0.25"), world)
-    drawn = []
-    for step in range(3):
-        drawn.append(torch.cat([engine.compressor.indices(e) for e in engine.compressor.entries.values()]).tolist())
+for settings in [*SPARSE, ("method=powersgd", "rank=2", "parallel.bucket_mb=25"), ("method=top-k", "wire=bf16")]:
+    density = () if "method=powersgd" in settings else ("density=0.1",)
+    engine = build(run_of(*settings, *density), world)
+    compressor = engine.compressor
+    total = applied = 0
+    for step in range(7):
+        total = total + mean(flat(own_gradients(engine, step)))
         engine.step(share(step), lr=1e-2)
-    everyone = world.gather(drawn)
-    assert all(other == drawn for other in everyone)
-    assert drawn[0] != drawn[1] != drawn[2]
-    matrix = next(e for e in engine.compressor.entries.values() if e.k > 100)
-    assert len(set(engine.compressor.indices(matrix).tolist())) == matrix.k == matrix.parameter.numel() // 4
-    say("same")
+        applied = applied + gradients(engine)
+    if density:
+        kept = {e.name: e.unsent.residual for e in compressor.entries.values() if e.unsent}
+    else:
+        kept = compressor.errors
+    kept = flat(kept.get(name, torch.zeros_like(p)) for name, p in engine.model.named_parameters())
+    assert kept.abs().max() > 1e-5, settings
+    worst = (applied + mean(kept.clone()) - total).abs().max()
+    # A bias travels without a residual, so bf16 rounds it for good.
+    biases = [p.dim() == 1 for p in engine.model.parameters() for _ in range(p.numel())]
+    if "wire=bf16" in settings:
+        worst = (applied + mean(kept.clone()) - total)[~torch.tensor(biases)].abs().max()
+    assert worst < 1e-14, (settings, worst)
+    engine.close()
+""",
+)
+
+
+def test_what_is_applied_and_what_is_kept_back_add_up_to_the_dense_gradients(outcome):
+    assert outcome("conservation") == ["ok"] * 3
+
+
+part(
+    "largest",
+    3,
     """
-    assert ranks(dedent(code), 2, tmp_path) == ["same"] * 2
+for scope in ("tensor", "global"):
+    engine = build(run_of("method=top-k", "density=0.1", f"scope={scope}"), world)
+    own = dict(zip([n for n, _ in engine.model.named_parameters()], own_gradients(engine, 0)))
+    engine.step(share(0), lr=0.0)
+    large = {n: g.abs() for n, g in own.items() if not n.endswith("bias")}
+    def least(sizes):  # the k-th largest
+        return sizes.flatten().sort(descending=True).values[int(0.1 * sizes.numel()) - 1]
+    of_all = least(flat(large.values()))
+    for name, p in engine.model.named_parameters():
+        bound = 0 if name not in large else least(large[name]) if scope == "tensor" else of_all
+        expected = mean(torch.where(own[name].abs() >= bound, own[name], 0.0))
+        assert torch.allclose(p.grad, expected, rtol=0, atol=1e-15), (scope, name)
+    engine.close()
+""",
+)
 
 
-def test_a_run_that_stops_after_any_step_goes_on_to_the_bit(tmp_path):
-    code = """
-    ways = [("method=top-k", "density=0.1", "warmup_steps=1"), ("method=random-k", "density=0.1", "residual=mean"),
-            ("method=powersgd", "rank=2", "parallel.bucket_mb=25")]
-    for settings in ways:
-        run = run_of(*settings)
-        def go_on(engine, first, last, folder=None):
-            for step in range(first, last):
-                engine.step(share(step), lr=1e-2)
-                if folder:
-                    checkpoint.save(engine, folder, step=step + 1, keep=9)
-            return weights(engine)
-        folder = world.from_rank0(tempfile.mkdtemp)
-        engine = build(run, world)
-        straight = go_on(engine, 0, 5, folder)
-        engine.close()
-        for stopped in range(1, 5):
-            engine = build(run, world)
-            assert checkpoint.load(engine, f"{folder}/step_{stopped:08d}") == stopped
-            assert torch.equal(go_on(engine, stopped, 5), straight), (settings, stopped)
-            engine.close()
-    say("resumed")
+def test_top_k_sends_each_ranks_own_largest_entries(outcome):
+    assert outcome("largest") == ["ok"] * 3
+
+
+part(
+    "places",
+    2,
     """
-    # Two ranks: a sum of two does not depend on where in a bucket it stands, and DDP refills its buckets after a start.
-    assert ranks(dedent(code), 2, tmp_path) == ["resumed"] * 2
+engine = build(run_of("method=random-k", "density=0.25"), world)
+drawn = []
+for step in range(3):
+    drawn.append(torch.cat([engine.compressor.indices(e) for e in engine.compressor.entries.values()]).tolist())
+    engine.step(share(step), lr=1e-2)
+everyone = world.gather(drawn)
+assert all(other == drawn for other in everyone)
+assert drawn[0] != drawn[1] != drawn[2]
+matrix = next(e for e in engine.compressor.entries.values() if e.k > 100)
+assert len(set(engine.compressor.indices(matrix).tolist())) == matrix.k == matrix.parameter.numel() // 4
+""",
+)
 
 
-def test_powersgd_learns_where_the_model_would_fill_several_buckets(tmp_path):
-    code = """
-    run = run_of("method=powersgd", "model.d_model=256", "model.n_layer=4", "loop.precision=fp32",
-                 "parallel.bucket_mb=25", "model.vocab_size=16000")
-    engine = build(run, world)
-    nbytes = sum(p.nbytes for p in engine.model.parameters())
-    losses = [engine.step(share(0), lr=1e-3).loss for _ in range(5)]
-    say(nbytes > 25 * 2**20, losses[-1] < losses[0] - 0.1)
+def test_random_k_draws_the_same_places_on_all_ranks_and_others_in_every_step(outcome):
+    assert outcome("places") == ["ok"] * 2
+
+
+# Two ranks: a sum of two does not depend on where in a bucket it stands, and DDP refills its buckets after a start.
+part(
+    "resume",
+    2,
     """
-    assert ranks(dedent(code), 2, tmp_path, timeout=90) == ["True True"] * 2
-
-
-def test_ranks_that_add_up_rounded_values_do_not_drift_apart(tmp_path):
-    code = """
-    for method in ("top-k", "random-k"):
-        engine = build(run_of(f"method={method}", "density=0.1", "wire=bf16", "loop.precision=fp32"), world)
-        for step in range(4):
+ways = [("method=top-k", "density=0.1", "warmup_steps=1"), ("method=random-k", "density=0.1", "residual=mean"),
+        ("method=powersgd", "rank=2", "parallel.bucket_mb=25")]
+for settings in ways:
+    run = run_of(*settings)
+    def go_on(engine, first, last, folder=None):
+        for step in range(first, last):
             engine.step(share(step), lr=1e-2)
-        same = [torch.equal(weights(engine), other) for other in world.gather(weights(engine))]
-        assert all(same), method
+            if folder:
+                checkpoint.save(engine, folder, step=step + 1, keep=9)
+        return weights(engine)
+    folder = world.from_rank0(tempfile.mkdtemp)
+    engine = build(run, world)
+    straight = go_on(engine, 0, 5, folder)
+    engine.close()
+    for stopped in range(1, 5):
+        engine = build(run, world)
+        assert checkpoint.load(engine, f"{folder}/step_{stopped:08d}") == stopped
+        assert torch.equal(go_on(engine, stopped, 5), straight), (settings, stopped)
         engine.close()
-    say("same")
-    """
-    assert ranks(dedent(code), 3, tmp_path) == ["same"] * 3
+""",
+)
 
 
-def test_a_nan_that_is_not_sent_stops_every_rank_all_the_same(tmp_path):
-    code = """
-    from aiscale.parallel.compress import GradientError
-    for method in ("top-k", "random-k", "powersgd"):
-        bucket = "parallel.bucket_mb=25" if method == "powersgd" else "parallel.bucket_mb=0.05"
-        engine = build(run_of(f"method={method}", bucket, *([] if method == "powersgd" else ["density=0.01"])), world)
-        engine.step(share(0), lr=1e-3)
-        if world.rank == 1:
-            weight = engine.model.blocks[1].mlp.up.weight
-            bad = torch.zeros_like(weight)
-            bad[3, 5] = torch.nan
-            weight.register_hook(lambda g: g + bad)
-        try:
-            engine.step(share(1), lr=1e-3)
-        except GradientError as error:
-            say("blocks.1.mlp.up.weight on rank 1 is not finite at step 2" in str(error))
-        engine.close()
+def test_a_run_that_stops_after_any_step_goes_on_to_the_bit(outcome):
+    assert outcome("resume") == ["ok"] * 2
+
+
+part(
+    "powersgd",
+    2,
     """
-    assert ranks(dedent(code), 2, tmp_path) == ["True"] * 6
+run = run_of("method=powersgd", "model.d_model=256", "model.n_layer=4", "loop.precision=fp32",
+             "parallel.bucket_mb=25", "model.vocab_size=16000")
+engine = build(run, world)
+nbytes = sum(p.nbytes for p in engine.model.parameters())
+losses = [engine.step(share(0), lr=1e-3).loss for _ in range(5)]
+assert nbytes > 25 * 2**20 and losses[-1] < losses[0] - 0.1
+""",
+)
+
+
+def test_powersgd_learns_where_the_model_would_fill_several_buckets(outcome):
+    assert outcome("powersgd") == ["ok"] * 2
+
+
+part(
+    "drift",
+    3,
+    """
+for method in ("top-k", "random-k"):
+    engine = build(run_of(f"method={method}", "density=0.1", "wire=bf16", "loop.precision=fp32"), world)
+    for step in range(4):
+        engine.step(share(step), lr=1e-2)
+    same = [torch.equal(weights(engine), other) for other in world.gather(weights(engine))]
+    assert all(same), method
+    engine.close()
+""",
+)
+
+
+def test_ranks_that_add_up_rounded_values_do_not_drift_apart(outcome):
+    assert outcome("drift") == ["ok"] * 3
+
+
+part(
+    "nan",
+    2,
+    """
+from aiscale.parallel.compress import GradientError
+for method in ("top-k", "random-k", "powersgd"):
+    bucket = "parallel.bucket_mb=25" if method == "powersgd" else "parallel.bucket_mb=0.05"
+    engine = build(run_of(f"method={method}", bucket, *([] if method == "powersgd" else ["density=0.01"])), world)
+    engine.step(share(0), lr=1e-3)
+    if world.rank == 1:
+        weight = engine.model.blocks[1].mlp.up.weight
+        bad = torch.zeros_like(weight)
+        bad[3, 5] = torch.nan
+        weight.register_hook(lambda g: g + bad)
+    try:
+        engine.step(share(1), lr=1e-3)
+    except GradientError as error:
+        assert "blocks.1.mlp.up.weight on rank 1 is not finite at step 2" in str(error)
+    else:
+        raise AssertionError(f"{method} went on")
+    engine.close()
+""",
+)
+
+
+def test_a_nan_that_is_not_sent_stops_every_rank_all_the_same(outcome):
+    assert outcome("nan") == ["ok"] * 2
 
 
 def test_a_mean_residual_is_the_mean_of_the_steps_since_an_entry_was_sent():
