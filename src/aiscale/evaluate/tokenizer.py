@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from aiscale.config import ConfigError
 from aiscale.data import Tokenizer
 from aiscale.data.tokenizers import WORD
 
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
 def end_of_text(tokenizer: Tokenizer) -> int:
     """The last token of what stands between two documents: <|endoftext|>, or a line end where there is no such token.
 
-    With neither (characters of a text without line ends), the first token of the vocabulary.
+    With neither (a vocabulary without line ends), its first token.
     """
-    known = tokenizer.kind in ("byte", "bpe")
-    vocabulary = {"char": getattr(tokenizer, "characters", ""), "word": getattr(tokenizer, "words", [])}
-    if known or tokenizer.separator[-1] in vocabulary[tokenizer.kind]:
-        return tokenizer.encode(tokenizer.separator if known else tokenizer.separator[-1])[-1]
-    return 0
+    try:
+        return tokenizer.encode(tokenizer.separator)[-1]
+    except ConfigError:  # what is not in its text is an error to a char or word tokenizer
+        return 0
 
 
 def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
