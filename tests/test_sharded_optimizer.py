@@ -1,0 +1,128 @@
+"""ZeRO-1 under DDP: the same training with a share of the optimizer's states on each rank, with Radius and without."""
+
+import pytest
+
+from aiscale.config import ConfigError, Run
+from ranks import run_ranks
+
+SETUP = """
+import tempfile
+from aiscale import checkpoint
+from aiscale.config import Run
+from aiscale.meter import held_bytes
+from aiscale.parallel import build
+ZERO1 = "parallel.distributed_optimizer=true"
+BASE = Run().override("model.n_layer=2", "model.n_head=2", "model.d_model=32", "model.vocab_size=67",
+    "loop.precision=fp64", "loop.device=cpu", "loop.seq_len=16", "loop.global_batch=12", "parallel.strategy=ddp")
+def share(step):  # this rank's part of a global batch of 12
+    tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
+    mine = tokens.chunk(world.size)[world.rank]
+    return [(mine[:, :-1], mine[:, 1:])]
+def train(engine, first, last, folder=None):
+    for step in range(first, last):
+        engine.step(share(step), lr=1e-2)
+        if folder:
+            checkpoint.save(engine, folder, step=step + 1, keep=9)
+    return torch.cat([p.detach().reshape(-1) for p in engine.model.parameters()])
+"""
+
+
+def ranks(code: str, n: int, folder) -> None:
+    done = run_ranks(SETUP + code + "\nsay('done')", n, folder)
+    assert done.returncode == 0 and done.stdout.split() == ["done"] * n, done.stderr
+
+
+def test_divided_states_train_the_same_weights_to_the_bit_and_a_share_of_the_memory(tmp_path):
+    code = """
+ways = [(), ("optimizer.name=sgd",), ("compression.method=top-k", "compression.density=0.1"),
+        ("compression.method=radius", "compression.density=0.3", "compression.interval=2"),
+        ("compression.method=radius", "compression.density=0.3", "compression.score=gradient")]
+for settings in ways:
+    whole, divided = (build(BASE.override(*settings, *zero1), world) for zero1 in ((), (ZERO1,)))
+    assert torch.equal(train(whole, 0, 5), train(divided, 0, 5)), settings
+    if "compression.method=radius" in settings:
+        assert all(torch.equal(a, b) for a, b in zip(*(e.compressor.mask.tensors() for e in (whole, divided))))
+    nbytes, share_of_it = (held_bytes(e.held())["optimizer states"] for e in (whole, divided))
+    assert sum(world.gather(share_of_it)) == nbytes and share_of_it < nbytes / 2, settings
+    whole.close(), divided.close()
+"""
+    ranks(code, 3, tmp_path)
+
+
+def test_owners_spread_masks_as_bookkeeping_one_bit_an_entry(tmp_path):
+    code = """
+from math import ceil
+from aiscale.cost.compression import is_exempt
+engine = build(BASE.override(ZERO1, "compression.method=radius", "compression.density=0.3"), world)
+train(engine, 0, 1)
+def broadcast(counts):
+    return sum(c.payload_bytes for (op, _), c in counts.items() if op == "broadcast")
+sent, control = broadcast(world.traffic.snapshot()), broadcast(world.traffic.control_counts)
+engine.compressor.refresh()
+assert broadcast(world.traffic.snapshot()) == sent
+entries = [0, 0]
+for name, p in engine.model.named_parameters():
+    entries[engine.optimizer._param_to_rank[p]] += 0 if is_exempt(name) else p.numel()
+assert broadcast(world.traffic.control_counts) - control == sum(ceil(n / 8) for n in entries)
+"""
+    ranks(code, 2, tmp_path)
+
+
+def test_a_checkpoint_of_divided_states_goes_on_to_the_bit_divided_and_whole(tmp_path):
+    code = f"""
+for settings in ((), ("compression.method=radius", "compression.density=0.3", "compression.interval=3")):
+    folder = "{tmp_path}/" + str(len(settings))
+    engine = build(BASE.override(ZERO1, *settings), world)
+    straight = train(engine, 0, 5, folder)
+    engine.close()
+    for stopped in (1, 3):
+        for zero1 in ((), (ZERO1,)):
+            engine = build(BASE.override(*settings, *zero1), world)
+            checkpoint.load(engine, f"{{folder}}/step_{{stopped:08d}}")
+            assert torch.equal(train(engine, stopped, 5), straight), (settings, stopped, zero1)
+            engine.close()
+engine = build(BASE, world)  # and the other way: written whole
+straight = train(engine, 0, 5, "{tmp_path}/whole")
+engine = build(BASE.override(ZERO1), world)
+checkpoint.load(engine, "{tmp_path}/whole/step_00000002")
+assert torch.equal(train(engine, 2, 5), straight)
+if world.is_main:
+    torch.save(straight, "{tmp_path}/straight")
+"""
+    ranks(code, 2, tmp_path)
+    code = f"""
+engine = build(BASE.override(ZERO1), world)
+checkpoint.load(engine, "{tmp_path}/0/step_00000003")
+assert (train(engine, 3, 5) - torch.load("{tmp_path}/straight")).abs().max() < 1e-12
+"""
+    ranks(code, 3, tmp_path)  # of more ranks than wrote it
+
+
+def test_what_needs_the_moments_of_all_parameters_at_once_is_refused():
+    with pytest.raises(
+        ConfigError, match="one rank would need the moments of all, which are divided: set scope=tensor"
+    ):
+        Run().override(
+            "parallel.strategy=ddp",
+            "parallel.distributed_optimizer=true",
+            "compression.method=radius",
+            "compression.scope=global",
+        )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        ("zero", "DeepSpeed averages gradients inside its own engine"),
+        ("megatron", "Megatron-Core averages gradients in buckets of its own"),
+        ("fsdp", "a rank of FSDP keeps only a slice of each gradient"),
+    ],
+)
+def test_strategies_that_let_no_hook_in_say_so(strategy, reason):
+    with pytest.raises(ConfigError, match=f"compression is a communication hook of DDP, and {reason}"):
+        Run().override(f"parallel.strategy={strategy}", "compression.method=radius")
+
+
+def test_a_graph_that_is_learnt_while_gradients_travel_is_refused():
+    with pytest.raises(ConfigError, match="with parallel.static_graph: DDP learns the graph from a first micro-batch"):
+        Run().override("parallel.strategy=ddp", "compression.method=top-k", "parallel.static_graph=true")
