@@ -1,0 +1,180 @@
+"""What a site profile holds, and what must hold between its parts.
+
+`loading.load` builds these from a TOML file whose tables have the same names; every field is documented here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aiscale.config import ConfigError
+
+
+class SiteError(ConfigError):
+    """A site profile that cannot be used; the message is one line that says what to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuKind:
+    """Nodes that differ in the memory of their GPUs, and the constraint that asks for them."""
+
+    memory_gb: float  #: of one GPU as torch counts them, 10^9 bytes
+    constraint: str = ""  #: for --constraint; empty where nothing need be asked for
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One compute node, and how ranks sit on it."""
+
+    gpus: int  #: as torch counts them (a GCD, a tile), one rank each; 0: no GPU
+    gpu: str = ""  #: what one of them is, in words
+    ranks: int = 0  #: ranks a node; 0: one for each GPU
+    cores: int  #: that a job may use
+    cpus_per_rank: int  #: for --cpus-per-task, in the scheduler's unit (cores, or hardware threads)
+    kinds: tuple[GpuKind, ...] = ()  #: least memory first
+    source: str = ""
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks or self.gpus or 1
+
+    def kind_for(self, memory_gb: float) -> GpuKind | None:
+        """The first kind whose GPUs have as much memory; None where none has."""
+        return next((kind for kind in self.kinds if kind.memory_gb >= memory_gb), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """The longest run of a job, by its size."""
+
+    max_nodes: int  #: of jobs that this line is about, which have more than the line above
+    max_hours: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """What --partition chooses."""
+
+    limits: tuple[Limit, ...]  #: smallest jobs first
+    max_running: int = 0  #: jobs of a user that run at once; 0: no limit
+    nodes: int = 0  #: in the partition; 0: not read in a source
+    source: str = ""
+    verification: str = "primary"  #: primary: the site's own documentation; secondary: somebody's copy of it
+
+    def hours_for(self, nodes: int) -> float | None:
+        """The longest time of a job of so many nodes; None where it is too large."""
+        return next((limit.max_hours for limit in self.limits if nodes <= limit.max_nodes), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qos:
+    """What --qos chooses."""
+
+    max_nodes: int = 0  #: of one job; 0: the partition's limit alone
+    max_hours: float = 0.0  #: 0: the partition's limit alone
+    max_jobs: int = 0  #: of a user, in any state; 0: no limit
+    may_chain: bool = True  #: jobs may submit or requeue the next one
+    preemptible: bool = False  #: the scheduler may end a job for another one
+    source: str = ""
+    verification: str = "primary"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """The rules by which the site's Slurm accepts a job."""
+
+    account_example: str
+    account_pattern: str = ".+"  #: a regular expression that accounts which may use GPUs match whole
+    account_hint: str = ""  #: what the site says of accounts, in a sentence
+    default_partition: str = ""
+    default_qos: str = ""
+    max_jobs: int = 0  #: of a user, queued or running; 0: no limit
+    required: tuple[str, ...] = ("account", "time")  #: options without which a job is refused
+    features: Mapping[str, str] = field(default_factory=dict)  #: what --constraint may name, and what each is
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    qos: Mapping[str, Qos] = field(default_factory=dict)
+
+    def hours_for(self, nodes: int, partition: str = "", qos: str = "") -> float | None:
+        """The longest time of a job of so many nodes, under the limits of both; None where it is too large."""
+        hours = [24.0 * 365]
+        if entry := self.partitions.get(partition or self.default_partition):
+            longest = entry.hours_for(nodes)
+            if longest is None:
+                return None
+            hours.append(longest)
+        if entry := self.qos.get(qos or self.default_qos):
+            if entry.max_nodes and nodes > entry.max_nodes:
+                return None
+            hours += [entry.max_hours] if entry.max_hours else []
+        return min(hours)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shell:
+    """Pieces of bash that a launcher is put together from, each with its reasons and sources as comments."""
+
+    modules: str = ""  #: what the site's software stack needs, before an environment is active
+    activate: str = ""  #: makes `python` the one that has aiscale; may read $ENVIRONMENT, and set `python` words
+    network: str = ""  #: variables of NCCL, RCCL and libfabric
+    master: str = ""  #: sets MASTER_ADDR
+    caches: str = ""  #: where libraries may write
+    proxy: str = ""  #: how a compute node reaches the outside; rendered as a comment
+    one_node: str = ""  #: before a step on one node, inside a job of several
+    many_nodes: str = ""  #: before a step on several nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A computing centre's machine, as its documentation describes it on one day."""
+
+    name: str  #: the folder of its launchers
+    title: str
+    read: datetime.date  #: the day as of which the sources were read
+    sources: Mapping[str, str]  #: key -> where; rules and comments name the keys
+    machine: str = ""  #: its name in aiscale.machines, if it is there
+    node: Node
+    scheduler: Scheduler
+    partition: str = ""  #: what launchers ask for; empty: the site's default
+    qos: str = ""  #: the same
+    sbatch: tuple[str, ...] = ()  #: further #SBATCH options, as --option=value  # why
+    srun: str  #: options of a step with one rank for each GPU
+    srun_why: str = ""  #: the reason, with its source
+    environment: str = ""  #: the value that ENVIRONMENT has before anybody edits it
+    environment_hint: str = ""  #: what else it may be
+    scratch: str = ""  #: where to submit from, in a sentence
+    jupyter: str = ""  #: where notebooks run, in a sentence
+    chain: bool = True  #: a job may requeue itself when its time is up
+    shell: Shell = field(default_factory=Shell)
+
+    def __post_init__(self) -> None:
+        rules = self.scheduler
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
+            raise SiteError(f"name is {self.name!r}: it names a folder, so use small letters, digits, - and _")
+        for kind, wanted, known in (
+            ("partition", self.partition or rules.default_partition, rules.partitions),
+            ("qos", self.qos or rules.default_qos, rules.qos),
+        ):
+            if wanted and wanted not in known:
+                raise SiteError(
+                    f"{kind} {wanted} is not among scheduler.{kind}: add [scheduler.{_TABLE[kind]}.{wanted}]"
+                )
+        named = {word for kind in self.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
+        if unknown := sorted(named - set(rules.features)):
+            raise SiteError(
+                f"node.kinds names the constraint {unknown[0]}, which scheduler.features lacks: add it there"
+            )
+        try:
+            re.compile(rules.account_pattern)
+        except re.error as error:
+            raise SiteError(
+                f"scheduler.account_pattern {rules.account_pattern!r} is no regular expression: {error}"
+            ) from None
+        if self.node.ranks_per_node * self.node.cpus_per_rank < 1:
+            raise SiteError("node.cpus_per_rank must be at least 1")
+
+
+_TABLE = {"partition": "partitions", "qos": "qos"}
