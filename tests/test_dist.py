@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from aiscale.dist import ConnectError, Traffic, connect, find_launch
-from aiscale.dist.connect import _meeting_point, _slurm_first_host, mpi_world
-from aiscale.dist.launchers import Launch
+from aiscale.dist.connect import _meeting_point, mpi_world
+from aiscale.dist.launchers import Launch, slurm_first_host
 from ranks import processes_with, run_ranks, wait_until
 
 SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
@@ -98,7 +98,7 @@ def test_the_first_host_of_a_slurm_step_is_found_without_scontrol(monkeypatch):
     monkeypatch.setenv("PATH", "")
     for nodes, first in [("frontier[00123-00125,7]", "frontier00123"), ("nid1,nid2", "nid1"), ("a-b[3]", "a-b3")]:
         monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
-        assert _slurm_first_host() == first
+        assert slurm_first_host() == first
 
 
 def test_a_port_in_use_is_named(tmp_path):

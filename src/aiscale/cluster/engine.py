@@ -8,10 +8,13 @@ import platform
 import sys
 
 
-def join(rendezvous: dict[str, str], device: str, timeout_s: float, path: list[str], fresh: bool) -> dict:
+def join(
+    rendezvous: dict[str, str], device: str, timeout_s: float, path: list[str], fresh: bool, link_mbit_s: float = 0
+) -> dict:
     """Join a new process group at `rendezvous`, and set the names that `%%px` cells rely on.
 
-    What the notebook can import from `path`, its sys.path, ranks can import as well.
+    What the notebook can import from `path`, its sys.path, ranks can import as well. link_mbit_s: the rate to which
+    the links between ranks are slowed.
 
     Returns what `Ranks` shows: rank, pid, host, device, backend, threads. With `fresh`, variables are forgotten first.
     """
@@ -30,6 +33,7 @@ def join(rendezvous: dict[str, str], device: str, timeout_s: float, path: list[s
     sys.path += [folder for folder in path if folder not in sys.path]
     os.environ.update(rendezvous)
     world = aiscale.dist.connect(device=device, timeout_s=timeout_s)
+    world.link.rate_mbit_s = link_mbit_s
     names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
     shell.push(names, interactive=False)
     return {

@@ -41,6 +41,7 @@ def start(
     start_timeout_s: float = 90.0,
     env: Mapping[str, str] | None = None,
     fresh: bool = False,
+    link_mbit_s: float = 0,
 ) -> Ranks:
     """Start `size` ranks and join them to one process group; prints one line.
 
@@ -48,13 +49,14 @@ def start(
     same way: they forget their variables and join a new process group. Otherwise, or with `fresh`, they are replaced.
 
     threads: of each rank; 0 shares the cores. timeout_s: after which a collective that hangs raises.
-    env: further environment variables of the ranks. Raises ClusterError.
+    env: further environment variables of the ranks. link_mbit_s: slow the links between ranks to so many megabits a
+    second; `%%px world.link.rate_mbit_s = 50` changes it, 0 is unslowed. Raises ClusterError.
     """
     global _current
-    _check(size, launcher, threads)
+    _check(size, launcher, threads, link_mbit_s)
     began = time.monotonic()
     request = {"launcher": launcher, "threads": threads or max(1, _cores() // size), "device": device}
-    request |= {"timeout_s": timeout_s, "env": dict(env or {})}
+    request |= {"timeout_s": timeout_s, "env": dict(env or {}), "link_mbit_s": link_mbit_s}
     reused = _current is not None and not fresh and _current._renew(size, request)
     if not reused:
         stop()
@@ -71,13 +73,15 @@ def stop() -> None:
         _current.stop()
 
 
-def _check(size: int, launcher: str, threads: int) -> None:
+def _check(size: int, launcher: str, threads: int, link_mbit_s: float) -> None:
     if not isinstance(size, int) or size < 1:
         raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
     if launcher not in LAUNCHERS:
         raise ClusterError(f"cluster.start: launcher is {launcher!r}: it must be one of {', '.join(LAUNCHERS)}")
     if threads < 0:
         raise ClusterError(f"cluster.start: threads is {threads}: it must be at least 1, or 0 to share the cores")
+    if not 0 <= link_mbit_s < float("inf"):
+        raise ClusterError(f"cluster.start: link_mbit_s is {link_mbit_s}: it must be at least 0 (0: not slowed)")
 
 
 def _cores() -> int:
@@ -87,11 +91,12 @@ def _cores() -> int:
 class Ranks:
     """The ranks of one cluster. Made by `start`."""
 
-    def __init__(self, size: int, *, launcher, threads, device, timeout_s, env, start_timeout_s) -> None:
+    def __init__(self, size: int, *, launcher, threads, device, timeout_s, env, link_mbit_s, start_timeout_s) -> None:
         self.size = size
         self.view = None  #: ipyparallel's DirectView, in rank order
         self.info: list[dict] = []  #: of every rank: pid, host, device, backend, threads
         self._request = {"launcher": launcher, "threads": threads, "device": device, "timeout_s": timeout_s, "env": env}
+        self._request["link_mbit_s"] = link_mbit_s
         self._start_timeout_s = start_timeout_s
         self._processes: Processes | None = None
         self._store = None
@@ -183,7 +188,8 @@ class Ranks:
 
         r = self._request
         self._store, rendezvous = host_store(r["timeout_s"])
-        asked = self.view.apply_async(engine.join, rendezvous, r["device"], r["timeout_s"], sys.path, fresh)
+        how = (r["device"], r["timeout_s"], sys.path, fresh, r["link_mbit_s"])
+        asked = self.view.apply_async(engine.join, rendezvous, *how)
         self.info = self._finish(asked)
         order = [info["rank"] for info in self.info]
         if order != list(range(self.size)):  # engines are asked for by rank: everything else relies on it

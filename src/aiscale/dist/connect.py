@@ -11,9 +11,7 @@ import datetime
 import itertools
 import os
 import pickle
-import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -28,7 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from aiscale.dist import wire
 from aiscale.dist.failing import end_job_on_uncaught_error
 from aiscale.dist.launch import LOOPBACK
-from aiscale.dist.launchers import ConnectError, Launch, find_launch
+from aiscale.dist.launchers import ConnectError, Launch, find_launch, slurm_first_host, slurm_port
+from aiscale.dist.link import Link
 from aiscale.dist.wire import Traffic
 
 __all__ = ["ConnectError", "RankError", "World", "connect"]
@@ -53,6 +52,7 @@ class World:
     launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec or none
     backend: str  #: what carries the collectives
     traffic: Traffic  #: bytes by collective
+    link: Link = field(default_factory=Link)  #: to the other ranks; may be slowed
     processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
 
     @property
@@ -163,7 +163,9 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     if dist.is_initialized():
         dist.destroy_process_group()
     here = _pick_device(device, place, shared=backend == "gloo")
-    metered = wire.backend_for(traffic := Traffic(), here, backend)
+    nccl = here.type == "cuda" and backend != "gloo"
+    link = Link("between GPUs NCCL's links are real: leave loop.link_mbit_s at 0, or set loop.backend=gloo" * nccl)
+    metered = wire.backend_for(traffic := Traffic(), here, backend, link)
     if here.type == "cuda":
         torch.cuda.set_device(here)
     _make_gloo_find_itself()
@@ -175,8 +177,9 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
         local_size=place.local_size,
         device=here,
         launcher=place.launcher,
-        backend="nccl" if here.type == "cuda" and backend != "gloo" else "gloo",
+        backend="nccl" if nccl else "gloo",
         traffic=traffic,
+        link=link,
     )
     if place.launcher == "mpiexec" and place.size > 1:
         end_job_on_uncaught_error()  # after torch, whose own hook holds back what the one before it prints
@@ -285,30 +288,13 @@ def _meeting_point(place: Launch) -> tuple[str, int]:
     if host and port:
         return host, int(port)
     if place.launcher == "srun":
-        return host or _slurm_first_host(), int(port or _slurm_port())
+        return host or slurm_first_host(), int(port or slurm_port())
     if place.launcher == "mpiexec":
         return _ask_mpi(place)
     raise ConnectError(
         f"{place.launcher} gave RANK {place.rank} of WORLD_SIZE {place.size} but no MASTER_ADDR and MASTER_PORT: "
         "set both, or start the job with torchrun, srun, mpiexec or aiscale train --nproc"
     )
-
-
-def _slurm_first_host() -> str:
-    if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
-        return LOOPBACK
-    nodes = os.environ["SLURM_STEP_NODELIST"]
-    try:
-        return subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()[0]
-    except (OSError, subprocess.CalledProcessError):
-        # node[001-004,7],other -> node001
-        first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
-        return first.group(1) + (first.group(2) or "")
-
-
-def _slurm_port() -> int:
-    job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
-    return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 20_000
 
 
 def _ask_mpi(place: Launch) -> tuple[str, int]:

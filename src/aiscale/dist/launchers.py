@@ -9,6 +9,9 @@ launcher, the one that wrote RANK and WORLD_SIZE, is the one that counts.
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -98,3 +101,22 @@ def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: s
         raise ConnectError(
             f"{rank}={env[rank]!r}, {size}={env[size]!r}: both must be whole numbers; unset them or start the job again"
         ) from None
+
+
+def slurm_first_host() -> str:
+    """The node of this step's rank 0."""
+    if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
+        return "127.0.0.1"
+    nodes = os.environ["SLURM_STEP_NODELIST"]
+    try:
+        return subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()[0]
+    except (OSError, subprocess.CalledProcessError):
+        # node[001-004,7],other -> node001
+        first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+        return first.group(1) + (first.group(2) or "")
+
+
+def slurm_port() -> int:
+    """A port that all ranks of a step work out alike."""
+    job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
+    return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 20_000

@@ -111,6 +111,11 @@ class Traffic:
                 self._control_ns.append((start_ns, time.time_ns()))
 
     @property
+    def in_control(self) -> bool:
+        """Whether what is sent now is bookkeeping."""
+        return self._in_control > 0
+
+    @property
     def control_counts(self) -> dict[tuple[str, int], Count]:
         """The bookkeeping so far, by (collective, group size)."""
         return self._by(self._control, lambda op, group, peer: (op, len(group.ranks)))

@@ -13,7 +13,7 @@ Groups that anyone makes later (new_group, a device mesh, Megatron-Core's) are o
     world.traffic.groups_since(before)     # {("all_reduce", Group("world", (0, 1))): Count(calls, payload_bytes)}
 
 gloo reads host memory. Where its ranks hold tensors on a GPU (several ranks may share one: loop.backend=gloo),
-`Staged` sends copies of them.
+`Staged` sends copies of them. A `link` slows gloo's collectives to the rate of a network card.
 
 On CUDA, NCCL runs unwrapped and `flight` reads what it did from torch's flight recorder; AISCALE_NCCL_WIRE=1 puts NCCL
 inside a Wire instead (see `register`).
@@ -21,6 +21,7 @@ inside a Wire instead (see `register`).
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from aiscale.dist import flight
+from aiscale.dist.link import Link
 from aiscale.dist.traffic import Count, Group, Traffic, group_name
 
 __all__ = ["Count", "Group", "Traffic", "Wire", "backend_for", "register"]
@@ -76,9 +78,11 @@ def _nbytes(value: object) -> int:
 class Wire(dist.ProcessGroup):
     """A process group that counts, then lets the group inside it do the work."""
 
-    def __init__(self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...]) -> None:
+    def __init__(
+        self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...], link: Link | None = None
+    ) -> None:
         super().__init__(inner.rank(), inner.size())
-        self.inner, self.traffic, self.ranks = inner, traffic, ranks
+        self.inner, self.traffic, self.ranks, self.link = inner, traffic, ranks, link or Link()
         self.reads_gpus = False  #: whether the group inside takes tensors on a GPU as they are
         self._group: Group | None = None
 
@@ -93,11 +97,14 @@ class Wire(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return self.inner.name()
 
-    def count(self, op: str, args: tuple, which: int) -> None:
+    def count(self, op: str, args: tuple, which: int) -> int:
+        """Note a call; returns its payload in bytes."""
         # Scatter and gather name one rank's share; the whole buffer is that of the root.
         shares = self.size() if op in ("scatter", "gather") else 1
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
-        self.traffic.add(op, self.group, _nbytes(args[which]) * shares, peer)
+        payload_bytes = _nbytes(args[which]) * shares
+        self.traffic.add(op, self.group, payload_bytes, peer)
+        return payload_bytes
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -156,12 +163,18 @@ def _tensors(value) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
+def _staged(collective: Callable[..., dist.Work], op: str, *args, **kwargs) -> Staged:
+    return Staged(collective, op, args, kwargs)
+
+
 def _counting(method: str, op: str, which: int):
     def call(self: Wire, *args, **kwargs):
-        self.count(op, args, which)
+        payload_bytes = self.count(op, args, which)
         collective = getattr(self.inner, method)
         if not self.reads_gpus and any(map(on_gpu, _tensors(args))):
-            return Staged(collective, op, args, kwargs)
+            collective = functools.partial(_staged, collective, op)
+        if self.link.rate_mbit_s and not self.traffic.in_control:
+            return self.link.carry(self, op, payload_bytes, args, lambda: collective(*args, **kwargs))
         return collective(*args, **kwargs)
 
     call.__name__ = method
@@ -184,18 +197,18 @@ for _method in _UNCOUNTED:
     setattr(Wire, _method, _handing_on(_method))
 
 
-def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto") -> str:
+def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto", link: Link | None = None) -> str:
     """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`;
-    gloo: over gloo even from a GPU."""
+    gloo: over gloo even from a GPU; `link` slows gloo's groups."""
     if device.type != "cuda" or backend == "gloo":
-        return register(traffic)
+        return register(traffic, link)
     if os.environ.get("AISCALE_NCCL_WIRE") == "1":
         return register(traffic, nccl=True)
     flight.attach(traffic)
     return "cpu:gloo,cuda:nccl"
 
 
-def register(traffic: Traffic, *, nccl: bool = False) -> str:
+def register(traffic: Traffic, link: Link | None = None, *, nccl: bool = False) -> str:
     """Make a backend whose groups count into `traffic`; returns its name, for init_process_group.
 
     nccl: CUDA tensors go to an NCCL inside (CPU tensors to gloo as ever). It is asked for by AISCALE_NCCL_WIRE=1 and
@@ -209,7 +222,7 @@ def register(traffic: Traffic, *, nccl: bool = False) -> str:
         rank, size = options.group_rank, options.group_size
         ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
         inner = dist.ProcessGroup(options.store, rank, size)
-        wire = Wire(inner, traffic, ranks)
+        wire = Wire(inner, traffic, ranks, link)
         wire.reads_gpus = nccl
         for device, kind, backend in _backends(options, pg_options, nccl):
             # Wire knows the backends too: torch asks it for them, and a call that Wire does not know still arrives.

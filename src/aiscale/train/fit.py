@@ -63,7 +63,8 @@ def fit(
     own_world = world is None
     world = world or connect(run.loop.device, backend=run.loop.backend)
     try:
-        return _Training(run, world, Path(runs_dir) / run.name, progress).execute(resume, overwrite)
+        with world.link.at(run.loop.link_mbit_s or world.link.rate_mbit_s):
+            return _Training(run, world, Path(runs_dir) / run.name, progress).execute(resume, overwrite)
     except Exception as error:
         error.gone = world.gone() if lost_another_rank(error) else []
         error.failed_alike = failed_alike(error, world.size)
@@ -139,14 +140,14 @@ class _Training:
                     result.stopped = done < self.total_steps
                     break
                 if run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0 and done < self.total_steps:
-                    self._save(done)
+                    self._save(done, result)
             done = self.first_step + len(result.losses)
             if result.stopped:
-                self._save(done)  # before all else: who asks a run to stop may kill it soon
+                self._save(done, result)  # before all else: who asks a run to stop may kill it soon
             if not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
             if not result.stopped:
-                self._save(done)  # after the evaluation, so that a run that dies in it can be resumed
+                self._save(done, result)  # after the evaluation, so that a run that dies in it can be resumed
         self._summarize(result, done, time.perf_counter() - started)
         return result
 
@@ -193,11 +194,13 @@ class _Training:
         if self.records:
             self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
 
-    def _save(self, step: int) -> None:
-        checkpoint.save(self.engine, self.path / "checkpoints", step=step, keep=self.run.loop.keep_checkpoints)
+    def _save(self, step: int, result: Result) -> None:
+        val_loss = dict(result.val_losses).get(step)
+        folder, keep = self.path / "checkpoints", self.run.loop.keep_checkpoints
+        checkpoint.save(self.engine, folder, step=step, keep=keep, val_loss=val_loss)
 
     def _resume(self) -> int:
-        found = self.world.from_rank0(lambda: checkpoint.latest(self.path / "checkpoints"))
+        found = checkpoint.newest_good(self.path / "checkpoints", self.world, say=_tell)
         step = checkpoint.load(self.engine, found) if found else 0
         if self.records:
             self.records.rewind(step)
@@ -279,17 +282,23 @@ def load_corpus(run: Run, world: World) -> Corpus:
     return corpus
 
 
+def _tell(message: str) -> None:
+    print(f"aiscale: {message}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _stop_requested() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set, so that the loop ends after its step; a second Ctrl-C ends it at once."""
+    """An event that Ctrl-C, SIGTERM and SIGUSR1 (which `sbatch --signal` sends before time is up) set, so that the
+    loop ends after its step; a second Ctrl-C ends it at once. A scheduler's second signal does not: by then the
+    checkpoint is being written."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event  # signals belong to the main thread
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def request(number: int, frame) -> None:
-        if event.is_set():
+        if event.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         event.set()
 
