@@ -14,6 +14,18 @@ from aiscale.plots.memory import memory_bars, memory_over_time
 from aiscale.plots.messages import message_count
 from aiscale.plots.numbers import FORMATS, matrices, matrix, number_formats
 from aiscale.plots.pipeline import pipeline
+from aiscale.plots.radius import (
+    METHOD_COLORS,
+    concentration,
+    density_times,
+    link_speedups,
+    mask_change,
+    mask_overlap,
+    perplexity_bytes,
+    radius_curves,
+    residual_steps,
+    step_bytes,
+)
 from aiscale.plots.ranges import value_range
 from aiscale.plots.scaling import efficiency, published_vs_measured, speedup
 from aiscale.plots.shards import shards, step_memory
@@ -37,11 +49,14 @@ __all__ = [
     "EVENT_COLORS",
     "FORMATS",
     "MEMORY_COLORS",
+    "METHOD_COLORS",
     "PART_COLORS",
     "RANK_COLORS",
     "STRATEGY_COLORS",
     "attention_masks",
     "collective",
+    "concentration",
+    "density_times",
     "draw",
     "efficiency",
     "format_bytes",
@@ -49,9 +64,12 @@ __all__ = [
     "format_seconds",
     "latency_bandwidth",
     "learning_rates",
+    "link_speedups",
     "loss_curves",
     "loss_difference",
     "loss_vs_batch",
+    "mask_change",
+    "mask_overlap",
     "matrices",
     "matrix",
     "memory_bars",
@@ -59,12 +77,16 @@ __all__ = [
     "message_count",
     "number_formats",
     "parameter_breakdown",
+    "perplexity_bytes",
     "pipeline",
     "published_vs_measured",
+    "radius_curves",
     "rank_grid",
+    "residual_steps",
     "ring_steps",
     "shards",
     "speedup",
+    "step_bytes",
     "step_memory",
     "timeline",
     "traffic_bars",

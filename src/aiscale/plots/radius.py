@@ -1,0 +1,289 @@
+"""What Radius keeps, sends and costs.
+
+plots.concentration({"gradient": gradient, "update": update})            # how few entries hold most of it
+plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})                       # how long a choice stays right
+plots.mask_change(mask_before, mask_after)                               # the same, entry by entry
+plots.residual_steps(norms, dense_steps)                                 # what waits on the ranks
+plots.step_bytes(measured, predicted)                                    # what each step sent
+plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
+plots.density_times(measured, predicted, published, source="...")        # where it breaks even
+plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
+plots.perplexity_bytes({"radius d 0.4": [(wire_share, excess), ...]})    # what the saved bytes cost
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+
+from aiscale.config import ConfigError
+from aiscale.plots import style
+from aiscale.plots.training import Series, _points
+
+#: Colour of a way of sending gradients; a label takes that of the longest name that it starts with.
+METHOD_COLORS = {
+    "dense": style.STRATEGY_COLORS["serial"],
+    "dense, overlapped": style.STRATEGY_COLORS["ddp"],
+    "dense bf16": "#8A94A3",
+    "dense bf16, overlapped": style.STRATEGY_COLORS["fsdp"],
+    "radius": style.STRATEGY_COLORS["radius"],
+    "radius d 0.9": "#0B2A66",
+    "radius d 0.5": "#1F6FB5",
+    "radius d 0.4": style.STRATEGY_COLORS["radius"],
+    "radius d 0.1": "#E8862E",
+    "top-k": style.STRATEGY_COLORS["zero3"],
+    "random-k": style.STRATEGY_COLORS["mpi"],
+    "powersgd": style.STRATEGY_COLORS["megatron"],
+}
+_DENSITY_COLORS = {0.9: "#0B2A66", 0.5: "#1F6FB5", 0.4: "#63CBFD", 0.1: "#E8862E"}
+
+
+def method_colors(labels: Iterable[str]) -> dict[str, str]:
+    """A colour for each label: of the method it begins with, else the next of the cycle."""
+    spare = iter(entry["color"] for entry in list(plt.rcParams["axes.prop_cycle"]) * 4)
+    colors = {}
+    for label in labels:
+        known = max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
+        colors[label] = METHOD_COLORS[known] if known else next(spare)
+    return colors
+
+
+def _require(values: object, what: str) -> None:
+    if not values:
+        raise ConfigError(f"nothing to draw: give {what}")
+
+
+# Which entries -------------------------------------------------------------------------------------------------------
+
+
+def concentration(
+    values: Mapping[str, Sequence[float]], *, marks: Sequence[float] = (), ax: Axes | None = None
+) -> Axes:
+    """Share of the sum of squares that the largest entries hold, over the share of entries. values: {label: (N,)}.
+
+    marks: densities at which a dotted line stands.
+    """
+    _require(values, "tensors by label")
+    ax = style.new_axes(ax, 7.5, 3.4)
+    colors = style.series_colors(values)
+    for label, entries in values.items():
+        squares = np.sort(np.square(np.asarray(entries, dtype=float).reshape(-1)))[::-1]
+        held = np.cumsum(squares) / squares.sum()
+        at = np.unique(np.linspace(0, len(held) - 1, 400).astype(int))
+        ax.plot([0, *((at + 1) / len(held))], [0, *held[at]], color=colors[label])
+    ax.plot([0, 1], [0, 1], color=style.FAINT, linewidth=1.2, zorder=1)
+    for density in marks:
+        ax.axvline(density, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="largest entries (% of all)", ylabel="share of sum of squares (%)")
+    style.legend_above(ax, style.legend_handles(colors))
+    return ax
+
+
+def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax: Axes | None = None) -> Axes:
+    """Share of the chosen entries that would be chosen again, over the steps in between, {density: [(steps, share)]}.
+
+    Dashed: by chance, which is the density.
+    """
+    _require(overlaps, "[(steps, share)] by density")
+    ax = style.new_axes(ax, 7.5, 3.4)
+    names = {f"d {density:g}": _DENSITY_COLORS.get(density, style.MUTED) for density in overlaps}
+    for (density, points), color in zip(overlaps.items(), names.values(), strict=True):
+        style.draw(ax, "measured", *_points(points), color)
+        steps = [steps for steps, _ in points]
+        style.draw(ax, "predicted", [min(steps), max(steps)], [density, density], color, linewidth=1.2)
+    ax.set_xscale("log")
+    style.ranks_axis(ax.xaxis, [steps for points in overlaps.values() for steps, _ in points])
+    ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    ax.set(ylim=(0, 1.04), xlabel="steps between two choices", ylabel="chosen again (%)")
+    measured, chance = style.kind_handles(["measured", "predicted"])
+    chance.set_label("by chance")
+    style.legend_above(ax, style.legend_handles(names, [measured, chance]))
+    return ax
+
+
+def mask_change(before: Sequence, after: Sequence, *, ax: Axes | None = None) -> Axes:
+    """Two masks of one matrix, (rows, columns): kept both times, only before, only after, never."""
+    before, after = np.asarray(before, dtype=bool), np.asarray(after, dtype=bool)
+    if before.shape != after.shape or before.ndim != 2:
+        raise ConfigError(f"the masks are {before.shape} and {after.shape}: both must be matrices of one shape")
+    names = {
+        "never": style.tint(style.FAINT, 0.45),
+        "dropped": style.RANK_COLORS[1],
+        "new": style.RANK_COLORS[3],
+        "kept": style.STRATEGY_COLORS["ddp"],
+    }
+    rows, columns = before.shape
+    ax = style.new_axes(ax, 7.5, min(7.5 * rows / columns + 0.9, 7.5))
+    ax.imshow(before + 2 * after, cmap=ListedColormap(list(names.values())), vmin=0, vmax=3, interpolation="nearest")
+    ax.set(xlabel="column", ylabel="row")
+    ax.grid(visible=False)
+    style.legend_above(ax, style.legend_handles({name: names[name] for name in ("kept", "dropped", "new")}, bars=True))
+    return ax
+
+
+# What is kept back and what is sent ----------------------------------------------------------------------------------
+
+
+def residual_steps(norms: Sequence[float], dense_steps: Sequence[int] = (), *, ax: Axes | None = None) -> Axes:
+    """Norm of the residual after each step, 1, 2, 3; shaded: dense_steps, in which everything is sent."""
+    _require(norms, "norms")
+    ax = style.new_axes(ax, 7.5, 2.9)
+    steps, values = _points(norms)
+    for step in dense_steps:
+        ax.axvspan(step - 0.5, step + 0.5, color=style.tint(style.EVENT_COLORS["communication"], 0.22), linewidth=0)
+    style.draw(ax, "measured", steps, values, style.STRATEGY_COLORS["radius"])
+    style.steps_axis(ax.xaxis)
+    ax.set(xlabel="step (shaded: dense)", ylabel="norm of the residual")
+    ax.set_ylim(bottom=-0.04 * max(values))
+    return ax
+
+
+def step_bytes(measured: Sequence[float], predicted: Sequence[float] = (), *, ax: Axes | None = None) -> Axes:
+    """Payload bytes of each step, 1, 2, 3."""
+    _require(measured, "bytes by step")
+    ax = style.new_axes(ax, 7.5, 2.9)
+    color = style.STRATEGY_COLORS["radius"]
+    kinds = {"measured": measured, "predicted": predicted}
+    kinds = {kind: values for kind, values in kinds.items() if len(values)}
+    for kind, values in kinds.items():
+        line = (
+            {"linestyle": "", "markersize": 7} if kind == "measured" else {"drawstyle": "steps-mid", "color": style.INK}
+        )
+        style.draw(ax, kind, *_points(values), **{"color": color, **line})
+    style.steps_axis(ax.xaxis)
+    ax.yaxis.set_major_formatter(lambda nbytes, _: style.format_bytes(nbytes))
+    ax.set_ylim(0, 1.12 * max(max(values) for values in kinds.values()))
+    ax.set(xlabel="optimizer step", ylabel="payload of a step")
+    style.legend_above(ax, style.kind_handles(kinds))
+    return ax
+
+
+# How training goes ---------------------------------------------------------------------------------------------------
+
+
+def radius_curves(
+    losses: Mapping[str, Series],
+    perplexities: Mapping[str, Series],
+    *,
+    baseline: str = "dense",
+    switch: float | None = None,
+    window: int = 1,
+) -> np.ndarray:
+    """Training loss, loss error (baseline minus the run) and validation perplexity, as the artifact's figures have it.
+
+    losses, perplexities: {label: values by step, or [(step, value)]}, `baseline` among them. switch: the last dense
+    step. window: steps over which losses are averaged. Returns three Axes.
+    """
+    if baseline not in losses:
+        raise ConfigError(f"the baseline {baseline!r} is not among the runs {', '.join(losses) or '(none)'}")
+    axes = plt.subplots(3, 1, figsize=(7.5, 7.4), layout="constrained", sharex=True)[1]
+    colors = method_colors(dict.fromkeys([*losses, *perplexities]))
+    smooth = {label: _averaged(*_points(series), window) for label, series in losses.items()}
+    for label, (steps, values) in smooth.items():
+        axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == baseline else 1.4)
+        if label != baseline:
+            shared, here, there = np.intersect1d(steps, smooth[baseline][0], return_indices=True)
+            axes[1].plot(shared, smooth[baseline][1][there] - values[here], color=colors[label], linewidth=1.4)
+    for label, series in perplexities.items():
+        style.draw(axes[2], "measured", *_points(series), colors[label])
+    axes[1].axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
+    for ax in axes if switch is not None else ():
+        ax.axvline(switch, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
+    style.steps_axis(axes[2].xaxis)
+    axes[0].set_ylabel("training loss (nats)")
+    axes[1].set_ylabel(f"{baseline} minus run (nats)")
+    axes[2].set(ylabel="validation perplexity", xlabel="optimizer step")
+    style.legend_above(axes[0], style.legend_handles(colors))
+    return axes
+
+
+def _averaged(steps: np.ndarray, values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over consecutive stretches of `window` points, each at its last step."""
+    whole = len(values) // window * window
+    return steps[window - 1 : whole : window], values[:whole].reshape(-1, window).mean(axis=1)
+
+
+# What it costs and brings --------------------------------------------------------------------------------------------
+
+
+def density_times(
+    measured: Sequence[tuple[float, float]] = (),
+    predicted: Sequence[tuple[float, float]] = (),
+    published: Sequence[tuple[float, float]] = (),
+    *,
+    source: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius gains."""
+    given = {"measured": measured, "predicted": predicted, "published": published}
+    given = {kind: points for kind, points in given.items() if len(points)}
+    _require(given, "measured, predicted or published points")
+    ax = style.new_axes(ax, 7.5, 3.4)
+    color = {"published": style.INK}
+    for kind, points in given.items():
+        style.draw(ax, kind, *_points(sorted(points)), color.get(kind, style.STRATEGY_COLORS["radius"]))
+    ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
+    ax.set(xlim=(0, 1.02), xlabel="density d (share of entries sent)", ylabel="time of a step (dense = 1)")
+    ax.set_ylim(bottom=0)
+    style.legend_above(ax, style.kind_handles(given, source))
+    return ax
+
+
+def link_speedups(
+    measured: Mapping[str, Sequence[tuple[float, float]]],
+    predicted: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    *,
+    marks: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Times as fast as the baseline over the link's rate, {label: [(Mbit/s, times)]}; marks: {label: rate}."""
+    groups = {"measured": measured, "predicted": predicted or {}}
+    groups = {kind: series for kind, series in groups.items() if series}
+    _require(groups, "[(rate, times)] by label")
+    ax = style.new_axes(ax, 7.5, 3.8)
+    colors = method_colors(dict.fromkeys(label for series in groups.values() for label in series))
+    for kind, series in groups.items():
+        for label, points in series.items():
+            style.draw(ax, kind, *_points(points), colors[label])
+    ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
+    for name, rate in (marks or {}).items():
+        ax.axvline(rate, color=style.MUTED, linewidth=1, linestyle=":", zorder=1)
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8.5}
+        ax.annotate(name, (rate, 1), xytext=(4, -4), va="top", color=style.MUTED, **place)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+    ax.xaxis.set_minor_formatter("")
+    ax.set(xlabel="rate of each rank's link (Mbit/s)", ylabel="speed-up (baseline = 1)")
+    ax.set_ylim(bottom=0)
+    style.legend_above(ax, style.legend_handles(colors, style.kind_handles(groups) if len(groups) > 1 else ()))
+    return ax
+
+
+def perplexity_bytes(
+    runs: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    ylabel: str = "perplexity over dense (%)",
+    ax: Axes | None = None,
+) -> Axes:
+    """What was lost over what was sent, {label: [(share of dense bytes, percent)]}: mean and range over seeds."""
+    _require(runs, "[(share, percent)] by label")
+    ax = style.new_axes(ax, 7.5, 3.8)
+    colors = method_colors(runs)
+    for label, points in runs.items():
+        shares, excess = _points(points)
+        middle = ([shares.mean()], [excess.mean()])
+        reach = [[excess.mean() - excess.min()], [excess.max() - excess.mean()]]
+        ax.errorbar(*middle, yerr=reach, color=colors[label], capsize=3, linewidth=1.4, zorder=2)
+        style.draw(ax, "measured", *middle, colors[label], linestyle="", markersize=7)
+    ax.axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    ax.set(xlabel="sent (% of dense bytes)", ylabel=ylabel)
+    style.legend_above(ax, style.legend_handles(colors))
+    return ax
