@@ -110,6 +110,7 @@ def _add_train(commands) -> None:
     parser.add_argument("--nproc", type=int, metavar="N", help="start N ranks on this machine")
     parser.add_argument("--runs-dir", default="runs", metavar="DIR", help="where results go (default: runs)")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of this run")
+    parser.add_argument("--resume-if-any", action="store_true", help="the same, or start where there is none yet")
     parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier run")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--show", action="store_true", help="print the run as JSON and end")
@@ -131,7 +132,9 @@ def _train(args: argparse.Namespace) -> int:
         return _train_here(args, run)
     from aiscale.train import fit
 
-    result = fit(run, runs_dir=args.runs_dir, resume=args.resume, overwrite=args.overwrite, progress=not args.quiet)
+    # All ranks agree: none writes this file before all have come here and met.
+    resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
+    result = fit(run, runs_dir=args.runs_dir, resume=resume, overwrite=args.overwrite, progress=not args.quiet)
     if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
         _print_summary(result, args)
     return 130 if result.stopped else 0
@@ -305,6 +308,7 @@ _DELEGATED = {
         "aiscale export runs/laptop mine/",
         "aiscale.train.export",
     ),
+    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.launch.command"),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 

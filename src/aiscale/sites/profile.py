@@ -42,6 +42,11 @@ class Node:
     def ranks_per_node(self) -> int:
         return self.ranks or self.gpus or 1
 
+    @property
+    def threads_per_rank(self) -> int:
+        """For OMP_NUM_THREADS: the cores of one rank."""
+        return max(1, self.cores // self.ranks_per_node)
+
     def kind_for(self, memory_gb: float) -> GpuKind | None:
         """The first kind whose GPUs have as much memory; None where none has."""
         return next((kind for kind in self.kinds if kind.memory_gb >= memory_gb), None)
@@ -89,7 +94,7 @@ class Scheduler:
 
     account_example: str
     account_pattern: str = ".+"  #: a regular expression that accounts which may use GPUs match whole
-    account_hint: str = ""  #: what the site says of accounts, in a sentence
+    account_hint: str = "your project"  #: what belongs there
     default_partition: str = ""
     default_qos: str = ""
     max_jobs: int = 0  #: of a user, queued or running; 0: no limit

@@ -1,0 +1,184 @@
+"""What each launcher starts, and how much of a machine it needs. Nothing here knows a site.
+
+`ranks` and `gpu_memory_gb` become nodes and a constraint by the site's profile; the layout may depend on how many GPUs
+share a node, since tensor parallelism should not leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Settings = tuple[tuple[str, str], ...]  #: (key=value, the reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Another run that the same file starts, to compare with."""
+
+    name: str
+    what: str
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """One launcher."""
+
+    name: str  #: of the file
+    title: str
+    about: str  #: for the head of the file
+    work: str = "train"  #: the template of what it does
+    recipe: str = ""
+    settings: Settings = ()
+    layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs a node, the next lower number counts
+    variants: tuple[Variant, ...] = ()
+    ranks: int = 0  #: 0: one node
+    gpu_memory_gb: float = 0  #: least that a GPU must have
+    hours: float = 2
+    signal_s: int = 300  #: before the end of the time, to save in
+    chain: bool = False  #: takes more than one job
+
+    def layout(self, gpus: int) -> Settings:
+        """The settings for nodes of so many GPUs."""
+        fitting = [count for count in self.layouts if count <= gpus]
+        return self.settings + (self.layouts[max(fitting)] if fitting else ())
+
+
+def _radius(size: str, published: str) -> tuple[Variant, ...]:
+    recipe = f"radius-{size}"
+    dense = "compression.method=none"
+    return (
+        Variant(name="radius", what=published),
+        Variant(
+            name="dense",
+            what="the published baseline: one all-reduce of all gradients after the backward pass",
+            settings=(f"name={recipe}-dense", dense, "compression.overlap=false"),
+        ),
+        Variant(
+            name="overlapped",
+            what="DDP as it is today: dense, bucket by bucket during the backward pass",
+            settings=(f"name={recipe}-overlapped", dense),
+        ),
+    )
+
+
+_BF16 = ("loop.precision=bf16", "the published script has fp16, which needs a loss scale; same speed")
+_RECOMPUTED = ("model.activation_checkpointing=true", "forward passes twice, so that 40 GB suffice")
+
+LESSONS: dict[str, Lesson] = {
+    lesson.name: lesson
+    for lesson in (
+        Lesson(
+            name="ddp",
+            title="DDP, GPT-2 XL",
+            about="DistributedDataParallel: each GPU has the whole model and its own sequences.",
+            recipe="gpt2-xl",
+            settings=(
+                ("loop.micro_batch=6", "480 sequences a step divide into micro-batches of 6 on 8 to 80 ranks"),
+                _RECOMPUTED,
+            ),
+            ranks=16,
+            gpu_memory_gb=40,
+        ),
+        Lesson(
+            name="zero",
+            title="ZeRO-3, GPT-J 6B",
+            about="DeepSpeed's ZeRO-3: parameters, gradients and optimizer states of GPT-J 6B divided over all GPUs.",
+            recipe="gptj-6b-hf",
+            settings=(("parallel.zero_stage=3", "0 to 2 divide less, and need a GPU with more memory"),),
+            ranks=32,
+            gpu_memory_gb=40,
+        ),
+        Lesson(
+            name="fsdp",
+            title="FSDP, GPT-2 XL",
+            about="PyTorch's FSDP: transformers' GPT-2 XL, each GPU with a slice of every tensor.",
+            recipe="gpt2-xl-hf",
+            settings=(("loop.micro_batch=6", "480 sequences a step divide into micro-batches of 6 on 8 to 80 ranks"),),
+            ranks=16,
+            gpu_memory_gb=40,
+        ),
+        Lesson(
+            name="3d_22b",
+            title="3D parallelism, 22B",
+            about="Megatron-Core: 48 layers of 6144, each matrix on 4 GPUs and the layers in 8 stages.",
+            recipe="22b",
+            settings=(
+                ("parallel.strategy=megatron", "tensor, pipeline and data parallelism"),
+                ("parallel.tp=4", "every matrix on 4 GPUs of one node"),
+                ("parallel.pp=8", "6 of 48 layers in a stage; whole multiples of tp x pp = 32 ranks fit"),
+                _BF16,
+            ),
+            ranks=32,
+            gpu_memory_gb=40,
+        ),
+        Lesson(
+            name="3d_175b",
+            title="3D parallelism, 175B",
+            about="Megatron-Core: GPT-3's shape, 96 layers of 12288, 175 billion parameters on 96 GPUs.",
+            recipe="175b",
+            settings=(("parallel.strategy=megatron", "tensor, pipeline and data parallelism"), _BF16),
+            layouts={
+                8: (
+                    ("parallel.tp=8", "every matrix on the 8 GPUs of one node"),
+                    ("parallel.pp=12", "8 of 96 layers in a stage; whole multiples of tp x pp = 96 ranks fit"),
+                ),
+                4: (
+                    ("parallel.tp=4", "every matrix on the 4 GPUs of one node"),
+                    ("parallel.pp=24", "4 of 96 layers in a stage; whole multiples of tp x pp = 96 ranks fit"),
+                ),
+            },
+            ranks=96,
+            gpu_memory_gb=60,
+            signal_s=900,
+        ),
+        Lesson(
+            name="radius_355m",
+            title="Radius, GPT-355M",
+            about="Radius at density 0.5, as published for 64 A100 of 80 GB: 500,000 steps, days of training.",
+            recipe="radius-355m",
+            variants=_radius("355m", "density 0.5, a new mask every 200 steps, dense until step 80,000"),
+            ranks=64,
+            gpu_memory_gb=60,
+            hours=24,
+            chain=True,
+        ),
+        Lesson(
+            name="radius_2b",
+            title="Radius, GPT-2.0B",
+            about="Radius at density 0.4, as published for 64 A100 of 80 GB: 300,000 steps, days of training.",
+            recipe="radius-2b",
+            variants=_radius("2b", "density 0.4, a new mask every 200 steps, dense until step 60,000"),
+            ranks=64,
+            gpu_memory_gb=60,
+            hours=24,
+            chain=True,
+        ),
+        Lesson(
+            name="scaling",
+            title="Scaling study",
+            about="GPT-2 medium by DDP on 1, 2, 4, ... nodes of one job: weak scaling (the same work for each GPU) and "
+            "strong scaling (the same work altogether). All in one job, so that they have the same nodes and hour.",
+            work="scaling",
+            recipe="gpt2-medium",
+            ranks=32,
+            gpu_memory_gb=40,
+        ),
+        Lesson(
+            name="notebook",
+            title="A notebook in a batch job",
+            about="Runs a lesson from first cell to last, without a browser; it starts its own ranks on its node.",
+            work="notebook",
+            hours=1,
+        ),
+        Lesson(
+            name="engines",
+            title="Engines for a notebook on the login node",
+            about="One engine of ipyparallel for each GPU, which a notebook outside the job drives with %%px.",
+            work="engines",
+            ranks=16,
+            hours=1,
+        ),
+    )
+}
