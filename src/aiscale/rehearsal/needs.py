@@ -1,0 +1,56 @@
+"""What a rehearsal needs of this machine: Slurm, and leave to make namespaces. `why_not()` is empty if it is all there.
+
+As root a rehearsal needs nothing else; an ordinary user gets a user namespace, where the kernel grants one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+
+from aiscale.config import ConfigError
+
+#: Daemons and network tools lie where an ordinary user's PATH does not look.
+SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
+
+_PROGRAMS = "slurmctld slurmd munged srun sbatch ip tc unshare nsenter mount hostname".split()
+_REMEDY = "sudo apt-get install slurm-wlm munge iproute2"
+
+#: Namespaces of a rehearsal: network, mounts, hostname, processes.
+NAMESPACES = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+
+
+class RehearsalError(ConfigError):
+    """A rehearsal that cannot be; the message is one line that says what to change."""
+
+
+def search_path() -> str:
+    return f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PATH}"
+
+
+def unshare() -> list[str]:
+    """The command that runs another one in namespaces of its own."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
+    return ["unshare", *user, *NAMESPACES]
+
+
+@functools.cache
+def why_not() -> str:
+    """Why this machine cannot rehearse, in one line with the remedy; empty if it can."""
+    for program in _PROGRAMS:
+        if not shutil.which(program, path=search_path()):
+            return f"{program} is not here: {_REMEDY}"
+    tried = subprocess.run(
+        [*unshare(), "true"], capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": search_path()}
+    )
+    if tried.returncode == 0:
+        return ""
+    why = tried.stderr.strip().splitlines()[-1:] or [f"unshare ended with status {tried.returncode}"]
+    if os.geteuid() == 0:
+        return f"namespaces are not allowed here ({why[0]}): in a container, start it with --privileged"
+    return (
+        f"namespaces are not allowed here ({why[0]}): rehearse as root, or "
+        "sudo sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
+    )

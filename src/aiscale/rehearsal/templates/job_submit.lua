@@ -1,0 +1,91 @@
+-- Accepts and refuses jobs by the rules of the site above, as its accounting database would, in Slurm's own words.
+-- What a user sees: the line given to log_user, then Slurm's text of the code that is returned.
+local INVALID_PARTITION, INVALID_FEATURE, INVALID_ACCOUNT, POLICY, INVALID_TIME, INVALID_QOS =
+  2000, 2029, 2045, 2050, 2051, 2066
+
+local function missing(value)
+  return value == nil or value == "" or value == slurm.NO_VAL
+end
+
+local function refuse(code, text)
+  if text then slurm.log_user(text) end
+  return code
+end
+
+local function nodes_of(job)
+  if not missing(job.min_nodes) and job.min_nodes > 0 then return job.min_nodes end
+  local tasks, per_node = job.num_tasks, job.ntasks_per_node
+  if missing(tasks) or missing(per_node) or per_node == slurm.NO_VAL16 or per_node == 0 then return 1 end
+  return math.ceil(tasks / per_node)
+end
+
+local function waiting_or_running(uid, qos)
+  local count = 0
+  for _, other in pairs(slurm.jobs) do
+    if other.user_id == uid and other.job_state <= 2 and (qos == nil or other.admin_comment == "qos=" .. qos) then
+      count = count + 1
+    end
+  end
+  return count
+end
+
+local function check_options(job)
+  if site.required.account and (missing(job.account) or not site.accounts[job.account]) then
+    return refuse(INVALID_ACCOUNT, site.account_hint ~= "" and "account: " .. site.account_hint or nil)
+  end
+  if not missing(job.account) and not site.accounts[job.account] then return refuse(INVALID_ACCOUNT) end
+  if site.required.time and missing(job.time_limit) then return refuse(INVALID_TIME) end
+  if site.required.constraint and missing(job.features) then
+    return refuse(INVALID_FEATURE, "a job must name the kind of its nodes (--constraint)")
+  end
+  return slurm.SUCCESS
+end
+
+local function check_partition(job, nodes)
+  local limits = site.partitions[missing(job.partition) and site.default_partition or job.partition]
+  if limits == nil then return slurm.SUCCESS end -- Slurm itself knows which partitions there are
+  for _, limit in ipairs(limits) do
+    if nodes <= limit[1] then
+      local too_long = not missing(job.time_limit) and job.time_limit > limit[2]
+      return too_long and refuse(INVALID_TIME) or slurm.SUCCESS
+    end
+  end
+  return refuse(2006)
+end
+
+local function check_qos(job, nodes, uid)
+  local name = missing(job.qos) and site.default_qos or job.qos
+  if name == "" then return slurm.SUCCESS end
+  local qos = site.qos[name]
+  if qos == nil then return refuse(INVALID_QOS) end
+  if qos.max_nodes > 0 and nodes > qos.max_nodes then return refuse(POLICY, "QOSMaxNodePerJobLimit") end
+  if qos.max_min > 0 and not missing(job.time_limit) and job.time_limit > qos.max_min then
+    return refuse(POLICY, "QOSMaxWallDurationPerJobLimit")
+  end
+  if qos.max_jobs > 0 and waiting_or_running(uid, name) >= qos.max_jobs then
+    return refuse(POLICY, "QOSMaxSubmitJobPerUserLimit")
+  end
+  job.admin_comment = "qos=" .. name
+  if qos.preemptible then job.partition = "preemptible" end
+  if name ~= site.shared_qos then job.shared = 0 end -- a job has its nodes for itself
+  return slurm.SUCCESS
+end
+
+function slurm_job_submit(job, partitions, uid)
+  if job.partition == "preemptible" then return refuse(INVALID_PARTITION) end
+  local nodes = nodes_of(job)
+  for _, check in ipairs({ check_options, check_partition, check_qos }) do
+    local code = check(job, nodes, uid)
+    if code ~= slurm.SUCCESS then return code end
+  end
+  if site.max_jobs > 0 and waiting_or_running(uid) >= site.max_jobs then
+    return refuse(POLICY, "AssocMaxSubmitJobLimit")
+  end
+  return slurm.SUCCESS
+end
+
+function slurm_job_modify(job, record, partitions, uid)
+  return slurm.SUCCESS
+end
+
+return slurm.SUCCESS

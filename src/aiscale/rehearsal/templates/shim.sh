@@ -1,0 +1,18 @@
+#!/bin/bash
+# A program that a site has: records the call, then does what the real one would as far as this machine can.
+source "@folder@/etc/bash_env.sh"
+name="$(basename "$0")"
+rehearsal_record "$name" "$@"
+PATH="${PATH//@folder@\/shims:/}"
+if [ "$name" = shifter ] || [ "$name" = podman-hpc ]; then # the container is this machine
+  [ "$name" = podman-hpc ] && { [ "$1" = run ] || exit 0; shift; }
+  while [[ "$1" == -* ]]; do shift; done
+  [ "$name" = podman-hpc ] && shift # the image
+  exec "$@"
+fi
+if [ "$name" = srun ]; then # for task_prolog.sh: Slurm does not tell it
+  for word in "$@"; do [[ "$word" == --gpu-bind=* ]] && export SLURM_GPU_BIND="${word#*=}"; done
+fi
+if command -v "$name" > /dev/null; then exec "$name" "$@"; fi
+if [ "$name" = pigz ]; then exec gzip "$@"; fi
+exit 0
