@@ -309,6 +309,11 @@ _DELEGATED = {
         "aiscale.train.export",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.launch.command"),
+    "rehearse": (
+        "run a command beside a private Slurm cluster of virtual nodes",
+        "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
+        "aiscale.rehearsal.command",
+    ),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 
