@@ -98,6 +98,14 @@ def test_loss_of_quality_is_the_mean_over_seeds_with_their_range():
     assert bar.get_segments()[0][:, 1].tolist() == [1.0, 4.0]
 
 
+def test_trend_of_the_loss_is_drawn_by_length():
+    ax = plots.perplexity_trend({"radius d 0.4": [(2000, 4.0), (500, 20.0), (500, 10.0)]})
+    assert lines(ax, "measured")[0].get_xydata().tolist() == [[500, 15.0], [2000, 4.0]]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["500", "2,000"]
+    (bar,) = ax.containers[0].lines[2]
+    assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
+
+
 def test_a_method_has_one_colour_in_every_figure():
     colors = method_colors(
         ["dense", "dense, overlapped", "radius d 0.4, overlapped", "radius d 0.1", "top-k d 0.2", "x"]
@@ -117,6 +125,7 @@ def test_a_method_has_one_colour_in_every_figure():
         lambda: plots.density_times(),
         lambda: plots.link_speedups({}),
         lambda: plots.perplexity_bytes({}),
+        lambda: plots.perplexity_trend({}),
     ],
 )
 def test_nothing_to_draw_is_refused(draw):

@@ -9,6 +9,7 @@ plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
 plots.density_times(measured, predicted, published, source="...")        # where it breaks even
 plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
 plots.perplexity_bytes({"radius d 0.4": [(wire_share, excess), ...]})    # what the saved bytes cost
+plots.perplexity_trend({"radius d 0.4": [(steps, excess), ...]})         # and whether longer runs pay less
 """
 
 from __future__ import annotations
@@ -285,5 +286,30 @@ def perplexity_bytes(
     ax.set_xlim(left=0)
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     ax.set(xlabel="sent (% of dense bytes)", ylabel=ylabel)
+    style.legend_above(ax, style.legend_handles(colors))
+    return ax
+
+
+def perplexity_trend(
+    runs: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    ylabel: str = "perplexity over dense (%)",
+    ax: Axes | None = None,
+) -> Axes:
+    """What was lost over the length of training, {label: [(steps, percent), a point a seed]}: mean and range."""
+    _require(runs, "[(steps, percent)] by label")
+    ax = style.new_axes(ax, 7.5, 3.6)
+    colors = method_colors(runs)
+    for label, points in runs.items():
+        by_steps = {steps: [value for at, value in points if at == steps] for steps in sorted({at for at, _ in points})}
+        means = {steps: float(np.mean(values)) for steps, values in by_steps.items()}
+        reach = [(means[steps] - min(v), max(v) - means[steps]) for steps, v in by_steps.items()]
+        ax.errorbar(list(means), list(means.values()), yerr=np.transpose(reach), color=colors[label], capsize=3)
+        style.draw(ax, "measured", list(means), list(means.values()), colors[label])
+    ax.axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
+    ax.set_xscale("log")
+    style.ranks_axis(ax.xaxis, [steps for points in runs.values() for steps, _ in points])
+    ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
+    ax.set(xlabel="optimizer steps of the whole run", ylabel=ylabel)
     style.legend_above(ax, style.legend_handles(colors))
     return ax
