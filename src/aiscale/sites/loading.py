@@ -58,7 +58,7 @@ def _build(cls: type, tree: object, prefix: str):
     hints, fields = typing.get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     for key in tree:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.4)
             raise SiteError(f"unknown key {prefix}{key}: " + (f"did you mean {near[0]}?" if near else _valid(fields)))
     for name, field in fields.items():
         if name not in tree and field.default is field.default_factory is dataclasses.MISSING:

@@ -1,0 +1,406 @@
+"""Launchers: what is committed is what is rendered, clean to shellcheck, and starts what its lesson says.
+
+Each file is run, byte for byte, by bash with programs in place of the site's (`srun`, `module`, `sbcast`, ...), which
+note how they were called; what it would start is then read by the real argument parser and built into a Run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from aiscale import cost
+from aiscale.cli import _configured, _parser, main
+from aiscale.launch import LESSONS, SHIPPED, drift, render_all
+from aiscale.sites import load, names, site
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "launchers"
+FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS]
+TRAINING = [path for path in FILES if LESSONS[Path(path).stem].work == "train"]
+VARIANTS = [
+    (path, variant.name)
+    for path in TRAINING
+    for variant in LESSONS[Path(path).stem].variants or (type("Only", (), {"name": ""}),)
+]
+
+#: stands in for every program of a site: notes its name and words, and does the little that the file waits for
+STUB = r"""#!/bin/bash
+name="${0##*/}"
+{ printf '%s\037' "$name" "$@"; echo; } >> "$CALLS"
+case "$name $*" in
+  "scontrol show hostnames"*) echo node1 ;;
+  hostname*) echo 10.0.0.1 ;;
+  *" -m aiscale doctor"*) exit "${DOCTOR_STATUS:-0}" ;;
+  srun*" -m aiscale train"*)
+    if [ -n "${WAITS:-}" ]; then
+      trap 'kill $!; exit 130' USR1
+      sleep 60 > /dev/null 2>&1 & echo ready > "$CALLS.ready"; wait
+    fi
+    exit "${TRAIN_STATUS:-0}" ;;
+  *ipyparallel.controller*) folder="${4#--profile-dir=}"; [ "$name" != python ] || {
+    mkdir -p "$folder/security"; echo '{}' > "$folder/security/ipcontroller-engine.json"; } ;;
+  sbcast*) exit "${SBCAST_STATUS:-0}" ;;
+esac
+"""
+PROGRAMS = ("module", "srun", "sbcast", "conda", "scontrol", "hostname", "python", "shifter", "singularity")
+
+
+def place_of(path: str):
+    return site(path.split("/")[0])
+
+
+def options(text: str) -> dict[str, str]:
+    """The #SBATCH options of a file."""
+    pairs = (line.split()[1].lstrip("-").partition("=") for line in text.splitlines() if line.startswith("#SBATCH "))
+    return {name: value for name, _, value in pairs}
+
+
+class Job:
+    """A launcher run by bash in a folder of its own, as sbatch would."""
+
+    def __init__(self, tmp_path: Path, path: str, *words: str, nodes: int = 0, **env: str) -> None:
+        self.calls_file, self.nodes = tmp_path / "calls", nodes or int(options((FOLDER / path).read_text())["nodes"])
+        programs = tmp_path / "programs"
+        for folder in (programs, tmp_path / "env/bin", tmp_path / ".venv/bin"):
+            folder.mkdir(parents=True, exist_ok=True)
+        for folder in ("env", ".venv"):
+            # As scripts of conda do, it reads a variable that nobody set: it breaks under set -u.
+            (tmp_path / folder / "bin/activate").write_text('test -z "$NOBODY_SET_THIS"\n')
+        for name in PROGRAMS:
+            (programs / name).write_text(STUB)
+            (programs / name).chmod(0o755)
+        known = {"PATH": f"{programs}:/usr/bin:/bin", "USER": "someone", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+        known |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_NNODES": str(self.nodes)}
+        known |= {"SLURM_JOB_NODELIST": "node[1-9]", "CALLS": str(self.calls_file)}
+        known |= {"CRAY_LD_LIBRARY_PATH": "/cray", "LD_LIBRARY_PATH": "/lib"}
+        if path.startswith("frontier"):
+            known["AISCALE_ENVIRONMENT"] = str(tmp_path / "env")
+        self.process = subprocess.Popen(
+            ["bash", str(FOLDER / path), *words], cwd=tmp_path, env=known | env, text=True, stderr=subprocess.PIPE
+        )
+
+    def finish(self) -> tuple[int, str]:
+        """Its status and what it wrote to standard error."""
+        _, errors = self.process.communicate(timeout=30)
+        return self.process.returncode, errors
+
+    def calls(self, program: str = "") -> list[list[str]]:
+        """How programs were called, in order."""
+        lines = [line.rstrip("\037").split("\037") for line in self.calls_file.read_text().splitlines()]
+        return [line for line in lines if program in ("", line[0])]
+
+    def steps(self, command: str) -> list[tuple[dict[str, str], list[str]]]:
+        """(srun's options, aiscale's words) of every step that runs `aiscale COMMAND`."""
+        found = []
+        for words in self.calls("srun"):
+            if "aiscale" in words and words[words.index("aiscale") + 1] == command:
+                end = words.index("python")
+                pairs = (word.lstrip("-").partition("=") for word in words[1:end])
+                found.append(({key: value for key, _, value in pairs}, words[words.index("aiscale") + 1 :]))
+        return found
+
+
+def run_of(words: list[str]):
+    return _configured(_parser(words[0]).parse_args(words))
+
+
+# The files ------------------------------------------------------------------------------------------------------------
+
+
+def test_committed_files_are_what_template_and_profile_give():
+    assert drift(FOLDER) == []
+
+
+def test_check_names_what_was_changed_by_hand_and_what_has_no_lesson(tmp_path, capsys):
+    shutil.copytree(FOLDER, tmp_path / "launchers")
+    changed = tmp_path / "launchers/frontier/ddp.sbatch"
+    changed.write_text(changed.read_text().replace("--nodes=2", "--nodes=3"))
+    (tmp_path / "launchers/perlmutter/zero.sbatch").unlink()
+    (tmp_path / "launchers/perlmutter/mine.sbatch").write_text("#!/bin/bash\n")
+    assert main(["launchers", "--check", "--out", str(tmp_path / "launchers")]) == 1
+    told = capsys.readouterr().out
+    assert "frontier/ddp.sbatch differs" in told and "perlmutter/zero.sbatch is missing" in told
+    assert "perlmutter/mine.sbatch has no lesson" in told and len(told.splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_file_of_every_site_is_clean_to_bash_and_shellcheck(name, tmp_path):
+    assert main(["launchers", "--site", name, "--out", str(tmp_path)]) == 0
+    files = sorted(map(str, tmp_path.glob("*/*.sbatch")))
+    assert len(files) >= 8
+    for file in files:
+        assert subprocess.run(["bash", "-n", file], capture_output=True, text=True).stderr == ""
+    if not shutil.which("shellcheck"):
+        pytest.skip("no shellcheck on this machine")
+    done = subprocess.run(["shellcheck", "-x", *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_account_and_time_are_marked_and_nothing_of_anybodys_is_inside(path):
+    text, asked = (FOLDER / path).read_text(), options((FOLDER / path).read_text())
+    for option in ("account", "time"):
+        assert re.search(rf"^#SBATCH --{option}=\S+ +# EDIT", text, re.M)
+    assert asked["account"] == place_of(path).scheduler.account_example
+    assert not re.search(r"chmod|\b0?777\b|a\+w|umask 0+\b", text), "something may become writable for all"
+    assert not re.search(r"(^|[\s\"'=:])/(home|users?|u|work|root|lustre|pscratch|global|ccs|autofs)/", text), (
+        "a personal path"
+    )
+    assert not re.search(r"hf_[A-Za-z0-9]{8}|\btoken\b|password|ghp_|\bsk-", text, re.I)
+    assert not [line for line in text.splitlines() if len(line) > 120]
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_sbatch_reads_every_option_and_expands_none(path):
+    lines = (FOLDER / path).read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH")), "sbatch stops at a command"
+    assert not [line for line in lines if re.match(r"#+\s+SBATCH|##SBATCH", line)], "sbatch would not see it"
+    assert not [line for line in lines if line.startswith("#SBATCH") and "$" in line.partition(" # ")[0]]
+    assert lines[0] == "#!/bin/bash"
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_every_source_in_brackets_is_named_at_the_end(path):
+    text = (FOLDER / path).read_text()
+    comments = "\n".join(re.findall(r"(?:^|\s)#.*", text))
+    named = {key for group in re.findall(r"\[([a-z][a-z0-9, ]*)\]", comments) for key in group.split(", ")} - {
+        "brackets"
+    }
+    assert named and named <= set(place_of(path).sources)
+    listed = re.findall(r"^#   \[(\w+)\] \S", text, re.M)
+    assert set(listed) == named and str(place_of(path).read) in text
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_what_is_asked_for_is_within_the_sites_rules(path):
+    place, asked = place_of(path), options((FOLDER / path).read_text())
+    rules, nodes = place.scheduler, int(asked["nodes"])
+    hours, minutes, _ = map(int, asked["time"].split(":"))
+    assert hours + minutes / 60 <= rules.hours_for(nodes, asked.get("partition", ""), asked.get("qos", ""))
+    assert re.fullmatch(rules.account_pattern, asked["account"]) and set(rules.required) <= set(asked)
+    assert set(re.split(r"[&|]", asked["constraint"])) <= set(rules.features)
+    assert int(asked["ntasks-per-node"]) == place.node.ranks_per_node
+    assert int(asked["gpus-per-node"]) == place.node.gpus
+
+
+# What they start ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path, variant", VARIANTS)
+def test_training_is_understood_and_fits_the_ranks_and_the_gpus(path, variant, tmp_path):
+    place, lesson = place_of(path), LESSONS[Path(path).stem]
+    job = Job(tmp_path, path, "--set", "loop.steps=7", **({"AISCALE_VARIANT": variant} if variant else {}))
+    assert job.finish() == (0, "")
+    [(checked, doctor)], [(step, words)] = job.steps("doctor"), job.steps("train")
+    _parser("doctor").parse_args(doctor)
+    ranks = int(step["ntasks"])
+    assert checked == step and ranks == job.nodes * place.node.ranks_per_node >= lesson.ranks
+    assert int(step["nodes"]) == job.nodes and step["kill-on-bad-exit"] == "1"
+    assert int(step["cpus-per-task"]) == place.node.cpus_per_rank
+    run = run_of(words)
+    run.check_world(ranks)
+    assert run.loop.steps == 7, "what follows the file's name reaches aiscale train"
+    parsed = _parser("train").parse_args(words)
+    assert parsed.resume_if_any and parsed.runs_dir == str(tmp_path / "runs")
+    assert run.parallel.tp <= place.node.gpus, "tensor parallelism would leave the node"
+    assert needs_gb(run, ranks) < 0.9 * memory_gb(place, path)
+
+
+def needs_gb(run, ranks: int) -> float:
+    """What a rank holds and keeps for its backward pass, by formula; for transformers' models there is none."""
+    if not hasattr(run.model, "n_expert"):
+        return 0.0
+    _, micro_batch = run.loop.micro_batches(run.parallel.data_parallel(ranks))
+    if run.parallel.strategy == "megatron":
+        kept = cost.megatron_activation_bytes(run, ranks)
+    else:
+        kept = cost.activation_bytes(run.model, micro_batch, run.loop.seq_len, run.loop.precision)
+    return (sum(cost.held_bytes(run, ranks).values()) + kept) / 1e9
+
+
+def memory_gb(place, path: str) -> float:
+    constraint = options((FOLDER / path).read_text())["constraint"]
+    return next(kind.memory_gb for kind in place.node.kinds if kind.constraint == constraint)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_radius_and_its_baselines_are_three_runs_of_the_same_budget(name, tmp_path):
+    for size in ("355m", "2b"):
+        runs = []
+        for variant in ("radius", "dense", "overlapped"):
+            folder = tmp_path / size / variant
+            folder.mkdir(parents=True)
+            job = Job(folder, f"{name}/radius_{size}.sbatch", AISCALE_VARIANT=variant)
+            job.finish()
+            [(step, words)] = job.steps("train")
+            assert step["ntasks"] == "64"
+            runs.append(run_of(words))
+        radius, dense, overlapped = runs
+        assert radius.compression.method == "radius" and radius.compression.density == {"355m": 0.5, "2b": 0.4}[size]
+        assert (dense.compression.method, dense.compression.overlap) == ("none", False)
+        assert (overlapped.compression.method, overlapped.compression.overlap) == ("none", True)
+        assert len({run.name for run in runs}) == 3
+        assert radius.loop == dense.loop == overlapped.loop and radius.model == dense.model
+    assert "hbm80g" in (FOLDER / "perlmutter/radius_2b.sbatch").read_text()
+
+
+def test_an_unknown_variant_is_refused_before_anything_is_trained(tmp_path):
+    job = Job(tmp_path, "frontier/radius_2b.sbatch", AISCALE_VARIANT="sparse")
+    assert job.finish() == (2, "AISCALE_VARIANT is sparse: it must be radius or dense or overlapped\n")
+    assert job.steps("train") == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_scaling_study_has_equal_work_per_rank_or_equal_work_altogether(name, tmp_path):
+    job = Job(tmp_path, f"{name}/scaling.sbatch", nodes=4)
+    assert job.finish() == (0, "")
+    batches = {}
+    for step, words in job.steps("train"):
+        run, ranks = run_of(words), int(step["ntasks"])
+        run.check_world(ranks)
+        assert ranks == int(step["nodes"]) * place_of(f"{name}/").node.gpus
+        batches[run.name.rpartition("-")[0], int(step["nodes"])] = run.loop.global_batch
+    assert sorted(nodes for _, nodes in batches) == [1, 1, 2, 2, 4, 4]
+    assert {batches["scaling-weak", nodes] / nodes for nodes in (1, 2, 4)} == {batches["scaling-weak", 1]}
+    assert {batches["scaling-strong", nodes] for nodes in (1, 2, 4)} == {batches["scaling-weak", 4]}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_notebook_runs_in_a_job_by_name_and_with_parameters(name, tmp_path):
+    for words in ((), ("07", "-p", "n_steps=20")):
+        folder = tmp_path / str(len(words))
+        folder.mkdir()
+        job = Job(folder, f"{name}/notebook.sbatch", *words)
+        assert job.finish() == (0, "")
+        [call] = [call for call in job.calls("python") if "notebooks" in call]
+        args = _parser("notebooks").parse_args(call[call.index("notebooks") :])
+        assert args.names == ["07" if words else "03_ddp"] and args.parameter == list(words[2:])
+        assert not list(folder.glob("*-ipython-*")), "its private folder is left behind"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_engines_keep_their_key_private_and_listen_inside_the_job_only(name, tmp_path):
+    job = Job(tmp_path, f"{name}/engines.sbatch")
+    assert job.finish() == (0, "")
+    [controller] = [call for call in job.calls("python") if "ipyparallel.controller" in call]
+    [engines] = [call for call in job.calls("srun") if "ipyparallel.engine" in call]
+    assert "--ip=*" in controller, "engines on other nodes could not reach it"
+    assert f"--ntasks={job.nodes * place_of(f'{name}/').node.gpus}" in engines
+    folder = tmp_path / "runs/engines-77"
+    assert folder.stat().st_mode & 0o077 == 0 and not (folder / "security").exists()
+
+
+# How they end ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_status_of_training_is_the_jobs(name, tmp_path):
+    job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="3")
+    assert job.finish()[0] == 3 and ["scontrol", "requeue", "77"] not in job.calls()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_job_that_the_doctor_refuses_trains_nothing(name, tmp_path):
+    job = Job(tmp_path, f"{name}/ddp.sbatch", DOCTOR_STATUS="1")
+    assert job.finish()[0] == 1 and job.steps("train") == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("qos", ["regular", "debug"])
+def test_before_its_time_is_up_a_job_stops_and_requeues_itself_where_it_may(name, qos, tmp_path):
+    job = Job(tmp_path, f"{name}/ddp.sbatch", WAITS="yes", SLURM_JOB_QOS=qos)
+    deadline = time.monotonic() + 25
+    while not (tmp_path / "calls.ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(job.process.pid, signal.SIGUSR1)
+    status, errors = job.finish()
+    assert status == 130
+    assert (["scontrol", "requeue", "77"] in job.calls()) == (qos != "debug")
+    assert ("forbids chains of jobs" in errors) == (qos == "debug")
+
+
+def test_a_packed_environment_goes_to_every_nodes_nvme_or_the_job_ends(tmp_path):
+    packed = str(tmp_path / "env.tar.gz")
+    job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed, SBCAST_STATUS="1")
+    assert job.finish()[0] == 1 and job.calls("srun") == []
+    job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed)
+    job.finish()  # the unpacked environment is not there: it ends at activation
+    assert job.calls("sbcast")[-1] == ["sbcast", "--preserve", "--force", packed, "/mnt/bb/someone/env.tar.gz"]
+    unpacking = job.calls("srun")[1]
+    assert "--ntasks-per-node=1" in unpacking and unpacking[-2:] == ["-C", "/mnt/bb/someone/env"]
+
+
+def test_perlmutters_container_is_put_before_python(tmp_path):
+    job = Job(tmp_path, "perlmutter/ddp.sbatch", AISCALE_ENVIRONMENT="container")
+    assert job.finish() == (0, "")
+    [train] = [call for call in job.calls("srun") if "train" in call]
+    assert train[train.index("python") - 1] == "shifter" and not job.calls("module")
+
+
+def test_modules_are_loaded_in_the_order_that_the_site_asks_for(tmp_path):
+    job = Job(tmp_path, "frontier/ddp.sbatch")
+    job.finish()
+    loaded = [call[2].partition("/")[0] for call in job.calls("module")]
+    assert loaded.index("PrgEnv-gnu") < loaded.index("rocm") < loaded.index("rccl-net-plugin")
+
+
+# Profiles -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_rule_of_a_profile_names_its_source(name):
+    place = site(name)
+    rules = [*place.scheduler.partitions.values(), *place.scheduler.qos.values(), place.node, *place.node.kinds]
+    for rule in rules:
+        assert re.split(r"[:;, ]", rule.source)[0] in place.sources, rule
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (("gpus = 4", "gpu_count = 4"), "unknown key node.gpu_count: did you mean"),
+        (("gpus = 4", 'gpus = "four"'), "node.gpus is 'four': it must be a whole number"),
+        (('srun = "--cpus-per-task=8 --gpus-per-node=4"', ""), "srun is missing"),
+        (('name = "generic"', 'name = "My Cluster"'), "it names a folder"),
+        (('default_partition = "gpu"', 'default_partition = "gpus"'), "partition gpus is not among"),
+        (('name = "generic"', "name = "), "is no TOML"),
+        (('source = "slurm" }]', 'constraint = "a100", source = "slurm" }]'), "the constraint a100, which scheduler"),
+    ],
+)
+def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
+    text = (ROOT / "src/aiscale/sites/generic.toml").read_text()
+    assert change[0] in text
+    (tmp_path / "mine.toml").write_text(text.replace(*change))
+    assert main(["launchers", "--site", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")]) == 2
+    errors = capsys.readouterr().err
+    assert told in errors and "mine.toml" in errors and len(errors.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_profile_that_is_not_there_is_refused_in_one_line(tmp_path, capsys):
+    assert main(["launchers", "--site", str(tmp_path / "none.toml")]) == 2
+    errors = capsys.readouterr().err
+    assert "no such file" in errors and "generic" in errors and len(errors.splitlines()) == 1
+
+
+def test_a_profile_of_ones_own_renders_what_it_says(tmp_path):
+    text = (ROOT / "src/aiscale/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
+    (tmp_path / "mine.toml").write_text(text.replace("memory_gb = 80", "memory_gb = 48"))
+    files = render_all(load(tmp_path / "mine.toml"))
+    assert "ddp.sbatch" in files and "3d_175b.sbatch" not in files, "GPUs of 48 GB do not hold it"
+    assert options(files["ddp.sbatch"])["partition"] == "gpu"
+
+
+def test_list_names_every_launcher(capsys):
+    assert main(["launchers", "--list"]) == 0
+    told = capsys.readouterr().out
+    assert all(path in told for path in FILES)
