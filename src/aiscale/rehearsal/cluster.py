@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +90,13 @@ class Cluster:
         keeper = [sys.executable, "-m", "aiscale.rehearsal.keeper", str(self.folder)]
         env = {**self._env(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._keeper = subprocess.Popen(
-            [*unshare(), *keeper], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd="/"
+            [*unshare(), *keeper],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd="/",
+            start_new_session=True,  # a terminal's Ctrl-C ends the command; the cluster ends after it
         )
         try:
             self._hear("the rehearsal could not start")
@@ -150,6 +158,24 @@ class Cluster:
         return self.login(
             ["srun", "--quiet", "--kill-on-bad-exit=1", *self.settings.asked, *size, *srun, *command], **options
         )
+
+    def submit(self, script: str | Path, *options: str, **keywords) -> str:
+        """sbatch; returns the job's number, or raises RehearsalError with what sbatch said. Keywords as for `login`."""
+        done = self.login(["sbatch", "--parsable", *options, script], capture_output=True, **keywords)
+        if done.returncode:
+            raise RehearsalError(done.stderr.strip())
+        return done.stdout.strip()
+
+    def wait(self, job: str, *, timeout_s: float = 120) -> str:
+        """Wait for a job to end; returns its state, such as COMPLETED."""
+        end_at = time.monotonic() + timeout_s
+        while time.monotonic() < end_at:
+            shown = self.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
+            state = re.search(r"JobState=(\S+)", shown)
+            if state and state[1] not in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED"):
+                return state[1]
+            time.sleep(0.1)
+        raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.split()[:12])}")
 
     def calls(self, program: str = "") -> list[Call]:
         """What was asked of the site's programs so far, in order; of one of them if it is named."""

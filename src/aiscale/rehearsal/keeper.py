@@ -9,6 +9,7 @@ because its owner was killed, everything here is killed and the folder removed: 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -31,13 +32,14 @@ def main() -> int:
     plan = json.loads((folder / "plan.json").read_text())
     try:
         start(folder, plan)
-    except Failed as error:
-        _answer(str(error))
-    else:
-        signal.signal(signal.SIGCHLD, _reap)
         _answer("")
         _serve(plan)
-    end(folder)
+    except Failed as error:
+        _answer(str(error))
+    except BrokenPipeError:  # whoever started it has ended
+        pass
+    finally:
+        end(folder)
     return 0
 
 
@@ -102,11 +104,17 @@ def _start_daemons(folder: Path, plan: dict) -> None:
     words = ["--key-file", files["key"], "--log-file", files["log"], "--pid-file", files["pid"]]
     do("munged", "--force", "--socket", munge / "munge.sock", *words, "--seed-file", files["seed"])
     do("slurmctld", "-i")
-    script = Path(__file__).parent / "templates" / "node.sh"
-    for name in plan["names"]:  # slurmd turns into a daemon, so that each of these ends at once
-        node = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--uts", "--propagation=private"]
-        do(*node, "bash", script, name, folder, plan["nvme"], *plan["share"])
+    # slurmd turns into a daemon, so that each of these ends at once; side by side they take half the time
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(_start_node, name, folder, plan) for name in plan["names"]]:
+            done.result()
     _await_idle(folder, len(plan["names"]))
+
+
+def _start_node(name: str, folder: Path, plan: dict) -> None:
+    script = Path(__file__).parent / "templates" / "node.sh"
+    node = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--uts", "--propagation=private"]
+    do(*node, "bash", script, name, folder, plan["nvme"], *plan["share"])
 
 
 def _await_idle(folder: Path, nodes: int) -> None:
@@ -123,15 +131,19 @@ def _await_idle(folder: Path, nodes: int) -> None:
 
 
 def _serve(plan: dict) -> None:
+    signal.signal(signal.SIGCHLD, _reap)
     for line in sys.stdin:
         request = json.loads(line)
         chosen = [request["node"]] if request.get("node") else range(1, len(plan["names"]) + 1)
+        said = ""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the status of `do`'s children would be reaped away
         try:
             shape(chosen, request["link"])
         except Failed as error:
-            _answer(str(error))
-        else:
-            _answer("")
+            said = str(error)
+        signal.signal(signal.SIGCHLD, _reap)
+        _reap()
+        _answer(said)
 
 
 def end(folder: Path) -> None:
@@ -152,7 +164,7 @@ def do(*command: object, **options) -> None:
 
 
 def _reap(*_: object) -> None:
-    """Orphans of jobs become children of process 1. Those of `do` may be waited for here too: it copes."""
+    """Orphans of jobs become children of process 1, which must see them off."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

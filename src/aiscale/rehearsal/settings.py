@@ -163,7 +163,7 @@ class Settings:
             for name, q in rules.qos.items()
         }
         return {
-            "accounts": {name: True for name in (rules.account_example, *self.accounts)},
+            "accounts": {name.lower(): True for name in (rules.account_example, *self.accounts)},
             "account_hint": rules.account_hint,
             "required": {name: True for name in rules.required},
             "default_partition": self.site.scheduler.default_partition,

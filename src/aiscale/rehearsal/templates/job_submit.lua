@@ -19,6 +19,7 @@ local function nodes_of(job)
   return math.ceil(tasks / per_node)
 end
 
+-- Slurm shows the plugin its jobs as they were at the last full second.
 local function waiting_or_running(uid, qos)
   local count = 0
   for _, other in pairs(slurm.jobs) do
@@ -30,10 +31,10 @@ local function waiting_or_running(uid, qos)
 end
 
 local function check_options(job)
-  if site.required.account and (missing(job.account) or not site.accounts[job.account]) then
+  local known = not missing(job.account) and site.accounts[string.lower(job.account)]
+  if not known and (site.required.account or not missing(job.account)) then
     return refuse(INVALID_ACCOUNT, site.account_hint ~= "" and "account: " .. site.account_hint or nil)
   end
-  if not missing(job.account) and not site.accounts[job.account] then return refuse(INVALID_ACCOUNT) end
   if site.required.time and missing(job.time_limit) then return refuse(INVALID_TIME) end
   if site.required.constraint and missing(job.features) then
     return refuse(INVALID_FEATURE, "a job must name the kind of its nodes (--constraint)")

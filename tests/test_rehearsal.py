@@ -1,0 +1,288 @@
+"""A rehearsal is a real Slurm: it accepts, refuses, places and binds as a site would, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aiscale import rehearsal
+from aiscale.rehearsal import needs
+from aiscale.rehearsal.settings import Settings
+from aiscale.sites import site
+from conftest import IN_CI
+
+WHY_NOT = rehearsal.why_not()
+# CI installs Slurm and is root, so that there nothing skips; a participant need not have it.
+slurm = pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-")
+
+WHO = "echo $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES rocr=$ROCR_VISIBLE_DEVICES"
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def perlmutter():
+    with rehearsal.Cluster(site="perlmutter", nodes=2, link="1gbit") as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def place():
+    """A folder that all virtual nodes see: not below /tmp, of which each has its own."""
+    folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Commands of processes whose environment or command names the rehearsal in `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), process.environ().get("SLURM_CONF", "")]
+        except psutil.Error:
+            continue
+        if any(str(folder) in word for word in words):
+            found.append(process.name())
+    return found
+
+
+def traces(folder: Path) -> list[str]:
+    """What is left of a rehearsal: its files, processes, mounts and network names."""
+    left = [str(folder)] if folder.exists() else []
+    left += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
+    left += [f"/run/netns/{path.name}" for path in Path("/run/netns").glob("node*")]
+    left += [line.split(":")[0] for line in Path("/proc/net/dev").read_text().splitlines() if "rehearsal" in line]
+    return left + processes_of(folder)
+
+
+@slurm
+def test_up_and_down_leaves_nothing_behind_and_two_run_side_by_side():
+    with rehearsal.Cluster(nodes=2) as one, rehearsal.Cluster(nodes=1) as other:
+        assert "slurmctld" in processes_of(one.folder)
+        assert len([name for name in processes_of(one.folder) if name == "slurmd"]) == 2
+        for nodes, names in ((one, ["node1", "node2"]), (other, ["node1"])):
+            done = nodes.run(["hostname"], capture_output=True)
+            assert sorted(done.stdout.split()) == names, done.stderr
+    assert traces(one.folder) == traces(other.folder) == []
+
+
+@slurm
+def test_a_killed_owner_takes_its_cluster_with_it():
+    code = (
+        "import os, signal; from aiscale import rehearsal; nodes = rehearsal.Cluster(nodes=1).start();"
+        "print(nodes.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    folder, end_at = Path(done.stdout.strip()), time.monotonic() + 30
+    while traces(folder) and time.monotonic() < end_at:
+        time.sleep(0.1)
+    assert traces(folder) == []
+
+
+@slurm
+def test_a_batch_job_finds_ranks_hosts_and_devices_as_at_perlmutter(perlmutter, place):
+    script = place / "job.sh"
+    script.write_text(
+        "#!/bin/bash -l\n#SBATCH -A m1234_g -C gpu&hbm80g -q debug -t 5 -N 2 --ntasks-per-node=2 --gpus-per-node=4\n"
+        "module load pytorch/2.8.0\n"
+        "scontrol show hostnames $SLURM_JOB_NODELIST | xargs\n"
+        f"srun --cpus-per-task=32 bash -c '{WHO}'\n"
+    )
+    assert perlmutter.wait(perlmutter.submit(script, f"--output={place}/out")) == "COMPLETED"
+    first, *tasks = (place / "out").read_text().splitlines()
+    assert first == "node1 node2"
+    assert sorted(tasks) == [f"{i} {i % 2} node{i // 2 + 1} cuda=0,1,2,3 rocr=" for i in range(4)]
+    (call,) = perlmutter.calls("module")
+    assert (call.node, call.args) == ("node1", ("load", "pytorch/2.8.0"))
+
+
+@slurm
+def test_each_task_sees_the_gpu_closest_to_its_cores_as_at_frontier(frontier):
+    options = ["--cpus-per-task=7", "--gpus-per-task=1", "--gpu-bind=closest", "--network=disable_rdzv_get"]
+    done = frontier.run(["bash", "-c", WHO], ntasks=16, srun=options, capture_output=True)
+    order = (4, 5, 2, 3, 6, 7, 0, 1)  # OLCF's guide
+    expected = [f"{i} {i % 8} node{i // 8 + 1} cuda= rocr={order[i % 8]}" for i in range(16)]
+    assert sorted(done.stdout.splitlines()) == sorted(expected), done.stderr
+
+
+@slurm
+def test_nvme_is_there_for_jobs_that_ask_for_it_and_sbcast_fills_it(frontier, place):
+    script = place / "job.sh"
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH -A ABC123 -t 5 -N 2\n"
+        f"sbcast --force {place}/file /mnt/bb/$USER/file || exit 3\n"
+        "srun --ntasks-per-node=1 bash -c 'echo $(hostname) $(cat /mnt/bb/$USER/file)'\n"
+    )
+    (place / "file").write_text("packed")
+    with_it = frontier.submit(script, "--constraint=nvme", f"--output={place}/out")
+    assert frontier.wait(with_it) == "COMPLETED", (place / "out").read_text()
+    assert sorted((place / "out").read_text().splitlines()) == ["node1 packed", "node2 packed"]
+    assert frontier.calls("sbcast")[0].args[0] == "--force"
+    assert frontier.wait(frontier.submit(script, f"--output={place}/out")) == "FAILED"
+
+
+ACCOUNT = "Invalid account or account/partition combination specified"
+TIME = "Requested time limit is invalid (missing or exceeds some limit)"
+POLICY = "Job violates accounting/QOS policy"
+
+
+@slurm
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ("-t 5", ACCOUNT),
+        ("-A XYZ999 -t 5", ACCOUNT),
+        ("-A ABC123", TIME),
+        ("-A ABC123 -t 2:01:00", TIME),  # batch, fewer than 92 nodes
+        ("-A ABC123 -t 5 -p gpu", "invalid partition specified: gpu"),
+        ("-A ABC123 -t 5 -q fast", "Invalid qos specification"),
+        ("-A ABC123 -t 2:01:00 -p extended -q debug", "QOSMaxWallDurationPerJobLimit"),
+        ("-A ABC123 -t 5 -C hbm80g", "Invalid feature specification"),
+        ("-A ABC123 -t 5 -N 3", "Node count specification invalid"),
+    ],
+)
+def test_frontier_refuses_in_slurms_words(frontier, words, text):
+    refused(frontier, words, text)
+
+
+@slurm
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ("-A m1234 -t 5 -C gpu", ACCOUNT),
+        ("-A m1234 -t 5 -C gpu", "accounts for GPU nodes end in _g"),
+        ("-A m1234_g -t 5", "a job must name the kind of its nodes"),
+        ("-A m1234_g -t 31 -C gpu", f"QOSMaxWallDurationPerJobLimit\n.*{POLICY}"),  # debug is the default
+        ("-A m1234_g -t 5 -C gpu -q debug -N 9", f"QOSMaxNodePerJobLimit\n.*{POLICY}"),
+        ("-A m1234_g -t 5 -C gpu -q shared -N 2", "QOSMaxNodePerJobLimit"),
+    ],
+)
+def test_perlmutter_refuses_in_slurms_words(perlmutter, words, text):
+    refused(perlmutter, words, text)
+
+
+def refused(nodes, words: str, text: str) -> None:
+    with pytest.raises(rehearsal.RehearsalError) as error:
+        nodes.submit(empty_script(nodes), *words.split(), "--output=/dev/null")
+    assert re.search(text if ".*" in text else re.escape(text), str(error.value)), error.value
+
+
+@slurm
+def test_one_debug_job_of_a_user_at_frontier(frontier):
+    words = ["--account=ABC123", "--time=5", "--qos=debug", "--output=/dev/null", "--hold"]
+    first = frontier.submit(empty_script(frontier), *words)
+    time.sleep(1.1)  # Slurm shows its plugin the jobs of the last full second
+    with pytest.raises(rehearsal.RehearsalError, match="QOSMaxSubmitJobPerUserLimit"):
+        frontier.submit(empty_script(frontier), *words)
+    frontier.login(["scancel", first])
+    assert frontier.wait(first) == "CANCELLED"
+
+
+def empty_script(nodes) -> Path:
+    script = nodes.folder / "true.sh"
+    script.write_text("#!/bin/bash\n")
+    return script
+
+
+SEND = """
+import os, socket, time
+size = 3_000_000
+if os.environ["SLURM_PROCID"] == "0":
+    with socket.create_server(("", 5001)) as server:
+        peer, _ = server.accept()
+        got, start = 0, time.perf_counter()
+        while block := peer.recv(1 << 16):
+            got += len(block)
+        print(got * 8 / (time.perf_counter() - start) / 1e6)
+else:
+    while True:
+        try:
+            peer = socket.create_connection(("node1", 5001))
+            break
+        except OSError:
+            time.sleep(0.05)
+    peer.sendall(bytes(size))
+"""
+
+
+@slurm
+def test_links_are_as_slow_as_asked(perlmutter):
+    def measured_mbit_s() -> float:
+        done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=60)
+        return float(done.stdout)
+
+    perlmutter.set_link("40mbit")  # 3 MB in 0.6 s, of which a burst of 128 kB passes at once
+    assert 20 < measured_mbit_s() < 50
+    perlmutter.set_link("10mbit", node=2)
+    assert 5 < measured_mbit_s() < 13
+    with pytest.raises(rehearsal.RehearsalError, match="link could not be set to fast"):
+        perlmutter.set_link("fast")
+    perlmutter.set_link("off")
+
+
+@slurm
+def test_training_under_srun_equals_training_without_slurm(perlmutter, place):
+    words = "train --recipe laptop --quiet --set parallel.strategy=ddp --set loop.steps=3".split()
+    env = {"OMP_NUM_THREADS": "1"}
+    here = subprocess.run(
+        [sys.executable, "-m", "aiscale", *words, "--nproc=4", f"--runs-dir={place}/here"],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert here.returncode == 0, here.stderr
+    command = [sys.executable, "-m", "aiscale", *words, f"--runs-dir={place}/there"]
+    there = perlmutter.run(command, ntasks=4, env=env, capture_output=True, timeout=200)
+    assert there.returncode == 0, there.stderr
+    losses = [
+        [json.loads(line)["loss"] for line in path.read_text().splitlines() if '"loss"' in line]
+        for path in (next(place.glob(f"{name}/*/metrics.jsonl")) for name in ("here", "there"))
+    ]
+    assert len(losses[0]) == 3 and losses[0] == losses[1]
+
+
+def test_a_missing_program_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(needs, "SYSTEM_PATH", "/nowhere")
+    needs.why_not.cache_clear()
+    with pytest.raises(rehearsal.RehearsalError) as error:
+        rehearsal.Cluster()
+    needs.why_not.cache_clear()
+    assert str(error.value) == "slurmctld is not here: sudo apt-get install slurm-wlm munge iproute2"
+
+
+@pytest.mark.parametrize(
+    "values, text",
+    [
+        ({"nodes": 0}, "--nodes is 0: a rehearsal has 1 to 64 virtual nodes"),
+        ({"nodes": 2, "accounts": ("m1234",)}, "--account m1234: .* end in _g.* looks like m1234_g"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused_in_one_line(values, text, tmp_path):
+    with pytest.raises(rehearsal.RehearsalError, match=text):
+        Settings(site=site("perlmutter"), folder=tmp_path, **values)
+
+
+@slurm
+def test_the_command_ends_with_its_commands_status():
+    words = [sys.executable, "-m", "aiscale", "rehearse", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3 and "node1" in done.stdout, done.stderr
