@@ -1,0 +1,117 @@
+"""The pieces of Radius in one process: which entries are chosen, packing, residual, bytes by formula, bad settings."""
+
+import math
+
+import pytest
+import torch
+
+from aiscale import cost
+from aiscale.config import ConfigError, Run
+from aiscale.parallel.radius.mask import choose, disagreeing, largest, scores, widened
+from aiscale.parallel.radius.memory import ByParameter
+from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
+
+SETTINGS = ("model.n_layer=2", "model.d_model=32", "parallel.strategy=ddp", "compression.method=radius")
+
+
+def test_exactly_k_of_the_largest_entries_are_chosen_and_the_first_among_equals():
+    assert largest(torch.tensor([0.0, 3, 0, 2, 0, 0]), 0.67).tolist() == [True, True, True, True, False, False]
+    assert largest(torch.zeros(5), 0.4).tolist() == [True, True, False, False, False]
+    assert largest(torch.tensor([1.0, 2.0]), 1).tolist() == [True, True]
+    assert largest(torch.tensor([1.0, 2.0]), 0.01).tolist() == [False, True]  # at least one
+    values = torch.randn(1001).abs()
+    assert set(largest(values, 0.4).nonzero().view(-1).tolist()) == set(values.topk(400).indices.tolist())
+
+
+def test_a_global_density_chooses_among_all_tensors_and_one_a_tensor_within_each():
+    scored = {"small": torch.tensor([0.1, 0.2, 0.3, 0.4]), "large": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    each = choose(scored, density=0.5, scope="tensor", reach=0)
+    together = choose(scored, density=0.5, scope="global", reach=0)
+    assert [int(mask.sum()) for mask in each.values()] == [2, 2]
+    assert [int(mask.sum()) for mask in together.values()] == [0, 4]
+
+
+def test_a_range_takes_neighbours_along_inside_the_tensor():
+    mask = torch.zeros(7, dtype=torch.bool)
+    mask[0] = mask[4] = True
+    assert widened(mask, 1).tolist() == [True, True, False, True, True, True, False]
+    assert widened(mask, 0).tolist() == mask.tolist()
+    assert widened(mask, 100).all()
+
+
+def test_scores_are_the_update_that_adamw_takes():
+    parameter = torch.nn.Parameter(torch.randn(50))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0, fused=True)
+    for _ in range(3):
+        before, parameter.grad = parameter.detach().clone(), torch.randn(50)
+        optimizer.step()
+    moved = (parameter.detach() - before).abs() / 0.1
+    assert torch.allclose(scores(optimizer, parameter, "update"), moved, rtol=1e-4, atol=1e-6)
+    assert torch.equal(scores(optimizer, parameter, "gradient"), parameter.grad.abs())
+    assert torch.equal(scores(optimizer, parameter, "momentum"), optimizer.state[parameter]["exp_avg"].abs())
+
+
+def test_what_is_packed_and_what_stays_are_the_whole_gradient():
+    gradient, residual, mask = torch.randn(100), torch.zeros(100), torch.rand(100) < 0.4
+    whole, at = gradient.clone(), positions(mask, int(mask.sum()))
+    packed = pack(gradient, at, residual)
+    assert torch.equal(packed, whole[mask]) and torch.equal(residual, whole * ~mask)
+    unpack(gradient, at, packed)
+    assert torch.equal(gradient + residual, whole) and not gradient[~mask].any()
+
+
+def test_what_belongs_to_a_parameter_moves_with_it_into_other_buckets():
+    a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 3, 4))
+    memory = ByParameter([a, b, c], 0)
+    memory.together([a, b]).copy_(torch.arange(5))
+    memory.together([c]).fill_(9)
+    assert memory.together([b, c]).tolist() == [2, 3, 4, 9, 9, 9, 9]
+    memory.together([b, c]).add_(1)
+    assert memory.together([a, b]).tolist() == [0, 1, 3, 4, 5] and memory[c].tolist() == [10] * 4
+    memory.together([a, b]).zero_()
+    assert not memory[a].any() and not memory[b].any()
+
+
+def test_a_mean_residual_divides_what_gathered_by_the_number_of_gradients():
+    mask, at = torch.tensor([True, False]), torch.tensor([0])
+    residual = torch.zeros(2)
+    for value in (1.0, 2.0):
+        pack(torch.tensor([9.0, value]), at, residual)
+    dense = torch.tensor([9.0, 6.0])
+    give_back(dense, residual, positions(mask, 1), gathered=3)
+    assert dense.tolist() == [9.0, (1 + 2 + 6) / 3] and residual.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("digests", "odd"), [("aaaa", []), ("abaa", [1]), ("ab", [1]), ("aabb", [2, 3]), ("abbb", [0])]
+)
+def test_the_ranks_that_differ_from_most_are_named(digests, odd):
+    assert disagreeing(list(digests)) == odd
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("density=0", "compression.density is 0.0: it is the share of entries that is sent, above 0 and at most 1"),
+        ("density=1.1", "compression.density is 1.1: it is the share"),
+        ("interval=0", "compression.interval is 0: it must be at least 1"),
+        ("range=-1", "compression.range is -1: it must be at least 0"),
+    ],
+)
+def test_a_density_or_an_interval_that_cannot_be_is_refused(setting, message):
+    with pytest.raises(ConfigError) as error:
+        Run().override(*SETTINGS, f"compression.{setting}")
+    assert str(error.value).startswith(message)
+
+
+def test_the_formula_of_the_payload_counts_k_of_each_tensor_and_biases_whole():
+    run = Run().override(*SETTINGS, "compression.density=0.1", "compression.interval=5")
+    shapes = {name: math.prod(shape) for name, shape in cost.parameter_shapes(run.model).items()}
+    sparse = sum(size if name.endswith("bias") else max(int(0.1 * size), 1) for name, size in shapes.items())
+    total = sum(shapes.values())
+    assert cost.step_traffic(run, 4) == {("all_reduce", "world"): 4 * sparse}
+    assert cost.radius_traffic(run, 4, dense=True) == {("all_reduce", "world"): 4 * total}
+    assert cost.mean_payload_bytes(run) == pytest.approx(4 * (total + 4 * sparse) / 5)
+    assert cost.step_traffic(run.override("compression.interval=1"), 4) == {("all_reduce", "world"): 4 * total}
+    with pytest.raises(ConfigError, match="compression.range 2: how many neighbours coincide is known only when"):
+        cost.step_traffic(run.override("compression.range=2"), 4)
