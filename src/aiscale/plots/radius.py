@@ -8,8 +8,8 @@ plots.step_bytes(measured, predicted)                                    # what 
 plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
 plots.density_times(measured, predicted, published, source="...")        # where it breaks even
 plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
-plots.perplexity_bytes({"radius d 0.4": [(wire_share, excess), ...]})    # what the saved bytes cost
-plots.perplexity_trend({"radius d 0.4": [(steps, excess), ...]})         # and whether longer runs pay less
+plots.perplexity_bytes({"radius d 0.4": [(share, mean, low, high)]})     # what the saved bytes cost
+plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # and whether longer runs pay less
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
+from matplotlib.colors import ListedColormap, to_hex, to_rgb
+from matplotlib.ticker import MultipleLocator
 
 from aiscale.config import ConfigError
 from aiscale.plots import style
@@ -49,7 +50,9 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
     colors = {}
     for label in labels:
         known = max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
-        colors[label] = METHOD_COLORS[known] if known else next(spare)
+        color = METHOD_COLORS[known] if known else next(spare)
+        # A second variant of one method takes a darker shade.
+        colors[label] = to_hex([0.42 * c for c in to_rgb(color)]) if color in colors.values() else color
     return colors
 
 
@@ -158,8 +161,10 @@ def step_bytes(measured: Sequence[float], predicted: Sequence[float] = (), *, ax
         )
         style.draw(ax, kind, *_points(values), **{"color": color, **line})
     style.steps_axis(ax.xaxis)
+    most = max(max(values) for values in kinds.values())
+    ax.yaxis.set_major_locator(MultipleLocator(2.0 ** np.floor(np.log2(most / 2.5))))
     ax.yaxis.set_major_formatter(lambda nbytes, _: style.format_bytes(nbytes))
-    ax.set_ylim(0, 1.12 * max(max(values) for values in kinds.values()))
+    ax.set_ylim(0, 1.12 * most)
     ax.set(xlabel="optimizer step", ylabel="payload of a step")
     style.legend_above(ax, style.kind_handles(kinds))
     return ax
@@ -266,50 +271,43 @@ def link_speedups(
     return ax
 
 
+Spread = tuple[float, float, float, float]  # x, then mean, lowest and highest over seeds
+
+
 def perplexity_bytes(
-    runs: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    ylabel: str = "perplexity over dense (%)",
-    ax: Axes | None = None,
+    runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
 ) -> Axes:
-    """What was lost over what was sent, {label: [(share of dense bytes, percent)]}: mean and range over seeds."""
-    _require(runs, "[(share, percent)] by label")
-    ax = style.new_axes(ax, 7.5, 3.8)
-    colors = method_colors(runs)
-    for label, points in runs.items():
-        shares, excess = _points(points)
-        middle = ([shares.mean()], [excess.mean()])
-        reach = [[excess.mean() - excess.min()], [excess.max() - excess.mean()]]
-        ax.errorbar(*middle, yerr=reach, color=colors[label], capsize=3, linewidth=1.4, zorder=2)
-        style.draw(ax, "measured", *middle, colors[label], linestyle="", markersize=7)
-    ax.axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
+    """What was lost over what was sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
+    ax = _spreads(runs, "[(share, mean, low, high)] by label", ylabel, ax)
     ax.set_xlim(left=0)
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    ax.set(xlabel="sent (% of dense bytes)", ylabel=ylabel)
-    style.legend_above(ax, style.legend_handles(colors))
+    ax.set_xlabel("sent (% of dense bytes)")
     return ax
 
 
 def perplexity_trend(
-    runs: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    ylabel: str = "perplexity over dense (%)",
-    ax: Axes | None = None,
+    runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
 ) -> Axes:
-    """What was lost over the length of training, {label: [(steps, percent), a point a seed]}: mean and range."""
-    _require(runs, "[(steps, percent)] by label")
-    ax = style.new_axes(ax, 7.5, 3.6)
+    """What was lost over the length of training, {label: [(steps, mean, low, high) in percent]}."""
+    ax = _spreads(runs, "[(steps, mean, low, high)] by label", ylabel, ax)
+    ax.set_xscale("log")
+    style.ranks_axis(ax.xaxis, [point[0] for points in runs.values() for point in points])
+    ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
+    ax.set_xlabel("optimizer steps of the whole run")
+    return ax
+
+
+def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: Axes | None) -> Axes:
+    """A line through the means of each label, a bar from lowest to highest; grey: as good as dense."""
+    _require(runs, what)
+    ax = style.new_axes(ax, 7.5, 3.8)
     colors = method_colors(runs)
     for label, points in runs.items():
-        by_steps = {steps: [value for at, value in points if at == steps] for steps in sorted({at for at, _ in points})}
-        means = {steps: float(np.mean(values)) for steps, values in by_steps.items()}
-        reach = [(means[steps] - min(v), max(v) - means[steps]) for steps, v in by_steps.items()]
-        ax.errorbar(list(means), list(means.values()), yerr=np.transpose(reach), color=colors[label], capsize=3)
-        style.draw(ax, "measured", list(means), list(means.values()), colors[label])
+        x, mean, low, high = np.asarray(sorted(points), dtype=float).T
+        reach = np.maximum([mean - low, high - mean], 0)
+        ax.errorbar(x, mean, yerr=reach, color=colors[label], capsize=3, linestyle="", linewidth=1.4, zorder=2)
+        style.draw(ax, "measured", x, mean, colors[label])
     ax.axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
-    ax.set_xscale("log")
-    style.ranks_axis(ax.xaxis, [steps for points in runs.values() for steps, _ in points])
-    ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
-    ax.set(xlabel="optimizer steps of the whole run", ylabel=ylabel)
+    ax.set_ylabel(ylabel)
     style.legend_above(ax, style.legend_handles(colors))
     return ax
