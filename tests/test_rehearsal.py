@@ -239,7 +239,15 @@ def test_links_are_as_slow_as_asked(perlmutter):
 
 @slurm
 def test_training_under_srun_equals_training_without_slurm(perlmutter, place):
-    words = "train --recipe laptop --quiet --set parallel.strategy=ddp --set loop.steps=3".split()
+    words = ["train", "--recipe=laptop", "--quiet"]
+    for setting in (
+        "parallel.strategy=ddp",
+        "model.n_layer=1",
+        "model.d_model=32",
+        "loop.steps=3",
+        "loop.eval_batches=1",
+    ):
+        words += ["--set", setting]
     env = {"OMP_NUM_THREADS": "1"}
     here = subprocess.run(
         [sys.executable, "-m", "aiscale", *words, "--nproc=4", f"--runs-dir={place}/here"],
@@ -256,7 +264,7 @@ def test_training_under_srun_equals_training_without_slurm(perlmutter, place):
         [json.loads(line)["loss"] for line in path.read_text().splitlines() if '"loss"' in line]
         for path in (next(place.glob(f"{name}/*/metrics.jsonl")) for name in ("here", "there"))
     ]
-    assert len(losses[0]) == 3 and losses[0] == losses[1]
+    assert len(losses[0]) >= 3 and losses[0] == losses[1]
 
 
 def test_a_missing_program_is_named_with_its_remedy(monkeypatch):

@@ -67,6 +67,7 @@ local function check_qos(job, nodes, uid)
     return refuse(POLICY, "QOSMaxSubmitJobPerUserLimit")
   end
   job.admin_comment = "qos=" .. name
+  if job.environment then job.environment["SLURM_JOB_QOS"] = name end -- as where there is a database
   if qos.preemptible then job.partition = "preemptible" end
   if name ~= site.shared_qos then job.shared = 0 end -- a job has its nodes for itself
   return slurm.SUCCESS
