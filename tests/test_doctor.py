@@ -95,6 +95,7 @@ def test_ranks_that_share_a_gpu_or_a_core_are_named():
     found = Preflight([Seat(rank, "a", "cpu", [0, 1]) for rank in range(4)])
     _compare_seats(found)
     assert not found.problems and found.warnings[0].startswith("4 ranks on a share 2 cores and take turns")
+    assert found.takes_turns(), "links that look slow are then no reason to stop a job"
 
 
 def test_a_slow_device_is_named():

@@ -60,6 +60,11 @@ class Preflight:
         """Of the pairs within a node, or of those between nodes."""
         return [rate for a, b, rate in self.pairs if (self.seats[a].host == self.seats[b].host) == inside]
 
+    def takes_turns(self) -> bool:
+        """Whether a node has more ranks than cores for them."""
+        here = [[seat for seat in self.seats if seat.host == host] for host in {seat.host for seat in self.seats}]
+        return any(len({core for seat in seats for core in seat.cores}) < len(seats) for seats in here)
+
 
 def preflight(world: World) -> Preflight:
     """Measure, compare, and name what is wrong. All ranks call it."""
@@ -71,7 +76,8 @@ def preflight(world: World) -> Preflight:
     if world.size > 1:
         _time_all_reduce(world, found)
         _time_pairs(world, found)
-        found.problems += _slow_pairs(found)
+        # Ranks that wait for a core make links look slow that are not: no reason to stop a job.
+        (found.warnings if found.takes_turns() else found.problems).extend(_slow_pairs(found))
     for seat, product_s in zip(found.seats, world.gather(_time_product(world)), strict=True):
         seat.product_s = product_s
     found.warnings += _slow_devices(found.seats)
