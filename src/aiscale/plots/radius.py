@@ -263,8 +263,8 @@ def link_speedups(
         place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8.5}
         ax.annotate(name, (rate, 1), xytext=(4, -4), va="top", color=style.MUTED, **place)
     ax.set_xscale("log")
+    style.ranks_axis(ax.xaxis, [rate for series in groups.values() for points in series.values() for rate, _ in points])
     ax.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
-    ax.xaxis.set_minor_formatter("")
     ax.set(xlabel="rate of each rank's link (Mbit/s)", ylabel="speed-up (baseline = 1)")
     ax.set_ylim(bottom=0)
     style.legend_above(ax, style.legend_handles(colors, style.kind_handles(groups) if len(groups) > 1 else ()))
