@@ -104,6 +104,20 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert names == ["step_00000005", "step_00000006"]
 
 
+def test_the_best_is_kept_beside_the_newest(tmp_path, monkeypatch):
+    losses = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
+
+    def evaluate(training, step, result):
+        result.val_losses.append((step, next(losses)))
+
+    monkeypatch.setattr(sys.modules["aiscale.train.fit"]._Training, "_evaluate", evaluate)
+    result = train(tmp_path, "loop.checkpoint_every=1", "loop.eval_every=1", "loop.keep_checkpoints=2")
+    folder = result.path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000002", "step_00000005", "step_00000006"]
+    assert checkpoint.best(folder).name == "step_00000002" and checkpoint.latest(folder).name == "step_00000006"
+    assert not torch.equal(*(open_trained(result.path, best=best)[0].head_weight for best in (True, False)))
+
+
 def test_a_half_written_checkpoint_is_never_taken_for_a_whole_one(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
@@ -124,7 +138,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path):
     data = next(newest.glob("*.distcp"))
     data.write_bytes(data.read_bytes()[:100])
     for use in (lambda: train(tmp_path, "loop.steps=9", resume=True), lambda: open_trained(tmp_path / "tiny")):
-        with pytest.raises(checkpoint.CheckpointError, match=r"cannot read .*step_00000006 .*damaged") as refusal:
+        with pytest.raises(checkpoint.CheckpointError, match=r"step_00000006 is damaged \(.* bytes of .*\)") as refusal:
             use()
         assert "\n" not in str(refusal.value)
     for note in ("[]", "{}", "nonsense"):
@@ -140,7 +154,8 @@ def test_a_checkpoint_just_written_is_kept_beside_the_rest_of_a_newer_one(tmp_pa
     (folder / "step_00000009").mkdir()  # what a broken deletion leaves: no note
     engine = build(TINY, connect("cpu"))
     checkpoint.save(engine, folder, step=5, keep=1)
-    assert [path.name for path in folder.iterdir()] == ["step_00000005"]
+    # 4 was the last of its run, so it was evaluated, and is the best.
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000005"]
 
 
 @pytest.mark.parametrize("settings", [("loop.precision=fp16",), ("optimizer.name=sgd", "optimizer.momentum=0")])

@@ -22,7 +22,7 @@ ZERO = [*TINY, "parallel.strategy=zero"]
 SETUP = f"""
 import dataclasses, json
 from pathlib import Path
-from aiscale import checkpoint
+from aiscale import checkpoint, integrity
 from aiscale.config import ParallelConfig, Run
 from aiscale.dist import Traffic, World
 from aiscale.meter import held_bytes, payload_bytes
@@ -169,7 +169,9 @@ for settings in CASES:
 engine = make("parallel.zero_stage=2")
 messages = [refusal(engine, Path("3/step_00000003"))]
 note = Path("1/step_00000003/aiscale.json")
-world.from_rank0(lambda: note.write_text(note.read_text().replace('"world_size": 2', '"world_size": 4')))
+changed = json.loads(note.read_text()) | {"world_size": 4}
+world.barrier()
+world.from_rank0(lambda: note.write_text(json.dumps(integrity.seal(changed))))
 messages.append(refusal(engine, note.parent))
 engine.close()
 engine = make("parallel.zero_stage=3", "loop.precision=bf16")

@@ -1,24 +1,27 @@
 """Saving and resuming: torch's distributed checkpoint, in a folder that is either whole or not there.
 
     save(engine, "runs/laptop/checkpoints", step=100)
-    step = load(engine, latest("runs/laptop/checkpoints"))
+    step = load(engine, newest_good("runs/laptop/checkpoints", world))
 
 A checkpoint is written to a hidden temporary folder, flushed to the disk, and then renamed: a job that dies while
-saving leaves the previous one untouched. The weights carry GPT's own names and whole shapes, so a run may go on with
-another number of ranks, or under another strategy. Where a library has a format of its own (DeepSpeed, Megatron-Core),
-the folder holds that instead, and its note says so: such a run goes on in the layout that wrote it, and `load_weights`
-reads its weights all the same.
+saving leaves the previous one untouched. Its note holds a checksum of every file (`integrity`), so that a damaged one
+is never taken for a good one: `newest_good` goes back to the one before it, and says so.
+
+The weights carry GPT's own names and whole shapes, so a run may go on with another number of ranks, or under another
+strategy. Where a library has a format of its own (DeepSpeed, Megatron-Core), the folder holds that instead, and its
+note says so: such a run goes on in the layout that wrote it, and `load_weights` reads its weights all the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import pkgutil
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +29,7 @@ from typing import Protocol
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
+from aiscale import integrity
 from aiscale.config import Run
 from aiscale.dist import World
 
@@ -36,7 +40,7 @@ READERS = {
     "megatron": "aiscale.parallel.megatron:weights",
 }
 _NOTE = "aiscale.json"
-_DELETE = "it is damaged, or of another model or optimizer; if damaged, delete it"
+_OTHER = "it is of another model or optimizer: give this run the settings of that one"
 
 
 class Saveable(Protocol):
@@ -67,8 +71,11 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read or written; the message is one line that says what to do."""
 
 
-def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2) -> Path:
-    """Write the engine's state after `step` optimizer steps and drop all but the newest `keep`. All ranks call it."""
+def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2, val_loss: float | None = None) -> Path:
+    """Write the engine's state after `step` optimizer steps. All ranks call it.
+
+    Of the checkpoints in `folder` the newest `keep` stay, and the one with the lowest validation loss.
+    """
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"
@@ -81,7 +88,10 @@ def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2) -> P
                 else:
                     engine.write(partial)
             world.barrier()  # a file that another rank has not finished must not be called whole
-            world.from_rank0(lambda: _finish(partial, final, _note(engine, step), keep))
+            mine = integrity.files(partial)[world.rank :: world.size]
+            prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
+            note = _note(engine, step) | {"val_loss": val_loss, "files": {k: v for p in prints for k, v in p.items()}}
+            world.from_rank0(lambda: _finish(partial, final, integrity.seal(note), keep))
         except BaseException:
             if world.is_main:
                 shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of it would be in the way
@@ -98,7 +108,7 @@ def load(engine: Saveable, path: str | Path) -> int:
             f"{path} was written by strategy {note['layout']['strategy']} in the format {note['format']}, but strategy "
             f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy to the first"
         )
-    with engine.world.control(), _quiet(), _refusal(f"cannot read {path}", f"{_DELETE} to resume from the one before"):
+    with engine.world.control(), _quiet(), _refusal(f"cannot read {path}", _OTHER):
         if engine.checkpoint_format != "dcp":
             engine.read(path, note)
             return note["step"]
@@ -110,8 +120,12 @@ def load(engine: Saveable, path: str | Path) -> int:
 
 def load_weights(model_state: dict, path: str | Path) -> None:
     """Fill `model_state` (a model's state_dict) from a checkpoint, in this process alone, without the optimizer."""
-    found = read_note(Path(path))["format"]
-    with _quiet(), _refusal(f"cannot read {path}", f"{_DELETE} to use the one before"):
+    path = Path(path)
+    note = read_note(path)
+    found = note["format"]
+    if wrong := integrity.damage(path, note, note["files"]):
+        raise CheckpointError(f"{path} is damaged ({wrong}): delete it to use the one before")
+    with _quiet(), _refusal(f"cannot read {path}", _OTHER):
         if found == "dcp":
             dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
             return
@@ -122,8 +136,53 @@ def load_weights(model_state: dict, path: str | Path) -> None:
 
 def latest(folder: str | Path) -> Path | None:
     """The newest whole checkpoint below `folder`, or None."""
-    whole = sorted(path.parent for path in Path(folder).glob(f"step_*/{_NOTE}"))
+    whole = _whole(Path(folder))
     return whole[-1] if whole else None
+
+
+def best(folder: str | Path) -> Path | None:
+    """The checkpoint with the lowest validation loss below `folder`; the newest where none was evaluated."""
+    return min(_whole(Path(folder))[::-1], key=_val_loss, default=None)
+
+
+def newest_good(folder: str | Path, world: World, say: Callable[[str], None] = print) -> Path | None:
+    """The newest checkpoint below `folder` whose files are what was written, or None where there is none at all.
+
+    All ranks call it: each reads a share of the files. `say` is told, on rank 0, of each that is passed over. Raises
+    CheckpointError where all are damaged.
+    """
+    found = world.from_rank0(lambda: _whole(Path(folder))[::-1])
+    for path, before in zip(found, [*found[1:], None], strict=True):
+        wrong = world.from_rank0(lambda path=path: _unreadable(path))
+        if not wrong:
+            note = read_note(path)
+            mine = list(note["files"])[world.rank :: world.size]
+            wrong = next(filter(None, world.gather(integrity.damage(path, note, mine))), "")
+        if not wrong:
+            return path
+        if before is None:
+            others = " and so are those before it" if len(found) > 1 else ""
+            raise CheckpointError(
+                f"{path} is damaged ({wrong}){others}: nothing to resume from; start again without --resume, into "
+                "another run (--set name=...)"
+            )
+        if world.is_main:
+            say(f"{path} is damaged ({wrong}): going back to {before.name}")
+    return None
+
+
+def _whole(folder: Path) -> list[Path]:
+    """Checkpoints that were finished, oldest first."""
+    return sorted(path.parent for path in folder.glob(f"step_*/{_NOTE}"))
+
+
+def _unreadable(path: Path) -> str:
+    """Why the note of a checkpoint cannot be used; empty if it can."""
+    try:
+        read_note(path)
+    except CheckpointError as error:
+        return str(error).removeprefix(f"{path} ").partition(": use")[0]
+    return ""
 
 
 def read_note(path: Path) -> dict:
@@ -133,6 +192,8 @@ def read_note(path: Path) -> dict:
         version, _, found = note["format_version"], note["step"], note["format"]
     except (OSError, ValueError, TypeError, KeyError):
         raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {_NOTE}") from None
+    if not integrity.is_sealed(note):
+        raise CheckpointError(f"{path} is damaged: {_NOTE} is not what was written; delete it to use the one before")
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
@@ -194,13 +255,25 @@ def _finish(partial: Path, final: Path, note: dict, keep: int) -> None:
 
 
 def _prune(final: Path, keep: int) -> None:
-    """Drop the oldest but `keep`, and what has no note: the rest of a deletion that was broken off."""
-    whole = sorted(path.parent for path in final.parent.glob(f"step_*/{_NOTE}"))
+    """Drop the oldest but `keep` and the best, and what has no note: the rest of a deletion that was broken off."""
+    whole = _whole(final.parent)
+    best = min(whole, key=_val_loss)
     old = [path for path in whole if path <= final][:-keep]
+    if _val_loss(best) < math.inf and best in old:
+        old.remove(best)
     for path in final.parent.glob("step_*"):
         if path in old or path not in whole:
             (path / _NOTE).unlink(missing_ok=True)  # first, so that a broken deletion is seen as one
             shutil.rmtree(path)
+
+
+def _val_loss(path: Path) -> float:
+    """The validation loss that a checkpoint was saved with; infinite where none was measured or none can be read."""
+    try:
+        found = read_note(path).get("val_loss")
+    except CheckpointError:
+        return math.inf
+    return math.inf if found is None else found
 
 
 def _flush(path: Path) -> None:

@@ -228,6 +228,7 @@ def _add_generate(commands) -> None:
         _generate,
     )
     parser.add_argument("path", help="a run folder, such as runs/laptop")
+    parser.add_argument("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
     parser.add_argument("--prompt", default="The ", help="the text to continue (default: 'The ')")
     parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
@@ -241,7 +242,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     from aiscale.train import open_trained
 
-    model, tokenizer = open_trained(args.path)
+    model, tokenizer = open_trained(args.path, best=args.best)
     prompt = torch.tensor([tokenizer.encode(args.prompt)])
     generator = torch.Generator().manual_seed(args.seed)
     text = model.generate(
