@@ -50,9 +50,10 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
     colors = {}
     for label in labels:
         known = max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
-        color = METHOD_COLORS[known] if known else next(spare)
-        # A second variant of one method takes a darker shade.
-        colors[label] = to_hex([0.42 * c for c in to_rgb(color)]) if color in colors.values() else color
+        base = METHOD_COLORS[known] if known else next(spare)
+        # Further variants of one method take other shades.
+        shades = (base, *(to_hex(shade) for shade in ([0.42 * c for c in to_rgb(base)], style.tint(base, 0.5))))
+        colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
     return colors
 
 
