@@ -29,6 +29,8 @@ from aiscale.rehearsal.needs import RehearsalError, search_path, unshare, why_no
 from aiscale.rehearsal.settings import LOGIN, Settings, address, user_name
 from aiscale.sites import Site, load, names, site
 
+_UNFINISHED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
+
 
 @dataclass(frozen=True)
 class Call:
@@ -170,12 +172,14 @@ class Cluster:
         """Wait for a job to end; returns its state, such as COMPLETED."""
         end_at = time.monotonic() + timeout_s
         while time.monotonic() < end_at:
-            shown = self.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
-            state = re.search(r"JobState=(\S+)", shown)
-            if state and state[1] not in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED"):
+            shown = self.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True)
+            state = re.search(r"JobState=(\S+)", shown.stdout)
+            if not state:
+                raise RehearsalError(f"job {job!r}: {(shown.stderr or shown.stdout).strip()}")
+            if state[1] not in _UNFINISHED:
                 return state[1]
             time.sleep(0.1)
-        raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.split()[:12])}")
+        raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.stdout.split()[:12])}")
 
     def calls(self, program: str = "") -> list[Call]:
         """What was asked of the site's programs so far, in order; of one of them if it is named."""
