@@ -30,12 +30,25 @@ BENCHMARKS = {
         "aiscale.bench.bytes:bench_bytes",
         "aiscale.bench.bytes:show_bytes",
     ),
+    "link": (
+        "the emulated slow link against links that the kernel has slowed: every collective, and a DDP step",
+        "aiscale.bench.link:bench_link",
+        "aiscale.bench.link:show_link",
+    ),
+    "radius": (
+        "Radius against dense all-reduces and competitors, on a link as slow as published: time, perplexity",
+        "aiscale.bench.radius:bench_radius",
+        "aiscale.bench.radius_tables:show_radius",
+    ),
     "gpu": (
         "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",
         "aiscale.bench.gpu:bench_gpu",
         "aiscale.bench.gpu:show_gpu",
     ),
 }
+
+#: benchmark -> options that it alone has
+_OWN = {"gpu": ("sizes", "batch", "steps", "compile"), "radius": ("sweep", "out", "budget")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +63,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--batch", type=int, metavar="N", help="sequences of 1024 tokens in a step")
     own.add_argument("--steps", type=int, metavar="N", help="steps measured (default: 20)")
     own.add_argument("--no-compile", dest="compile", action="store_false", default=None, help="without torch.compile")
+    own = parser.add_argument_group("of bench radius alone")
+    own.add_argument("--sweep", action="store_true", default=None, help="train for perplexities: days, in any portions")
+    own.add_argument("--out", metavar="FILE", help="finished runs of the sweep; one that exists is gone on with")
+    own.add_argument("--budget", type=float, metavar="MINUTES", help="begin no run of the sweep that would end later")
 
 
 def run(args: argparse.Namespace) -> int:
     _, measure, show = BENCHMARKS[args.name]
-    own = {name: getattr(args, name) for name in ("sizes", "batch", "steps", "compile")}
+    own = {name: getattr(args, name) for names in _OWN.values() for name in names}
     own = {name: value for name, value in own.items() if value is not None}
-    if own and args.name != "gpu":
-        raise ConfigError(f"bench {args.name} takes no size, batch, steps or no-compile: they belong to bench gpu")
+    for owner, names in _OWN.items():
+        if owner != args.name and not own.keys().isdisjoint(names):
+            words = ", ".join(names[:-1]) + " or " + names[-1]
+            raise ConfigError(f"bench {args.name} takes no {words}: they belong to bench {owner}")
+    if ("out" in own or "budget" in own) and "sweep" not in own:
+        raise ConfigError("--out and --budget belong to the sweep of bench radius: add --sweep")
+    if own.get("budget", 1) <= 0:
+        raise ConfigError(f"--budget {args.budget:g}: it must be more than 0 minutes")
     if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:
         raise ConfigError(f"--batch {args.batch}, --steps {args.steps}: both must be at least 1")
     result = _find(measure)(quick=args.quick, report=lambda message: print(message, file=sys.stderr, flush=True), **own)

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from aiscale.config import ConfigError
-from aiscale.cost import all_reduce_wire_bytes, collective_terms
+from aiscale.cost import all_reduce_wire_bytes, collective_terms, gloo_reduce_wire_bytes
 
 __all__ = ["Carried", "Link", "busiest_link"]
 
@@ -44,6 +44,10 @@ def busiest_link(op: str, nbytes: float, world: int) -> tuple[float, float]:
     messages, busiest_bytes = collective_terms(op, nbytes, world)
     if op == "reduce_scatter":  # gloo makes it of an all-reduce
         return 2 * messages, all_reduce_wire_bytes(nbytes, world)
+    if op == "reduce":  # a reduce-scatter, whose sums then go to the root
+        return 2.0 * (world - 1), max(all_reduce_wire_bytes(nbytes, world), gloo_reduce_wire_bytes(nbytes, world))
+    if op == "broadcast":  # a rank sends to all below it in the tree at the same time: the next level waits for all
+        return messages, messages * (messages + 1) / 2 * nbytes
     if op == "recv":
         return 1.0, float(nbytes)
     return messages, busiest_bytes

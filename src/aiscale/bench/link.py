@@ -1,0 +1,164 @@
+"""Does the emulated link behave like a real one? `aiscale bench link`, on four new ranks (Linux with namespaces).
+
+Each rank lives on a node of its own (`bench.nodes`). In turn, the kernel slows the nodes' network cards, or `dist.link`
+emulates cards of the same rate over unslowed ones. Every collective, and a DDP step at two rates (communication alone
+takes half, and twice, as long as the computation), must take the same time to a tenth.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aiscale.bench.ddp import BenchError
+from aiscale.bench.nodes import shape, start_on_nodes, why_no_nodes
+from aiscale.bench.timing import machine_facts
+
+RANKS, ROUNDS, STEPS = 4, 7, 2
+TOLERANCE = 0.10  #: by which a DDP step on the emulated link may differ
+_SHARES = (0.5, 2.0)  #: seconds of an all-reduce of all gradients alone over those of a step without communication
+_COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20
+
+
+def bench_link(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
+    """Rows of real and emulated seconds, and the check that DDP steps agree. quick: one round, judged by nothing."""
+    if why := why_no_nodes():
+        return {"skipped": why, "rows": [], "checks": [], "machine": machine_facts()}
+    report(f"{RANKS} ranks on nodes of their own, {1 if quick else ROUNDS} rounds")
+    with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
+        out = Path(folder) / "link.json"
+        status = start_on_nodes(RANKS, ["-m", "aiscale.bench.link", "quick" if quick else "full", str(out)])
+        if status:
+            raise BenchError(f"the ranks of bench link ended with status {status}; what went wrong stands above")
+        result = json.loads(out.read_text())
+    checks = [
+        {"name": f"{row['what']} at {row['rate_mbit_s']:g} Mbit/s, emulated over real", "value": row["ratio"]}
+        | {"target": [1 - TOLERANCE, 1 + TOLERANCE], "met": abs(row["ratio"] - 1) <= TOLERANCE}
+        for row in result["rows"]
+        if row["what"] == "DDP step"
+    ]
+    return {**result, "checks": [] if quick else checks, "machine": machine_facts()}
+
+
+def show_link(result: dict) -> None:
+    """Print what bench_link returned."""
+    if "skipped" in result:
+        print(f"not measured: {result['skipped']}")
+        return
+    machine = result["machine"]
+    print(f"{machine['date']}  {machine['processor']}, {machine['cores']} cores, torch {machine['torch']}")
+    print(f"{result['ranks']} ranks, {result['rounds']} rounds; a step without communication {result['quiet_s']:.3f} s")
+    print(f"{'what':16} {'Mbit/s':>8} {'payload MB':>10} {'real s':>8} {'emulated s':>10} {'ratio':>6}")
+    for row in result["rows"]:
+        print(
+            f"{row['what']:16} {row['rate_mbit_s']:8g} {row['payload_bytes'] / 1e6:10.2f} {row['real_s']:8.3f} "
+            f"{row['emulated_s']:10.3f} {row['ratio']:6.2f}"
+        )
+
+
+class _Comparison:
+    """The two kinds of link under the same work; one on every rank."""
+
+    def __init__(self, world, rounds: int) -> None:
+        self.world, self.rounds = world, rounds
+
+    def row(self, what: str, action: Callable[[], object], rate_mbit_s: float, payload_bytes: int) -> dict:
+        """Median seconds of `action` on links of a rate, real and emulated in turn, and the median of their ratios."""
+        seconds: dict[str, list[float]] = {"real": [], "emulated": []}
+        for i in range(self.rounds):
+            for kind in ("real", "emulated") if i % 2 else ("emulated", "real"):
+                seconds[kind].append(self._seconds(kind, action, rate_mbit_s))
+        ratios = [e / r for e, r in zip(seconds["emulated"], seconds["real"], strict=True)]
+        median_s = {f"{kind}_s": statistics.median(values) for kind, values in seconds.items()}
+        facts = {"what": what, "rate_mbit_s": rate_mbit_s, "payload_bytes": payload_bytes}
+        return {**facts, **median_s, "ratio": statistics.median(ratios), "seconds": seconds}
+
+    def _seconds(self, kind: str, action: Callable[[], object], rate_mbit_s: float) -> float:
+        shape(rate_mbit_s if kind == "real" else 0)
+        with self.world.link.at(rate_mbit_s if kind == "emulated" else 0):
+            self._timed(action)  # TCP has to find the new rate
+            return statistics.mean(self._timed(action) for _ in range(STEPS))
+
+    def _timed(self, action: Callable[[], object]) -> float:
+        self.world.barrier()
+        start = time.perf_counter()
+        action()
+        self.world.barrier()  # it takes as long as on its slowest rank
+        return time.perf_counter() - start
+
+
+def _collectives(world) -> dict[str, Callable[[], object]]:
+    """Every collective with the same payload."""
+    import torch
+    import torch.distributed as dist
+
+    n, r, size = world.size, world.rank, _COLLECTIVES_BYTES // 4
+    x, share = torch.ones(size), torch.ones(size // n)
+
+    def parts() -> list | None:
+        return list(torch.empty(size).chunk(n)) if r == 0 else None
+
+    return {
+        "all-reduce": lambda: dist.all_reduce(x),
+        "all-gather": lambda: dist.all_gather(list(torch.empty(size).chunk(n)), share),
+        "reduce-scatter": lambda: dist.reduce_scatter(torch.empty(size // n), list(x.chunk(n))),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "reduce": lambda: dist.reduce(x, 0),
+        "gather": lambda: dist.gather(share, parts(), 0),
+        "scatter": lambda: dist.scatter(torch.empty(size // n), parts(), 0),
+        "all-to-all": lambda: dist.all_to_all_single(torch.empty(size), x),
+        "send, receive": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
+    }
+
+
+def _rank(quick: bool, out: Path) -> None:
+    """What each rank does."""
+    import torch
+    import torch.distributed as dist
+
+    from aiscale.bench.timing import paired
+    from aiscale.dist import connect
+    from aiscale.parallel import build
+    from aiscale.recipes import recipe
+
+    world = connect("cpu")
+    compare = _Comparison(world, 1 if quick else ROUNDS)
+    rows = [
+        compare.row(what, action, _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES)
+        for what, action in _collectives(world).items()
+        if not quick or what == "all-reduce"
+    ]
+    shape_ = ("model.n_layer=1",) if quick else ("model.n_layer=6", "model.n_head=6", "model.d_model=192")
+    engine = build(recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", *shape_), world)
+    tokens = torch.randint(0, 256, (8, engine.run.loop.seq_len + 1))
+    batch = [(tokens[:, :-1], tokens[:, 1:])]
+    gradients = torch.zeros(sum(p.numel() for p in engine.model.parameters()))
+
+    def quiet_step() -> None:
+        with engine.module.no_sync():
+            engine.step(batch, 1e-4)
+        world.barrier()
+
+    def step() -> None:
+        engine.step(batch, 1e-4)
+
+    step()
+    quiet_s = world.sum(paired({"quiet": quiet_step}, 3 if quick else 9).median_s("quiet")) / world.size
+    for share in _SHARES[-1:] if quick else _SHARES:
+        sent_bits = 8 * gradients.nbytes * 2 * (world.size - 1) / world.size
+        rate_mbit_s = float(f"{sent_bits / (share * quiet_s) / 1e6:.2g}")
+        rows.append(compare.row("all gradients", lambda: dist.all_reduce(gradients), rate_mbit_s, gradients.nbytes))
+        rows.append(compare.row("DDP step", step, rate_mbit_s, gradients.nbytes))
+    if world.is_main:
+        facts = {"ranks": world.size, "rounds": compare.rounds, "quiet_s": quiet_s}
+        out.write_text(json.dumps({**facts, "rows": rows}))
+    world.close()
+
+
+if __name__ == "__main__":
+    _rank(sys.argv[1] == "quick", Path(sys.argv[2]))

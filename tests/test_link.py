@@ -1,0 +1,184 @@
+"""The emulated slow link: a collective takes at least its bytes over the rate, and passes while the rank computes."""
+
+import pytest
+
+from aiscale import cost
+from aiscale.config import ConfigError
+from aiscale.dist.link import Link, busiest_link
+from ranks import aiscale, run_ranks
+
+TIMED = """
+import time
+n, r, S, RATE = world.size, world.rank, 3 * 2**16, 100  # numbers (768 KiB, divisible by 2 and 3), Mbit/s
+x, share = torch.ones(S), torch.ones(S // n)
+
+def parts():
+    return list(torch.empty(S).chunk(n)) if r == 0 else None
+
+def seconds(action):
+    world.barrier()
+    start = time.monotonic()
+    action()
+    return time.monotonic() - start
+
+def on_link_s(op):
+    return busiest_link(op, x.nbytes, n)[1] * 8 / (RATE * 1e6)
+from aiscale.dist.link import busiest_link
+"""
+
+COLLECTIVES = """
+works = {
+    "all_reduce": lambda: dist.all_reduce(x),
+    "all_gather": lambda: dist.all_gather(list(torch.empty(S).chunk(n)), share),
+    "reduce_scatter": lambda: dist.reduce_scatter(torch.empty(S // n), list(x.chunk(n))),
+    "broadcast": lambda: dist.broadcast(x, 0),
+    "reduce": lambda: dist.reduce(x, 0),
+    "gather": lambda: dist.gather(share, parts(), 0),
+    "scatter": lambda: dist.scatter(torch.empty(S // n), parts(), 0),
+    "all_to_all": lambda: dist.all_to_all_single(torch.empty(S), x),
+    "send": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else time.sleep(1),
+    "recv": lambda: dist.send(x, 1) if r == 0 else dist.recv(x) if r == 1 else time.sleep(1),
+}
+world.link.rate_mbit_s = RATE
+for op, action in works.items():
+    say(op, seconds(action), on_link_s(op))
+"""
+
+
+def test_every_collective_and_message_takes_at_least_its_bytes_over_the_rate(tmp_path):
+    done = run_ranks(TIMED + COLLECTIVES, 3, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 3 * 10
+    for op, seconds, least_s in lines:
+        assert float(seconds) >= float(least_s) > 0.03, op
+
+
+OVERLAP = """
+link_s, x[0] = on_link_s("all_reduce"), r
+world.link.rate_mbit_s = RATE
+
+def after_computing():
+    work = dist.all_reduce(x, async_op=True)
+    time.sleep(link_s * 2)
+    assert work.is_completed()
+    begun = time.monotonic()
+    work.wait()
+    say("waited", time.monotonic() - begun < link_s / 2)
+
+def queued():
+    works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+    assert not works[0].is_completed()
+    works[2].wait()
+    assert all(work.is_completed() for work in works)
+
+def late():  # the others have nothing to send before rank 0 has come
+    time.sleep(0.3 if r == 0 else 0)
+    dist.all_reduce(x)
+
+def by_future():
+    then = dist.all_reduce(x, async_op=True).get_future().then(lambda done: (time.monotonic(), done.value()[0]))
+    world.barrier()  # bookkeeping passes
+    begun = time.monotonic()
+    assert not then.done() and then.wait()[0] > begun and then.wait()[1] is not None
+
+def nested():  # waits for a collective in what hangs on another's future, as torch's PowerSGD hook does
+    again = lambda done: dist.all_reduce(x, async_op=True).get_future().wait()
+    dist.all_reduce(x, async_op=True).get_future().then(again).wait()
+
+def many_ways():  # two messages to different ranks leave one after the other; one that arrives meanwhile does not wait
+    works = [dist.isend(x, other) for other in range(n) if other != r]
+    works += [dist.irecv(torch.empty(S), other) for other in range(n) if other != r]
+    for work in works:
+        work.wait()
+
+after_computing()
+for name, action, times in [("queued", queued, 3), ("late", late, 1), ("future", by_future, 1), ("nested", nested, 2)]:
+    say(name, seconds(action) >= times * link_s + (0.25 if name == "late" else 0))
+say("messages", seconds(many_ways) >= 2 * on_link_s("send"))
+world.link.rate_mbit_s = 0
+say("off", type(dist.all_reduce(x, async_op=True)).__name__ != "Carried")
+"""
+
+
+def test_the_time_passes_while_a_rank_computes_and_what_is_asked_for_later_queues(tmp_path):
+    done = run_ranks(TIMED + OVERLAP, 3, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.split("\n")[:-1]
+    assert len(lines) == 3 * 7 and all(line.endswith(" True") for line in lines), lines
+
+
+DDP = """
+from torch.nn.parallel import DistributedDataParallel
+from aiscale.config import Run
+from aiscale.parallel import build
+
+def trained(rate_mbit_s, *settings):
+    torch.manual_seed(0)
+    run = Run().override("model.n_layer=2", "model.n_head=2", "model.d_model=64", "model.vocab_size=64",
+        "model.max_seq_len=16", "loop.seq_len=16", "loop.global_batch=8", "loop.device=cpu", *settings)
+    engine = build(run, world)
+    torch.manual_seed(r)
+    tokens = torch.randint(0, 64, (8 // n, 17))
+    with world.link.at(rate_mbit_s):
+        took_s = [seconds(lambda: engine.step([(tokens[:, :-1], tokens[:, 1:])], 1e-3)) for _ in range(4)]
+    weights = torch.cat([p.detach().flatten() for p in engine.model.parameters()])
+    sent_bytes = sum(p.nbytes for p in engine.model.parameters())
+    engine.close()
+    return weights, min(took_s[1:]), sent_bytes
+
+DDP = "parallel.strategy=ddp"
+for *settings, share in [(DDP, "parallel.bucket_mb=0.1", 1), (DDP, "compression.wire=bf16", 0.5),
+        ("parallel.strategy=fsdp", 1)]:
+    fast, slow = trained(0, *settings), trained(30, *settings)
+    say(*settings, torch.equal(fast[0], slow[0]), slow[1] >= share * slow[2] * 8 / 30e6)
+"""
+
+
+def test_training_gives_the_same_weights_and_takes_at_least_the_time_of_its_bytes(tmp_path):
+    done = run_ranks(TIMED + DDP, 2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6 and all(line.endswith("True True") for line in lines), lines
+
+
+def test_a_rank_that_dies_is_reported_at_once(tmp_path):
+    code = """
+    import time
+    world.link.rate_mbit_s = 0.1  # minutes
+    x = torch.ones(2**20)
+    if world.rank == 1:
+        os._exit(7)
+    start = time.monotonic()
+    try:
+        dist.all_reduce(x, async_op=True).get_future().wait()
+    except RuntimeError as error:
+        from aiscale.dist import lost_another_rank
+        say("lost", lost_another_rank(error), time.monotonic() - start < 30)
+    """
+    done = run_ranks(code, 2, tmp_path)
+    assert "lost True True" in done.stdout, done.stderr
+
+
+def test_a_run_slows_the_link_and_its_records_say_so(tmp_path):
+    tiny = ("loop.steps=2", "loop.eval_every=0", "model.n_layer=1", "name=slow", "loop.link_mbit_s=20")
+    settings = [part for setting in (*tiny, "parallel.strategy=ddp") for part in ("--set", setting)]
+    done = aiscale("train", "--recipe", "laptop", "--nproc", "2", "--quiet", *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "link_mbit_s" in (tmp_path / "runs" / "slow" / "run.json").read_text()
+
+
+def test_impossible_rates_are_refused():
+    link = Link("between GPUs NCCL's links are real")
+    link.rate_mbit_s = 0
+    with pytest.raises(ConfigError, match="a link of 100 Mbit/s was asked for, but between GPUs NCCL's links are real"):
+        link.rate_mbit_s = 100
+    for rate in (-1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"the link's rate is {rate} Mbit/s: it must be at least 0"):
+            Link().rate_mbit_s = rate
+
+
+def test_the_busiest_card_carries_no_less_than_the_mean_one():
+    for op in cost.COLLECTIVES:
+        for n in (2, 3, 4, 8):
+            assert busiest_link(op, 12 * 2**20, n)[1] >= cost.wire_bytes(op, 12 * 2**20, n, "gloo") * 0.999, (op, n)
