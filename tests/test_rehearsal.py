@@ -22,6 +22,7 @@ from aiscale.rehearsal.settings import Settings
 from aiscale.sites import site
 from conftest import IN_CI
 
+ROOT = Path(__file__).parents[1]
 WHY_NOT = rehearsal.why_not()
 # CI installs Slurm and is root, so that there nothing skips; a participant need not have it.
 slurm = pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-")
@@ -182,6 +183,17 @@ def refused(nodes, words: str, text: str) -> None:
     with pytest.raises(rehearsal.RehearsalError) as error:
         nodes.submit(empty_script(nodes), *words.split(), "--output=/dev/null")
     assert re.search(text if ".*" in text else re.escape(text), str(error.value)), error.value
+
+
+@slurm
+@pytest.mark.parametrize("name", ["frontier", "perlmutter"])
+def test_every_launcher_is_accepted_as_shipped(name, request):
+    nodes = request.getfixturevalue(name)
+    launchers = sorted((ROOT / "launchers" / name).glob("*.sbatch"))
+    assert launchers
+    for path in launchers:  # on as many nodes as there are here; its own number would fit its site
+        done = nodes.login(["sbatch", "--test-only", "--nodes=2", path], capture_output=True)
+        assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
 
 
 @slurm
