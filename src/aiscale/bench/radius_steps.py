@@ -1,0 +1,245 @@
+"""The ranks of `aiscale bench radius`: every way to send gradients takes its turn in the same processes.
+
+python -m aiscale.bench.radius_steps quick OUT       # as one of several joined ranks; rank 0 writes OUT, JSON
+
+Its parts: how long a step takes without communication, from which the link's rate follows; each contender's step at
+that rate, with the bytes that it sent; an all-reduce by itself, and what Radius does to a gradient by itself; some of
+the contenders at other rates. `radius` starts it and reckons with what it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from aiscale import cost
+from aiscale.bench.timing import Paired, paired
+from aiscale.dist import World, connect
+from aiscale.dist.link import FRAMING
+from aiscale.meter import held_bytes
+from aiscale.parallel import build
+from aiscale.parallel.serial import Engine
+from aiscale.recipes import recipe
+
+DENSITIES = (0.9, 0.5, 0.4, 0.1)  #: published
+SHARE = 0.9 / 1.855  #: of a step of the published baseline that its exchange takes: seconds, a fit of its table
+INTERVAL = 200  #: published; here it only says how often the measured dense step comes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to send the gradients of a step."""
+
+    method: str
+    wire: str = "same"
+    overlap: bool = True
+    density: float = 1.0
+    dense_step: bool = False  #: the dense step of Radius, with the residual and the refresh
+    rank: int = 0  #: of PowerSGD's factors
+
+    @property
+    def name(self) -> str:
+        detail = f" d {self.density:g}" if self.density < 1 else f" rank {self.rank}" if self.rank else ""
+        method = "dense" if self.method == "none" else self.method
+        dense = ", dense step" if self.dense_step else ""
+        return f"{method}{detail}{dense}, {self.wire_name}, {'overlapped' if self.overlap else 'at once'}"
+
+    @property
+    def wire_name(self) -> str:
+        return "bf16" if self.wire == "bf16" else "fp32"
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        own = {"method": self.method, "wire": self.wire, "overlap": self.overlap}
+        if self.density < 1:
+            own["density"] = self.density
+        if self.method == "radius":
+            own |= {"interval": 10**9, "warmup_steps": 1}
+        if self.rank:
+            own["rank"] = self.rank
+        return tuple(f"compression.{key}={value}" for key, value in own.items())
+
+
+BASELINE = Contender(method="none", overlap=False)
+WAYS = tuple({"wire": wire, "overlap": overlap} for wire in ("same", "bf16") for overlap in (False, True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured."""
+
+    model: tuple[str, ...]
+    contenders: tuple[Contender, ...]
+    rounds: int
+    rates: tuple[float, ...]  #: multiples of the main rate that some contenders see as well
+
+
+def plan(quick: bool) -> Plan:
+    """quick: a tiny model and few contenders, enough to see that everything runs."""
+    dense = tuple(Contender(method="none", **way) for way in WAYS)
+    ways, densities = ((WAYS[0],), (0.9, 0.1)) if quick else (WAYS, DENSITIES)
+    radius = tuple(Contender(method="radius", density=d, **way) for way in ways for d in densities)
+    refresh = tuple(Contender(method="radius", density=radius[-1].density, dense_step=True, **way) for way in ways)
+    # At 4 ranks an all-gather of k values and indices sends as much as an all-reduce of 4 k values.
+    rivals = (
+        Contender(method="random-k", density=0.4),
+        Contender(method="top-k", density=0.1),
+        Contender(method="powersgd", rank=4),
+    )
+    if quick:
+        shape = ("model.n_layer=1", "model.d_model=32", "loop.seq_len=32", "loop.global_batch=8")
+        return Plan(model=shape, contenders=(*dense[:2], *radius, *refresh), rounds=2, rates=(0.5,))
+    shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=16")
+    rates = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+    return Plan(model=shape, contenders=(*dense, *radius, *refresh, *rivals), rounds=10, rates=rates)
+
+
+class Bench:
+    """One rank's engines, one for each way to send, and its link."""
+
+    def __init__(self, world: World, what: Plan) -> None:
+        self.world, self.plan = world, what
+        common = ("parallel.strategy=ddp", "loop.device=cpu", *what.model)
+        self.run = recipe("laptop").override(*common)
+        self.engines: dict[tuple[str, ...], Engine] = {}
+        for contender in (BASELINE, *what.contenders):
+            # torch's PowerSGD wants one bucket; for the others several, so that there is something to overlap.
+            bucket = () if contender.rank else ("parallel.bucket_mb=0.5",)
+            if contender.settings not in self.engines:
+                self.engines[contender.settings] = build(self.run.override(*bucket, *contender.settings), world)
+        loop = self.run.loop
+        tokens = torch.randint(0, 256, (loop.global_batch // world.size, loop.seq_len + 1))
+        self.batch = [(tokens[:, :-1], tokens[:, 1:])]
+        for engine in self.engines.values():
+            for _ in range(3):  # DDP refills its buckets, PowerSGD begins at its third step
+                engine.step(self.batch, 1e-4)
+
+    def say(self, message: str) -> None:
+        if self.world.is_main:
+            print(message, file=sys.stderr, flush=True)
+
+    def step(self, contender: Contender) -> None:
+        engine = self.engines[contender.settings]
+        if contender.method == "radius":  # its first step is the dense one, all others are sparse
+            engine.compressor.step = 0 if contender.dense_step else 1
+        engine.step(self.batch, 1e-4)
+
+    def timed(self, actions: dict[str, Callable[[], object]], rounds: int, warmup: int = 1) -> Paired:
+        """Every rank takes the same turns; a turn ends when the slowest rank's does."""
+
+        def together(action: Callable[[], object]) -> Callable[[], None]:
+            def turn() -> None:
+                action()
+                self.world.barrier()
+
+            return turn
+
+        return paired({name: together(action) for name, action in actions.items()}, rounds, warmup=warmup)
+
+    def rate_mbit_s(self) -> tuple[float, float]:
+        """(the rate at which an all-reduce of everything takes SHARE of a step, seconds of a step without it)."""
+        engine = self.engines[BASELINE.settings]
+
+        def silent() -> None:
+            with engine.module.no_sync():
+                engine.step(self.batch, 1e-4)
+
+        compute_s = self.timed({"": silent}, max(3, self.plan.rounds)).median_s("")
+        nbytes = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(self.run.model), self.world.size)
+        exchange_s = compute_s * SHARE / (1 - SHARE)
+        return self.world.from_rank0(lambda: (nbytes * FRAMING * 8 / exchange_s / 1e6, compute_s))
+
+    def sent(self, contender: Contender) -> dict[str, int]:
+        """Bytes of one step: asked of the collectives, and sent by one rank on a ring."""
+        before = self.world.traffic.snapshot()
+        self.step(contender)
+        counts = self.world.traffic.since(before)
+        wire = sum(cost.wire_bytes(op, count.payload_bytes, n) for (op, n), count in counts.items())
+        return {"payload_bytes": sum(count.payload_bytes for count in counts.values()), "wire_bytes": round(wire)}
+
+    def masking(self, contender: Contender) -> Callable[[], None]:
+        """What a sparse step of Radius does to gradients beside sending them: look, pack, unpack, keep the rest."""
+        engine = self.engines[contender.settings]
+        compressor, buckets = engine.compressor, []
+        pack = compressor.pack
+        compressor.pack = lambda bucket: buckets.append(bucket) or pack(bucket)
+        self.step(contender)
+        del compressor.pack  # the instance's; the class's shows again
+
+        def alone() -> None:
+            for bucket in buckets:
+                compressor.check_finite(bucket.parameters, bucket.gradients)
+                share = compressor.share(compressor.pack(bucket))
+                compressor.unpack(bucket, share.mul_(self.world.size))  # keeps the numbers' size over many turns
+            compressor._norms.clear()
+
+        return alone
+
+
+def measure(world: World, what: Plan) -> dict:
+    """Seconds of every turn and bytes of every contender, the same on all ranks but for the clock."""
+    bench = Bench(world, what)
+    rate, compute_s = bench.rate_mbit_s()
+    bench.say(f"a step without communication takes {compute_s:.3f} s; the link is set to {rate:.1f} Mbit/s")
+    sizes = {contender.name: bench.sent(contender) for contender in what.contenders}
+    world.link.rate_mbit_s = rate
+    steps = bench.timed({c.name: (lambda c=c: bench.step(c)) for c in what.contenders}, what.rounds)
+    parts = bench.timed(_parts(bench, sizes), what.rounds)
+    bench.say(f"{len(what.contenders)} contenders and their parts done, {what.rounds} rounds")
+    few = [c for c in what.contenders if not c.dense_step and (c.method == "none" or c.density in (0.4, 0.1))]
+    few = [c for c in few if c.method in ("none", "radius") and (c.overlap or c.wire == "same")]
+    at_rates = {}
+    for factor in what.rates:
+        world.link.rate_mbit_s = rate * factor
+        turns = bench.timed({c.name: (lambda c=c: bench.step(c)) for c in few}, max(2, what.rounds // 2))
+        at_rates[str(factor)] = turns.seconds
+        bench.say(f"{rate * factor:.1f} Mbit/s done")
+    held = {c.name: _held(bench.engines[c.settings]) for c in what.contenders}
+    return {
+        "ranks": world.size,
+        "parameters": cost.parameter_count(bench.run.model),
+        "tokens": bench.run.loop.global_batch * bench.run.loop.seq_len,
+        "rounds": what.rounds,
+        "link_mbit_s": rate,
+        "compute_s": compute_s,
+        "contenders": {c.name: {**asdict(c), **sizes[c.name], "held_bytes": held[c.name]} for c in what.contenders},
+        "seconds": steps.seconds,
+        "parts": parts.seconds,
+        "at_rates": at_rates,
+    }
+
+
+def _parts(bench: Bench, sizes: dict[str, dict[str, int]]) -> dict[str, Callable[[], object]]:
+    """Pieces of a step by themselves: the all-reduce of each size, and Radius's own work at each density."""
+    actions: dict[str, Callable[[], object]] = {}
+    for contender in bench.plan.contenders:
+        if contender.overlap or contender.wire != "same" or contender.dense_step:
+            continue
+        buffer = torch.zeros(sizes[contender.name]["payload_bytes"] // 4)
+        actions[f"all-reduce: {contender.name}"] = lambda buffer=buffer: dist.all_reduce(buffer)
+        if contender.method == "radius":
+            actions[f"masking: {contender.name}"] = bench.masking(contender)
+    return actions
+
+
+def _held(engine: Engine) -> int:
+    return held_bytes(engine.held()).get("compression", 0)
+
+
+def _rank(size: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    world = connect("cpu")
+    result = measure(world, plan(size == "quick"))
+    if world.is_main:
+        out.write_text(json.dumps(result))
+    world.close()
+
+
+if __name__ == "__main__":
+    _rank(sys.argv[1], Path(sys.argv[2]))

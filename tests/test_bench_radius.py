@@ -1,0 +1,153 @@
+"""The benchmark of Radius: it runs, what it reckons from seconds and losses is right, and its sweep loses no run."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from aiscale.bench import radius_runs, radius_sweep
+from aiscale.bench.radius import reckon
+from aiscale.parallel.radius import SimulatedRanks
+from ranks import aiscale, processes_with, wait_until
+
+
+def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
+    done = aiscale("bench", "radius", "--quick", "--json", timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    rows = {row["name"]: row for row in result["rows"]}
+    dense, sparse = rows["dense, fp32, at once"], rows["radius d 0.1, fp32, at once"]
+    assert dense["payload_bytes"] == 4 * result["parameters"] and dense["held_bytes"] == 0
+    assert sparse["payload_bytes"] < 0.13 * dense["payload_bytes"]  # a tenth, and the biases
+    assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # a ring of 4
+    assert sparse["held_bytes"] == 5 * result["parameters"]  # an fp32 residual and a byte of mask
+    assert result["link_mbit_s"] > 0 and result["machine"]["torch"] and result["checks"] == []
+
+
+def _measured():
+    """Two rounds, in which seconds are easy numbers: dense 2 s; Radius 1 + d of which its own work takes a tenth."""
+    contenders = {
+        "dense, fp32, at once": {"method": "none", "density": 1.0},
+        "radius d 0.9, fp32, at once": {"method": "radius", "density": 0.9},
+        "radius d 0.4, fp32, at once": {"method": "radius", "density": 0.4},
+        "radius d 0.4, dense step, fp32, at once": {"method": "radius", "density": 0.4, "dense_step": True},
+    }
+    contenders = {name: {"wire": "same", "overlap": False, "dense_step": False} | c for name, c in contenders.items()}
+    seconds = dict(zip(contenders, ([2.0, 4.0], [1.9, 3.8], [1.4, 2.8], [5.0, 5.0]), strict=True))
+    parts = {"all-reduce: dense, fp32, at once": [1.0, 1.0]}
+    for d in (0.9, 0.4):
+        parts |= {
+            f"all-reduce: radius d {d}, fp32, at once": [d, d],
+            f"masking: radius d {d}, fp32, at once": [0.06, 0.06],
+        }
+    facts = {"ranks": 4, "parameters": 10, "tokens": 1, "rounds": 2, "link_mbit_s": 8.0, "compute_s": 1.0}
+    at_rates = {"0.5": {name: seconds[name] for name in list(seconds)[:3]}}
+    return {**facts, "contenders": contenders, "seconds": seconds, "parts": parts, "at_rates": at_rates}
+
+
+def test_the_saving_is_of_the_average_step_round_by_round_and_masking_is_over_what_it_saves():
+    result = reckon(_measured())
+    rows = {row["name"]: row for row in result["rows"]}
+    row = rows["radius d 0.4, fp32, at once"]
+    mean = [(199 * turn + 5.0) / 200 for turn in (1.4, 2.8)]  # one dense step in 200
+    savings = sorted([1 - mean[0] / 2, 1 - mean[1] / 4])
+    assert row["saving"]["dense, fp32, at once"]["median"] == pytest.approx(sum(savings) / 2)
+    assert row["saving_with_switch"] == pytest.approx(0.8 * sum(savings) / 2)
+    assert row["one_step_s"]["median"] == pytest.approx(2.1)
+    masking = {part["density"]: part for part in result["masking"]}
+    assert masking[0.4]["share_of_saved"] == pytest.approx(0.06 / 0.6)
+    assert masking[0.4]["masking_ns_per_entry"] == pytest.approx(0.006e9)
+
+
+def test_the_break_even_density_lies_where_the_line_through_radius_meets_the_baseline():
+    (found,) = reckon(_measured())["break_even"]
+    low, high = ((199 * turn + 5.0) / 200 for turn in (2.1, 2.85))
+    assert found["density"] == pytest.approx(0.4 + 0.5 * (3.0 - low) / (high - low))
+
+
+def test_speed_up_at_the_main_rate_stands_among_those_at_others():
+    rates = [row for row in reckon(_measured())["rates"] if row["name"].startswith("radius d 0.4")]
+    assert [(row["link_mbit_s"], row["times_main_rate"]) for row in rates] == [(4.0, 0.5), (8.0, 1.0)]
+    assert rates[0]["speedup"]["median"] == pytest.approx(2 / 1.4)
+
+
+def _row(case, seed, lr, loss, steps=500):
+    losses = {"train_loss": loss, "val_loss": loss, "train_curve": [[1, loss]], "val_curve": [[1, loss]]}
+    return {"case": case, "steps": steps, "lr": lr, "seed": seed, "seconds": 1.0, **losses}
+
+
+def test_the_table_sets_each_case_at_its_best_rate_against_dense_seed_by_seed():
+    radius = "radius d 0.4 T 200 sum switch 0.2"
+    rows = [_row("dense", 0, 1.5e-3, 2.0), _row("dense", 0, 3e-3, 1.0), _row("dense", 1, 3e-3, 1.1)]
+    rows += [_row(radius, 0, 1.5e-3, 1.02), _row(radius, 0, 3e-3, None), _row(radius, 1, 1.5e-3, 1.16)]
+    dense, sparse = radius_sweep.table(rows)
+    assert dense["lr"] == 3e-3 and sparse["lr"] == 1.5e-3 and sparse["seeds"] == [0, 1]
+    over = sparse["val_over_dense_pct"]
+    assert over["low"] == pytest.approx(100 * math.expm1(0.02), abs=1e-3)
+    assert over["high"] == pytest.approx(100 * math.expm1(0.06), abs=1e-3)
+    assert dense["val_ppl"]["mean"] == pytest.approx((math.exp(1.0) + math.exp(1.1)) / 2, abs=1e-3)
+    assert 0.4 < sparse["wire_share"] < 0.42  # every 200th step is dense, biases always go
+
+
+def test_other_seeds_come_once_every_rate_has_been_tried():
+    grid = radius_sweep.Grid()
+    first = grid.pending([])
+    assert {job.seed for job in first} == {0} and first[0].case == "dense"
+    rows = [_row("dense", 0, rate, loss) for rate, loss in zip(radius_sweep.RATES, (1.2, 1.0, 1.1), strict=True)]
+    others = [job for job in grid.pending(rows) if job.case == "dense" and job.steps == 500]
+    assert [(job.lr, job.seed) for job in others] == [(radius_sweep.RATES[1], 1), (radius_sweep.RATES[1], 2)]
+    assert grid.left(rows) == grid.left([]) - 3
+
+
+def test_competitors_send_no_more_than_radius_at_the_same_density():
+    cases = radius_runs.cases()
+    radius = radius_runs.wire_share(cases["radius d 0.4 T 200 sum switch 0.2"])
+    for name in ("random-k d 0.4 switch 0.2", "top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2"):
+        assert 0.95 * radius < radius_runs.wire_share(cases[name]) <= radius
+
+
+def test_a_sweep_that_was_killed_goes_on_without_its_finished_runs(tmp_path):
+    out = tmp_path / "sweep.jsonl"
+    command = [sys.executable, "-m", "aiscale", "bench", "radius", "--sweep", "--quick", "--out", str(out)]
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: out.exists() and '"case"' in out.read_text(), 240, "a finished run")
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    wait_until(lambda: not processes_with(str(out)), 30, "the workers' end")
+    (first, *_) = radius_sweep.load(out)
+    with out.open("a") as file:
+        file.write('{"case": "radius d 0.4 T 200 s')  # a line that its writer did not end
+    result = radius_sweep.bench_sweep(out=str(out), budget_min=None, quick=True)
+    rows = radius_sweep.load(out)
+    assert rows[0] == first and len(rows) == 2 and result["runs_left"] == 0
+    assert [line.count("seconds") for line in out.read_text().splitlines() if first["case"] + '"' in line] == [1]
+    # Made anew on another day, a run comes out the same.
+    again = radius_sweep.bench_sweep(out=str(out), budget_min=None, quick=True)
+    assert again["rows"] == result["rows"]
+
+
+def test_one_process_stands_for_all_ranks_because_radius_is_linear():
+    run = radius_runs.cases()["radius d 0.4 T 50 sum switch 0"].run(8, 3e-3, 0)
+    run = run.override("model.n_layer=1", "model.d_model=16", "loop.precision=fp64", "compression.interval=3")
+    many, one = (SimulatedRanks(run, n) for n in (4, 1))
+    for step in range(8):
+        torch.manual_seed(step)
+        tokens = torch.randint(0, 256, (16, 17))
+        shares = [[(part[:, :-1], part[:, 1:])] for part in tokens.chunk(4)]
+        many.step(shares, 3e-3)
+        one.step([[(tokens[:, :-1], tokens[:, 1:])]], 3e-3)
+    for a, b in zip(many.model.parameters(), one.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_options_of_the_sweep_are_refused_elsewhere():
+    done = aiscale("bench", "ddp", "--sweep")
+    assert (
+        done.returncode == 2 and "bench ddp takes no sweep, out or budget: they belong to bench radius" in done.stderr
+    )
+    done = aiscale("bench", "radius", "--out", "x")
+    assert done.returncode == 2 and "belong to the sweep of bench radius: add --sweep" in done.stderr
