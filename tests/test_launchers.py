@@ -46,7 +46,9 @@ case "$name $*" in
     fi
     exit "${TRAIN_STATUS:-0}" ;;
   *ipyparallel.controller*) folder="${4#--profile-dir=}"; [ "$name" != python ] || {
-    mkdir -p "$folder/security"; echo '{}' > "$folder/security/ipcontroller-engine.json"; } ;;
+    mkdir -p "$folder/security"; echo '{}' > "$folder/security/ipcontroller-engine.json"
+    exec sleep "${CONTROLLER_S:-0}"; } ;;
+  *ipyparallel.engine*) exit "${ENGINES_STATUS:-0}" ;;
   sbcast*) exit "${SBCAST_STATUS:-0}" ;;
 esac
 """
@@ -297,6 +299,13 @@ def test_engines_keep_their_key_private_and_listen_inside_the_job_only(name, tmp
     assert f"--ntasks={job.nodes * place_of(f'{name}/').node.gpus}" in engines
     folder = tmp_path / "runs/engines-77"
     assert folder.stat().st_mode & 0o077 == 0 and not (folder / "security").exists()
+
+
+def test_engines_that_the_notebook_has_ended_are_no_failure_and_others_are(tmp_path):
+    for name, seconds, wanted in (("ended", "0", 0), ("died", "60", 1)):
+        (tmp_path / name).mkdir()
+        job = Job(tmp_path / name, "perlmutter/engines.sbatch", ENGINES_STATUS="1", CONTROLLER_S=seconds)
+        assert job.finish()[0] == wanted
 
 
 # How they end ---------------------------------------------------------------------------------------------------------
