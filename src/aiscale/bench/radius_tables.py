@@ -23,7 +23,14 @@ _STORED = resources.files("aiscale") / "data_measured" / "radius_cpu.json"
 
 
 def stored() -> dict:
-    """What was measured and kept: {"speed": of bench_radius or None, "sweep": {"rows", "runs", "runs_left", ...}}."""
+    """What was measured and kept: {"speed": of bench_radius or None, "sweep": {"rows", "runs", "runs_left", ...}}.
+
+    As long as nothing is kept, speed is None and the sweep has no rows.
+    """
+    if not _STORED.is_file():
+        from aiscale.bench.radius_sweep import Grid
+
+        return {"speed": None, "sweep": {"rows": [], "runs": 0, "runs_left": Grid().left([]), "machines": []}}
     return json.loads(_STORED.read_text(encoding="utf-8"))
 
 
