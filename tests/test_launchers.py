@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -360,6 +361,20 @@ def test_modules_are_loaded_in_the_order_that_the_site_asks_for(tmp_path):
     job.finish()
     loaded = [call[2].partition("/")[0] for call in job.calls("module")]
     assert loaded.index("PrgEnv-gnu") < loaded.index("rocm") < loaded.index("rccl-net-plugin")
+
+
+def test_the_readmes_commands_are_understood_and_its_files_are_there():
+    text = (FOLDER / "README.md").read_text()
+    commands = {command for command in re.findall(r"`(?:\.venv/bin/)?(aiscale [^`\n]+)`", text)}
+    assert len(commands) >= 6
+    for command in commands:
+        words = shlex.split(command)[1:]
+        _parser(words[0]).parse_args(words)
+    assert {name for name in re.findall(r"`(\w+)\.sbatch`", text)} == set(LESSONS)
+    for file in re.findall(r"(?:frontier|perlmutter)/\w+\.sbatch", text):
+        assert (FOLDER / file).exists()
+    for file in re.findall(r"`(src/[\w./]+)`", text):
+        assert (ROOT / file).exists()
 
 
 # Profiles -------------------------------------------------------------------------------------------------------------
