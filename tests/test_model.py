@@ -186,31 +186,39 @@ def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path):
         GPT.from_pretrained(tmp_path)
 
 
-def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
-    model = make(LLAMA)
-    theirs = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=61,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=16,
-            rms_norm_eps=1e-5,
-        )
-    )
+LLAMAS_SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def llamas_state(model: GPT) -> dict:
+    """All but the MLPs, under Llama's names, which Mixtral shares."""
     state = {"model.embed_tokens.weight": model.token_embedding.weight, "model.norm.weight": model.norm.weight}
     state["lm_head.weight"] = model.head.weight
     for layer, block in enumerate(model.blocks):
-        parts = dict(zip("qkv", block.attn.qkv.weight.split([32, 16, 16]), strict=True))
+        place, parts = f"model.layers.{layer}", block.attn.qkv.weight.split([32, 16, 16])
+        state |= {f"{place}.self_attn.{k}_proj.weight": v for k, v in zip("qkv", parts, strict=True)}
+        state[f"{place}.self_attn.o_proj.weight"] = block.attn.out.weight
+        state[f"{place}.input_layernorm.weight"] = block.attn_norm.weight
+        state[f"{place}.post_attention_layernorm.weight"] = block.mlp_norm.weight
+    return state
+
+
+def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
+    model = make(LLAMA)
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMAS_SHAPE))
+    state = llamas_state(model)
+    for layer, block in enumerate(model.blocks):
         gate, up = block.mlp.up.weight.chunk(2)
-        state |= {f"model.layers.{layer}.self_attn.{k}_proj.weight": v for k, v in parts.items()}
-        state |= {f"model.layers.{layer}.mlp.{k}_proj.weight": v for k, v in (("gate", gate), ("up", up))}
-        state[f"model.layers.{layer}.self_attn.o_proj.weight"] = block.attn.out.weight
-        state[f"model.layers.{layer}.mlp.down_proj.weight"] = block.mlp.down.weight
-        state[f"model.layers.{layer}.input_layernorm.weight"] = block.attn_norm.weight
-        state[f"model.layers.{layer}.post_attention_layernorm.weight"] = block.mlp_norm.weight
+        for name, weight in (("gate", gate), ("up", up), ("down", block.mlp.down.weight)):
+            state[f"model.layers.{layer}.mlp.{name}_proj.weight"] = weight
     theirs.load_state_dict(state)
     tokens = tokens_for(LLAMA)
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
@@ -218,33 +226,14 @@ def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
 
 def test_a_mixture_of_experts_is_mixtrals():
     model = make(MIXTRAL)
-    theirs = transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(
-            vocab_size=61,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            max_position_embeddings=16,
-            rms_norm_eps=1e-5,
-            rope_theta=10_000.0,
-        )
-    ).eval()
-    state = {"model.embed_tokens.weight": model.token_embedding.weight, "model.norm.weight": model.norm.weight}
-    state["lm_head.weight"] = model.head.weight
+    shape = {**LLAMAS_SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10_000.0}
+    theirs = transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape)).eval()
+    state = llamas_state(model)
     for layer, block in enumerate(model.blocks):
-        place, experts = f"model.layers.{layer}", block.mlp.experts
-        parts = dict(zip("qkv", block.attn.qkv.weight.split([32, 16, 16]), strict=True))
-        state |= {f"{place}.self_attn.{k}_proj.weight": v for k, v in parts.items()}
-        state[f"{place}.self_attn.o_proj.weight"] = block.attn.out.weight
-        state[f"{place}.mlp.gate.weight"] = block.mlp.router.weight
-        state[f"{place}.mlp.experts.gate_up_proj"] = torch.stack([expert.up.weight for expert in experts])
-        state[f"{place}.mlp.experts.down_proj"] = torch.stack([expert.down.weight for expert in experts])
-        state[f"{place}.input_layernorm.weight"] = block.attn_norm.weight
-        state[f"{place}.post_attention_layernorm.weight"] = block.mlp_norm.weight
+        place, experts = f"model.layers.{layer}.mlp", block.mlp.experts
+        state[f"{place}.gate.weight"] = block.mlp.router.weight
+        state[f"{place}.experts.gate_up_proj"] = torch.stack([expert.up.weight for expert in experts])
+        state[f"{place}.experts.down_proj"] = torch.stack([expert.down.weight for expert in experts])
     theirs.load_state_dict(state)
     tokens = tokens_for(MIXTRAL)
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
