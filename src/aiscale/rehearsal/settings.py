@@ -86,13 +86,15 @@ class Settings:
     def asked(self) -> list[str]:
         """Options that the site asks every job for, with values that it accepts."""
         rules, site = self.site.scheduler, self.site
+        hours = rules.hours_for(self.nodes, site.partition, site.qos) or 1
         values = {
             "account": (*self.accounts, rules.account_example)[0],
             "constraint": "&".join(self.features),
-            "time": "00:10:00",
+            "time": str(round(hours * 60)),  # the most: a bench must not end early
         }
         words = [f"--{name}={values[name]}" for name in rules.required if values.get(name)]
-        return words + ([f"--partition={site.partition}"] if site.partition else [])
+        words += [f"--partition={site.partition}"] if site.partition else []
+        return words + ([f"--qos={site.qos}"] if site.qos else [])
 
     def write(self) -> None:
         etc = self.folder / "etc"
