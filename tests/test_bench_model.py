@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale.bench import bench_model, machine_facts, paired, peak_memory_bytes, show_model, timing
-from aiscale.bench.model import Size, _products, _require_same_loss, _same_in_transformers, checks
+from aiscale.bench import machine_facts, paired, peak_memory_bytes, timing
+from aiscale.bench.model import Size, _products, _require_same_loss, _same_in_transformers, bench_model, checks
+from aiscale.bench.model_tables import show_model
 from aiscale.model import GPT
 
 TINY = Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
