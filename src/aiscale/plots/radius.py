@@ -124,7 +124,7 @@ def mask_change(before: Sequence, after: Sequence, *, ax: Axes | None = None) ->
         "kept": style.STRATEGY_COLORS["ddp"],
     }
     rows, columns = before.shape
-    ax = style.new_axes(ax, 7.5, min(7.5 * rows / columns + 0.9, 7.5))
+    ax = style.new_axes(ax, 7.5, min(6.8 * rows / columns + 1.0, 7.5))
     ax.imshow(before + 2 * after, cmap=ListedColormap(list(names.values())), vmin=0, vmax=3, interpolation="nearest")
     ax.set(xlabel="column", ylabel="row")
     ax.grid(visible=False)
