@@ -302,7 +302,8 @@ def test_no_token_sees_what_comes_after_it(config):
     changed = tokens.clone()
     changed[:, 10:] = (changed[:, 10:] + 1) % config.vocab_size
     before, after = model(tokens), model(changed)
-    assert torch.equal(before[:, :10], after[:, :10])
+    # An expert multiplies as many rows as come to it, and rounds by their number.
+    torch.testing.assert_close(before[:, :10], after[:, :10], atol=1e-6 if config.n_expert else 0, rtol=0)
     assert (before[:, 10] - after[:, 10]).abs().max() > 1e-3
 
 
