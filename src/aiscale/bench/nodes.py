@@ -54,7 +54,9 @@ def why_no_nodes() -> str:
 def start_on_nodes(nproc: int, argv: Sequence[str], *, timeout_s: float = 900) -> int:
     """Run `python ARGV` as `nproc` joined ranks, one on each of as many nodes; the exit status, 0 if all were."""
     command = [*_find_namespace()[0], sys.executable, "-m", "aiscale.bench.nodes", str(nproc), *argv]
-    with subprocess.Popen(command, preexec_fn=functools.partial(die_with, os.getpid())) as process:
+    # No name server can be asked there: torch would wait for one, and warn.
+    env = {**os.environ, "RES_OPTIONS": "attempts:1 timeout:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with subprocess.Popen(command, env=env, preexec_fn=functools.partial(die_with, os.getpid())) as process:
         try:
             return process.wait(timeout_s)
         except BaseException:
@@ -89,7 +91,6 @@ def _serve(nproc: int, argv: Sequence[str]) -> int:
     store = dist.TCPStore(_SWITCH, 0, is_master=True, wait_for_workers=False)
     rendezvous = {"MASTER_ADDR": _SWITCH, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     shared = {"AISCALE_LAUNCHER": "aiscale", "AISCALE_SWITCH_PID": str(os.getpid()), "GLOO_SOCKET_IFNAME": "eth0"}
-    shared |= {"RES_OPTIONS": "attempts:1 timeout:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # no name server can be asked
     ranks = []
     for rank in range(nproc):
         env = {**os.environ, **shared, **rendezvous, **rank_environment(rank, nproc)}
