@@ -135,7 +135,7 @@ def _rank(quick: bool, out: Path) -> None:
     ]
     shape_ = ("model.n_layer=1",) if quick else ("model.n_layer=6", "model.n_head=6", "model.d_model=192")
     engine = build(recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", *shape_), world)
-    tokens = torch.randint(0, 256, (8, engine.run.loop.seq_len + 1))
+    tokens = torch.randint(0, 256, (4 if quick else 16, engine.run.loop.seq_len + 1))
     batch = [(tokens[:, :-1], tokens[:, 1:])]
     gradients = torch.zeros(sum(p.numel() for p in engine.model.parameters()))
 

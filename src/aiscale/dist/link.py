@@ -36,6 +36,10 @@ __all__ = ["Carried", "Link", "busiest_link"]
 
 #: Of 1514 bytes that Ethernet carries, 14 are its own, 20 IP's and 32 TCP's: that is what a shaped interface counts.
 FRAMING = 1514 / 1448
+#: Every second frame is acknowledged by one of 66 bytes, which takes room where data goes in that direction as well:
+#: 1.068 in all; a slowed interface sent 1.067 times the bytes of an all-reduce at 60 Mbit/s, 1.051 at 250.
+_ACKNOWLEDGED = FRAMING + 66 / 2 / 1448
+_ONE_WAY = ("send", "recv", "broadcast", "scatter", "gather")
 _STAMP_TAG = 2**30  #: of the message that goes before a message
 
 
@@ -136,7 +140,7 @@ class Carried(dist._Work):
         self.done_s: float | None = None  #: on this process's monotonic clock
         self._asked_s = time.monotonic()
         self._messages, busiest_bytes = busiest_link(op, nbytes, group.size())
-        self._bits = busiest_bytes * FRAMING * 8
+        self._bits = 8 * busiest_bytes * (FRAMING if op in _ONE_WAY else _ACKNOWLEDGED)
         self._future: Future | None = None
         self._has_waited = False
         # Another host's monotonic clock began at another time; the wall clock is the same.
