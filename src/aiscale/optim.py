@@ -50,7 +50,8 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
     """The learning rate of optimizer step `step`, 0-based.
 
     Linear warm-up over warmup_steps (step 0 already moves, step warmup_steps is the first at the peak), then constant,
-    or along a half cosine or a line down to min_lr, which the last step takes, or the last of decay_steps and all after.
+    or along a half cosine or a line down to min_lr, which the last step takes, or the last of decay_steps and those
+    after it.
     """
     if step < 0:
         raise ConfigError(f"step is {step}: steps count from 0")
