@@ -47,8 +47,11 @@ BENCHMARKS = {
     ),
 }
 
-#: benchmark -> options that it alone has
-_OWN = {"gpu": ("sizes", "batch", "steps", "compile"), "radius": ("sweep", "out", "budget")}
+#: benchmark -> options that it alone has, and how they are written
+_OWN = {
+    "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
+    "radius": {"sweep": "--sweep", "out": "--out", "budget": "--budget"},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
     own = {name: getattr(args, name) for names in _OWN.values() for name in names}
     own = {name: value for name, value in own.items() if value is not None}
     for owner, names in _OWN.items():
-        if owner != args.name and not own.keys().isdisjoint(names):
-            words = ", ".join(names[:-1]) + " or " + names[-1]
-            raise ConfigError(f"bench {args.name} takes no {words}: they belong to bench {owner}")
+        given = " and ".join(flag for name, flag in names.items() if name in own)
+        if given and owner != args.name:
+            raise ConfigError(f"bench {args.name} takes no {given}: only bench {owner} does")
     if ("out" in own or "budget" in own) and "sweep" not in own:
         raise ConfigError("--out and --budget belong to the sweep of bench radius: add --sweep")
     if own.get("budget", 1) <= 0:
