@@ -185,7 +185,9 @@ def _share_cores(nproc: int) -> None:
     """Ranks are forked from here, and what decides on threads is read when torch is first imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would start threads at once
+    # numpy's, which starts threads as soon as it is imported, and a process with threads is not forked. Set even where
+    # a notebook's environment says otherwise: ranks compute with torch.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
 def _without_nproc(argv: list[str]) -> list[str]:
