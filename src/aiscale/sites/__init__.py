@@ -2,12 +2,13 @@
 
     site("frontier").node.gpus                    # 8
     site("perlmutter").scheduler.qos["debug"]     # Qos(name='debug', max_nodes=8, max_hours=0.5, ...)
+    here()                                        # the profile of the machine that this runs on, or None
     load("mine.toml")                             # a profile of your own; `aiscale launchers --site mine.toml`
 
 A profile is a file of data, NAME.toml beside this one, dated, with the source of every rule in it.
 """
 
-from aiscale.sites.loading import load, names, site
+from aiscale.sites.loading import find, here, load, names, site
 from aiscale.sites.profile import GpuKind, Limit, Node, Partition, Qos, Scheduler, Shell, Site, SiteError
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "Shell",
     "Site",
     "SiteError",
+    "find",
+    "here",
     "load",
     "names",
     "site",

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import difflib
 import functools
+import os
 import tomllib
 import types
 import typing
@@ -29,6 +30,20 @@ def site(name: str) -> Site:
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
         raise SiteError(f"unknown site {name!r}: " + (f"did you mean {near[0]}?" if near else f"there are {_list()}"))
     return load(_HERE / f"{name}.toml")
+
+
+def here() -> Site | None:
+    """The site that this machine belongs to: the one that AISCALE_SITE says, by name or .toml file, else the one whose
+    marks the environment bears; None if there is no telling."""
+    if said := os.environ.get("AISCALE_SITE"):
+        return find(said)
+    shipped = map(site, names())
+    return next((one for one in shipped if one.marks and one.marks.items() <= os.environ.items()), None)
+
+
+def find(text: str) -> Site:
+    """The shipped profile of that name, or the one in that .toml file."""
+    return load(text) if text.endswith(".toml") else site(text)
 
 
 def _list() -> str:

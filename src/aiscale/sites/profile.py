@@ -141,6 +141,7 @@ class Site:
     read: datetime.date  #: the day as of which the sources were read
     sources: Mapping[str, str]  #: key -> where; rules and comments name the keys
     machine: str = ""  #: its name in aiscale.machines, if it is there
+    marks: Mapping[str, str] = field(default_factory=dict)  #: variables by which a shell there is recognised
     node: Node
     scheduler: Scheduler
     partition: str = ""  #: what launchers ask for; empty: the site's default
