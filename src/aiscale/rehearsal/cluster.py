@@ -161,9 +161,10 @@ class Cluster:
             ["srun", "--quiet", "--kill-on-bad-exit=1", *self.settings.asked, *size, *srun, *command], **options
         )
 
-    def submit(self, script: str | Path, *options: str, **keywords) -> str:
-        """sbatch; returns the job's number, or raises RehearsalError with what sbatch said. Keywords as for `login`."""
-        done = self.login(["sbatch", "--parsable", *options, script], capture_output=True, **keywords)
+    def submit(self, script: str | Path, *options: str, args: Sequence[str | Path] = (), **keywords) -> str:
+        """sbatch with `options`, and `args` for the script; returns the job's number, or raises RehearsalError with
+        what sbatch said. Keywords as for `login`."""
+        done = self.login(["sbatch", "--parsable", *options, script, *args], capture_output=True, **keywords)
         if done.returncode:
             raise RehearsalError(done.stderr.strip())
         return done.stdout.strip()
