@@ -229,18 +229,19 @@ def test_a_peak_measured_on_a_busy_machine_never_gives_an_mfu_above_1(tmp_path, 
 def test_a_run_that_is_stopped_saves_before_it_evaluates_and_evaluates_once(tmp_path, monkeypatch):
     import aiscale.train.fit  # noqa: F401
 
-    training, order = sys.modules["aiscale.train.fit"]._Training, []
-    for name in ("_save", "_evaluate"):
-        real = getattr(training, name)
-        wrap = lambda self, step, *a, name=name, real=real: (order.append((name, step)), real(self, step, *a))  # noqa: E731
-        monkeypatch.setattr(training, name, wrap)
+    module, order = sys.modules["aiscale.train.fit"], []
+    training = module._Training
+    for owner, name in ((module.Saver, "save"), (training, "_evaluate")):
+        real = getattr(owner, name)
+        wrap = lambda self, step, *a, name=name, real=real, **k: (order.append((name, step)), real(self, step, *a, **k))  # noqa: E731, E501
+        monkeypatch.setattr(owner, name, wrap)
     real_step = training._step
     stop_at_3 = lambda self, step: (step == 2 and os.kill(os.getpid(), signal.SIGTERM), real_step(self, step))[1]  # noqa: E731
     monkeypatch.setattr(training, "_step", stop_at_3)
     assert train(tmp_path, "loop.eval_every=2").stopped
-    assert order == [("_evaluate", 2), ("_save", 3), ("_evaluate", 3)]
+    assert order == [("_evaluate", 2), ("save", 3), ("_evaluate", 3)]
     order.clear()
-    assert train(tmp_path, "name=b", "loop.eval_every=3").stopped and order == [("_evaluate", 3), ("_save", 3)]
+    assert train(tmp_path, "name=b", "loop.eval_every=3").stopped and order == [("_evaluate", 3), ("save", 3)]
 
 
 def test_results_are_not_overwritten_silently(tmp_path):

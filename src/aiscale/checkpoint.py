@@ -1,6 +1,6 @@
 """Saving and resuming: torch's distributed checkpoint, in a folder that is either whole or not there.
 
-    save(engine, "runs/laptop/checkpoints", step=100)
+    save(engine, "runs/laptop/checkpoints", step=100)      # train.saving does it while training goes on
     step = load(engine, newest_good("runs/laptop/checkpoints", world))
 
 A checkpoint is written to a hidden temporary folder, flushed to the disk, and then renamed: a job that dies while
@@ -31,7 +31,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from aiscale import integrity
 from aiscale.config import Run
-from aiscale.dist import World
+from aiscale.dist import RankError, World
+from aiscale.staging import Staging
 
 FORMAT_VERSION = 1
 #: format -> "module:function" that reads the weights of such a folder: function(folder) -> {GPT's name: tensor}
@@ -63,6 +64,10 @@ class Saveable(Protocol):
     def write(self, folder: Path) -> None:
         """Fill an empty folder. All ranks call it; not for dcp."""
 
+    def write_later(self, folder: Path, staging: Staging) -> Callable[[], None]:
+        """The same in two parts: copy what is to be written, and return what writes it from any thread, without a
+        collective. All ranks call both; not for dcp."""
+
     def read(self, folder: Path, note: dict) -> None:
         """Take over what write() left, or raise CheckpointError before anything is changed."""
 
@@ -76,27 +81,73 @@ def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2, val_
 
     Of the checkpoints in `folder` the newest `keep` stay, and the one with the lowest validation loss.
     """
+    with quiet():
+        return prepare(engine, folder, step=step, keep=keep, val_loss=val_loss)(engine.world)
+
+
+def prepare(
+    engine: Saveable,
+    folder: str | Path,
+    *,
+    step: int,
+    keep: int = 2,
+    val_loss: float | None = None,
+    staging: Staging | None = None,
+) -> Callable[[World], Path]:
+    """What `save` does before it writes; returns the rest, a function of the world through which it may talk.
+
+    With `staging` the state is copied to host memory: training may go on while any thread calls that function, with
+    `world.apart()`. Without, it must be called before anything changes.
+    """
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
     partial = folder / f".step_{step:08d}.partial"
-    with _refusal(f"cannot write {final}", "free some space or ask for it; earlier checkpoints are untouched"):
-        try:
-            world.from_rank0(lambda: _start(partial))
-            with world.control(), _quiet():
-                if engine.checkpoint_format == "dcp":
-                    dcp.save(engine.state(), checkpoint_id=partial, no_dist=world.size == 1)
-                else:
-                    engine.write(partial)
+    with _written_or_gone(final, partial, world):
+        world.from_rank0(lambda: _start(partial))
+        with world.control():
+            fill = _filling(engine, partial, staging)
+        about = _note(engine, step) | {"val_loss": val_loss}
+
+    def write(world: World) -> Path:
+        with _written_or_gone(final, partial, world):
+            with world.control():
+                fill(world)
             world.barrier()  # a file that another rank has not finished must not be called whole
             mine = integrity.files(partial)[world.rank :: world.size]
             prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
-            note = _note(engine, step) | {"val_loss": val_loss, "files": {k: v for p in prints for k, v in p.items()}}
+            note = about | {"files": {name: print_ for part in prints for name, print_ in part.items()}}
             world.from_rank0(lambda: _finish(partial, final, integrity.seal(note), keep))
+        return final
+
+    return write
+
+
+def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callable[[World], None]:
+    """What fills the empty folder, on every rank."""
+    if engine.checkpoint_format != "dcp":
+        if staging is None:
+            return lambda world: engine.write(partial)
+        finish = engine.write_later(partial, staging)
+        return lambda world: world.together(finish)
+    state = engine.state()
+    if staging is None:
+        return lambda world: dcp.save(state, checkpoint_id=partial, no_dist=world.size == 1)
+    copied = staging.of(state)
+    # In a thread even a world of one has a group, or torch would warn that there is none.
+    return lambda world: dcp.save(copied, checkpoint_id=partial, process_group=world.group)
+
+
+@contextmanager
+def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]:
+    """Say in one line why a checkpoint was not written, and leave nothing of it."""
+    remedy = "free some space or ask for it; earlier checkpoints are untouched"
+    with _refusal(f"cannot write {final}", remedy, RankError, RuntimeError):
+        try:
+            yield
         except BaseException:
             if world.is_main:
                 shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of it would be in the way
             raise
-    return final
 
 
 def load(engine: Saveable, path: str | Path) -> int:
@@ -108,7 +159,7 @@ def load(engine: Saveable, path: str | Path) -> int:
             f"{path} was written by strategy {note['layout']['strategy']} in the format {note['format']}, but strategy "
             f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy to the first"
         )
-    with engine.world.control(), _quiet(), _refusal(f"cannot read {path}", _OTHER):
+    with engine.world.control(), quiet(), _refusal(f"cannot read {path}", _OTHER):
         if engine.checkpoint_format != "dcp":
             engine.read(path, note)
             return note["step"]
@@ -125,7 +176,7 @@ def load_weights(model_state: dict, path: str | Path) -> None:
     found = note["format"]
     if wrong := integrity.damage(path, note, note["files"]):
         raise CheckpointError(f"{path} is damaged ({wrong}): delete it to use the one before")
-    with _quiet(), _refusal(f"cannot read {path}", _OTHER):
+    with quiet(), _refusal(f"cannot read {path}", _OTHER):
         if found == "dcp":
             dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
             return
@@ -206,7 +257,7 @@ def read_note(path: Path) -> dict:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """torch warns that a single process saves in a single process, and older ones of their own calls."""
     with warnings.catch_warnings():
         for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
@@ -215,11 +266,15 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _refusal(what: str, remedy: str) -> Iterator[None]:
-    """Turn what the disk and DCP raise into one line: DCP's own error lists every rank's traceback."""
+def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
+    """Turn what the disk and DCP (and `more`) raise into one line: DCP's own lists every rank's traceback."""
     try:
         yield
-    except (OSError, CheckpointException) as error:
+    except (OSError, CheckpointException, *more) as error:
+        # torch.save says of a full disk only that its writer failed; another RuntimeError is not about files.
+        other = type(error) is RuntimeError and "PytorchStreamWriter" not in str(error)
+        if other or isinstance(error, CheckpointError):
+            raise
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
         reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
         raise CheckpointError(f"{what} ({reason}): {remedy}") from error

@@ -139,6 +139,7 @@ class LoopConfig:
     log_every: int = 1  #: steps between lines of metrics.jsonl
     checkpoint_every: int = 0  #: steps between checkpoints; 0: only at the end
     keep_checkpoints: int = 2  #: how many of the newest checkpoints stay on disk
+    async_checkpoint: bool = True  #: write them while training goes on, from a copy of the states in host memory
     seed: int = 1337  #: of the initial weights
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo"] = "auto"  #: auto: NCCL between GPUs, else gloo; gloo: ranks may share a GPU

@@ -7,14 +7,15 @@ GPUs). This file answers the last two and hands out a `World`.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import os
 import pickle
 import socket
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,7 @@ class World:
     traffic: Traffic  #: bytes by collective
     link: Link = field(default_factory=Link)  #: to the other ranks; may be slowed
     processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
+    group: dist.ProcessGroup | None = None  #: over which the methods below talk; None: torch's default
 
     @property
     def is_main(self) -> bool:
@@ -73,7 +75,7 @@ class World:
         # NCCL would guess the device from the rank, and hang where it guesses wrong.
         devices = [self.device.index] if self.backend == "nccl" else None
         with self.control():
-            dist.barrier(device_ids=devices)
+            dist.barrier(group=self.group, device_ids=devices)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, on every rank."""
@@ -81,7 +83,7 @@ class World:
         if self.size > 1:
             values *= self.size
             with self.control():
-                dist.all_gather_object(values, value)
+                dist.all_gather_object(values, value, group=self.group)
         return values
 
     def together(self, make: Callable[[], Any]) -> Any:
@@ -114,7 +116,8 @@ class World:
                 parcel = [(None, _portable(error) if self.size > 1 else error)]
         if self.size > 1:
             with self.control():
-                dist.broadcast_object_list(parcel, src=0)  # on the CPU: the group has a gloo half everywhere
+                # On the CPU: the group has a gloo half everywhere.
+                dist.broadcast_object_list(parcel, src=0, group=self.group)
         result, error = parcel[0]
         if error is not None:
             raise error
@@ -130,8 +133,19 @@ class World:
             return value
         total = torch.tensor([value], dtype=torch.float64, device=self.device)
         with self.control():
-            dist.all_reduce(total)
+            dist.all_reduce(total, group=self.group)
         return total.item()
+
+    @contextmanager
+    def apart(self) -> Iterator[World]:
+        """The same ranks over a gloo group of their own, for a thread whose messages must not cross with training's.
+        All ranks enter and leave it. What is sent there is bookkeeping and counted nowhere."""
+        group = dist.new_group(backend="gloo", group_desc="apart")
+        try:
+            yield dataclasses.replace(self, group=group, traffic=Traffic(), device=torch.device("cpu"), backend="gloo")
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group(group)
 
     def gone(self, timeout_s: float = 1.0) -> list[int]:
         """The ranks on this host whose process has ended; waits `timeout_s` for a first one."""

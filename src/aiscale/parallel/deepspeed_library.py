@@ -16,10 +16,12 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from aiscale.dist import World
+from aiscale.staging import Staging
 
 
 def import_deepspeed(device: torch.device):
@@ -66,6 +68,26 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+class Kept:
+    """In the place of DeepSpeed's checkpoint engine: what it is told to save is copied, and written when asked for."""
+
+    def __init__(self, real, staging: Staging) -> None:
+        self.real, self.staging = real, staging
+        self._files: list[tuple[dict, str]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self.real, name)
+
+    def save(self, state_dict: dict, path: str) -> None:
+        """Copy the content of one file."""
+        self._files.append((self.staging.of(state_dict, part=Path(path).name), path))
+
+    def write(self) -> None:
+        """Write the files, from any thread."""
+        for content, path in self._files:
+            self.real.save(content, path)
 
 
 @contextlib.contextmanager

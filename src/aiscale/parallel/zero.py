@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -34,8 +34,9 @@ from aiscale.dist import World
 from aiscale.meter import held_bytes
 from aiscale.models import count_parameters
 from aiscale.optim import clip_, set_lr
-from aiscale.parallel.deepspeed_library import calling, forget_groups, import_deepspeed, quiet
+from aiscale.parallel.deepspeed_library import Kept, calling, forget_groups, import_deepspeed, quiet
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
+from aiscale.staging import Staging
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
 _LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it also allocates for a model of a thousand
@@ -235,6 +236,16 @@ class ZeROEngine(Engine):
         with calling(self.world):
             places = {"master_places": _master_places(self.model, self._zero)}
             self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
+
+    def write_later(self, folder: Path, staging: Staging) -> Callable[[], None]:
+        """The same, but its files come when the returned function is called."""
+        real = self.engine.checkpoint_engine
+        self.engine.checkpoint_engine = kept = Kept(real, staging)
+        try:
+            self.write(folder)
+        finally:
+            self.engine.checkpoint_engine = real
+        return kept.write
 
     def read(self, folder: Path, note: dict) -> None:
         """DeepSpeed's load_checkpoint from `folder`. All ranks call it. Raises CheckpointError where it cannot."""

@@ -29,6 +29,7 @@ from aiscale.models import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records
+from aiscale.train.saving import Saver
 
 
 class TrainingError(RuntimeError):
@@ -124,7 +125,13 @@ class _Training:
     def _train(self) -> Result:
         run, result = self.run, Result(path=self.path)
         started, last_finite = time.perf_counter(), None
-        with _stop_requested() as stop, self._bar() as bar:
+        saver = Saver(
+            self.engine,
+            self.path / "checkpoints",
+            keep=run.loop.keep_checkpoints,
+            background=run.loop.async_checkpoint,
+        )
+        with _stop_requested() as stop, self._bar() as bar, saver:
             for step in range(self.first_step, self.total_steps):
                 outcome, measures = self._step(step)
                 self._check_finite(outcome, step, last_finite)
@@ -136,18 +143,20 @@ class _Training:
                 done = step + 1
                 if run.loop.eval_every and done % run.loop.eval_every == 0 and done < self.total_steps:
                     self._evaluate(done, result)
-                if self.world.any(stop.is_set()):  # the signal reaches ranks at different steps: agree
+                # A signal reaches ranks at different steps, and so does the news of a failed write: agree.
+                if self.world.any(stop.is_set() or saver.failed):
+                    saver.finish()
                     result.stopped = done < self.total_steps
                     break
                 if run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0 and done < self.total_steps:
-                    self._save(done, result)
+                    saver.save(done, _val_loss(result, done))
             done = self.first_step + len(result.losses)
-            if result.stopped:
-                self._save(done, result)  # before all else: who asks a run to stop may kill it soon
+            if result.stopped:  # before all else: who asks a run to stop may kill it soon
+                saver.save(done, _val_loss(result, done), wait=True)
             if not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
-            if not result.stopped:
-                self._save(done, result)  # after the evaluation, so that a run that dies in it can be resumed
+            if not result.stopped:  # after the evaluation, so that a run that dies in it can be resumed
+                saver.save(done, _val_loss(result, done), wait=True)
         self._summarize(result, done, time.perf_counter() - started)
         return result
 
@@ -193,11 +202,6 @@ class _Training:
         result.val_losses.append((step, loss))
         if self.records:
             self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
-
-    def _save(self, step: int, result: Result) -> None:
-        val_loss = dict(result.val_losses).get(step)
-        folder, keep = self.path / "checkpoints", self.run.loop.keep_checkpoints
-        checkpoint.save(self.engine, folder, step=step, keep=keep, val_loss=val_loss)
 
     def _resume(self) -> int:
         found = checkpoint.newest_good(self.path / "checkpoints", self.world, say=_tell)
@@ -280,6 +284,10 @@ def load_corpus(run: Run, world: World) -> Corpus:
             "from aiscale data prepare"
         )
     return corpus
+
+
+def _val_loss(result: Result, step: int) -> float | None:
+    return dict(result.val_losses).get(step)
 
 
 def _tell(message: str) -> None:

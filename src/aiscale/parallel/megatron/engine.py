@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
@@ -35,6 +35,7 @@ from aiscale.parallel.megatron.adapt import adapted
 from aiscale.parallel.megatron.layout import Grid, slots
 from aiscale.parallel.megatron.shards import Saved, Shard
 from aiscale.parallel.serial import MicroBatch, StepResult
+from aiscale.staging import Staging
 
 
 def preload() -> None:
@@ -244,9 +245,13 @@ class MegatronEngine:
 
     def write(self, folder: Path) -> None:
         """A file for each rank that owns what no other writes."""
-        name = self.run.optimizer.name
-        mine = self._written()
-        shards.write(folder, mine, rank=self.world.rank, grid=self.grid, model=self.run.model, optimizer=name)
+        self.write_later(folder, Staging())()
+
+    def write_later(self, folder: Path, staging: Staging) -> Callable[[], None]:
+        """The same in two parts: the first copies, the second writes."""
+        facts = {"rank": self.world.rank, "grid": self.grid, "model": self.run.model}
+        content = staging.of(shards.content(self._written(), **facts, optimizer=self.run.optimizer.name))
+        return lambda: shards.write(folder, content)
 
     def read(self, folder: Path, note: dict) -> None:
         """Take over a checkpoint that any layout of this strategy wrote."""

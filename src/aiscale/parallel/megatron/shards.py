@@ -65,20 +65,20 @@ def assemble(slot: Slot, shape: torch.Size, pieces: dict[int, list[Piece]]) -> T
     return full
 
 
-def write(folder: Path, shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfig, optimizer: str) -> None:
-    """This rank's file: masters, moments and step counts of its own shards."""
+def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfig, optimizer: str) -> dict:
+    """What this rank's file says: masters, moments and step counts of its own shards."""
     entries = []
     for shard in shards:
-        tensors = {"weight": shard.main.detach().reshape(-1).cpu().clone()}  # a view would drag its whole buffer along
+        tensors = {"weight": shard.main.detach().reshape(-1)}
         counts = {}
         for key, value in shard.state.items():
             if torch.is_tensor(value) and value.numel() == shard.main.numel() and key != "step":
-                tensors[key] = value.reshape(-1).cpu().clone()
+                tensors[key] = value.reshape(-1)
             elif value is not None:
                 counts[key] = float(value)
         where = {"stage": shard.stage, "name": shard.name, "start": shard.start, "end": shard.end}
         entries.append({**where, "tensors": tensors, "counts": counts})
-    content = {
+    return {
         "version": _VERSION,
         "rank": rank,
         "grid": dataclasses.asdict(grid),
@@ -86,7 +86,11 @@ def write(folder: Path, shards: Iterable[Shard], *, rank: int, grid: Grid, model
         "optimizer": optimizer,
         "entries": entries,
     }
-    torch.save(content, folder / f"rank_{rank:05d}.pt")
+
+
+def write(folder: Path, content: dict) -> None:
+    """Write what `content` gave, after copying it: of a view, torch would save the whole buffer."""
+    torch.save(content, folder / f"rank_{content['rank']:05d}.pt")
 
 
 class Saved:

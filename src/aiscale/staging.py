@@ -1,0 +1,60 @@
+"""A copy of a training state in host memory, from which a checkpoint is written while training goes on.
+
+    staging = Staging()
+    copy = staging.of(engine.state())     # tensors copied, everything else as it is now
+    copy = staging.of(engine.state())     # later: into the same memory, once the first copy has been written
+
+The copy is all that training waits for. Its memory is kept from one checkpoint to the next: on a CPU the first use of
+memory costs more than the copy itself, on a GPU only memory that is pinned is filled at the full rate of the link.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+class Staging:
+    """Host memory for one copy of a state; a second `of` overwrites what the first one gave."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[tuple, Tensor]] = {}  #: part -> where it stands in the state -> its memory
+
+    @torch.no_grad()
+    def of(self, state: Any, part: str = "") -> Any:
+        """`state` with every tensor copied to host memory, in containers of its own. `part`: a name for each of several
+        states that are kept at the same time."""
+        used: dict[tuple, Tensor] = {}
+        result = self._copied(state, (part,), used, {})
+        self._held[part] = used
+        if any(tensor.is_pinned() for tensor in used.values()):
+            torch.cuda.synchronize()  # copies to pinned memory are only under way
+        return result
+
+    def _copied(self, value: Any, place: tuple, used: dict, seen: dict[int, Any]) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in seen:  # a tied weight stands in two places
+                seen[id(value)] = (self._tensor(value, place, used), value)
+            return seen[id(value)][0]
+        if type(value) in (dict, OrderedDict):
+            return type(value)((key, self._copied(each, (*place, key), used, seen)) for key, each in value.items())
+        if type(value) in (list, tuple):
+            return type(value)(self._copied(each, (*place, i), used, seen) for i, each in enumerate(value))
+        return copy.deepcopy(value)
+
+    def _tensor(self, tensor: Tensor, place: tuple, used: dict) -> Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local.detach()
+        held = self._held.get(place[0], {}).get(place)
+        if held is None or (held.shape, held.dtype) != (local.shape, local.dtype):
+            held = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda and local.numel() > 0)
+        used[place] = held.copy_(local, non_blocking=True)
+        if not isinstance(tensor, DTensor):
+            return held
+        # Of the shards' places the checkpoint asks, of the device it does not: the mesh stays that of the GPUs.
+        return DTensor(held, tensor._spec, requires_grad=False)

@@ -1,0 +1,88 @@
+"""Saving while training goes on: training waits for a copy of the state, a thread writes it.
+
+    with Saver(engine, path / "checkpoints", keep=2, background=True) as saver:
+        saver.save(step, val_loss)      # returns when the state has been copied
+        if world.any(saver.failed):     # between steps: a write that failed ends the run on all ranks
+            saver.finish()
+        saver.save(step, val_loss, wait=True)
+
+All that `checkpoint` promises holds: what is not whole has no name of a checkpoint, the one before stays until then.
+One checkpoint is written at a time; who asks for the next one waits for it. On a node whose memory has no room for a
+copy of the rank's states, loop.async_checkpoint=false writes at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from aiscale import checkpoint
+from aiscale.dist import World
+from aiscale.staging import Staging
+
+
+class Saver:
+    """Writes an engine's checkpoints into a folder. All ranks make one, and call each method together."""
+
+    def __init__(self, engine: checkpoint.Saveable, folder: Path, *, keep: int, background: bool) -> None:
+        self.engine, self.folder, self.keep, self.background = engine, folder, keep, background
+        self._writing: _Writing | None = None
+        self._apart: World | None = None
+        self._staging = Staging()
+        self._closing = ExitStack()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace) -> None:
+        """Wait for what is being written, unless the run is being broken off. An error of the run hides one of it."""
+        if kind is not None and not issubclass(kind, Exception):
+            self._closing.pop_all()  # broken off: a thread may still talk there
+            return
+        with self._closing, suppress(*[Exception] if error else []):
+            self.finish()
+
+    @property
+    def failed(self) -> bool:
+        """Whether what was being written has failed on this rank; `finish` says why."""
+        return self._writing is not None and self._writing.error is not None
+
+    def save(self, step: int, val_loss: float | None, *, wait: bool = False) -> None:
+        """Keep the state after `step` steps; with `wait` it is on the disk when this returns."""
+        self.finish()
+        facts = {"step": step, "keep": self.keep, "val_loss": val_loss}
+        if wait or not self.background:
+            checkpoint.save(self.engine, self.folder, **facts)
+            return
+        if self._apart is None:
+            self._apart = self._closing.enter_context(self.engine.world.apart())
+            self._closing.enter_context(checkpoint.quiet())  # here: a thread cannot do it without others noticing
+        write = checkpoint.prepare(self.engine, self.folder, **facts, staging=self._staging)
+        self._writing = _Writing(lambda: write(self._apart))
+
+    def finish(self) -> None:
+        """Wait for what is being written; raises what it failed with, alike on all ranks."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.join()
+            if writing.error is not None:
+                raise writing.error
+
+
+class _Writing(threading.Thread):
+    """One checkpoint on its way to the disk."""
+
+    def __init__(self, write) -> None:
+        super().__init__(name="aiscale checkpoint", daemon=True)  # a rank that is broken off does not wait for it
+        self.error: BaseException | None = None
+        self._write = write
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:
+            self.error = error
+        finally:
+            del self._write  # with the state that it holds
