@@ -3,7 +3,8 @@
 source "@folder@/etc/bash_env.sh"
 name="$(basename "$0")"
 rehearsal_record "$name" "$@"
-PATH="${PATH//@folder@\/shims:/}"
+shims="@folder@/shims:"  # in a variable, since its slashes would end the pattern
+PATH="${PATH//"$shims"/}"
 if [ "$name" = shifter ] || [ "$name" = podman-hpc ]; then # the container is this machine
   [ "$name" = podman-hpc ] && { [ "$1" = run ] || exit 0; shift; }
   while [[ "$1" == -* ]]; do shift; done
