@@ -57,6 +57,7 @@ class Cluster:
             raise RehearsalError(reason)
         self.nodes = nodes
         self.link = link
+        self._site = _name(site)
         # Below /var/tmp since nodes do not see this machine's /tmp.
         self.folder = Path(tempfile.mkdtemp(prefix="aiscale-rehearsal-", dir="/var/tmp"))
         try:
@@ -198,7 +199,15 @@ class Cluster:
             "BASH_ENV": str(self.folder / "etc/bash_env.sh"),
             "PATH": f"{self.folder}/shims:{Path(sys.executable).parent}:{search_path()}",
             "USER": user_name(),
+            **({"AISCALE_SITE": self._site} if self._site else {}),
         }
+
+
+def _name(wanted: str | Site) -> str:
+    """The site in a form that says from anywhere which one is played; empty for a profile that is in no file."""
+    if isinstance(wanted, Site):
+        return wanted.name if wanted.name in names() else ""
+    return str(Path(wanted).absolute()) if wanted.endswith(".toml") else wanted
 
 
 def _profile(wanted: str | Site) -> Site:
