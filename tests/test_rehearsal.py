@@ -157,6 +157,8 @@ POLICY = "Job violates accounting/QOS policy"
         ("-A ABC123 -t 2:01:00 -p extended -q debug", "QOSMaxWallDurationPerJobLimit"),
         ("-A ABC123 -t 5 -C hbm80g", "Invalid feature specification"),
         ("-A ABC123 -t 5 -N 3", "Node count specification invalid"),
+        ("-A ABC123 -t 5 --network=disable_rdzv_put", "Invalid 'network' token 'disable_rdzv_put'"),
+        ("-A ABC123 -t 5 -q debug --dependency=afterany:1", "QOS debug: chains of jobs are prohibited in it"),
     ],
 )
 def test_frontier_refuses_in_slurms_words(frontier, words, text):
@@ -205,6 +207,49 @@ def test_one_debug_job_of_a_user_at_frontier(frontier):
         frontier.submit(empty_script(frontier), *words)
     frontier.login(["scancel", first])
     assert frontier.wait(first) == "CANCELLED"
+
+
+@slurm
+def test_one_job_of_a_user_runs_in_the_extended_partition_and_the_next_waits(frontier):
+    script = frontier.folder / "waits.sh"
+    script.write_text(f"#!/bin/bash\nuntil [ -e {frontier.folder}/go ]; do sleep 0.2; done\n")
+    words = ["--account=ABC123", "--time=5", "--partition=extended", "--output=/dev/null"]
+    first, second = (frontier.submit(script, *words) for _ in range(2))  # on a node each: there is room for both
+    try:
+        time.sleep(2.5)  # the scheduler has looked at both
+        assert (state(frontier, first), state(frontier, second)) == ("RUNNING", "PENDING")
+    finally:
+        (frontier.folder / "go").touch()
+    assert frontier.wait(first) == frontier.wait(second) == "COMPLETED"
+
+
+@slurm
+def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutter, place):
+    script = place / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH -A m1234_g -C gpu -t 5 --requeue --open-mode=append\n"
+        'echo "run $SLURM_RESTART_COUNT"; [ "$SLURM_RESTART_COUNT" = 1 ] && exit\n'
+        f"sbatch -A m1234_g -C gpu -t 5 -q debug --output=/dev/null {empty_script(perlmutter)} 2>&1\n"
+        "scontrol requeue $SLURM_JOB_ID 2>&1 && sleep 60; exit 0\n"
+    )
+    said = {}
+    for qos in ("debug", "preempt"):
+        assert perlmutter.wait(perlmutter.submit(script, "-q", qos, f"--output={place}/{qos}")) == "COMPLETED"
+        said[qos] = (place / qos).read_text()
+    assert "chains of jobs are prohibited" in said["debug"] and "presently disabled" in said["debug"]
+    assert said["preempt"].splitlines()[-1] == "run 1" and "prohibited" not in said["preempt"]
+
+
+@slurm
+def test_perlmutters_sbatch_knows_the_options_of_its_containers(perlmutter):
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no C compiler on this machine")
+    words = ["-A", "m1234_g", "-C", "gpu", "-t", "5", "--image=nersc/pytorch:25.06.01", "--module=gpu,nccl-plugin"]
+    assert perlmutter.wait(perlmutter.submit(empty_script(perlmutter), *words, "--output=/dev/null")) == "COMPLETED"
+
+
+def state(nodes, job: str) -> str:
+    return nodes.login(["squeue", "--noheader", "--format=%T", f"--jobs={job}"], capture_output=True).stdout.strip()
 
 
 def empty_script(nodes) -> Path:

@@ -16,6 +16,7 @@ import string
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiscale.rehearsal import shifter
 from aiscale.rehearsal.needs import RehearsalError
 from aiscale.sites import Site
 
@@ -31,13 +32,15 @@ class Habits:
     gpu_flag: str = "nvidia_gpu_env"  #: gres.conf: which vendor's variables name a task's GPUs
     closest: tuple[int, ...] = ()  #: --gpu-bind=closest: the GPU of each local rank
     nvme: str = ""  #: the folder that jobs with the constraint nvme find on each node
+    slingshot: bool = False  #: HPE's network, whose plugin reads --network
+    shifter: bool = False  #: containers by Shifter, whose plugin reads --image and --module
     shared_qos: str = ""  #: the QOS whose jobs share nodes; every other job has its nodes for itself
 
 
 HABITS = {
-    "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb"),
-    "perlmutter": Habits(shared_qos="shared"),
-    "lumi": Habits(gpu_flag="amd_gpu_env"),
+    "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb", slingshot=True),
+    "perlmutter": Habits(slingshot=True, shifter=True, shared_qos="shared"),
+    "lumi": Habits(gpu_flag="amd_gpu_env", slingshot=True),
 }
 
 
@@ -83,6 +86,11 @@ class Settings:
         return found or {"nodes": 48.0}
 
     @property
+    def max_running(self) -> dict[str, int]:
+        """Partition -> how many jobs of a user run in it at once, where that is limited."""
+        return {name: p.max_running for name, p in self.site.scheduler.partitions.items() if p.max_running}
+
+    @property
     def asked(self) -> list[str]:
         """Options that the site asks every job for, with values that it accepts."""
         rules, site = self.site.scheduler, self.site
@@ -108,10 +116,13 @@ class Settings:
         # torch's store asks for the name of ::ffff:10.77.0.x, which is in no file: DNS would let each rank wait 10 s
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
         (etc / "slurm.conf").write_text(self._slurm_conf())
+        (etc / "plugstack.conf").write_text("")
         (etc / "gres.conf").write_text(self._gres_conf())
         (etc / "job_submit.lua").write_text(f"local site = {_lua(self._rules())}\n\n" + _template("job_submit.lua"))
         (etc / "node.json").write_text(json.dumps({"nvme": self.habits.nvme}))
         self._write_scripts(etc)
+        if self.habits.shifter:
+            shifter.build(etc)
 
     def _slurm_conf(self) -> str:
         node = self.site.node
@@ -122,13 +133,13 @@ class Settings:
         ]
         first = self.site.partition or self.site.scheduler.default_partition or next(iter(self.partitions))
         every = ",".join(self.names)
+        if self.max_running:  # job_submit.lua makes jobs of the partition ask for one
+            lines.insert(0, "Licenses=" + ",".join(f"running_{name}:{n}" for name, n in self.max_running.items()))
         for name, hours in self.partitions.items():
             default = "YES" if name == first else "NO"
             lines.append(f"PartitionName={name} Nodes={every} Default={default} MaxTime={round(hours * 60)}")
         # jobs of a QOS that may be preempted go here; see job_submit.lua
-        lines.append(
-            f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
-        )
+        lines.append(f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE")
         gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
         feature = f" Feature={','.join(self.features)}" if self.features else ""
         return string.Template(_template("slurm.conf")).substitute(
@@ -161,6 +172,7 @@ class Settings:
                 "max_min": round(q.max_hours * 60),
                 "max_jobs": q.max_jobs,
                 "preemptible": q.preemptible,
+                "may_chain": q.may_chain,
             }
             for name, q in rules.qos.items()
         }
@@ -171,6 +183,8 @@ class Settings:
             "default_partition": self.site.scheduler.default_partition,
             "default_qos": rules.default_qos,
             "max_jobs": rules.max_jobs,
+            "max_running": self.max_running,
+            "slingshot": self.habits.slingshot,
             "shared_qos": self.habits.shared_qos,
             "partitions": partitions,
             "qos": qos,
@@ -182,7 +196,7 @@ class Settings:
             "nvme": self.habits.nvme,
             "closest": " ".join(map(str, self.habits.closest)),
         }
-        for name in ("prolog.sh", "epilog.sh", "task_prolog.sh", "bash_env.sh"):
+        for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh"):
             path = etc / name
             path.write_text(_At(_template(name)).substitute(values))
             path.chmod(0o755)

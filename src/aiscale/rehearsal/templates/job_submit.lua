@@ -42,9 +42,28 @@ local function check_options(job)
   return slurm.SUCCESS
 end
 
+-- What the plugin of HPE Slingshot understands (man srun); a Slurm without it would take any word.
+local function check_network(job)
+  if not site.slingshot or missing(job.network) then return slurm.SUCCESS end
+  local alone = { no_vni = true, job_vni = true, single_node_vni = true, adjust_limits = true,
+    no_adjust_limits = true, disable_rdzv_get = true }
+  for word in string.gmatch(job.network, "[^,]+") do
+    local key = string.match(word, "^([^=]+)=.") or word
+    local valued = key ~= word and (string.match(key, "^def_%a+$") or string.match(key, "^res_%a+$")
+      or string.match(key, "^max_%a+$") or key == "depth" or key == "tcs" or key == "job_vni" or key == "single_node_vni")
+    if not alone[word] and not valued then return refuse(slurm.ERROR, "Invalid 'network' token '" .. word .. "'") end
+  end
+  return slurm.SUCCESS
+end
+
 local function check_partition(job, nodes)
-  local limits = site.partitions[missing(job.partition) and site.default_partition or job.partition]
+  local name = missing(job.partition) and site.default_partition or job.partition
+  local limits = site.partitions[name]
   if limits == nil then return slurm.SUCCESS end -- Slurm itself knows which partitions there are
+  if site.max_running[name] then -- those above the number wait, here for a license
+    local token = "running_" .. name
+    job.licenses = missing(job.licenses) and token or job.licenses .. "," .. token
+  end
   for _, limit in ipairs(limits) do
     if nodes <= limit[1] then
       local too_long = not missing(job.time_limit) and job.time_limit > limit[2]
@@ -66,9 +85,15 @@ local function check_qos(job, nodes, uid)
   if qos.max_jobs > 0 and waiting_or_running(uid, name) >= qos.max_jobs then
     return refuse(POLICY, "QOSMaxSubmitJobPerUserLimit")
   end
+  local inside = job.environment and job.environment["SLURM_JOB_QOS"] == name -- submitted by a job of this QOS
   job.admin_comment = "qos=" .. name
   if job.environment then job.environment["SLURM_JOB_QOS"] = name end -- as where there is a database
   if qos.preemptible then job.partition = "preemptible" end
+  if not qos.may_chain then
+    job.requeue = 0
+    local after = not missing(job.dependency) and job.dependency ~= "singleton"
+    if after or inside then return refuse(POLICY, "QOS " .. name .. ": chains of jobs are prohibited in it") end
+  end
   if name ~= site.shared_qos then job.shared = 0 end -- a job has its nodes for itself
   return slurm.SUCCESS
 end
@@ -76,7 +101,7 @@ end
 function slurm_job_submit(job, partitions, uid)
   if job.partition == "preemptible" then return refuse(INVALID_PARTITION) end
   local nodes = nodes_of(job)
-  for _, check in ipairs({ check_options, check_partition, check_qos }) do
+  for _, check in ipairs({ check_options, check_network, check_partition, check_qos }) do
     local code = check(job, nodes, uid)
     if code ~= slurm.SUCCESS then return code end
   end

@@ -1,0 +1,31 @@
+"""Shifter's options of sbatch and srun, --image and --module, as a plugin that is compiled when a rehearsal starts.
+
+    build(Path("/var/tmp/x/etc"))       # shifter.so, which plugstack.conf then names
+
+Without a C compiler the rehearsal does without: its sbatch then refuses --image as unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from aiscale.rehearsal.needs import search_path
+
+SOURCE = Path(__file__).parent / "templates/shifter.c"
+
+
+def build(etc: Path) -> None:
+    """Slurm loads what `etc`/plugstack.conf names, and a plugin only if it says that it is of the same version."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
+    said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, env={"PATH": search_path()}).stdout
+    version = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    if not compiler or not version:
+        return
+    major, minor, micro = map(int, version.groups())
+    number = f"-DSLURM_VERSION={major << 16 | minor << 8 | micro}"
+    words = [compiler, "-shared", "-fPIC", number, "-o", etc / "shifter.so", SOURCE]
+    if subprocess.run(words, capture_output=True).returncode == 0:
+        (etc / "plugstack.conf").write_text(f"optional {etc}/shifter.so\n")
