@@ -9,7 +9,8 @@ import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
-from aiscale.models import build_model, count_parameters
+from aiscale.models import build_model, count_parameters, parameter_shapes
+from aiscale.parallel.radius import simulate
 from aiscale.recipes import recipe
 from aiscale.train import fit, open_trained
 from ranks import aiscale, run_ranks
@@ -215,6 +216,20 @@ def test_a_twin_gives_the_serial_losses_under_every_strategy(strategy, serial, t
         assert json.loads((tmp_path / twin / "run.json").read_text())["parameters"] == count_parameters(
             recipe(twin).model
         )
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_radius_chooses_as_many_of_their_entries_as_the_formula_says(twin):
+    run = recipe(twin).override(*SHORT, "parallel.strategy=ddp", "compression.method=radius")
+    T = run.model.max_seq_len
+    engine = simulate(run, 2, [([[(tokens(T), tokens(T))]] * 2, 1e-3)])
+    shapes = parameter_shapes(run.model)
+    kept, entries = sum(engine.ranks[0].kept.values()), count_parameters(run.model)
+    assert cost.radius_traffic(run, 2, shapes=shapes) == {("all_reduce", "world"): 4 * kept}
+    assert cost.radius_traffic(run, 2, dense=True, shapes=shapes) == {("all_reduce", "world"): 4 * entries}
+    assert cost.radius_held(run, shapes) == sum(t.nbytes for t in engine.ranks[0].held()["compression"]) == 5 * entries
+    with pytest.raises(ConfigError, match="of Hugging Face has, no formula says: give shapes=models.parameter_shapes"):
+        cost.radius_traffic(run, 2)
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path, serial):

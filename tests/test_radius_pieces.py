@@ -60,6 +60,22 @@ def test_what_is_packed_and_what_stays_are_the_whole_gradient():
     assert torch.equal(gradient + residual, whole) and not gradient[~mask].any()
 
 
+def test_what_bf16_takes_off_an_entry_goes_with_it_the_next_time():
+    residual, at = torch.zeros(100), positions(torch.arange(100) < 40, 40)
+    gradients = torch.rand(300, 100, generator=torch.Generator().manual_seed(0)) + 1
+    arrived, rounded = torch.zeros(2, 40)
+    for gradient in gradients:
+        arrived += pack(gradient, at, residual, lambda packed: packed.bfloat16().float()).bfloat16()
+        rounded += gradient[:40].bfloat16()
+    exact = gradients[:, :40].sum(0)
+    assert (arrived + residual[:40] - exact).abs().max() < 1e-3 < (rounded - exact).abs().mean()
+    assert residual[:40].abs().max() <= 2**-8 * 2  # of one gradient, however many there were
+    dense = torch.ones(100)
+    expected = 1 + residual[:40]
+    give_back(dense, residual, at, gathered=10)
+    assert torch.equal(dense[:40], expected) and not residual.any()
+
+
 def test_what_belongs_to_a_parameter_moves_with_it_into_other_buckets():
     a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 3, 4))
     memory = ByParameter([a, b, c], 0)

@@ -50,6 +50,12 @@ def count_parameters(config: ModelConfig | HFModelConfig) -> int:
             return build_model(config, weights=False).num_parameters()
 
 
+def parameter_shapes(config: ModelConfig | HFModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter tensor, as the module that is trained names them; a tied head counts once."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in build_model(config, weights=False).named_parameters()}
+
+
 def transformers_config(config: HFModelConfig):
     """The configuration of transformers, dropout switched off; raises ConfigError where it cannot be had."""
     from transformers import CONFIG_MAPPING, AutoConfig

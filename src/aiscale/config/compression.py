@@ -33,7 +33,8 @@ class CompressionConfig:
     range: int = 0  #: radius: each chosen entry takes along its neighbours up to this distance (r)
     scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
     score: Literal["update", "gradient", "momentum"] = "update"  #: radius: by whose magnitude entries are chosen
-    residual: Literal["sum", "mean", "none"] = "sum"  #: unsent gradients come later: summed, averaged, never
+    #: unsent gradients, and with wire=bf16 what rounding took off those sent, come later: summed, averaged, never
+    residual: Literal["sum", "mean", "none"] = "sum"
     rank: int = 4  #: powersgd: rank of the two factors that stand for a matrix
 
     def __post_init__(self) -> None:

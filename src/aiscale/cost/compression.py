@@ -6,6 +6,7 @@
     radius_traffic(run, 4, dense=True)      # of a dense one: of the warm-up, and every interval-th
     mean_payload_bytes(run)                 # a step's on average, once the warm-up is over
     radius_held(run)                        # mask and residual of a rank
+    radius_traffic(run, 4, shapes=models.parameter_shapes(run.model))      # of a Hugging Face model: its tensors
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
 
@@ -16,12 +17,15 @@ its competitors `rivals` knows the bytes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from aiscale.config import CompressionConfig, ConfigError, Run
+from aiscale.config import CompressionConfig, ConfigError, HFModelConfig, Run
 from aiscale.cost.parameters import parameter_count, parameter_shapes
 
 #: torch's PowerSGD wants DDP's final buckets, which exist from the second step on.
 FIRST_POWERSGD_STEP = 2
+
+Shapes = Mapping[str, Sequence[int]]  #: of each parameter, by name
 
 _WIDE = {"fp64": 8}  # bytes of a gradient; else 4
 
@@ -42,9 +46,20 @@ def is_dense_step(config: CompressionConfig, step: int) -> bool:
     return step <= last_of_warmup or (step - last_of_warmup) % config.interval == 0
 
 
-def sent_entries(run: Run) -> tuple[int, int]:
+def tensor_sizes(run: Run, shapes: Shapes | None = None) -> dict[str, int]:
+    """Entries of each parameter tensor: of our own GPT by formula, of a Hugging Face model by its `shapes`."""
+    if shapes is None and isinstance(run.model, HFModelConfig):
+        raise ConfigError(
+            f"which tensors a {run.model.model_type} of Hugging Face has, no formula says: "
+            "give shapes=models.parameter_shapes(run.model)"
+        )
+    shapes = parameter_shapes(run.model) if shapes is None else shapes
+    return {name: math.prod(shape) for name, shape in shapes.items()}
+
+
+def sent_entries(run: Run, shapes: Shapes | None = None) -> tuple[int, int]:
     """(entries that a sparse step chooses, entries that always go: biases)."""
-    sizes = {name: math.prod(shape) for name, shape in parameter_shapes(run.model).items()}
+    sizes = tensor_sizes(run, shapes)
     masked = [size for name, size in sizes.items() if not is_exempt(name)]
     if run.compression.range:
         raise ConfigError(
@@ -59,27 +74,33 @@ def sent_entries(run: Run) -> tuple[int, int]:
     return chosen, sum(sizes.values()) - sum(masked)
 
 
-def radius_traffic(run: Run, world_size: int, *, dense: bool = False) -> dict[tuple[str, str], int]:
+def radius_traffic(
+    run: Run, world_size: int, *, dense: bool = False, shapes: Shapes | None = None
+) -> dict[tuple[str, str], int]:
     """Payload bytes of one optimizer step by (collective, group); of method none every step is dense."""
     if world_size == 1:
         return {}
     config = run.compression
     all_dense = dense or config.method == "none" or config.interval == 1
-    entries = parameter_count(run.model) if all_dense else sum(sent_entries(run))
+    entries = _entries(run, shapes) if all_dense else sum(sent_entries(run, shapes))
     return {("all_reduce", "world"): wire_entry_bytes(run) * entries}
 
 
-def mean_payload_bytes(run: Run) -> float:
+def mean_payload_bytes(run: Run, shapes: Shapes | None = None) -> float:
     """Payload bytes of a step of Radius, averaged over one interval: one dense step and T - 1 sparse ones."""
     interval = run.compression.interval
-    dense, sparse = (sum(radius_traffic(run, 2, dense=dense).values()) for dense in (True, False))
+    dense, sparse = (sum(radius_traffic(run, 2, dense=dense, shapes=shapes).values()) for dense in (True, False))
     return (dense + (interval - 1) * sparse) / interval
 
 
-def radius_held(run: Run) -> int:
+def radius_held(run: Run, shapes: Shapes | None = None) -> int:
     """Bytes that a rank keeps between steps: a byte of mask an entry, and the residual, where there is one."""
     residual = 0 if run.compression.residual == "none" else _WIDE.get(run.loop.precision, 4)
-    return (1 + residual) * parameter_count(run.model)
+    return (1 + residual) * _entries(run, shapes)
+
+
+def _entries(run: Run, shapes: Shapes | None) -> int:
+    return sum(tensor_sizes(run, shapes).values()) if shapes else parameter_count(run.model)
 
 
 def wire_entry_bytes(run: Run) -> int:

@@ -38,6 +38,7 @@ class Bucket:
     buffer: Tensor  #: (N,) the gradients of `parameters`, end to end
     parameters: list[nn.Parameter]
     gradients: list[Tensor]  #: views of the buffer, in the parameters' shapes
+    at: Tensor | None = None  #: (K,) where the entries that are on their way stand, if a method keeps that
 
     def fill_gradients(self) -> None:
         """Give the parameters what the buffer holds, where their gradients are no views of it."""

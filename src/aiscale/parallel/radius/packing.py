@@ -2,6 +2,7 @@
 
     at = positions(mask, k)
     packed = pack(gradient, at, residual)       # sparse step: packed is sent, residual += the rest
+    packed = pack(gradient, at, residual, wire)     # wire(packed) is what arrives of it: residual += that rest, too
     unpack(gradient, at, mean)                  # the mean over ranks where it was sent, zero elsewhere
     give_back(gradient, residual)               # dense step: gradient += residual, residual = 0
 
@@ -13,6 +14,8 @@ Shapes: N entries of a bucket, K of them chosen.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -26,12 +29,20 @@ def positions(mask: Tensor, k: int) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
-def pack(gradient: Tensor, at: Tensor, residual: Tensor | None) -> Tensor:
-    """The entries `at` of `gradient` (N,), a copy (K,); the others are added to `residual` (N,), where there is one."""
-    packed = gradient.index_select(0, at)
-    if residual is not None:
-        # It was zero there. A scattered tensor is three times as fast as a scattered number.
-        residual.add_(gradient).scatter_(0, at, packed.new_zeros(1).expand_as(at))
+def pack(
+    gradient: Tensor, at: Tensor, residual: Tensor | None, wire: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """The entries `at` of `gradient` (N,), a copy (K,); the others are added to `residual` (N,), where there is one.
+
+    wire: what of packed entries (K,) arrives, rounded to the wire's precision. What it takes off an entry waits in the
+    residual and goes with that entry the next time.
+    """
+    if residual is None:
+        return gradient.index_select(0, at)
+    packed = residual.add_(gradient).index_select(0, at)
+    # A scattered tensor is three times as fast as a scattered number.
+    rest = packed - wire(packed) if wire else packed.new_zeros(1).expand_as(at)
+    residual.scatter_(0, at, rest)
     return packed
 
 
@@ -45,9 +56,8 @@ def give_back(gradient: Tensor, residual: Tensor, at: Tensor | None = None, gath
 
     gathered: divide by this number what gathered so many gradients, which is all but the entries `at`.
     """
-    if at is None or gathered == 1:
-        gradient.add_(residual)
-    else:
+    gradient.add_(residual)
+    if at is not None and gathered > 1:
         sent = gradient.index_select(0, at)
-        gradient.add_(residual).div_(gathered).scatter_(0, at, sent)
+        gradient.div_(gathered).scatter_(0, at, sent)
     residual.zero_()
