@@ -246,8 +246,8 @@ def test_bad_sizes_are_refused(arguments, message):
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(cluster.ClusterError, match="launcher is 'slrum': it must be one of local, mpi"):
-        cluster.start(2, launcher="slrum")
+    with pytest.raises(cluster.ClusterError, match="engines is 'slrum': it must be one of local, mpi, slurm"):
+        cluster.start(2, engines="slrum")
     with pytest.raises(cluster.ClusterError, match="threads is -1: it must be at least 1, or 0"):
         cluster.start(2, threads=-1)
 
@@ -418,7 +418,7 @@ needs_mpi = pytest.mark.skipif(
 
 @needs_mpi
 def test_mpi_ranks_are_the_joined_world_and_a_killed_one_is_named():
-    with cluster.start(2, launcher="mpi") as ranks:
+    with cluster.start(2, engines="mpi") as ranks:
         ranks.execute("from mpi4py import MPI\nmpi = MPI.COMM_WORLD\nsum = mpi.allreduce(rank + 1); dist.barrier()")
         assert ranks["(mpi.rank, mpi.size, sum)"] == [(0, 2, 3), (1, 2, 3)]
         threading.Timer(0.5, os.kill, (ranks.info[1]["pid"], signal.SIGKILL)).start()

@@ -1,4 +1,4 @@
-"""Engines, each a rank: `python -m aiscale.cluster FOLDER WORLD_SIZE RANK[,RANK...]`, or `mpi` in place of ranks.
+"""Engines, each a rank: `python -m aiscale.cluster FOLDER WORLD_SIZE RANK[,RANK...]`, or `mpi` or `slurm` for ranks.
 
 With several ranks this process imports torch once and forks, so that eight ranks start as fast as one and share the
 memory of the libraries. It then waits for them and writes each end to FOLDER/exits as "RANK STATUS".
@@ -20,6 +20,9 @@ def main() -> None:
     folder, size, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if which == "mpi":
         _serve(folder, _mpi_rank(folder, size), size)
+        return
+    if which == "slurm":
+        _serve_task(folder, size)
         return
     _preload()
     ranks = [int(rank) for rank in which.split(",")]
@@ -86,6 +89,21 @@ def _mpi_rank(folder: Path, size: int) -> int:
     return place.rank
 
 
+def _serve_task(folder: Path, size: int) -> None:
+    from aiscale.cluster import step
+    from aiscale.dist import ConnectError
+
+    try:
+        task = step.place(size)
+        step.prepare(folder, task)
+    except ConnectError as error:
+        print(f"aiscale: {error}", file=sys.stderr)
+        sys.exit(2)
+    _preload()
+    step.answer_signals()
+    _serve(folder, task.rank, size, task.local_rank, task.local_size)
+
+
 def _log_to(folder: Path, rank: int) -> int:
     """Send standard output and error to the rank's log; returns its file descriptor."""
     log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -95,10 +113,11 @@ def _log_to(folder: Path, rank: int) -> int:
     return log
 
 
-def _serve(folder: Path, rank: int, size: int) -> None:
+def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size: int = 0) -> None:
     # ipykernel puts a pipe in the place of standard error, which nobody reads once the process has crashed.
     faulthandler.enable(_log_to(folder, rank), all_threads=False)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    here = {"LOCAL_RANK": local_rank if local_size else rank, "LOCAL_WORLD_SIZE": local_size or size}
+    os.environ.update({name: str(value) for name, value in {"RANK": rank, "WORLD_SIZE": size, **here}.items()})
     from ipyparallel.engine.app import IPEngine
 
     profile = folder / "profile"

@@ -7,6 +7,8 @@ import os
 import platform
 import sys
 
+_store = None  #: at which the ranks of this process group have met, on rank 0 of a job
+
 
 def join(
     rendezvous: dict[str, str], device: str, timeout_s: float, path: list[str], fresh: bool, link_mbit_s: float = 0
@@ -44,6 +46,16 @@ def join(
         "backend": world.backend,
         "threads": torch.get_num_threads(),
     }
+
+
+def offer_store(timeout_s: float) -> dict[str, str]:
+    """On rank 0 of a job: a new store at which its ranks meet; the variables by which they find it."""
+    from aiscale.cluster.step import ADDRESS
+    from aiscale.dist import host_store
+
+    global _store
+    _store, found = host_store(timeout_s, os.environ[ADDRESS])
+    return found
 
 
 def leave() -> None:

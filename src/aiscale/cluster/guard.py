@@ -6,7 +6,8 @@ file, run as a script by the kernel, waits at the other end of a pipe:
 
     python -I -S guard.py CLUSTER_ID FOLDER < pipe
 
-When the pipe closes or the kernel is gone, everything that carries the marker is killed and the folder is removed.
+When the pipe closes or the kernel is gone, the Slurm job or step that FOLDER names is cancelled, everything that
+carries the marker is killed and the folder is removed.
 Standard library only: it starts in 10 ms and takes 10 MB.
 """
 
@@ -56,6 +57,18 @@ def kill_marked(cluster_id: str, timeout_s: float = 5.0) -> bool:
     return True
 
 
+def cancel(folder: str, *names: str) -> bool:
+    """Cancel the Slurm job that the file FOLDER/job names, or the step in FOLDER/step; False if there is neither."""
+    for name in names or ("job", "step"):
+        try:
+            with open(os.path.join(folder, name)) as file:
+                subprocess.run(["scancel", file.read()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            return True
+        except OSError:
+            continue
+    return False
+
+
 def main() -> None:
     cluster_id, folder = sys.argv[1:]
     for harmless in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -66,6 +79,7 @@ def main() -> None:
         ready, _, _ = select.select([0], [], [], 0.5)
         if ready and not os.read(0, 64):
             break
+    cancel(folder)
     kill_marked(cluster_id)
     time.sleep(_PAUSE_S)  # one that was between fork and exec a moment ago shows its marker now
     kill_marked(cluster_id)

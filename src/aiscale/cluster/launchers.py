@@ -1,7 +1,6 @@
-"""How engines come to be: as children of this kernel, or as MPI ranks.
+"""How engines come to be: as children of this kernel, or as MPI ranks. (Slurm's are in slurm.py.)
 
-A launcher starts `python -m aiscale.cluster` once or `size` times and can say which ranks have ended and why. A further
-kind (inside a Slurm allocation, from a login node) is one more class in LAUNCHERS.
+A launcher starts `python -m aiscale.cluster` once or `size` times and can say which ranks have ended and why.
 """
 
 from __future__ import annotations
@@ -10,11 +9,22 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiscale.cluster.errors import ClusterError
+from aiscale.cluster.job import Job
+
+#: With which libraries are told how many threads to use.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +47,17 @@ class Exit:
 class LocalLauncher:
     """Ranks as processes of this machine; on Linux forked from one that has already imported torch."""
 
-    def __init__(self, size: int, folder: Path) -> None:
-        self.size, self.folder = size, folder
+    remote = False  #: whether ranks may be on other machines, and the controller with them
+
+    def __init__(self, size: int, folder: Path, options: Job, files: Path | None = None) -> None:
+        self.size, self.folder, self.options = size, folder, options
+        self.files = files or folder  #: where the ranks' connection files and logs are
         self.processes: list[subprocess.Popen] = []
+
+    @staticmethod
+    def folder_for(cluster_id: str) -> Path:
+        """A private folder for the files of a cluster."""
+        return Path(tempfile.mkdtemp(prefix=f"aiscale-{cluster_id}-"))
 
     def start(self, env: Mapping[str, str]) -> None:
         ranks = [str(rank) for rank in range(self.size)]
@@ -53,6 +71,16 @@ class LocalLauncher:
             return subprocess.Popen(
                 command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+
+    def await_start(self) -> None:
+        """Return when ranks have been given a place to run."""
+
+    def keeps_job(self) -> bool:
+        """End the ranks, so that `start` may be called again; False if nothing can be kept for that."""
+        return False
+
+    def stop(self, polite: bool) -> None:
+        """End what carries no marker of the cluster."""
 
     def exits(self, pids: Mapping[int, int]) -> list[Exit]:
         """Ranks that have ended, the cause before its consequences. `pids` maps a pid to its rank."""
@@ -105,7 +133,7 @@ def find_mpiexec() -> str:
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
         raise ClusterError(
-            "launcher mpi needs mpiexec, and there is none beside this Python or on PATH: "
+            "engines='mpi' needs mpiexec, and there is none beside this Python or on PATH: "
             "pip install mpich, or load your site's MPI module and start the kernel again"
         )
     return found
@@ -116,6 +144,3 @@ def _describe(code: int) -> str:
     if code < 0:
         return f"died (signal {-code})"
     return f"ended with exit status {code}"
-
-
-LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher}

@@ -27,7 +27,7 @@ class Board:
         self._shown = ""
         self._printed = [0] * len(self.ranks)
         self._next_refresh = 0.0
-        self._live = _in_kernel()
+        self._live = in_kernel()
 
     def refresh(self) -> None:
         """Show what has arrived since the last call; cheap enough for a waiting loop."""
@@ -98,7 +98,7 @@ def _is_rich(output: dict | None) -> bool:
     return bool(output) and set(output["data"]) != {_PLAIN}
 
 
-def _in_kernel() -> bool:
+def in_kernel() -> bool:
     """Whether displays can be updated: in Jupyter and papermill, not in a terminal."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None

@@ -1,7 +1,7 @@
 """The processes of one cluster: a controller, the engines, the watchman, and the folder that holds their files.
 
 Nothing of it is shared with another cluster or with the user's own IPython: a private folder (0700) holds profile,
-connection files and logs; everything listens on the loopback only; ports are chosen by the system.
+connection files and logs; everything on this machine listens on the loopback only; ports are chosen by the system.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping
@@ -19,16 +18,13 @@ from pathlib import Path
 
 from aiscale.cluster import controller, guard
 from aiscale.cluster.errors import ClusterError
-from aiscale.cluster.launchers import LAUNCHERS, Exit
+from aiscale.cluster.job import Job, public
+from aiscale.cluster.launchers import THREAD_VARIABLES, Exit, LocalLauncher, MpiLauncher
+from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
+from aiscale.cluster.step import THREADS
 
+LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _POLL_S = 0.02
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
 
 
 class PortTakenError(ClusterError):
@@ -38,21 +34,28 @@ class PortTakenError(ClusterError):
 class Processes:
     """Engines as operating-system processes, up to the moment at which the client sees all of them."""
 
-    def __init__(self, size: int, launcher: str, threads: int, env: Mapping[str, str]) -> None:
+    def __init__(self, size: int, engines: str, threads: int, env: Mapping[str, str], job: Job) -> None:
+        kind, files = LAUNCHERS.get(engines), None
+        if kind is None:
+            kind, files = FolderLauncher, Path(engines)
         self.id = uuid.uuid4().hex[:12]
-        self.folder = Path(tempfile.mkdtemp(prefix=f"aiscale-{self.id}-"))
+        self.folder = kind.folder_for(self.id)
         self.size = size
         self.client = None
         self.pids: dict[int, int] = {}  #: rank of a pid
+        self._launcher = kind(size, self.folder, job, files)
+        self._poll_s = 0.2 if kind.remote else _POLL_S  # files that many share are looked at less often
         self._env = self._environment(threads, env)
-        self._launcher = LAUNCHERS[launcher](size, self.folder)
         self._controller: subprocess.Popen | None = None
         self._watchman = self._start_watchman()
 
     def _environment(self, threads: int, env: Mapping[str, str]) -> dict[str, str]:
+        if self._launcher.remote:
+            asked = {THREADS: str(threads)} if threads else {}
+            return {**public(os.environ, keep="SLURM_"), **asked, **env, guard.MARKER: self.id}
         return {
             **os.environ,
-            **dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+            **dict.fromkeys(THREAD_VARIABLES, str(threads)),
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
             "IPYTHONDIR": str(self.folder / "ipython"),
             "AISCALE_LAUNCHER": "ipyparallel",
@@ -66,7 +69,7 @@ class Processes:
         # Without the kernel's environment: that may carry the marker of an outer cluster, which this must outlive.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self.id, str(self.folder)],
-            env={"PATH": os.environ.get("PATH", os.defpath)},
+            env={name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ},
             cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -78,41 +81,50 @@ class Processes:
         """Bring everything up; raises ClusterError with the engines' own words when that fails or takes too long."""
         from IPython.core.profiledir import ProfileDir
 
-        deadline = time.monotonic() + timeout_s
+        self._profile = self._launcher.files / "profile"
         ProfileDir.create_profile_dir(str(self.folder / "profile"))
         self._launcher.start(self._env)
-        self._start_controller(deadline)
+        if not self._launcher.remote:
+            self._start_controller()
+        self._launcher.await_start()
+        deadline = time.monotonic() + timeout_s  # it does not count how long a job waits in the queue
+        import aiscale.dist  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
+
+        while not controller.is_ready(self._profile):
+            self._check_start(deadline)
+            time.sleep(self._poll_s)
         self._connect(deadline)
 
-    def _start_controller(self, deadline: float) -> None:
+    def _start_controller(self) -> None:
         with open(self.folder / "controller.log", "ab") as log:
             self._controller = subprocess.Popen(
-                controller.command(self.folder / "profile", self.id),
+                controller.command(self.folder / "profile", controller.own_loopback(self.id)),
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        import aiscale.dist  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
-
-        while not controller.is_ready(self.folder / "profile"):
-            self._check_start(deadline)
-            time.sleep(_POLL_S)
 
     def _connect(self, deadline: float) -> None:
         import ipyparallel
 
-        profile = self.folder / "profile"
-        self.client = ipyparallel.Client(
-            str(controller.connection_file(profile)),
-            profile_dir=str(profile),
-            ipython_dir=str(self.folder / "ipython"),
-            timeout=max(1.0, deadline - time.monotonic()),
-        )
+        try:
+            self.client = ipyparallel.Client(
+                str(controller.connection_file(self._profile)),
+                profile_dir=str(self._profile),
+                ipython_dir=str(self.folder / "ipython"),
+                timeout=max(1.0, deadline - time.monotonic()),
+            )
+        except TimeoutError:
+            raise ClusterError(
+                f"the controller of the ranks does not answer ({controller.connection_file(self._profile)} says where "
+                "it is): has the job ended, or may this machine not connect to compute nodes?\n"
+                + self.log("controller", "launcher")
+            ) from None
         while len(self.client.ids) < self.size:
             self._check_start(deadline)
-            time.sleep(_POLL_S)
+            time.sleep(self._poll_s)
 
     def _check_start(self, deadline: float) -> None:
         if controller.PORT_TAKEN in self.log("controller", lines=1000):
@@ -136,12 +148,20 @@ class Processes:
 
     def signal(self, ranks: list[int], number: int) -> None:
         """Send a signal to some ranks."""
+        if self._launcher.remote:
+            self.client.send_signal(int(number), ranks, block=False)
+            return
         for pid, rank in self.pids.items():
             if rank in ranks:
                 try:
                     os.kill(pid, number)
                 except OSError:
                     pass
+
+    @property
+    def remote(self) -> bool:
+        """Whether ranks may be on machines that cannot reach this process."""
+        return self._launcher.remote
 
     @property
     def _rank_logs(self) -> list[str]:
@@ -151,22 +171,32 @@ class Processes:
         """The part that matters of what these processes wrote to their standard error."""
         parts = []
         for name in dict.fromkeys(names):
-            path = self.folder / f"{name}.log"
+            path = self._launcher.files / f"{name}.log"
             text = path.read_text(errors="replace").strip() if path.exists() else ""
             crash = text.find("Fatal Python error")  # a crash tells the most recent call first
             shown = text[crash:].splitlines()[:lines] if crash >= 0 else text.splitlines()[-lines:]
             parts += [f"{name}: {line}" for line in shown]
         return "\n".join(parts)
 
+    def keeps_job(self) -> bool:
+        """End the ranks but not the job that was submitted for them, in which `start` then brings up new ones; False if
+        there is no such job."""
+        if not self._launcher.keeps_job():
+            return False
+        self.client.close(linger=0)
+        self.client, self.pids = None, {}
+        return True
+
     def stop(self, grace_s: float = 0.0) -> None:
         """End everything and remove the folder. With a grace, ranks are first asked politely."""
         if self.client is not None:
             self.client.close(linger=0)
-        if grace_s and self.pids:
+        if grace_s and self.pids and not self._launcher.remote:
             self.signal(list(self.pids.values()), signal.SIGTERM)
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and len(self._launcher.exits(self.pids)) < self.size:
                 time.sleep(_POLL_S)
+        self._launcher.stop(polite=grace_s > 0)
         guard.kill_marked(self.id)
         self._watchman.stdin.close()
         for process in (*self._launcher.processes, self._controller, self._watchman):

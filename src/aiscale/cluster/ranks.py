@@ -1,7 +1,8 @@
 """`start()` and the `Ranks` that it returns: real processes, joined to one process group, under a notebook's cells.
 
 from aiscale import cluster
-ranks = cluster.start(4)           # 4 ranks on this machine; launcher="mpi" makes them MPI ranks
+ranks = cluster.start(4)           # 4 ranks on this machine; engines="mpi" makes them MPI ranks
+ranks = cluster.start(16, engines="slurm", account="abc123", time="30:00")    # in a job
 
 %%px                               # this cell runs on every rank
 print(f"{rank} of {world_size}")
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ from typing import Any
 
 from aiscale.cluster import engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
-from aiscale.cluster.launchers import LAUNCHERS
+from aiscale.cluster.job import Job
 from aiscale.cluster.output import Board
-from aiscale.cluster.processes import PortTakenError, Processes
+from aiscale.cluster.processes import LAUNCHERS, PortTakenError, Processes
 from aiscale.cluster.waiting import GRACE_S, Pending, breaks_group
 
 _current: Ranks | None = None
@@ -34,7 +34,7 @@ _current: Ranks | None = None
 def start(
     size: int = 2,
     *,
-    launcher: str = "local",
+    engines: str = "",
     threads: int = 0,
     device: str = "auto",
     timeout_s: float = 120.0,
@@ -42,20 +42,30 @@ def start(
     env: Mapping[str, str] | None = None,
     fresh: bool = False,
     link_mbit_s: float = 0,
+    **job: Any,
 ) -> Ranks:
     """Start `size` ranks and join them to one process group; prints one line.
 
     A second call in the same kernel takes over the ranks of the first when they are healthy and were started in the
     same way: they forget their variables and join a new process group. Otherwise, or with `fresh`, they are replaced.
 
+    engines: local (on this machine), mpi (the same, by mpiexec), slurm (by srun if this kernel is in a job, else in a
+    job that is submitted, and cancelled when the ranks stop), or the folder of a job that `sbatch engines.sbatch` has
+    started; the environment's AISCALE_ENGINES if not given, so that a notebook need not be changed. job: what the
+    submitted job asks for besides the site's profile: account, time, nodes, partition, qos, reservation, site, script
+    (see `aiscale.cluster.job.Job`).
+
     threads: of each rank; 0 shares the cores. timeout_s: after which a collective that hangs raises.
     env: further environment variables of the ranks. link_mbit_s: slow the links between ranks to so many megabits a
     second; `%%px world.link.rate_mbit_s = 50` changes it, 0 is unslowed. Raises ClusterError.
     """
     global _current
-    _check(size, launcher, threads, link_mbit_s)
+    engines = engines or os.environ.get("AISCALE_ENGINES") or "local"
+    _check(size, engines, threads, link_mbit_s)
     began = time.monotonic()
-    request = {"launcher": launcher, "threads": threads or max(1, _cores() // size), "device": device}
+    if engines != "slurm":  # there the node that a rank is on knows
+        threads = threads or max(1, _cores() // size)
+    request = {"engines": engines, "threads": threads, "device": device, "job": Job.of(job)}
     request |= {"timeout_s": timeout_s, "env": dict(env or {}), "link_mbit_s": link_mbit_s}
     reused = _current is not None and not fresh and _current._renew(size, request)
     if not reused:
@@ -73,11 +83,14 @@ def stop() -> None:
         _current.stop()
 
 
-def _check(size: int, launcher: str, threads: int, link_mbit_s: float) -> None:
+def _check(size: int, engines: str, threads: int, link_mbit_s: float) -> None:
     if not isinstance(size, int) or size < 1:
         raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
-    if launcher not in LAUNCHERS:
-        raise ClusterError(f"cluster.start: launcher is {launcher!r}: it must be one of {', '.join(LAUNCHERS)}")
+    if engines not in LAUNCHERS and "/" not in engines:
+        raise ClusterError(
+            f"cluster.start: engines is {engines!r}: it must be one of {', '.join(LAUNCHERS)}, or the folder of a job "
+            "(the environment's AISCALE_ENGINES says it where a notebook does not)"
+        )
     if threads < 0:
         raise ClusterError(f"cluster.start: threads is {threads}: it must be at least 1, or 0 to share the cores")
     if not 0 <= link_mbit_s < float("inf"):
@@ -91,12 +104,11 @@ def _cores() -> int:
 class Ranks:
     """The ranks of one cluster. Made by `start`."""
 
-    def __init__(self, size: int, *, launcher, threads, device, timeout_s, env, link_mbit_s, start_timeout_s) -> None:
+    def __init__(self, size: int, *, start_timeout_s: float, **request: Any) -> None:
         self.size = size
         self.view = None  #: ipyparallel's DirectView, in rank order
         self.info: list[dict] = []  #: of every rank: pid, host, device, backend, threads
-        self._request = {"launcher": launcher, "threads": threads, "device": device, "timeout_s": timeout_s, "env": env}
-        self._request["link_mbit_s"] = link_mbit_s
+        self._request = request
         self._start_timeout_s = start_timeout_s
         self._processes: Processes | None = None
         self._store = None
@@ -169,7 +181,8 @@ class Ranks:
 
     def _bring_up(self, tries: int = 3) -> None:
         r = self._request
-        self._processes = Processes(self.size, r["launcher"], r["threads"], r["env"])
+        if self._processes is None:
+            self._processes = Processes(self.size, r["engines"], r["threads"], r["env"], r["job"])
         try:
             self._processes.start(self._start_timeout_s)
             self.view = self._processes.client.direct_view(list(range(self.size)))
@@ -187,7 +200,11 @@ class Ranks:
         from aiscale.dist import host_store
 
         r = self._request
-        self._store, rendezvous = host_store(r["timeout_s"])
+        if self._processes.remote:
+            first = self._processes.client.direct_view([0])
+            (rendezvous,) = self._finish(first.apply_async(engine.offer_store, r["timeout_s"]))
+        else:
+            self._store, rendezvous = host_store(r["timeout_s"])
         how = (r["device"], r["timeout_s"], sys.path, fresh, r["link_mbit_s"])
         asked = self.view.apply_async(engine.join, rendezvous, *how)
         self.info = self._finish(asked)
@@ -199,10 +216,15 @@ class Ranks:
 
     def _renew(self, size: int, request: dict) -> bool:
         """Take the running ranks over for a second `start`; False when they do not fit or do not answer."""
-        if self._stopped or self._lost or size != self.size or request != self._request or self._processes.exits():
+        if self._stopped or size != self.size or request != self._request or self._processes is None:
+            return False
+        if not self._lost and self._processes.exits():
             return False
         try:
-            self._join(fresh=True)
+            if self._lost:
+                self._bring_up()  # in the job that is left
+            else:
+                self._join(fresh=True)
         except (RankError, ClusterError):
             return False
         return True
@@ -225,8 +247,16 @@ class Ranks:
     def _greet(self, seconds: float, note: str = "") -> None:
         threads, backend = self.info[0]["threads"], self.info[0]["backend"]
         each = "1 thread each" if threads == 1 else f"{threads} threads each"
-        line = f"{self.size} {'rank' if self.size == 1 else 'ranks'} on {platform.node()} in {seconds:.1f} s"
+        hosts = list(dict.fromkeys(info["host"] for info in self.info))
+        where = ", ".join(hosts[:4]) + f" and {len(hosts) - 4} more" * (len(hosts) > 4)
+        line = f"{self.size} {'rank' if self.size == 1 else 'ranks'} on {where} in {seconds:.1f} s"
         print(f"{line} ({backend}, {each})" + (f"; {note}" if note else ""))
+
+    def _lose(self, why: str) -> None:
+        """The ranks are beyond help: end them, but not a job in which new ones can start at once."""
+        self._lost = why
+        if not self._processes.keeps_job():
+            self._tear_down()
 
     def _tear_down(self, grace_s: float = 0.0) -> None:
         if self._processes is not None:
@@ -284,8 +314,7 @@ class Ranks:
         except KeyboardInterrupt:  # Stop pressed again
             deaf = pending.ranks()
         if deaf:
-            self._lost = f"{name_ranks(deaf)} did not answer and had to be killed"
-            self._tear_down()
+            self._lose(f"{name_ranks(deaf)} did not answer and had to be killed")
             return f"{self._lost}; the next cell starts new ranks, without their variables"
         self._must_join = True
         return f"{name_ranks(busy)} interrupted; the next cell joins all ranks to a new process group"
@@ -300,7 +329,6 @@ class Ranks:
             return
         first = self._processes.exits()[0]
         log = self._processes.log(first.log)
-        self._lost = first.message
-        self._tear_down()
+        self._lose(first.message)
         memory = " (if nobody killed it, memory ran out)" if "(signal 9)" in first.message else ""
         raise RankDied(f"{self._lost}{memory}; no rank is left: cluster.start({self.size}) starts new ones", log)

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from aiscale.dist.failing import LOST_STATUS
+from aiscale.dist.failing import HANG_STATUS, LOST_STATUS
 from aiscale.dist.forking import Forked, can_fork, die_with
 
 Process = subprocess.Popen | Forked
@@ -30,22 +30,23 @@ LOOPBACK = "127.0.0.1"
 BAD_INPUT_STATUS = 2  #: with which `aiscale` ends after a one-line refusal
 
 
-def host_store(timeout_s: float = 300.0):
-    """A rendezvous store in this process, and the environment by which ranks on this machine find it.
+def host_store(timeout_s: float = 300.0, address: str = LOOPBACK):
+    """A rendezvous store in this process, and the environment by which ranks find it.
 
-    Returns (TCPStore, dict): keep the store alive as long as the ranks live.
+    Ranks on other machines need an `address` that they can reach. Returns (TCPStore, dict): keep the store alive as
+    long as the ranks live.
     """
-    listener, env = _listen()
+    listener, env = _listen(address)
     return _serve(listener, timeout_s), env
 
 
-def _listen() -> tuple[socket.socket, dict[str, str]]:
+def _listen(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
     """A socket for the store, and the environment by which ranks find it, even before anybody answers there."""
     # Left to itself the store listens on every network of this machine, to anybody: hand it a socket that does not.
-    listener = socket.create_server((LOOPBACK, 0), backlog=1024)
+    listener = socket.create_server((address, 0), backlog=1024)
     port = listener.getsockname()[1]
     return listener, {
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
@@ -54,9 +55,10 @@ def _listen() -> tuple[socket.socket, dict[str, str]]:
 def _serve(listener: socket.socket, timeout_s: float = 300.0):
     from torch.distributed import TCPStore
 
+    address, port = listener.getsockname()
     return TCPStore(
-        LOOPBACK,
-        listener.getsockname()[1],
+        address,
+        port,
         is_master=True,
         wait_for_workers=False,
         timeout=datetime.timedelta(seconds=timeout_s),
@@ -139,8 +141,8 @@ def _wait(ranks: list[Process], *, quiet: bool) -> int:
             if first:
                 codes = _settle(ranks)
                 code, rank = _culprit(codes, first)
-                # Bad input, over which all ranks fail alike: one of them has said what to do.
-                if not quiet and set(codes) != {BAD_INPUT_STATUS}:
+                # Bad input, over which all ranks fail alike, or a hang: one of them has said all there is to say.
+                if not quiet and set(codes) != {BAD_INPUT_STATUS} and code != HANG_STATUS:
                     others = sum(c is None for c in codes)
                     stopped = f"; stopping the other {others}" if others else ""
                     print(f"aiscale: rank {rank} of {len(ranks)} {_describe(code)}{stopped}", file=sys.stderr)
@@ -167,10 +169,12 @@ def _settle(ranks: list[Process]) -> list[int | None]:
 
 
 def _culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
-    """(status, rank) of the rank to name: one that was killed explains the others' broken connections, and one that
-    only lost a connection explains nothing; otherwise the one in `first`, who were seen to fail first."""
+    """(status, rank) of the rank to name: one that has explained a hang; one that was killed explains the others'
+    broken connections, and one that only lost a connection explains nothing; otherwise the one in `first`, who were seen to
+    fail first."""
     failed = [(code, rank) for rank, code in enumerate(codes) if code]
-    return min(failed, key=lambda it: (it[0] > 0, it[0] == LOST_STATUS, it[1] not in first, it))
+    order = lambda it: (it[0] != HANG_STATUS, it[0] > 0, it[0] == LOST_STATUS, it[1] not in first, it)  # noqa: E731
+    return min(failed, key=order)
 
 
 def _describe(code: int) -> str:

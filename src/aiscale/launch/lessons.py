@@ -168,14 +168,14 @@ LESSONS: dict[str, Lesson] = {
         Lesson(
             name="notebook",
             title="A notebook in a batch job",
-            about="Runs a lesson from first cell to last, without a browser; it starts its own ranks on its node.",
+            about="Runs a lesson from first cell to last, without a browser; it starts its own ranks.",
             work="notebook",
             hours=1,
         ),
         Lesson(
             name="engines",
             title="Engines for a notebook on the login node",
-            about="One engine of ipyparallel for each GPU, which a notebook outside the job drives with %%px.",
+            about="A rank for each GPU, which a notebook outside the job drives with %%px cells.",
             work="engines",
             ranks=16,
             hours=1,

@@ -1,0 +1,191 @@
+"""What Slurm says of a job: whether it waits and why, where it runs, how it ended.
+
+state = ask("1234")          # State(name="PENDING", reason="Priority", ...); None if Slurm does not answer
+state.waiting(12)            # "waits since 0:35: jobs with a higher priority go first"
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
+_FIELDS = ("%T", "%r", "%P", "%q", "%N", "%e", "%S", "%l")
+_LIMIT_S = 30  #: slurmctld of a busy site may take long to answer
+
+#: What Slurm's reasons mean to somebody who waits.
+_REASONS = {
+    "None": "was just submitted",
+    "Priority": "jobs with a higher priority go first",
+    "Resources": "nodes must become free",
+    "BeginTime": "its begin has not come",
+    "Dependency": "another job must end first",
+    "Reservation": "its reservation has not begun",
+    "ReqNodeNotAvail": "nodes are down or reserved, perhaps for maintenance",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is closed",
+    "JobHeldUser": "it is held: scontrol release lets it go on",
+    "JobHeldAdmin": "the site's staff holds it",
+    "QOSMaxJobsPerUserLimit": "as many of your jobs run in this QOS as it allows",
+    "QOSMaxSubmitJobPerUserLimit": "you have as many jobs in this QOS as it allows",
+    "AssocMaxJobsLimit": "as many jobs of your account run as it may have",
+    "Licenses": "a licence, perhaps of a file system, is not free",
+}
+
+#: Reasons for which a job would wait for ever.
+_HOPELESS = {
+    "InvalidAccount": "there is no such account",
+    "AccountNotAllowed": "the account may not use this partition",
+    "InvalidQOS": "there is no such QOS for this account",
+    "QOSNotAllowed": "the QOS is not allowed in this partition",
+    "PartitionTimeLimit": "the partition does not allow so much time",
+    "PartitionNodeLimit": "the partition does not have so many nodes",
+    "QOSMaxWallDurationPerJobLimit": "the QOS does not allow so much time",
+    "QOSMaxNodePerJobLimit": "the QOS does not allow so many nodes",
+    "BadConstraints": "no node has what it asks for",
+    "ReservationDeleted": "there is no such reservation any more",
+    "AssocGrpBillingMinutes": "the account has no hours left",
+    "AssocGrpCPUMinutesLimit": "the account has no hours left",
+    "DependencyNeverSatisfied": "the job that it waits for has failed",
+}
+
+#: How a job may end, in words that go after "job 12".
+_ENDS = {
+    "TIMEOUT": "was ended because its {limit} were up: cluster.start(..., time=...) asks for more",
+    "CANCELLED": "was cancelled",
+    "NODE_FAIL": "was ended because a node failed",
+    "PREEMPTED": "had to make room for another job",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "BOOT_FAIL": "was given nodes that did not start",
+    "DEADLINE": "could not start before its deadline",
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """A job, as squeue shows it."""
+
+    name: str  #: PENDING, RUNNING, COMPLETED, ...
+    reason: str
+    partition: str
+    qos: str
+    nodes: str
+    ends: str  #: when it will have to end
+    starts: str  #: when Slurm expects to start it
+    limit: str  #: the time that it may take
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.name in WAITING
+
+    @property
+    def is_over(self) -> bool:
+        return self.name not in WAITING + RUNNING
+
+    @property
+    def hopeless(self) -> str:
+        """Why a waiting job will never start; empty if it may."""
+        return _HOPELESS.get(self.reason, "") if self.is_waiting else ""
+
+    def waiting(self, seconds: float, position: int | None = None) -> str:
+        """What a waiting job waits for, in one line."""
+        where = f"partition {self.partition}" + (f", QOS {self.qos}" if self.qos not in ("", "(null)") else "")
+        why = _REASONS.get(self.reason, f"Slurm's reason is {self.reason}")
+        words = [f"waits in {where} for {_clock(seconds)}: {why}"]
+        if position and position > 1:
+            words.append("one job before it" if position == 2 else f"{position - 1} jobs before it")
+        words += [f"expected to start {self.starts.replace('T', ' at ')}"] if _is_time(self.starts) else []
+        return "; ".join(words)
+
+    def end(self) -> str:
+        """How it ended, in words."""
+        return _ENDS.get(self.name, f"ended ({self.name.lower()})").format(limit=self.limit)
+
+
+def ask(job: str) -> State | None:
+    """The state of a job; None where Slurm does not say, as it may when it is busy."""
+    said = _squeue("--states=all", f"--jobs={job}", f"--format={'|'.join(_FIELDS)}")
+    fields = said.strip().split("|") if said else []
+    return State(*fields) if len(fields) == len(_FIELDS) else None
+
+
+def position(job: str, partition: str) -> int | None:
+    """The place of a job among those that wait in its partition, by priority; None where a site hides others' jobs."""
+    said = _squeue("--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i")
+    waiting = said.split() if said else []
+    return waiting.index(job) + 1 if job in waiting else None
+
+
+def _squeue(*options: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["squeue", "--noheader", *options],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+class Line:
+    """One line that is shown again and again in the same place: in a notebook, or a terminal."""
+
+    def __init__(self) -> None:
+        self._handle = None
+        self._shown = ""
+
+    def show(self, text: str) -> None:
+        if text == self._shown:
+            return
+        before, self._shown = self._shown, text
+        if not self._in_notebook():
+            if sys.stderr.isatty():
+                print("\r" + text.ljust(len(before)), end="", file=sys.stderr, flush=True)
+            elif not before or text.partition(" for ")[0] != before.partition(" for ")[0]:  # a log gets news only
+                print(text, file=sys.stderr, flush=True)
+            return
+        from IPython.display import DisplayHandle
+
+        if self._handle is None:
+            self._handle = DisplayHandle()
+            self._handle.display({"text/plain": text}, raw=True)
+        else:
+            self._handle.update({"text/plain": text}, raw=True)
+
+    def close(self) -> None:
+        if self._shown and not self._in_notebook() and sys.stderr.isatty():
+            print(file=sys.stderr)
+
+    @staticmethod
+    def _in_notebook() -> bool:
+        from aiscale.cluster.output import in_kernel
+
+        return in_kernel()
+
+
+class Pace:
+    """When to ask Slurm again: soon at first, later every half minute, since all users' questions wait in one line."""
+
+    def __init__(self, first_s: float = 0.5, last_s: float = 30.0) -> None:
+        self._pause_s, self._last_s, self._next = first_s, last_s, 0.0
+
+    def due(self) -> bool:
+        if time.monotonic() < self._next:
+            return False
+        self._next, self._pause_s = time.monotonic() + self._pause_s, min(self._last_s, 1.5 * self._pause_s)
+        return True
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _is_time(text: str) -> bool:
+    return text[:2] == "20"

@@ -1,0 +1,246 @@
+"""Ranks in a Slurm job: by srun where this kernel is in one, else by a job that is submitted for them.
+
+    cluster.start(16, engines="slurm", account="abc123", time="30:00")
+
+Nothing listens on a login node: rank 0's task runs the controller and the store at which ranks meet, and the kernel
+connects to it with the key in a folder that only its owner reads. The job ends with the ranks, with the kernel, and
+when waiting for it is interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from aiscale.cluster import guard, queue
+from aiscale.cluster.errors import ClusterError, RanksInterrupted
+from aiscale.cluster.job import Job
+from aiscale.cluster.launchers import Exit, LocalLauncher
+
+_LOG_S = 0.3  #: between looks at a log, which may lie on a file system that many share
+_NEW_RANKS = "new ranks\n"  #: what engines.sbatch writes when it starts some in the place of others
+_END_S = 5.0  #: that a cancelled job may take to end before its files go
+
+
+class SlurmLauncher(LocalLauncher):
+    """Ranks as tasks of a Slurm step."""
+
+    remote = True
+
+    def __init__(self, size: int, folder: Path, job: Job, files: Path | None = None) -> None:
+        super().__init__(size, folder, job, files)
+        self.job = ""  #: the number of the job, once there is one
+        self._is_ours = job.is_own or "SLURM_JOB_ID" not in os.environ
+        self._state: queue.State | None = None
+        self._asking: threading.Thread | None = None
+        self._pace = queue.Pace(5)
+        self._looked = 0.0
+        self._replaced = 0  # times that the ranks were
+        self._tmp = ""
+        self._ends: list[Exit] = []
+
+    @staticmethod
+    def folder_for(cluster_id: str) -> Path:
+        """A private folder that compute nodes see as well."""
+        runs = Path(os.environ.get("AISCALE_RUNS") or "runs").absolute()
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=f"engines-{cluster_id}-", dir=runs))
+        except OSError as error:
+            raise ClusterError(
+                f"{runs}: {(error.strerror or str(error)).lower()}: set AISCALE_RUNS to a folder that you may write "
+                "to and all nodes see"
+            ) from None
+
+    def start(self, env: Mapping[str, str]) -> None:
+        if self.job and self._is_ours:
+            self._start_again()
+            return
+        self._share_temporary_files()
+        if self._is_ours:
+            self.job = self.options.submit(self.size, self.folder, env)
+            (self.folder / "job").write_text(self.job)
+            return
+        self.job = os.environ["SLURM_JOB_ID"]
+        self.processes = [self._spawn([*self._srun(), sys.executable, "-u"], env, "slurm")]
+
+    def _share_temporary_files(self) -> None:
+        """Let this kernel's temporary files be where ranks find them: /tmp is another one on each node."""
+        self._tmp = tempfile.mkdtemp(prefix="tmp-", dir=self.files)
+        tempfile.tempdir = self._tmp
+
+    def _end_sharing(self) -> None:
+        if self._tmp:
+            tempfile.tempdir = None  # as it was: tempfile looks for a place when it needs one
+            shutil.rmtree(self._tmp, ignore_errors=True)
+
+    def _start_again(self) -> None:
+        """New ranks in the job that has lost its own."""
+        shutil.rmtree(self.folder / "profile")
+        for log in self.folder.glob("rank*.log"):
+            log.unlink()
+        self._replaced, self._ends = self._replaced + 1, []
+        (self.folder / "again").touch()
+
+    def keeps_job(self) -> bool:
+        """End the ranks and keep their job, if it was submitted for them and goes on; False if there is none."""
+        lost_job = any(end.rank is None for end in self._ends)
+        if not self._is_ours or lost_job or not self.job:
+            return False
+        state = queue.ask(self.job)
+        return bool(state and state.name == "RUNNING") and guard.cancel(str(self.folder), "step")
+
+    def _srun(self) -> list[str]:
+        """The command of a step in the job that this kernel is in."""
+        place, have = self.options.place, int(os.environ.get("SLURM_NNODES", 1))
+        nodes = self.options.nodes_for(self.size)
+        if nodes > have:
+            raise ClusterError(
+                f"cluster.start: {self.size} ranks need {nodes} nodes of {place.title}, and job {self.job} has {have}: "
+                "start fewer, or engines='local' for ranks that share this node"
+            )
+        # --overlap: this kernel may itself be in a step, which has all that the job has.
+        words = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={self.size}"]
+        words += [f"--ntasks-per-node={-(-self.size // nodes)}", *(place.srun.split() if place else [])]
+        if not shutil.which("srun"):
+            raise ClusterError(
+                f"job {self.job} has no srun on PATH: set PATH as your site says, and start the kernel again"
+            )
+        return words
+
+    def await_start(self) -> None:
+        """Return when the job runs, showing until then what it waits for."""
+        if not self._is_ours:
+            return
+        line, pace, began = queue.Line(), queue.Pace(), time.monotonic()
+        try:
+            while True:
+                if pace.due() and (state := queue.ask(self.job)):
+                    self._state = state
+                    if not state.is_waiting:
+                        break
+                    self._show_waiting(line, state, time.monotonic() - began)
+                time.sleep(0.1)
+            self._show_running(line, self._state)
+        except KeyboardInterrupt:
+            raise RanksInterrupted(f"job {self.job} had not started, and has been cancelled") from None
+        finally:
+            line.close()
+
+    def _show_waiting(self, line: queue.Line, state: queue.State, seconds: float) -> None:
+        if state.hopeless:
+            raise ClusterError(f"job {self.job} would never start, and has been cancelled: {state.hopeless}")
+        limit = self.options.queue_timeout_s
+        if limit and seconds > limit:
+            raise ClusterError(
+                f"job {self.job} still waited after {seconds:.0f} s, and has been cancelled: {state.waiting(seconds)}"
+            )
+        place = queue.position(self.job, state.partition)
+        line.show(f"job {self.job} {state.waiting(seconds, place)}")
+
+    def _show_running(self, line: queue.Line, state: queue.State) -> None:
+        if not state.is_over:
+            until = state.ends.partition("T")[2]
+            line.show(f"job {self.job} runs on {state.nodes}" + f" until {until[:5]}" * bool(until))
+
+    def exits(self, pids: Mapping[int, int]) -> list[Exit]:
+        if not self._ends and time.monotonic() - self._looked > _LOG_S:
+            self._looked = time.monotonic()
+            self._ends = self._look()
+        return self._ends
+
+    def _look(self) -> list[Exit]:
+        log = self.files / "launcher.log"
+        parts = log.read_text(errors="replace").split(_NEW_RANKS) if log.exists() else []
+        if len(parts) > self._replaced and (first := first_end(parts[-1], self.job, self._state)):
+            return [first]
+        if self.processes and (code := self.processes[0].poll()) is not None:
+            return [Exit.of("srun", code, "launcher")]
+        if self._is_ours:
+            self._ask_again()
+            if self._state and self._state.is_over:
+                return [Exit(None, f"job {self.job} {self._state.end()}", "launcher")]
+        return []
+
+    def _ask_again(self) -> None:
+        """In a thread: Slurm may take seconds to answer, and output must go on."""
+        if self._pace.due() and not (self._asking and self._asking.is_alive()):
+            self._asking = threading.Thread(target=self._ask, daemon=True)
+            self._asking.start()
+
+    def _ask(self) -> None:
+        self._state = queue.ask(self.job) or self._state
+
+    def stop(self, polite: bool) -> None:
+        """End the step, and the job if it was submitted for it."""
+        self._end_sharing()
+        if not guard.cancel(str(self.folder)):
+            return
+        until = time.monotonic() + _END_S
+        while time.monotonic() < until and not self._has_ended():
+            time.sleep(0.1)
+
+    def _has_ended(self) -> bool:
+        if not self._is_ours:
+            return all(process.poll() is not None for process in self.processes)
+        state = queue.ask(self.job)
+        return state is None or state.is_over
+
+
+class FolderLauncher(SlurmLauncher):
+    """Ranks of a job that somebody has submitted by hand: engines.sbatch says in which folder they can be found."""
+
+    def __init__(self, size: int, folder: Path, job: Job, files: Path) -> None:
+        super().__init__(size, folder, job, files)
+        self._is_ours = True  # as far as finding out about it goes
+
+    folder_for = staticmethod(LocalLauncher.folder_for)
+
+    def start(self, env: Mapping[str, str]) -> None:
+        try:
+            self.job = (self.files / "step").read_text().partition(".")[0]
+        except OSError:
+            raise ClusterError(
+                f"engines={str(self.files)!r} has no ranks: the job that engines.sbatch started has not come to them "
+                "yet, or has ended; else engines is local, mpi or slurm"
+            ) from None
+        self._share_temporary_files()
+
+    def keeps_job(self) -> bool:
+        return False
+
+    def stop(self, polite: bool) -> None:
+        """Leave the ranks to the next notebook, unless they no longer answer."""
+        self._end_sharing()
+        if not polite:
+            guard.cancel(str(self.files))
+
+
+_TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: (.*)$", re.MULTILINE)
+_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))? \*\*\*")
+_DUE_TO = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
+_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
+
+
+def first_end(log: str, job: str, state: queue.State | None = None) -> Exit | None:
+    """What ended a step, as srun and slurmd tell it; the first to end, not those that Slurm then killed."""
+    task, cancelled = _TASK.search(log), _CANCELLED.search(log)
+    if cancelled and not (task and task.start() < cancelled.start()):
+        how = _DUE_TO.get((cancelled[1] or "").strip(), "CANCELLED")
+        limit = state.limit if state else "time"
+        return Exit(None, f"job {job} {queue.State(how, '', '', '', '', '', '', limit).end()}", "launcher")
+    if task is None:
+        return None
+    what = task[2].removesuffix(" (core dumped)")
+    code = re.search(r"exit code (\d+)", what)
+    if code or what in _SIGNALS:
+        return Exit.of_rank(int(task[1]), int(code[1]) if code else -_SIGNALS[what])
+    return Exit(int(task[1]), f"rank {task[1]} ended: {what}", f"rank{task[1]}")

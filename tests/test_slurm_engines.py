@@ -1,0 +1,312 @@
+"""A notebook's ranks in a Slurm job: from the login node, inside a job, and in a job that somebody has submitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from aiscale import cluster, rehearsal
+from aiscale.cluster import queue, step
+from aiscale.cluster.job import Job, public
+from aiscale.cluster.slurm import first_end
+from conftest import IN_CI
+
+ROOT = Path(__file__).parents[1]
+WHY_NOT = rehearsal.why_not()
+# CI installs Slurm, so that there nothing skips; a participant need not have it.
+slurm = pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-")
+SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # of lesson 03
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def place():
+    """A folder that all virtual nodes see: not below /tmp, of which each has its own."""
+    folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.CompletedProcess:
+    """Run a program on the login node, as a kernel would."""
+    return nodes.login(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=place,
+        env={"SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10", "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        timeout=180,
+    )
+
+
+def jobs(nodes) -> dict[str, str]:
+    """State of every job so far, by number."""
+    said = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i %T"], capture_output=True).stdout
+    return dict(line.split() for line in said.splitlines())
+
+
+def run_lesson(nodes, out: Path, engines: str) -> None:
+    words = [f"--parameter={name}={value}" for name, value in SMALL.items()]
+    command = [sys.executable, "-m", "aiscale", "notebooks", "03_ddp", "--plain", f"--out={out}", *words]
+    env = {"AISCALE_ENGINES": engines, "SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10", "AISCALE_RUNS": str(out)}
+    if nodes:
+        done = nodes.login([*command, f"--root={ROOT / 'notebooks'}"], env=env, capture_output=True, timeout=300)
+    else:
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def texts(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return "".join("".join(o.get("text", o.get("data", {}).get("text/plain", []))) + "\n" for o in outputs)
+
+
+@slurm
+@pytest.mark.notebook
+def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(frontier, place):
+    before = set(jobs(frontier))
+    run_lesson(frontier, place, "slurm")
+    shown = texts(place / "notebooks/03_ddp.ipynb")
+    assert re.search(r"2 ranks on node1 in [\d.]+ s \(gloo", shown)
+    (job,) = set(jobs(frontier)) - before
+    assert f"job {job} runs on node1 until" in shown
+    assert jobs(frontier)[job] == "CANCELLED"
+    assert not list(place.glob("engines-*"))
+
+
+@pytest.mark.notebook
+def test_lesson_03_runs_unchanged_under_mpi(tmp_path):
+    run_lesson(None, tmp_path, "mpi")
+
+
+@slurm
+def test_a_dead_rank_is_named_and_new_ranks_come_in_its_place(frontier, place):
+    program = """
+        import os, signal
+        from aiscale import cluster
+        ranks = cluster.start(2, engines="slurm", nodes=2, device="cpu", threads=1)
+        print("HOSTS", [info["host"] for info in ranks.info])
+        ranks.execute("total = torch.tensor([rank + 1.0]); dist.all_reduce(total)")
+        print("SUM", ranks["total.item()"])
+        try:
+            ranks.execute("import os\\nif rank == 1: os.kill(os.getpid(), 9)\\ndist.barrier()")
+        except cluster.RankDied as error:
+            print("DIED", error)
+        ranks.execute("print('again', world.size)")
+        ranks.stop()
+    """
+    done = on_login(frontier, place, program)
+    assert "HOSTS ['node1', 'node2']" in done.stdout, done.stderr
+    assert "SUM [3.0, 3.0]" in done.stdout
+    assert "DIED rank 1 died (signal 9)" in done.stdout
+    assert "the ranks were restarted, because rank 1 died (signal 9)" in done.stdout
+    assert "[rank 1] again 2" in done.stdout
+    assert set(jobs(frontier).values()) <= {"CANCELLED", "FAILED"}
+
+
+@slurm
+def test_the_key_is_private_and_nothing_listens_on_the_login_node(frontier, place):
+    program = """
+        import glob, json, os, psutil, stat
+        from aiscale import cluster
+        ranks = cluster.start(2, engines="slurm", nodes=2, device="cpu", threads=1)
+        ranks.execute("dist.barrier()")
+        folder, = glob.glob("runs/engines-*")
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700, oct(os.stat(folder).st_mode)
+        files = [path for path in glob.glob(folder + "/**", recursive=True) if os.path.isfile(path)]
+        assert not [path for path in files if os.stat(path).st_mode & 0o077], files
+        secret = [path for path in files if path.endswith("engine.json") or path.endswith("client.json")]
+        assert [stat.S_IMODE(os.stat(path).st_mode) for path in secret] == [0o600, 0o600]
+        key = json.load(open(secret[0]))["key"]
+        assert not [path for path in files if path not in secret and key in open(path, errors="replace").read()]
+        assert not [p for p in psutil.process_iter() if any(key in word for word in p.cmdline())]
+        here = os.readlink("/proc/self/ns/net")
+        for process in psutil.process_iter():
+            on_login = os.readlink(f"/proc/{process.pid}/ns/net") == here
+            for at in process.net_connections("inet"):
+                if at.status == "LISTEN" and "python" in process.name():
+                    ip = at.laddr.ip.removeprefix("::ffff:")
+                    assert ip.startswith("127." if on_login else ("127.", "10.77.0.")), (process.cmdline(), at)
+        print("LOOKED", len(files))
+        os.kill(os.getpid(), 9)
+    """
+    before = set(jobs(frontier))
+    done = on_login(frontier, place, program, JUPYTERHUB_API_TOKEN="secret-of-the-hub")
+    assert "LOOKED" in done.stdout, done.stderr
+    (job,) = set(jobs(frontier)) - before
+    # the kernel was killed, so that its watchman cleans up
+    assert frontier.wait(job, timeout_s=30) == "CANCELLED"
+    assert until(lambda: not list(place.glob("runs/engines-*")))
+
+
+@slurm
+def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(frontier, place):
+    program = """
+        import os, signal, threading
+        from aiscale import cluster
+        def attempt(**options):
+            try:
+                cluster.start(2, engines="slurm", **options)
+            except BaseException as error:
+                print(type(error).__name__, error)
+        threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        attempt()
+        attempt(queue_timeout_s=0.5)
+        attempt(account="XYZ999")
+        attempt(time="3:00:00")
+        attempt(nodes=1, partition="gpu")
+        attempt(acount="ABC123")
+        attempt(time="an hour")
+    """
+    other = frontier.submit(place / write(place / "other.sh", "#!/bin/bash\nsleep 100\n"), "-AABC123", "-N2", "-t5")
+    done = on_login(frontier, place, program)
+    frontier.login(["scancel", other])
+    lines = done.stdout.splitlines()
+    assert re.search(r"job \d+ waits in partition batch for 0:0\d: nodes must become free", done.stderr), done.stderr
+    assert re.fullmatch(r"RanksInterrupted job \d+ had not started, and has been cancelled", lines[0]), lines
+    assert re.match(r"ClusterError job \d+ still waited after 1 s, and has been cancelled: waits in", lines[1])
+    assert re.match(r"ClusterError Slurm refused the job: .*Invalid account.*\(asked for: .*--account=XYZ999", lines[2])
+    assert re.match(r"ClusterError Slurm refused the job: .*time limit is invalid", lines[3])
+    assert lines[4].startswith("ClusterError cluster.start: partition gpu is not among scheduler.partition")
+    assert lines[5] == "ClusterError cluster.start: there is no option acount: did you mean account?"
+    assert lines[6].startswith("ClusterError cluster.start: time is 'an hour': it must be minutes")
+    assert len(lines) == 7
+    assert set(jobs(frontier).values()) <= {"CANCELLED", "FAILED"}
+
+
+@slurm
+def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
+    program = """
+        from aiscale import cluster
+        with cluster.start(2, engines="slurm", nodes=2, device="cpu", threads=1) as ranks:
+            ranks.execute("import os; job = os.environ['SLURM_JOB_ID'], world.launcher, world.local_rank")
+            print([info["host"] for info in ranks.info], ranks["job"])
+        try:
+            cluster.start(17, engines="slurm")
+        except cluster.ClusterError as error:
+            print(error)
+    """
+    write(place / "kernel.py", textwrap.dedent(program))
+    script = write(place / "job.sh", f"#!/bin/bash\n{sys.executable} kernel.py\n")
+    job = frontier.submit(script, "-AABC123", "-N2", "-t5", f"--output={place}/out", cwd=place)
+    assert frontier.wait(job) == "COMPLETED", (place / "out").read_text()
+    lines = (place / "out").read_text().splitlines()
+    assert lines[1] == f"['node1', 'node2'] [('{job}', 'srun', 0), ('{job}', 'srun', 0)]"
+    assert f"17 ranks need 3 nodes of Frontier (OLCF), and job {job} has 2: start fewer" in lines[2]
+
+
+@slurm
+def test_ranks_of_a_job_submitted_by_hand_serve_one_notebook_after_another(frontier, place):
+    env = {"AISCALE_ENVIRONMENT": sys.prefix, "AISCALE_RANKS": "2", "AISCALE_RUNS": str(place)}
+    script = ROOT / "launchers/frontier/engines.sbatch"
+    job = frontier.submit(script, "-N2", "-t5", f"--output={place}/out", env=env, cwd=place)
+    assert until(lambda: (place / f"engines-{job}/step").exists())
+    program = """
+        from aiscale import cluster
+        ranks = cluster.start(2, device="cpu", threads=1)
+        ranks.execute("total = torch.tensor([rank + 1.0]); dist.all_reduce(total); fresh = 'x' not in globals(); x = 1")
+        print([info["host"] for info in ranks.info], ranks["total.item(), fresh"])
+    """
+    for _ in range(2):
+        done = on_login(frontier, place, program, AISCALE_ENGINES=str(place / f"engines-{job}"))
+        assert "['node1', 'node2'] [(3.0, True), (3.0, True)]" in done.stdout, done.stderr
+    frontier.login(["scancel", job])
+    assert until(lambda: not (place / f"engines-{job}").exists()), "the key outlives the job"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def until(true, limit_s: float = 60) -> bool:
+    end_at = time.monotonic() + limit_s
+    while not (done := true()) and time.monotonic() < end_at:
+        time.sleep(0.1)
+    return done
+
+
+# ---- without Slurm ---------------------------------------------------------------------------------------------------
+
+
+def test_what_ended_a_step_is_read_from_its_log():
+    killed = "srun: error: node2: task 3: Killed\nsrun: Terminating StepId=1.0\nsrun: error: node1: tasks 0-1: Killed\n"
+    crashed = "srun: error: n1: tasks 4-5: Exited with exit code 3\n"
+    segfault = "srun: error: n1: task 7: Segmentation fault (core dumped)\n"
+    time_up = "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-07-01T10:00:00 DUE TO TIME LIMIT ***\n" + killed
+    cancelled = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-07-01T10:00:00 ***\n" + killed
+    assert first_end(killed, "7").message == "rank 3 died (signal 9)"
+    assert first_end(crashed, "7").message == "rank 4 ended with exit status 3"
+    assert first_end(segfault, "7").message == "rank 7 died (signal 11)"
+    state = queue.State("RUNNING", "None", "batch", "", "node1", "", "", "30:00")
+    assert first_end(time_up, "7", state).message.startswith(
+        "job 7 was ended because its 30:00 were up: cluster.start("
+    )
+    assert first_end(cancelled, "7").message == "job 7 was cancelled"
+    assert first_end("torch says: task 3 is slow\n", "7") is None
+
+
+def test_a_waiting_job_is_explained():
+    state = queue.State("PENDING", "Priority", "gpu", "debug", "", "", "2026-07-01T10:00:00", "30:00")
+    assert state.waiting(75, position=3) == (
+        "waits in partition gpu, QOS debug for 1:15: jobs with a higher priority go first; 2 jobs before it; "
+        "expected to start 2026-07-01 at 10:00:00"
+    )
+    assert state.hopeless == ""
+    assert dataclasses.replace(state, reason="QOSNotAllowed").hopeless == "the QOS is not allowed in this partition"
+
+
+def test_a_job_learns_no_token_of_the_notebook_server():
+    env = {"JPY_API_TOKEN": "x", "JUPYTERHUB_API_TOKEN": "x", "SLURM_JOB_ID": "1", "SLURM_CONF": "c", "HOME": "h"}
+    assert public(env) == {"SLURM_CONF": "c", "HOME": "h"}
+    assert public(env, keep="SLURM_") == {"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "HOME": "h"}
+
+
+def test_a_login_node_without_slurm_or_site_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("AISCALE_SITE", "SBATCH_ACCOUNT", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for options, text in (
+        ({"site": "frontier"}, "engines='slurm' at Frontier (OLCF) needs account=..., or SBATCH_ACCOUNT"),
+        ({"account": "a"}, "no telling which site this is: site='frontier' or"),
+        ({"site": "frontier", "account": "a"}, "engines='slurm' needs sbatch, and there is none on PATH"),
+        ({"site": "frontier", "account": "a", "nodes": 1}, "17 ranks on 1 nodes of Frontier (OLCF), which has 8"),
+        ({"site": "frontir"}, "did you mean frontier?"),
+        ({"script": "none.sbatch"}, "there is no script none.sbatch: make one by `aiscale launchers`"),
+    ):
+        with pytest.raises(cluster.ClusterError, match=re.escape(text)) as error:
+            cluster.start(17, engines="slurm", **options)
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    "size, nodes, lines",
+    [(16, 0, ("--nodes=4", "--time=00:30:00")), (3, 2, ("--nodes=2", "--time=00:30:00"))],
+)
+def test_the_job_is_the_sites_and_as_large_as_the_ranks_need(size, nodes, lines):
+    text = Job(account="m1_g", site="perlmutter", qos="debug", nodes=nodes).text(size)
+    assert all(f"#SBATCH {line} " in text for line in lines)
+    assert "#SBATCH --qos=debug" in text and "module load pytorch" in text
+
+
+def test_a_node_is_reached_by_the_address_that_the_login_node_sees():
+    assert step.node_address({"SLURM_SUBMIT_HOST": "no-such-host.invalid"})  # at least its own
+    assert step.node_address({"SLURM_SUBMIT_HOST": "127.0.0.1"}) == step.node_address({})
