@@ -17,13 +17,18 @@ import jinja2
 from aiscale.launch.lessons import LESSONS, Lesson
 from aiscale.sites import GpuKind, Site, SiteError, site
 
+BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 _WIDTH = 120
 
 
 def render_all(place: Site) -> dict[str, str]:
-    """The texts of all launchers of a site, by file name; a lesson that the site cannot hold is left out."""
-    return {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
+    """The texts of all files of a site, by name: the launchers that fit it, and the script that makes the environment
+    in which they run, where the profile says how."""
+    files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
+    if place.build.create:
+        files[BUILD] = _finish(_environment().get_template(BUILD + ".j2").render(site=place), place)
+    return files
 
 
 def render(lesson: Lesson, place: Site) -> str:
@@ -46,7 +51,7 @@ def render(lesson: Lesson, place: Site) -> str:
             no_chain=[name for name, qos in place.scheduler.qos.items() if not qos.may_chain],
         )
     )
-    return _tidy(text) + _sources(text, place)
+    return _finish(text, place)
 
 
 def nodes_of(lesson: Lesson, place: Site) -> int:
@@ -111,6 +116,10 @@ def _clock(hours: float) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}:00"
 
 
+def _finish(text: str, place: Site) -> str:
+    return _tidy(text) + _sources(text, place)
+
+
 def _sources(text: str, place: Site) -> str:
     """The sources that a file names in brackets, as comments for its end."""
     named = {key for group in re.findall(r"\[([a-z0-9, ]+)\]", text) for key in group.split(", ")}
@@ -156,6 +165,7 @@ def write(place: Site, out: str | Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in render_all(place).items():
         (folder / name).write_text(text)
+        (folder / name).chmod(0o755 if name == BUILD else 0o644)
         files.append(folder / name)
     return files
 

@@ -133,6 +133,24 @@ class Shell:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Build:
+    """How the site's environment is made, in pieces of bash like those of a launcher; a site without `create` has no
+    build_environment.sh. They may read $PREFIX, where it goes, $WHEELHOUSE, where wheels are kept if so asked, and
+    $MODE: build, download (fill $WHEELHOUSE only) or offline (from $WHEELHOUSE only)."""
+
+    python: str = ""  #: its version
+    torch: str = ""  #: its version, in the site's requirements.lock too
+    torch_index: str = ""  #: where to read the address of the index that has it, as a sentence; empty: a module has torch
+    torch_check: str = "True"  #: a Python expression that holds for the right build of torch, which is imported
+    where: str = ""  #: where the environment should lie, in a sentence
+    modules: str = ""  #: what must be loaded
+    create: str = ""  #: makes $PREFIX/bin/python
+    before_mpi: str = ""  #: what must be done before mpi4py is compiled
+    mpicc: str = "mpicc"  #: the compiler of the site's MPI
+    pack: str = ""  #: makes $PREFIX.tar.gz, for nodes to unpack; empty: not needed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """A computing centre's machine, as its documentation describes it on one day."""
 
@@ -155,6 +173,7 @@ class Site:
     jupyter: str = ""  #: where notebooks run, in a sentence
     chain: bool = True  #: a job may requeue itself when its time is up
     shell: Shell = field(default_factory=Shell)
+    build: Build = field(default_factory=Build)
 
     def __post_init__(self) -> None:
         rules = self.scheduler
