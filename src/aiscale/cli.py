@@ -311,6 +311,11 @@ _DELEGATED = {
         "aiscale export runs/laptop mine/",
         "aiscale.train.export",
     ),
+    "kernel": (
+        "make a Jupyter kernel that loads a site's modules",
+        "aiscale kernel install --site perlmutter",
+        "aiscale.jupyter.command",
+    ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.launch.command"),
     "rehearse": (
         "run a command beside a private Slurm cluster of virtual nodes",

@@ -1,0 +1,185 @@
+"""`aiscale kernel`: a Jupyter kernel that loads a site's modules, activates the environment, and then is Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiscale import cli
+from aiscale.jupyter import KernelError, Spec, install, installed, kernels_dir, uninstall
+from aiscale.jupyter.kernel import start_script
+from aiscale.sites import names, site
+
+#: A `module` that writes what it is asked for; bash takes the function from the environment.
+MODULE = {"BASH_FUNC_module%%": '() { echo "$*" >> "$MODULE_CALLS"; }'}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A Jupyter that knows no kernel but those that are installed here."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("MODULE_CALLS", str(tmp_path / "modules.txt"))
+    for name in ("LOADEDMODULES", "AISCALE_SITE", "JUPYTER_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in MODULE.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def spec(**changes) -> Spec:
+    return Spec(**{"name": "mine", "title": "Mine", "environment": Path(sys.prefix)} | changes)
+
+
+def test_a_notebook_runs_in_the_installed_kernel_with_modules_environment_and_site(home, capsys):
+    from nbclient import NotebookClient
+    from nbformat import v4
+
+    assert cli.main(["kernel", "install", "--site", "frontier"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == str(home / "data/kernels/aiscale-frontier")
+    assert "'aiscale, Frontier (OLCF)'" in said.err and "gives one node for one hour" in said.err
+    code = "import sys, os, shutil; print(sys.prefix, os.environ['AISCALE_SITE'], shutil.which('python'))"
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(code)])
+    NotebookClient(notebook, kernel_name="aiscale-frontier", timeout=60).execute()
+    assert notebook.cells[0].outputs[0].text.split() == [sys.prefix, "frontier", f"{sys.prefix}/bin/python"]
+    loaded = (home / "modules.txt").read_text()
+    assert loaded.index("load PrgEnv-gnu") < loaded.index("load rocm") < loaded.index("load rccl-net-plugin")
+
+
+def test_an_interrupt_reaches_python_through_the_start_script(home):
+    from jupyter_client.manager import start_new_kernel
+
+    install(spec(), kernels_dir())
+    manager, client = start_new_kernel(kernel_name="mine", startup_timeout=60)
+    try:
+        asked = client.execute("import time; print('on', flush=True); time.sleep(60)")
+        while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
+            pass
+        manager.interrupt_kernel()
+        while (reply := client.get_shell_msg(timeout=30))["parent_header"]["msg_id"] != asked:
+            pass
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.parametrize("name", [*names(), None])
+def test_start_scripts_are_sound_bash(tmp_path, name):
+    text = start_script(spec(site=site(name) if name else None, environment=tmp_path / "it's an environment"))
+    (tmp_path / "start.sh").write_text(text)
+    assert subprocess.run(["bash", "-n", tmp_path / "start.sh"]).returncode == 0
+    if not shutil.which("shellcheck"):
+        pytest.skip("no shellcheck on this machine")
+    done = subprocess.run(["shellcheck", tmp_path / "start.sh"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_start_that_fails_says_where_in_one_line(home, monkeypatch):
+    monkeypatch.setenv("BASH_FUNC_module%%", "() { echo 'no such module' >&2; return 1; }")
+    folder = install(spec(modules=("pytorch/9",)), kernels_dir())
+    done = subprocess.run([folder / "start.sh", "-c", "print(1)"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith("kernel mine: line ")
+    assert done.stderr.splitlines()[-1].endswith("start.sh failed: module load pytorch/9")
+
+
+def test_versions_that_are_loaded_at_installation_are_the_ones_that_the_kernel_loads(home, monkeypatch):
+    monkeypatch.setenv("LOADEDMODULES", "craype/2.7:pytorch/2.10.0:gpu/1.0")
+    assert "module load pytorch/2.10.0  #" in start_script(spec(site=site("perlmutter")))
+    monkeypatch.setenv("LOADEDMODULES", "")
+    assert "module load pytorch/2.10.0" not in start_script(spec(site=site("perlmutter")))
+
+
+def test_a_profile_of_ones_own_is_what_cluster_start_will_follow(home, tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text((Path(sys.modules["aiscale.sites"].__file__).parent / "generic.toml").read_text())
+    assert cli.main(["kernel", "install", "--site", str(mine), "--name", "own"]) == 0
+    assert f"export AISCALE_SITE={mine}  #" in (kernels_dir() / "own/start.sh").read_text()
+
+
+def test_the_site_is_that_of_the_machine_unless_another_is_named(home, monkeypatch):
+    monkeypatch.setenv("AISCALE_SITE", "perlmutter")
+    for argv, name in (([], "aiscale-perlmutter"), (["--site", "none"], "aiscale")):
+        assert cli.main(["kernel", "install", *argv]) == 0
+        assert (kernels_dir() / name).is_dir()
+    assert [(k.name, k.site) for k in installed(kernels_dir())] == [
+        ("aiscale", ""),
+        ("aiscale-perlmutter", "perlmutter"),
+    ]
+
+
+def test_a_kernel_for_a_class_is_readable_by_all_and_writable_by_its_owner_only(home, capsys):
+    mask = os.umask(0o077)
+    try:
+        folder = install(spec(), kernels_dir(home / "class"))
+    finally:
+        os.umask(mask)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes == {"mine": 0o755, "start.sh": 0o755, "kernel.json": 0o644}
+    assert folder == home / "class/share/jupyter/kernels/mine"
+    assert cli.main(["kernel", "install", "--site", "none", "--prefix", str(home / "class")]) == 0
+    assert f"JUPYTER_PATH has {home}/class/share/jupyter" in capsys.readouterr().err
+
+
+def test_list_names_what_no_longer_starts(home, capsys):
+    folder = install(spec(), kernels_dir())
+    assert cli.main(["kernel", "list"]) == 0
+    assert capsys.readouterr().out.split() == ["mine", "-", sys.prefix]
+    about = json.loads((folder / "kernel.json").read_text())
+    about["metadata"]["aiscale"]["environment"] = "/gone"
+    (folder / "kernel.json").write_text(json.dumps(about))
+    assert cli.main(["kernel", "list"]) == 0
+    assert capsys.readouterr().out.split(maxsplit=2)[2] == "does not start: /gone is gone\n"
+
+
+def test_a_second_installation_replaces_and_uninstall_removes(home, capsys):
+    install(spec(), kernels_dir())
+    install(spec(title="Newer"), kernels_dir())
+    assert [kernel.title for kernel in installed(kernels_dir())] == ["Newer"]
+    assert cli.main(["kernel", "uninstall", "mine"]) == 0
+    assert installed(kernels_dir()) == [] and list(kernels_dir().iterdir()) == []
+
+
+def test_kernels_of_others_are_neither_replaced_nor_removed(home):
+    folder = kernels_dir() / "python3"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text('{"argv": [], "display_name": "Python 3", "language": "python"}')
+    with pytest.raises(KernelError, match="python3 is a kernel that aiscale has not made: choose another with --name"):
+        install(spec(name="python3"), kernels_dir())
+    with pytest.raises(KernelError, match="has not made: jupyter kernelspec remove python3"):
+        uninstall("python3", kernels_dir())
+    assert installed(kernels_dir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["install", "--name", "a/b"], "kernel name 'a/b': it may have letters, digits, '.', '_' and '-' only"),
+        (["install", "--environment", "/nowhere"], "environment /nowhere has no bin/python: name the folder of a venv"),
+        (["install", "--site", "frontir"], "unknown site 'frontir': did you mean frontier?"),
+        (["install", "--prefix", "/proc/none"], "choose a folder of your own with --prefix, or --user"),
+        (["uninstall", "nothing"], "aiscale kernel list names those that there are"),
+        (["uninstall", "../kernels"], "aiscale kernel list names those that there are"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_remedy(home, capsys, argv, said):
+    assert cli.main(["kernel", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("aiscale: ") and said in error and error.count("\n") == 1
+
+
+def test_an_environment_without_the_packages_is_refused(home, tmp_path):
+    python = tmp_path / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho ipykernel aiscale\n")
+    python.chmod(0o755)
+    with pytest.raises(KernelError, match="env/bin/python has no ipykernel and no aiscale: pip install that there"):
+        install(spec(environment=tmp_path / "env"), kernels_dir())
