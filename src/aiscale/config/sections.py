@@ -140,6 +140,7 @@ class LoopConfig:
     checkpoint_every: int = 0  #: steps between checkpoints; 0: only at the end
     keep_checkpoints: int = 2  #: how many of the newest checkpoints stay on disk
     async_checkpoint: bool = True  #: write them while training goes on, from a copy of the states in host memory
+    hang_timeout_s: float = 240.0  #: a collective that lasts longer ends the job, with the rank it waits for; 0: never
     seed: int = 1337  #: of the initial weights
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo"] = "auto"  #: auto: NCCL between GPUs, else gloo; gloo: ranks may share a GPU
@@ -148,7 +149,8 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         require_positive("loop", self, "seq_len global_batch eval_batches log_every keep_checkpoints")
-        for name in ("steps", "epochs", "micro_batch", "eval_every", "checkpoint_every", "link_mbit_s"):
+        counts = "steps epochs micro_batch eval_every checkpoint_every hang_timeout_s link_mbit_s"
+        for name in counts.split():
             value = getattr(self, name)
             require(value >= 0, f"loop.{name} is {value}: it must not be negative")
         require(bool(self.steps or self.epochs), "loop.steps and loop.epochs are both 0: set one of them")

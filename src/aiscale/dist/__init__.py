@@ -6,12 +6,14 @@ world.traffic.snapshot()              # bytes by collective since the start
 """
 
 from aiscale.dist.connect import ConnectError, RankError, World, connect
-from aiscale.dist.failing import LOST_STATUS, end_now, failed_alike, lost_another_rank
+from aiscale.dist.failing import HANG_STATUS, LOST_STATUS, end_now, failed_alike, lost_another_rank
 from aiscale.dist.launch import host_store, launch, rank_environment
 from aiscale.dist.launchers import Launch, find_launch
+from aiscale.dist.watch import watching
 from aiscale.dist.wire import Traffic
 
 __all__ = [
+    "HANG_STATUS",
     "LOST_STATUS",
     "ConnectError",
     "Launch",
@@ -26,4 +28,5 @@ __all__ = [
     "launch",
     "lost_another_rank",
     "rank_environment",
+    "watching",
 ]

@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 #: Exit status of a rank that fails only because another one is gone.
 LOST_STATUS = 75
+#: Exit status of the rank that has said, in its one line, which others did not arrive (`watch`).
+HANG_STATUS = 76
 _LOST = (
     "closed by peer",
     "reset by peer",

@@ -170,8 +170,8 @@ def _settle(ranks: list[Process]) -> list[int | None]:
 
 def _culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
     """(status, rank) of the rank to name: one that has explained a hang; one that was killed explains the others'
-    broken connections, and one that only lost a connection explains nothing; otherwise the one in `first`, who were seen to
-    fail first."""
+    broken connections, and one that only lost a connection explains nothing; otherwise the one in `first`, who were
+    seen to fail first."""
     failed = [(code, rank) for rank, code in enumerate(codes) if code]
     order = lambda it: (it[0] != HANG_STATUS, it[0] > 0, it[0] == LOST_STATUS, it[1] not in first, it)  # noqa: E731
     return min(failed, key=order)

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from aiscale.dist.progress import Progress
+
 Key = TypeVar("Key")
 
 #: part of the description that a library gives its groups -> our name; the first that matches. Megatron-Core's are in
@@ -76,6 +78,7 @@ class Count:
 class Traffic:
     """What this rank has communicated. Calls made for bookkeeping count apart."""
 
+    progress: Progress = field(default_factory=Progress, repr=False)  #: latest collective of each group
     _counts: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _control: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)

@@ -31,6 +31,8 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 
 from aiscale.dist import flight
 from aiscale.dist.link import Link
+from aiscale.dist.progress import ANY_SOURCE, message
+from aiscale.dist.progress import label as group_label
 from aiscale.dist.traffic import Count, Group, Traffic, group_name
 
 __all__ = ["Count", "Group", "Traffic", "Wire", "backend_for", "register"]
@@ -85,6 +87,7 @@ class Wire(dist.ProcessGroup):
         self.inner, self.traffic, self.ranks, self.link = inner, traffic, ranks, link or Link()
         self.reads_gpus = False  #: whether the group inside takes tensors on a GPU as they are
         self._group: Group | None = None
+        self._label = ""
 
     @property
     def group(self) -> Group:
@@ -104,7 +107,19 @@ class Wire(dist.ProcessGroup):
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
         payload_bytes = _nbytes(args[which]) * shares
         self.traffic.add(op, self.group, payload_bytes, peer)
+        self.note_progress(op, payload_bytes, peer)
         return payload_bytes
+
+    def note_progress(self, op: str, nbytes: int = 0, peer: int | None = None) -> None:
+        """Let the watchdog know what is begun."""
+        me = self.ranks[self.rank()]
+        if op == "send":
+            label = message(me, peer)
+        elif op == "recv":
+            label = message(ANY_SOURCE if peer is None else peer, me)
+        else:
+            label = self._label = self._label or group_label(self.group.name, self.ranks)
+        self.traffic.progress.begin(op, label, nbytes)
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -183,6 +198,8 @@ def _counting(method: str, op: str, which: int):
 
 def _handing_on(method: str):
     def call(self: Wire, *args, **kwargs):
+        if "barrier" in method:
+            self.note_progress(method)
         return getattr(self.inner, method)(*args, **kwargs)
 
     call.__name__ = method

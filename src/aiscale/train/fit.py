@@ -23,7 +23,7 @@ from tqdm import tqdm
 from aiscale import checkpoint, cost
 from aiscale.config import ConfigError, Run
 from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenizer
-from aiscale.dist import World, connect, failed_alike, lost_another_rank
+from aiscale.dist import World, connect, failed_alike, lost_another_rank, watching
 from aiscale.meter import Meter, held_bytes, peak_memory_bytes
 from aiscale.models import count_parameters
 from aiscale.optim import lr_at
@@ -62,10 +62,14 @@ def fit(
     newest checkpoint, exactly. Raises ConfigError, ConnectError, RunFolderError or TrainingError with one line.
     """
     own_world = world is None
-    world = world or connect(run.loop.device, backend=run.loop.backend)
+    # The watchdog speaks first: it knows who is missing.
+    timeout_s = max(300.0, run.loop.hang_timeout_s + 60)
+    world = world or connect(run.loop.device, timeout_s, backend=run.loop.backend)
     try:
         with world.link.at(run.loop.link_mbit_s or world.link.rate_mbit_s):
-            return _Training(run, world, Path(runs_dir) / run.name, progress).execute(resume, overwrite)
+            training = _Training(run, world, Path(runs_dir) / run.name, progress)
+            with watching(world, run.loop.hang_timeout_s, tell=training.note_failure):
+                return training.execute(resume, overwrite)
     except Exception as error:
         error.gone = world.gone() if lost_another_rank(error) else []
         error.failed_alike = failed_alike(error, world.size)
@@ -117,10 +121,14 @@ class _Training:
         try:
             return self._train()
         except BaseException as error:
-            if self.records:
-                with suppress(OSError):  # a full disk must not hide what went wrong
-                    self.records.finish("failed", error=f"{type(error).__name__}: {error}")
+            self.note_failure(f"{type(error).__name__}: {error}")
             raise
+
+    def note_failure(self, what: str) -> None:
+        """Let run.json say how the run ended."""
+        if self.records:
+            with suppress(OSError):  # a full disk must not hide what went wrong
+                self.records.finish("failed", error=what)
 
     def _train(self) -> Result:
         run, result = self.run, Result(path=self.path)
@@ -161,7 +169,7 @@ class _Training:
         return result
 
     def _step(self, step: int) -> tuple[StepResult, dict]:
-        engine = self.engine
+        engine, self.world.traffic.progress.step = self.engine, step + 1
         micro_batches = self.batches.share(step, engine.data_rank, engine.data_world, self.n_micro)
         lr = lr_at(step, self.total_steps, self.run.optimizer)
         with self.meter.step():

@@ -1,0 +1,250 @@
+"""A collective that does not come to its end ends the job in time, with one line that says which and who is missing."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import psutil
+import pytest
+
+from aiscale.dist import HANG_STATUS, rank_environment
+from aiscale.dist.hang import Told, find
+from aiscale.dist.progress import Progress, label, members, message
+from ranks import HEADER, aiscale, run_ranks, wait_until
+
+T = 4  #: seconds; a busy machine must not look like a hang
+#: what ranks do after a few all-reduces; in the end they wait for one that does not come
+SCENES = {
+    "sleeps": """
+        if world.rank == 1:
+            time.sleep(1000)
+        dist.all_reduce(ones)
+    """,
+    "skips": """
+        if world.rank != 2:
+            dist.all_reduce(ones)
+        dist.broadcast(ones, src=0)
+    """,
+    "chain": """
+        pairs = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+        world.barrier()
+        if world.rank == 2:
+            time.sleep(1000)
+        if world.rank == 1:
+            dist.recv(ones, src=2)
+        dist.all_reduce(ones, group=pairs[0])
+    """,
+    "leaves": """
+        if world.rank == 1:
+            watch.close()
+            time.sleep(1000)
+        dist.all_reduce(ones)
+    """,
+}
+SCRIPT = f"""
+import contextlib, time
+from aiscale.dist import watching
+ones = torch.ones(1000)
+watch = contextlib.ExitStack()
+watch.enter_context(watching(world, {T}))
+world.traffic.progress.step = 7
+for i in range(3):
+    dist.all_reduce(ones)
+"""
+
+
+def play(name, folder):
+    """Exit status and lines of three ranks in a scene."""
+    done = run_ranks(SCRIPT + textwrap.dedent(SCENES[name]), 3, folder, timeout=100, strategy="ddp")
+    return done.returncode, done.stderr
+
+
+def train(folder):
+    """A run of short steps that has begun; (the process, the process ids of its ranks)."""
+    settings = (
+        *("loop.steps=100000", "loop.device=cpu", "loop.eval_every=0", "parallel.strategy=ddp", "name=run"),
+        *("model.n_layer=1", f"loop.hang_timeout_s={T}"),
+    )
+    words = ["--quiet", "--runs-dir", str(folder), "--nproc", "2"]
+    words += [word for setting in settings for word in ("--set", setting)]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = folder / "run/metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, 120, "a step taken")
+    processes = json.loads((folder / "run/run.json").read_text())["world"]["processes"]
+    return job, [pid for _, pid in processes]
+
+
+def stop_a_rank(victim, folder):
+    """Exit status and lines of a training of which one rank is stopped."""
+    job, pids = train(folder)
+    os.kill(pids[victim], signal.SIGSTOP)
+    _, err = job.communicate(timeout=100)
+    return job.returncode, err + "a rank is left\n" * any(map(psutil.pid_exists, pids))
+
+
+def stop_the_store(folder):
+    """Exit status and lines of rank 1 when rank 0, with which the store lives as under srun, is stopped."""
+    code = f"if world.rank == 0: os.kill(os.getpid(), {int(signal.SIGSTOP)})\ndist.all_reduce(ones)"
+    (folder / "two.py").write_text(HEADER + SCRIPT + code)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    two = [
+        subprocess.Popen(
+            [sys.executable, str(folder / "two.py")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**env, **rank_environment(rank, 2)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        return two[1].communicate(timeout=100)[1], two[1].returncode
+    finally:
+        two[0].kill()
+        two[0].communicate()
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """{scene: its one line}; they pass most of their time waiting, so several at once."""
+    jobs = {name: partial(play, name) for name in SCENES}
+    jobs |= {f"stops {victim}": partial(stop_a_rank, victim) for victim in (0, 1)}
+    folders = {name: tmp_path_factory.mktemp(name.replace(" ", "_")) for name in jobs}
+    with ThreadPoolExecutor(3) as lanes:
+        ended = dict(zip(jobs, lanes.map(lambda name: jobs[name](folders[name]), jobs), strict=True))
+    for name, (status, err) in ended.items():
+        assert status == HANG_STATUS and err.count("\n") == 1, (name, status, err)
+    return {name: err.strip() for name, (_, err) in ended.items()}, folders
+
+
+def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(played):
+    line = played[0]["sleeps"]
+    assert line.startswith("aiscale: all_reduce of 4,000 bytes in group world 0-2, number "), line
+    assert f"begun in step 7, was not finished within {T} s: rank 1 did not come to it; it is in step 7 at " in line
+    assert "ranks.py:" in line and "in <module>, its last one there was number" in line
+    assert line.endswith(f"raise loop.hang_timeout_s above {T}")
+
+
+def test_a_rank_that_skips_a_collective_is_told_from_one_that_is_slow(played):
+    line = played[0]["skips"]
+    assert "all_reduce of 4,000 bytes in group world 0-2" in line
+    assert "rank 2 began broadcast of 4,000 bytes instead: it skipped a collective or made one more" in line
+
+
+def test_of_ranks_that_wait_for_each_other_in_a_chain_the_one_that_waits_for_nobody_is_named(played):
+    line = played[0]["chain"]
+    assert "recv of 4,000 bytes from rank 2 to rank 1, number 1, begun in step 7" in line and ": rank 2 did" in line
+
+
+def test_a_rank_that_has_left_training_is_said_to_have_left(played):
+    assert "rank 1 did not come to it; it trains no more, its last one there was" in played[0]["leaves"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_is_named_and_nothing_is_left(victim, played):
+    line = played[0][f"stops {victim}"]
+    assert f": rank {victim} no longer answers: stopped, out of memory, or the node is gone; the job ends" in line
+    assert "number" in line and f"was not finished within {T} s" in line
+
+
+def test_the_run_says_of_itself_why_it_ended(played):
+    note = json.loads((played[1]["stops 1"] / "run/run.json").read_text())
+    assert note["status"] == "failed" and "rank 1 no longer answers" in note["error"]
+
+
+def test_where_the_store_is_stopped_with_its_rank_the_others_end_all_the_same(tmp_path):
+    """Under srun and mpiexec rank 0 keeps the store at which all meet."""
+    err, status = stop_the_store(tmp_path)
+    assert status == HANG_STATUS and "rank 0, where it is kept, is stopped, or its node is gone" in err, err
+
+
+def test_a_job_that_was_itself_stopped_goes_on(tmp_path):
+    """Ctrl-Z, or a suspended job: nobody is missing afterwards."""
+    job, pids = train(tmp_path)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5 * T)
+    metrics = tmp_path / "run/metrics.jsonl"
+    before = metrics.read_text().count("\n")
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: metrics.read_text().count("\n") > before + 3, 60, "steps taken afterwards")
+    time.sleep(T / 2)
+    job.terminate()
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130 and "was not finished" not in err, err
+
+
+def entry(number, op="all_reduce", nbytes=8, age_s=100.0):
+    return [number, op, nbytes, age_s, 3]
+
+
+def test_a_group_has_the_same_short_label_on_all_its_ranks():
+    assert [label("dp", ranks) for ranks in ((0, 1, 2, 3), (0, 4, 8), (0, 3), (5,))] == [
+        "dp 0-3",
+        "dp 0-8/4",
+        "dp 0,3",
+        "dp 5",
+    ]
+    for ranks in ((0, 1, 2, 3), (0, 4, 8), (1, 9, 10), (7,), tuple(range(1000))):
+        assert members(label("a name", ranks)) == list(ranks)
+    assert members(message(3, 5)) == [3, 5]
+
+
+def test_a_slow_rank_is_no_hang_before_its_time_and_equal_counts_never_are():
+    ahead, behind = {"w 0,1": entry(2, age_s=9)}, {"w 0,1": entry(1, age_s=50)}
+    assert find({0: Told(begun=ahead), 1: Told(begun=behind)}, silent=set(), timeout_s=10) is None
+    assert find({0: Told(begun=behind), 1: Told(begun=behind)}, silent=set(), timeout_s=10) is None
+    late = find({0: Told(begun={"w 0,1": entry(2, age_s=11)}), 1: Told(begun=behind)}, silent=set(), timeout_s=10)
+    assert (late.waiting, late.missing) == ([0], [1])
+
+
+def test_ranks_that_wait_in_a_circle_are_judged_by_who_stopped_first():
+    a, b = "tp 0,1", "dp 0,1"
+    hang = find(
+        {
+            0: Told(begun={a: entry(5, age_s=30), b: entry(2, age_s=90)}),
+            1: Told(begun={a: entry(4, age_s=90), b: entry(3, age_s=40)}),
+        },
+        silent=set(),
+        timeout_s=10,
+    )
+    assert hang.missing == [1] and hang.text.startswith("all_reduce of 8 bytes in group tp 0,1, number 5")
+
+
+def test_who_receives_from_anybody_is_not_taken_for_late():
+    sender, receiver = {"0>1": entry(4, "send")}, {"*>1": entry(4, "recv")}
+    assert find({0: Told(begun=sender), 1: Told(begun=receiver)}, silent=set(), timeout_s=10) is None
+
+
+def test_many_missing_ranks_make_a_short_line():
+    ranks = {rank: Told(begun={"w 0-99": entry(2 if rank == 0 else 1)}) for rank in range(100)}
+    hang = find(ranks, silent=set(), timeout_s=10)
+    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 91 more did not come to it" in hang.text and len(hang.text) < 300
+
+
+def test_progress_counts_by_group():
+    progress = Progress()
+    for _ in range(3):
+        progress.begin("all_reduce", "w 0,1", 8)
+    progress.begin("barrier", "w 0,1", 0)
+    ((group, (number, op, nbytes, age_s, step)),) = progress.table().items()
+    assert (group, number, op, nbytes, step) == ("w 0,1", 4, "barrier", 0, 0) and 0 <= age_s < 60
+
+
+def test_a_timeout_below_zero_is_refused(tmp_path):
+    done = aiscale("train", "--quiet", "--nproc", "2", "--set", "loop.hang_timeout_s=-1", cwd=tmp_path)
+    assert done.returncode == 2 and "loop.hang_timeout_s is -1" in done.stderr
