@@ -130,7 +130,10 @@ failed() {
     fail "no package index answers: is this a login node? Without a network: --wheelhouse DIR, which" \
       "--download DIR fills; see $LOG"
   fi
-  fail "pip failed: $(grep -oE 'ERROR: .*' "$LOG" | tail -n 1); see $LOG"
+  # In pip's own words, or those of the compiler or script that it ran.
+  local why
+  why="$(grep -oE 'ERROR: .*' "$LOG" || grep -oE '[A-Za-z]*[Ee]rror: .*' "$LOG" || true)"
+  fail "pip failed: ${why%%$'\n'*}; see $LOG"
 }
 
 say "2 of 5: torch $TORCH"

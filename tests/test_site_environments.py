@@ -1,0 +1,274 @@
+"""Environments at the sites: their locks agree with pyproject and profile, and build_environment.sh makes one.
+
+The script runs for real, with pip and indexes of a few tiny packages in folders. `module`, `conda` and the Python of a
+module are stand-ins; the sites' Python is this one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from aiscale.launch.render import BUILD, SHIPPED
+from aiscale.sites import site
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "launchers"
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+SETUPTOOLS = distribution("setuptools").version
+
+STUBS = {
+    "module": 'printf "module %s\\n" "$*" >> "$CALLS"\n',
+    # makes an environment with this Python, and what conda leaves in one
+    "conda": """printf 'conda %s [%s]\\n' "$*" "$CONDA_PKGS_DIRS" >> "$CALLS"
+while [ "$1" != --prefix ]; do shift; done
+{python} -m venv --without-pip "$2" && mkdir "$2/conda-meta"
+echo "$PIP" > "$(echo "$2"/lib/python*/site-packages)/pip.pth"
+printf '#!/bin/bash\\nwhile [ "$1" != --output ]; do shift; done\\ntouch "$2"\\n' > "$2/bin/conda-pack"
+chmod +x "$2/bin/conda-pack"
+""",
+    # a module's Python: what it makes sees the module's torch
+    "python3": """{python} "$@" --without-pip || exit
+printf '%s\\n' "$MODULE" "$PIP" > "$(echo "${{@: -1}}"/lib/python*/site-packages)/module.pth"
+""",
+}
+
+
+def lock_of(name: str) -> dict[str, str]:
+    """Version by package of a site's lock; raises on a line that is no exact version."""
+    lines = [line for line in (FOLDER / name / "requirements.lock").read_text().splitlines() if line[:1] != "#"]
+    pairs = [re.fullmatch(r"([A-Za-z0-9_.-]+)==([^ ;]+)", line).groups() for line in lines]
+    assert len({canonicalize_name(package) for package, _ in pairs}) == len(pairs)
+    return {canonicalize_name(package): version for package, version in pairs}
+
+
+# Locks ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_sites_lock_satisfies_pyproject_and_has_the_torch_of_the_profile(name):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    locked, build = lock_of(name), site(name).build
+    for line in [*project["dependencies"], *extras["data"], *extras["eval"]]:
+        need = Requirement(line)
+        assert need.specifier.contains(locked[canonicalize_name(need.name)]), need
+    assert locked["torch"] == build.torch
+    assert build.python in (FOLDER / name / "requirements.lock").read_text().split("\n")[0]
+    assert not {"mpich", "pytest"} & set(locked), "the site has an MPI, and nobody runs the tests there"
+    assert not any(package.startswith(("nvidia", "triton", "cuda")) for package in locked), "torch brings its own"
+    assert "setuptools" in locked, "aiscale is built with it"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_launchers_load_what_the_environment_was_built_with(name):
+    place = site(name)
+    built, ran = (
+        re.findall(r"module load (.+?)(?:  #|$)", text, re.M) for text in (place.build.modules, place.shell.modules)
+    )
+    assert [module for module in ran if module in built] == built, "the same versions, in the same order"
+
+
+# The script -----------------------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> None:
+    """A wheel of one module."""
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{name}/__init__.py", code)
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+def installed_as_wheel(folder: Path, name: str) -> None:
+    """A wheel of a package that is installed here."""
+    found = distribution(name)
+    with zipfile.ZipFile(folder / f"{name}-{found.version}-py3-none-any.whl", "w") as file:
+        for path in found.files:
+            if ".." not in path.parts and path.suffix != ".pyc" and path.locate().exists():
+                file.write(path.locate(), str(path))
+
+
+def mpi4py_source(folder: Path) -> None:
+    """An mpi4py to be built, which keeps the compiler that it was built with."""
+    setup = (
+        "import os, setuptools\nos.makedirs('mpi4py', exist_ok=True)\n"
+        "open('mpi4py/__init__.py', 'w').write('mpicc = ' + repr(os.environ['MPICC']))\n"
+        "setuptools.setup(name='mpi4py', version='4.1.2', packages=['mpi4py'])\n"
+    )
+    made = folder / "mpi4py-4.1.2"
+    made.mkdir()
+    (made / "setup.py").write_text(setup)
+    (made / "pyproject.toml").write_text('[build-system]\nrequires = ["setuptools"]\n')
+    (made / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: mpi4py\nVersion: 4.1.2\n")
+    with tarfile.open(folder / "mpi4py-4.1.2.tar.gz", "w:gz") as file:
+        file.add(made, made.name)
+    shutil.rmtree(made)
+
+
+def index(folder: Path) -> str:
+    """The files of a folder as a package index; its address."""
+    for path in [path for path in folder.iterdir() if path.is_file()]:
+        project = folder / canonicalize_name(path.name.partition("-")[0])
+        project.mkdir()
+        path.rename(project / path.name)
+        (project / "index.html").write_text(f'<a href="{path.name.replace("+", "%2B")}">{path.name}</a>')
+    return folder.as_uri()
+
+
+class Login:
+    """A login node of a site, with a checkout that has little in it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.calls_file = folder, folder / "calls"
+        here = folder / "checkout/launchers" / name
+        for made in (here, folder / "programs", folder / "checkout/src/aiscale", folder / "rocm", folder / "plain"):
+            made.mkdir(parents=True)
+        for program, text in STUBS.items():
+            path = folder / "programs" / program
+            path.write_text("#!/bin/bash\n" + text.format(python=sys.executable))
+            path.chmod(0o755)
+        text = (FOLDER / name / BUILD).read_text()
+        assert f" = {site(name).build.python} ]" in text
+        (here / BUILD).write_text(text.replace(site(name).build.python, PYTHON))
+        (here / "requirements.lock").write_text(
+            f"# for tests\nalpha==1.0\nmpi4py==4.1.2\nsetuptools=={SETUPTOOLS}\ntorch=={site(name).build.torch}\n"
+        )
+        self.script = here / BUILD
+        # Environments see this Python's pip, which takes a tenth of the time of a pip of their own.
+        (folder / "pip").mkdir()
+        (folder / "pip/pip").symlink_to(distribution("pip").locate_file("pip"))
+        self.checkout()
+        wheel(folder / "rocm", "companion", "1.0", "")
+        torch = 'class version:\n    hip, cuda = "7.1", None\n__version__ = "2.10.0+rocm7.1"\n'
+        wheel(folder / "rocm", "torch", "2.10.0+rocm7.1", torch, "Requires-Dist: companion\n")
+        wheel(folder / "plain", "alpha", "1.0", "")
+        installed_as_wheel(folder / "plain", "setuptools")
+        mpi4py_source(folder / "plain")
+        self.rocm, self.plain = index(folder / "rocm"), index(folder / "plain")
+
+    def checkout(self) -> None:
+        root = self.folder / "checkout"
+        (root / "pyproject.toml").write_text(
+            '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+            '[project]\nname = "aiscale"\nversion = "0"\n[tool.setuptools.packages.find]\nwhere = ["src"]\n'
+        )
+        for name in ("README.md", "LICENSE", "src/aiscale/__init__.py"):
+            (root / name).write_text("")
+
+    def build(self, *words: object, index: str = "http://127.0.0.1:9/simple", **env: str):
+        """Runs the script; where no index is given, none answers."""
+        known = {
+            "PATH": f"{self.folder}/programs:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            "CALLS": str(self.calls_file),
+        }
+        known |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "PIP_RETRIES": "0", "TMPDIR": str(self.folder)}
+        known |= {"PIP": str(self.folder / "pip")}
+        known |= {"LD_LIBRARY_PATH": "/lib", "CRAY_LD_LIBRARY_PATH": "/cray", "MODULE": str(self.folder / "module")}
+        command = ["bash", str(self.script), *map(str, words)]
+        return subprocess.run(command, env=known | env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+
+    def calls(self) -> str:
+        return self.calls_file.read_text()
+
+
+def says(prefix: Path, expression: str) -> str:
+    """What an expression is in the environment."""
+    code = f"import alpha, aiscale, mpi4py, torch; print({expression})"
+    return subprocess.run(
+        [prefix / "bin/python", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(tmp_path):
+    login, wheels, prefix = Login(tmp_path, "frontier"), tmp_path / "wheels", tmp_path / "class/env"
+    done = login.build("--download", wheels, "--torch-index", login.rocm, index=login.plain)
+    assert done.returncode == 0, done.stderr
+    assert {path.name.partition("-")[0] for path in wheels.glob("*.whl")} == {
+        *("alpha", "companion", "mpi4py", "setuptools", "torch")
+    }
+    assert f"[{wheels}/conda]" in login.calls() and "done: 5 wheels" in done.stderr
+
+    prefix.mkdir(parents=True)  # what an interrupted run would have left
+    (prefix / "half").touch()
+    Path(f"{prefix}.unfinished").touch()
+    done = login.build("--wheelhouse", wheels, "--pack", prefix)
+    assert done.returncode == 0, done.stderr
+    assert "--offline" in login.calls().splitlines()[-3] and "unload rocm" in login.calls()
+    assert says(prefix, "torch.version.hip") == "7.1"
+    assert says(prefix, "mpi4py.mpicc") == "cc -shared", "against the site's MPI"
+    assert says(prefix, "aiscale.__file__").startswith(str(prefix)), "not editable: the checkout may change"
+    assert not (prefix / "half").exists() and not Path(f"{prefix}.unfinished").exists()
+    assert "torch==2.10.0+rocm7.1" in (prefix / "aiscale-environment.txt").read_text()
+    packed = Path(f"{prefix}.tar.gz")
+    for path in (prefix, packed, *prefix.rglob("*")):
+        if not path.is_symlink():
+            assert not path.stat().st_mode & 0o222 and path.stat().st_mode & 0o044 == 0o044, path
+    assert done.stderr.splitlines()[-1].endswith(f"export AISCALE_ENVIRONMENT={packed}")
+
+
+def test_perlmutters_environment_lies_over_the_modules_torch(tmp_path):
+    login, prefix = Login(tmp_path, "perlmutter"), tmp_path / "env"
+    (tmp_path / "module").mkdir()
+    wheel(tmp_path, "torch", "2.13.0+cu130", 'class version:\n    cuda = "13.0"\n__version__ = "2.13.0+cu130"\n')
+    with zipfile.ZipFile(next(tmp_path.glob("torch*.whl"))) as file:
+        file.extractall(tmp_path / "module")
+    done = login.build(prefix, index=login.plain)
+    assert done.returncode == 0, done.stderr
+    assert login.calls() == f"module load pytorch/{site('perlmutter').build.torch}\n"
+    assert says(prefix, "torch.__file__") == str(tmp_path / "module/torch/__init__.py")
+    assert says(prefix, "mpi4py.mpicc") == "cc -shared"
+    assert "AISCALE_ENVIRONMENT" in done.stderr.splitlines()[-1]
+    done = login.build(prefix, index=login.plain)
+    assert done.returncode == 1 and done.stderr.endswith("and jobs may be using it: name another folder\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "told"),
+    [
+        ((), {}, "Name a folder: build_environment.sh PREFIX"),
+        (("env",), {}, 'Give its address by --torch-index or AISCALE_TORCH_INDEX: OLCF\'s page "PyTorch on Frontier"'),
+        (("env", "other"), {}, "in env or in other? Name one folder"),
+        (("--wheels",), {}, "unknown option --wheels: see build_environment.sh --help"),
+        (("--download",), {}, "--download needs an address or a folder after it"),
+        (("--wheelhouse", ".", "env"), {}, "there are no wheels in .: fill it where there is a network, by --download"),
+        (("env",), {"AISCALE_SOURCE": "/nowhere"}, "/nowhere is no checkout of aiscale: name yours in AISCALE_SOURCE"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(words, env, told, tmp_path):
+    shutil.copytree(FOLDER / "frontier", tmp_path / "launchers/frontier")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    script = tmp_path / "launchers/frontier" / BUILD
+    done = subprocess.run(["bash", script, *words], env=os.environ | env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and told in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "env").exists()
+
+
+def test_without_a_network_it_says_so_and_how_to_do_without(tmp_path):
+    login = Login(tmp_path, "frontier")
+    done = login.build("--torch-index", "http://127.0.0.1:9/simple", tmp_path / "env")
+    assert done.returncode == 1
+    assert "no package index answers: is this a login node?" in done.stderr.splitlines()[-1]
+    assert Path(f"{tmp_path}/env.unfinished").exists(), "the next run begins anew"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_help_is_the_head_of_the_file(name):
+    done = subprocess.run(["bash", FOLDER / name / BUILD, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "build_environment.sh --wheelhouse DIR PREFIX" in done.stdout
+    assert ("--pack" in done.stdout) == (name == "frontier") and "#" not in done.stdout
