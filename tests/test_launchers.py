@@ -319,6 +319,12 @@ def test_the_status_of_training_is_the_jobs(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+def test_a_job_whose_ranks_obeyed_slurms_own_signal_for_another_job_goes_on_later(name, tmp_path):
+    job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="130")
+    assert job.finish()[0] == 130 and ["scontrol", "requeue", "77"] in job.calls()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_job_that_the_doctor_refuses_trains_nothing(name, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", DOCTOR_STATUS="1")
     assert job.finish()[0] == 1 and job.steps("train") == []

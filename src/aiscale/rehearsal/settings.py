@@ -139,7 +139,9 @@ class Settings:
             default = "YES" if name == first else "NO"
             lines.append(f"PartitionName={name} Nodes={every} Default={default} MaxTime={round(hours * 60)}")
         # jobs of a QOS that may be preempted go here; see job_submit.lua
-        lines.append(f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE")
+        lines.append(
+            f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
+        )
         gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
         feature = f" Feature={','.join(self.features)}" if self.features else ""
         return string.Template(_template("slurm.conf")).substitute(
