@@ -48,6 +48,7 @@ class LocalLauncher:
     """Ranks as processes of this machine; on Linux forked from one that has already imported torch."""
 
     remote = False  #: whether ranks may be on other machines, and the controller with them
+    used = False  #: whether another notebook may have left variables on the ranks
 
     def __init__(self, size: int, folder: Path, options: Job, files: Path | None = None) -> None:
         self.size, self.folder, self.options = size, folder, options

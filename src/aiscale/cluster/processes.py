@@ -164,6 +164,11 @@ class Processes:
         return self._launcher.remote
 
     @property
+    def used(self) -> bool:
+        """Whether another notebook may have left variables on the ranks."""
+        return self._launcher.used
+
+    @property
     def _rank_logs(self) -> list[str]:
         return [f"rank{rank}" for rank in range(self.size)]
 

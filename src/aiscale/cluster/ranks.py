@@ -187,7 +187,7 @@ class Ranks:
             self._processes.start(self._start_timeout_s)
             self.view = self._processes.client.direct_view(list(range(self.size)))
             self.view.block = True
-            self._join(fresh=False)
+            self._join(fresh=self._processes.used)
         except BaseException as error:
             self._tear_down()
             if not isinstance(error, PortTakenError) or tries == 1:

@@ -118,7 +118,7 @@ class SlurmLauncher(LocalLauncher):
 
     def await_start(self) -> None:
         """Return when the job runs, showing until then what it waits for."""
-        if not self._is_ours:
+        if not self._is_ours or self._replaced:
             return
         line, pace, began = queue.Line(), queue.Pace(), time.monotonic()
         try:
@@ -198,6 +198,8 @@ class SlurmLauncher(LocalLauncher):
 class FolderLauncher(SlurmLauncher):
     """Ranks of a job that somebody has submitted by hand: engines.sbatch says in which folder they can be found."""
 
+    used = True
+
     def __init__(self, size: int, folder: Path, job: Job, files: Path) -> None:
         super().__init__(size, folder, job, files)
         self._is_ours = True  # as far as finding out about it goes
@@ -207,11 +209,14 @@ class FolderLauncher(SlurmLauncher):
     def start(self, env: Mapping[str, str]) -> None:
         try:
             self.job = (self.files / "step").read_text().partition(".")[0]
+            there = int((self.files / "ranks").read_text())
         except OSError:
             raise ClusterError(
                 f"engines={str(self.files)!r} has no ranks: the job that engines.sbatch started has not come to them "
                 "yet, or has ended; else engines is local, mpi or slurm"
             ) from None
+        if there != self.size:
+            raise ClusterError(f"job {self.job} has {there} ranks, not {self.size}: cluster.start({there})")
         self._share_temporary_files()
 
     def keeps_job(self) -> bool:

@@ -49,6 +49,7 @@ def prepare(folder: Path, task: Launch) -> None:
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))
     if task.rank == 0:
         job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
+        (folder / "ranks").write_text(str(task.size))
         (folder / "step").write_text(f"{job}.{step}")
         _start_controller(folder)
 
