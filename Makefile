@@ -1,7 +1,7 @@
 # Everything starts here: `make workshop` on a fresh machine, then `make lab`. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help workshop test lab setup lock clean distclean
+.PHONY: help workshop test soak lab setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
@@ -11,7 +11,7 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo 'NOTEBOOKS="00 03"       workshop: only these notebooks      ARGS="..."  more arguments for workshop, test, lab'
+	@echo 'NOTEBOOKS="00 03"       workshop: only these notebooks      ARGS="..."  more arguments for workshop, test, soak, lab'
 	@echo 'PYTHON=python3.12       the interpreter of .venv            TORCH=...   another torch build: an index, a version, or'
 	@echo 'MPI=site                no mpich, the site has an MPI                   site, for the one that a module has loaded'
 
@@ -20,6 +20,9 @@ workshop: setup  ## install what is missing, run every notebook, and build the g
 
 test: setup  ## run the tests, every notebook among them
 	@$(WITH_PATH) $(BIN)/python -m pytest $(ARGS)
+
+soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
+	@$(WITH_PATH) $(BIN)/aiscale soak $(ARGS)
 
 lab: setup  ## open the notebooks in JupyterLab
 	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks

@@ -7,55 +7,23 @@ import shutil
 import pytest
 
 from aiscale import checkpoint
-from aiscale.config import Run
+from aiscale.soak.damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
 from aiscale.train import fit
 from ranks import aiscale
 
-TINY = Run(name="tiny").override(
-    *("model.n_layer=1", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
-    *("loop.global_batch=4", "loop.eval_batches=1", "loop.eval_every=0", "loop.device=cpu"),
-    *("loop.steps=6", "loop.checkpoint_every=2", "loop.keep_checkpoints=3", "optimizer.schedule=constant"),
-)
 VARIANTS = 50
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return folder, fit(TINY, runs_dir=folder, progress=False).losses
-
-
-def flip_a_bit(path, chance):
-    data = bytearray(path.read_bytes())
-    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    path.write_bytes(data)
-
-
-def cut(path, chance):
-    path.write_bytes(path.read_bytes()[: chance.randrange(path.stat().st_size)])
-
-
-def remove(path, chance):
-    path.unlink()
-
-
-def lengthen(path, chance):
-    path.write_bytes(path.read_bytes() + bytes(chance.randrange(1, 100)))
+    return folder, train_whole(folder)
 
 
 @pytest.mark.parametrize("seed", range(VARIANTS))
-def test_damage_of_any_kind_anywhere_sends_the_run_back_one_checkpoint(seed, trained, tmp_path, capsys):
+def test_damage_of_any_kind_anywhere_sends_the_run_back_one_checkpoint(seed, trained, tmp_path):
     folder, losses = trained
-    shutil.copytree(folder, tmp_path / "runs")
-    chance, newest = random.Random(seed), tmp_path / "runs/tiny/checkpoints/step_00000006"
-    harm = [flip_a_bit, flip_a_bit, cut, remove, lengthen][seed % 5]
-    harm(chance.choice(sorted(path for path in newest.iterdir() if path.is_file())), chance)
-    # Without its note a folder is the rest of a deletion that was broken off, and nothing is damaged.
-    is_rest = not (newest / "aiscale.json").exists()
-    resumed = fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False)
-    said = capsys.readouterr().err
-    assert len(resumed.losses) == 3 and resumed.losses[:2] == losses[4:]
-    assert ("step_00000006 is " in said and "going back to step_00000004" in said) != is_rest
+    assert resume_after_damage(folder, tmp_path / "runs", seed=seed, losses=losses) == ""
 
 
 def test_what_is_wrong_is_told_by_name(trained, tmp_path, capsys):

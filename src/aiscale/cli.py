@@ -322,6 +322,11 @@ _DELEGATED = {
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.rehearsal.command",
     ),
+    "soak": (
+        "disturb jobs over and over, and see whether anything gets lost",
+        "aiscale soak --rounds 3",
+        "aiscale.soak.command",
+    ),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 

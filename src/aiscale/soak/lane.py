@@ -1,0 +1,200 @@
+"""Where rounds are played: a private Slurm of two virtual nodes, a launcher of this project, a tiny model.
+
+    with Lane(folder) as lane:
+        job = lane.submit("round-7")
+        lane.strike(Event(kind="kill", step=9, rank=1), job, "round-7")
+
+The launcher is `ddp`, rendered as ever for Perlmutter, which has a QOS whose jobs may be preempted, with nodes of two
+GPUs: a sum over two ranks does not depend on who comes first, so that results can be compared to the bit. A slow link
+makes steps last without work, so that what is to happen in mid-run does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aiscale.launch import LESSONS, render
+from aiscale.rehearsal import Cluster
+from aiscale.sites import Site, site
+from aiscale.soak.plan import STEPS, Event, SoakError
+
+RANKS = 2
+#: For one disturbance and what Slurm makes of it: seconds on an idle machine, minutes on a starved one.
+LIMIT_S = 300
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
+
+#: Of all in a node's network, as long as there are any: what is killed may have just begun something.
+_KILL_ALL_BUT = 'while others="$(ip netns pids "$0" | grep -vx "$1")"; do kill -KILL $others; sleep 0.1; done'
+
+_SETTINGS = {
+    "model.n_layer": 1,
+    "model.n_head": 2,
+    "model.d_model": 32,
+    "model.max_seq_len": 32,
+    "model.activation_checkpointing": "false",
+    "loop.seq_len": 32,
+    "loop.global_batch": 4,
+    "loop.micro_batch": 2,
+    "loop.steps": STEPS,
+    "loop.checkpoint_every": 5,
+    "loop.eval_every": 0,
+    "loop.eval_batches": 1,
+    "loop.log_every": 1,
+    "loop.device": "cpu",
+    "loop.link_mbit_s": 10,
+    "optimizer.warmup_steps": 5,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A job as Slurm describes it."""
+
+    state: str
+    restarts: int
+    node: str
+
+
+class Lane:
+    """A private Slurm, and the launcher to submit there. Results go to folder/runs/NAME, output to folder/NAME.out."""
+
+    def __init__(self, folder: Path, *, strategy: str = "ddp") -> None:
+        self.folder = folder.absolute()
+        self.strategy = strategy
+        self.place = two_gpus_a_node()
+        self.cluster = Cluster(site=self.place, nodes=2, share=[self.folder])
+
+    def __enter__(self) -> Lane:
+        (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+        (self.folder / "ddp.sbatch").write_text(render(LESSONS["ddp"], self.place))
+        _write_environment(self.folder / "environment")
+        self.cluster.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cluster.stop()
+
+    def run(self, name: str) -> Path:
+        return self.folder / "runs" / name
+
+    # what is asked of Slurm -------------------------------------------------------------------------------------------
+
+    def submit(self, name: str) -> str:
+        """Start the run of that name, or go on with it; returns the job's number."""
+        settings = {"name": name, "parallel.strategy": self.strategy, **_SETTINGS}
+        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        command = ["sbatch", "--parsable", "--qos=preempt", "--nodes=1", f"--output={self.folder / name}.out"]
+        command += [str(self.folder / "ddp.sbatch"), "--recipe", "laptop", "--quiet", *words]
+        env = {"AISCALE_ENVIRONMENT": str(self.folder / "environment"), "AISCALE_RUNS": str(self.folder / "runs")}
+        return self._ask(*command, env=env)
+
+    def job(self, number: str) -> Job:
+        shown = self._ask("scontrol", "--oneliner", "show", "job", number)
+        found = {
+            key: (re.search(rf"\b{key}=(\S*)", shown) or ["", ""])[1] for key in ("JobState", "Restarts", "NodeList")
+        }
+        return Job(state=found["JobState"], restarts=int(found["Restarts"]), node=found["NodeList"])
+
+    def _ask(self, *command: str, env: dict[str, str] | None = None) -> str:
+        try:
+            done = self.cluster.login(command, env=env, cwd=self.folder, capture_output=True, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise SoakError(f"{shlex.join(command[:4])}: no answer in {LIMIT_S} s") from None
+        if done.returncode:
+            raise SoakError(f"{shlex.join(command[:4])}: {done.stderr.strip() or f'status {done.returncode}'}")
+        return done.stdout.strip()
+
+    # what happens to the run ------------------------------------------------------------------------------------------
+
+    def strike(self, event: Event, job: str, name: str) -> str:
+        """Let it happen; returns the job that goes on with the run, once the disturbed one has ended or waits."""
+        before = self.job(job)
+        if before.state != "RUNNING":
+            raise SoakError(f"the job to be disturbed is {before.state}, not at work")
+        getattr(self, f"_{event.kind}")(event, job, name, before)
+        if event.kind != "kill":
+            until(lambda: self._came_back(job, before), f"{event.kind}: Slurm has not requeued job {job}")
+            return job
+        until(lambda: self.job(job).state == "FAILED", f"job {job} goes on without rank {event.rank}")
+        return self.submit(name)  # a job that failed is not requeued: its user looks, and submits again
+
+    def _came_back(self, number: str, before: Job) -> bool:
+        now = self.job(number)
+        if now.state in ENDED:
+            raise SoakError(f"job {number} was not requeued, it is {now.state}")
+        return now.restarts > before.restarts
+
+    def _signal(self, event: Event, job: str, name: str, before: Job) -> None:
+        self._ask("scancel", "--batch", "--signal=USR1", job)
+
+    def _preempt(self, event: Event, job: str, name: str, before: Job) -> None:
+        options = [*self.cluster.settings.asked, "--nodes=2", "--time=5", "--output=/dev/null"]
+        self._ask("sbatch", *options, "--wrap=true")
+
+    def _down(self, event: Event, job: str, name: str, before: Job) -> None:
+        """All on the node dies at once, and its slurmd answers no more until the job runs elsewhere."""
+        daemon = (self.cluster.folder / f"slurmd.{before.node}.pid").read_text().strip()
+        self._ask("kill", "-STOP", daemon)
+        try:
+            self._ask("bash", "-c", _KILL_ALL_BUT, before.node, daemon)
+            self._ask("scontrol", "update", f"nodename={before.node}", "state=DOWN", "reason=soak")
+            until(lambda: self._came_back(job, before), f"job {job} was not requeued when {before.node} went down")
+            until(lambda: self.job(job).state == "RUNNING", f"job {job} does not run on the other node")
+        finally:
+            self._ask("kill", "-CONT", daemon)
+
+    def _kill(self, event: Event, job: str, name: str, before: Job) -> None:
+        _, pid = self.described(name)["world"]["processes"][event.rank]
+        self._ask("kill", "-KILL", str(pid))
+
+    # what the run says of itself --------------------------------------------------------------------------------------
+
+    def described(self, name: str) -> dict:
+        """run.json; empty before there is one."""
+        path = self.run(name) / "run.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+
+def losses(run: Path) -> list[tuple[int, float]]:
+    """(step, training loss) of a run's metrics so far, in the order written."""
+    path = run / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
+
+
+def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+    """Wait; raises SoakError with `what` after the limit."""
+    end_at = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end_at:
+            raise SoakError(f"after {limit_s:g} s still: {what}")
+        time.sleep(0.1)
+
+
+def two_gpus_a_node() -> Site:
+    """Perlmutter with nodes of two GPUs and as many cores."""
+    place = site("perlmutter")
+    node = dataclasses.replace(place.node, gpus=RANKS, cores=RANKS, cpus_per_rank=1)
+    return dataclasses.replace(place, node=node, srun=f"--cpus-per-task=1 --gpus-per-node={RANKS}")
+
+
+def _write_environment(folder: Path) -> None:
+    """This Python, as the environment that the launcher activates. Its doctor says yes: it judges speed, and of that
+    rounds side by side on one machine have little."""
+    programs = folder / "bin"
+    programs.mkdir(parents=True, exist_ok=True)
+    (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
+    python = programs / "python"
+    python.write_text(
+        f'#!/bin/bash\ncase "$*" in *"-m aiscale doctor"*) exit 0 ;; esac\nexec {shlex.quote(sys.executable)} "$@"\n'
+    )
+    python.chmod(0o755)

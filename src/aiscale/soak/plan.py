@@ -1,0 +1,44 @@
+"""What happens to a run: each disturbance once, in an order and at steps that a seed decides.
+
+plan(seed=0, number=7)      # round 7 of seed 0: [Event(kind="down", step=6, rank=0), ...]
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aiscale.config import ConfigError
+
+STEPS = 60
+#: kind -> what it is, for people
+KINDS = {
+    "signal": "USR1, as shortly before the time is up",
+    "preempt": "another job goes first",
+    "down": "the node is set DOWN",
+    "kill": "kill -9 of a rank",
+}
+#: After the last disturbance the job must still be at work when it is noticed that it should be disturbed.
+_LAST = STEPS - 16
+
+
+class SoakError(ConfigError):
+    """Something else than planned happened, or cannot be; the message is one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One disturbance."""
+
+    kind: str  #: one of KINDS
+    step: int  #: it comes when so many steps are taken
+    rank: int  #: whom `kill` hits
+
+
+def plan(*, seed: int, number: int, ranks: int = 2, kinds: Sequence[str] = tuple(KINDS)) -> list[Event]:
+    """The disturbances of one round, in their order."""
+    chance = random.Random(f"{seed}/{number}")
+    order = chance.sample(list(kinds), len(kinds))
+    steps = sorted(chance.sample(range(1, _LAST + 1), len(kinds)))
+    return [Event(kind=kind, step=step, rank=chance.randrange(ranks)) for kind, step in zip(order, steps, strict=True)]

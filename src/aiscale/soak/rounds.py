@@ -1,0 +1,124 @@
+"""One round: a run disturbed as planned, resumed each time, and held to the undisturbed one to the bit.
+
+wanted = reference(lane, "undisturbed")
+outcome = play(lane, "round-7", plan(seed=0, number=7), wanted)     # outcome.wrong is "" if nothing was lost
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from aiscale.soak.lane import ENDED, Lane, losses, until
+from aiscale.soak.plan import Event, SoakError
+from aiscale.train import open_trained
+
+
+@dataclass
+class Reference:
+    """What a run computed."""
+
+    weights: dict[str, torch.Tensor]
+    losses: list[tuple[int, float]]  #: (step, training loss)
+
+    @classmethod
+    def of(cls, run: Path) -> Reference:
+        model, _ = open_trained(run)
+        return cls(weights=model.state_dict(), losses=losses(run))
+
+
+@dataclass
+class Outcome:
+    """What came of one round."""
+
+    hits: list[list] = field(default_factory=list)  #: [kind, steps taken then, step resumed from]
+    wrong: str = ""  #: empty if the results are the undisturbed run's
+    seconds: float = 0
+    folder: Path = Path()  #: what is left of a round that went wrong
+
+
+def reference(lane: Lane, name: str) -> Reference:
+    """The undisturbed run, from the same launcher; one that is there already is used."""
+    if lane.described(name).get("status") != "finished":
+        shutil.rmtree(lane.run(name), ignore_errors=True)
+        _finish(lane, lane.submit(name))
+    return Reference.of(lane.run(name))
+
+
+def play(lane: Lane, name: str, events: Sequence[Event], wanted: Reference) -> Outcome:
+    """Play a round from its beginning. What goes otherwise than planned stands in the outcome, too."""
+    outcome, start = Outcome(folder=lane.folder), time.monotonic()
+    shutil.rmtree(lane.run(name), ignore_errors=True)
+    (lane.folder / f"{name}.out").unlink(missing_ok=True)
+    try:
+        job, ranks = lane.submit(name), None
+        ranks = _started(lane, job, name, ranks)
+        for event in events:
+            taken = _taken(lane, job, name, event.step)
+            job = lane.strike(event, job, name)
+            outcome.hits.append([event.kind, taken, 0])
+            ranks = _started(lane, job, name, ranks)
+            outcome.hits[-1][2] = lane.described(name)["resumed_from_step"]
+        _finish(lane, job)
+        outcome.wrong = _lost_in_vain(outcome) or difference(lane.run(name), wanted)
+    except SoakError as error:
+        outcome.wrong = str(error)
+    if not outcome.wrong:
+        shutil.rmtree(lane.run(name))
+    outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+def _started(lane: Lane, job: str, name: str, before: list | None) -> list:
+    """Wait for ranks other than those before; returns their processes."""
+
+    def new() -> list | None:
+        ranks = lane.described(name).get("world", {}).get("processes")
+        return ranks if ranks and ranks != before else None
+
+    until(lambda: new() or _over(lane, job), f"job {job} has not started to train")
+    if found := new():
+        return found
+    raise SoakError(f"job {job} is {lane.job(job).state} without having trained; {lane.folder / name}.out says why")
+
+
+def _taken(lane: Lane, job: str, name: str, step: int) -> int:
+    """Wait until so many steps are taken; returns how many are."""
+
+    def last() -> int:
+        return max((number for number, _ in losses(lane.run(name))), default=0)
+
+    until(lambda: last() >= step or _over(lane, job), f"job {job} has not come to step {step}")
+    return last()
+
+
+def _over(lane: Lane, job: str) -> bool:
+    return lane.job(job).state in ENDED
+
+
+def _finish(lane: Lane, job: str) -> None:
+    until(lambda: _over(lane, job), f"job {job} has not ended")
+    if (state := lane.job(job).state) != "COMPLETED":
+        raise SoakError(f"job {job} ended as {state}")
+
+
+def _lost_in_vain(outcome: Outcome) -> str:
+    """USR1 asks for a checkpoint, and leaves the time for it: no step may be taken twice."""
+    lost = [(at, start) for kind, at, start in outcome.hits if kind == "signal" and start < at]
+    return "USR1 came at step {}, but the run went on from step {}".format(*lost[0]) if lost else ""
+
+
+def difference(run: Path, wanted: Reference) -> str:
+    """What of a run differs from the undisturbed one; empty if nothing does."""
+    found = Reference.of(run)
+    if [step for step, _ in found.losses] != [step for step, _ in wanted.losses]:
+        return f"metrics.jsonl has {len(found.losses)} steps, not each of 1 to {len(wanted.losses)} once, in order"
+    if odd := [one for one, other in zip(found.losses, wanted.losses, strict=True) if one != other]:
+        return f"the loss differs from step {odd[0][0]} on"
+    odd = [name for name, tensor in wanted.weights.items() if not torch.equal(tensor, found.weights[name])]
+    return f"{len(odd)} of {len(found.weights)} tensors of weights differ, {odd[0]} the first" if odd else ""

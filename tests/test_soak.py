@@ -1,0 +1,115 @@
+"""A job that is disturbed loses nothing: 3 of each here, 20 of each by `make soak`. What would be lost is seen."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from aiscale import rehearsal
+from aiscale.soak import KINDS, SoakError, damage, plan
+from aiscale.soak.journal import Journal
+from aiscale.soak.plan import STEPS
+from aiscale.soak.rounds import Reference, difference
+from conftest import IN_CI
+from ranks import aiscale
+
+WHY_NOT = rehearsal.why_not()
+slurm = pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-")
+
+
+@slurm
+def test_signals_preemption_dead_nodes_and_killed_ranks_lose_nothing(tmp_path):
+    words = ("soak", "--rounds", "3", "--variants", "1", "--dir", str(tmp_path / "soak"))
+    done = aiscale(*words, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("nothing lost") == 3, done.stderr
+    for what in KINDS.values():
+        assert f"{what:40}   3 times" in done.stdout
+    assert not list(tmp_path.glob("soak/lane*/runs/round-*"))  # nobody needs them
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("soak")
+    damage.train_whole(folder)
+    return folder / "tiny"
+
+
+def test_the_same_run_differs_in_nothing(trained):
+    assert difference(trained, Reference.of(trained)) == ""
+
+
+def test_a_weight_off_by_its_last_bit_is_seen(trained):
+    wanted = Reference.of(trained)
+    name = random.Random(0).choice(sorted(wanted.weights))
+    wanted.weights[name].view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
+    assert difference(trained, wanted) == f"1 of {len(wanted.weights)} tensors of weights differ, {name} the first"
+
+
+def test_a_step_with_another_loss_and_a_step_taken_twice_are_seen(trained):
+    wanted = Reference.of(trained)
+    wanted.losses[3] = (4, wanted.losses[3][1] + 1e-7)
+    assert difference(trained, wanted) == "the loss differs from step 4 on"
+    wanted.losses.insert(3, wanted.losses[2])
+    assert difference(trained, wanted) == "metrics.jsonl has 6 steps, not each of 1 to 7 once, in order"
+
+
+def test_rounds_differ_and_each_can_be_repeated():
+    rounds = [plan(seed=0, number=number) for number in range(20)]
+    assert rounds == [plan(seed=0, number=number) for number in range(20)]
+    for events in rounds:
+        assert sorted(event.kind for event in events) == sorted(KINDS)
+        assert [event.step for event in events] == sorted({event.step for event in events})
+        assert 0 < events[0].step and events[-1].step < STEPS - 10
+    assert len({tuple(event.kind for event in events) for events in rounds}) > 10
+    assert {event.rank for events in rounds for event in events} == {0, 1}
+
+
+ABOUT, WANTED = {"seed": 0}, {"round": [1, 2], "damage": [0]}
+
+
+def test_an_interrupted_soak_goes_on_and_one_that_is_done_starts_anew(tmp_path):
+    journal = Journal.open(tmp_path / "soak", ABOUT, WANTED)
+    journal.add("damage", 0, wrong="")
+    journal.add("round", 2, wrong="")
+    with (tmp_path / "soak/journal.jsonl").open("a") as file:
+        file.write('{"what": "round", "num')  # killed while writing
+    again = Journal.open(tmp_path / "soak", ABOUT, WANTED)
+    assert list(again.entries) == [("damage", 0), ("round", 2)]
+    again.add("round", 1, wrong="")
+    assert not Journal.open(tmp_path / "soak", ABOUT, WANTED).entries
+
+
+def test_other_seeds_other_code_and_a_fresh_start_do_not_go_on(tmp_path, monkeypatch):
+    def begun() -> Journal:
+        journal = Journal.open(tmp_path / "soak", ABOUT, WANTED, fresh=True)
+        assert not journal.entries
+        journal.add("round", 1, wrong="")
+        return journal
+
+    begun()
+    assert not Journal.open(tmp_path / "soak", {"seed": 1}, WANTED).entries
+    begun()
+    monkeypatch.setattr("aiscale.soak.journal._fingerprint", lambda: "another")
+    assert not Journal.open(tmp_path / "soak", ABOUT, WANTED).entries
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("\\begin")
+    with pytest.raises(SoakError, match="has files, but none of a soak: name another folder by --dir"):
+        Journal.open(tmp_path, ABOUT, WANTED)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (("--kinds", "kill,flood"), "--kinds kill,flood: there is no 'flood', but signal, preempt, down, kill"),
+        (("--lanes", "0"), "--lanes is 0: it must be at least 1"),
+    ],
+)
+def test_what_cannot_be_soaked_is_refused_in_one_line(words, text, tmp_path):
+    done = aiscale("soak", *words, "--dir", str(tmp_path))
+    assert done.returncode == 2 and done.stderr == f"aiscale: {text}\n"
