@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+import starter
+
 HEADER = """
 import os, torch, torch.distributed as dist
 from aiscale.dist import connect
@@ -20,52 +22,40 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 """
 
 
+START = """
+import aiscale.dist as d, aiscale.parallel as p
+raise SystemExit(d.launch({n}, ["-m", "ranks"], warm_up=lambda: p.preload({strategy!r})))
+"""
+
+
 def run_ranks(
     code: str,
     n: int,
     folder: Path,
     *,
-    launcher: str = "aiscale",
+    launcher: str = "forked",
     timeout: float = 120,
     env=None,
     connected=True,
-    strategy: str = "",
+    strategy: str = "serial",
 ):
     """Run `code` as `n` ranks; returns the finished process. In `code` `world` is connected and `say` prints, unless
-    `connected` is False. `strategy`: the ranks are forked from one process that has imported its library."""
+    `connected` is False. By default ranks are forked from a process that has imported the library of `strategy`."""
     script = folder / "ranks.py"
     code = textwrap.dedent(code)
     script.write_text(HEADER + code + "\nworld.close()\n" if connected else code)
-    commands = {
-        "aiscale": [
-            sys.executable,
-            "-c",
-            f"import aiscale.dist as d; raise SystemExit(d.launch({n}, [{str(script)!r}]))",
-        ],
-        "forked": [
-            sys.executable,
-            "-c",
-            "import aiscale.dist as d, aiscale.parallel as p\n"
-            f"raise SystemExit(d.launch({n}, ['-m', 'ranks'], warm_up=lambda: p.preload({strategy!r})))",
-        ],
-        "torchrun": [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={n}",
-            str(script),
-        ],
-        "mpiexec": [str(Path(sys.executable).parent / "mpiexec"), "-n", str(n), sys.executable, str(script)],
-    }
-    done = subprocess.run(
-        commands["forked" if strategy else launcher],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    if launcher == "forked":
+        (folder / "start.py").write_text(START.format(n=n, strategy=strategy))
+        done = starter.run(["-m", "start"], timeout=timeout, cwd=folder, env=env, strategy=strategy)
+    else:
+        python, launch = sys.executable, f"import aiscale.dist as d; raise SystemExit(d.launch({n}, [{str(script)!r}]))"
+        command = {
+            "aiscale": [python, "-c", launch],
+            "torchrun": [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", str(script)],
+            "mpiexec": [str(Path(python).parent / "mpiexec"), "-n", str(n), python, str(script)],
+        }[launcher]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=env)
     done.stdout = _said(done.stdout)
     return done
 
@@ -79,16 +69,12 @@ def _said(stdout: str) -> str:
     return "".join(line for line in lines if not line.startswith("[Gloo]") and "peer ranks" not in line)
 
 
-def aiscale(*arguments: str, timeout: float = 120, cwd: Path | None = None, env=None) -> subprocess.CompletedProcess:
-    """Run the command line as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "aiscale", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-    )
+def aiscale(
+    *arguments: str, timeout: float = 120, cwd: Path | None = None, env=None, strategy: str = ""
+) -> subprocess.CompletedProcess:
+    """Run the command line as a user does, but for the import of torch, and of the library of `strategy`."""
+    env = {**os.environ, **(env or {})}
+    return starter.run(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
 
 
 def processes_with(marker: str) -> list[psutil.Process]:

@@ -131,7 +131,7 @@ def test_ranks_join_where_the_host_name_does_not_resolve(tmp_path):
         "socket.getaddrinfo = fail\n"
     )
     code = "say(os.environ['GLOO_SOCKET_IFNAME'], world.sum(1.0))"
-    done = run_ranks(code, 2, tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    done = run_ranks(code, 2, tmp_path, launcher="aiscale", env={"PYTHONPATH": str(tmp_path)})
     assert done.stdout.splitlines() == ["lo 2.0"] * 2, done.stderr
 
 
@@ -156,7 +156,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
     time.sleep(600)
     """
     start = time.monotonic()
-    done = run_ranks(code, 3, tmp_path)
+    done = run_ranks(code, 3, tmp_path, launcher="aiscale")
     assert time.monotonic() - start < 20 + 10  # of which starting takes some seconds
     assert "aiscale: rank 1 of 3 died: signal 9 (SIGKILL); stopping the other 2" in done.stderr
     assert done.returncode == 128 + signal.SIGKILL

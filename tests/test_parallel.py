@@ -31,7 +31,7 @@ def serial_gradients():
 """
 
 
-def ranks(code: str, n: int, tmp_path, *settings: str, launcher: str = "aiscale") -> list[str]:
+def ranks(code: str, n: int, tmp_path, *settings: str, launcher: str = "forked") -> list[str]:
     done = run_ranks(SETUP.replace("SETTINGS", repr(settings)) + code, n, tmp_path, launcher=launcher)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -78,10 +78,10 @@ say(*((op, c.calls, c.payload_bytes / size) for (op, _), c in counts.items()))
 @pytest.mark.parametrize(
     ("settings", "launcher", "expected"),
     [
-        (("parallel.strategy=ddp",), "aiscale", "('all_reduce', 1, 1.0)"),
+        (("parallel.strategy=ddp",), "forked", "('all_reduce', 1, 1.0)"),
         (
             ("parallel.strategy=ddp", "compression.wire=bf16", "loop.precision=fp32"),
-            "aiscale",
+            "forked",
             "('all_reduce', 1, 0.5)",
         ),
         (("parallel.strategy=mpi",), "mpiexec", "('all_reduce', 1, 1.0)"),
