@@ -3,7 +3,8 @@
 #
 #   scripts/lock.sh                   requirements.lock, for laptops and for sites that have no lock of their own
 #   scripts/lock.sh --site frontier   launchers/frontier/requirements.lock: the Python and the torch of that site's
-#                                     profile (also perlmutter), without what only laptops and tests need
+#                                     profile (also perlmutter), without what only laptops and tests need; or a
+#                                     profile of your own with a table [build]: --site mine.toml
 #
 # uv resolves for Pythons and systems other than this one, which pip cannot. What only some torch builds bring with
 # them (the CUDA libraries and triton) is left out, so that one lock serves CPU, CUDA and ROCm builds.
@@ -13,15 +14,13 @@ python=${AISCALE_PYTHON:-.venv/bin/python}
 
 case "${1:-}" in
   "") site="" lock=requirements.lock ;;
-  --site) site="${2:-}" lock="launchers/${2:-}/requirements.lock" ;;
+  --site) site="${2:-}" ;;
 esac
 if [ $# -gt 2 ] || { [ $# -gt 0 ] && [ -z "${site:-}" ]; }; then
   echo "lock: what is $*? scripts/lock.sh, or scripts/lock.sh --site frontier" >&2
   exit 2
 fi
 
-"$python" -m pip install --quiet uv
-uv="$(dirname "$python")/uv"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 resolved=$work/lock
@@ -29,12 +28,18 @@ touch "$work/constraints"
 if [ -z "$site" ]; then
   options=(--universal --python-version 3.11 --all-extras)
 else
-  read -r wanted torch < <("$python" -c '
+  found=$("$python" -c '
 import sys
-from aiscale.sites import find
-place = find(sys.argv[1])
-print(place.build.python, place.build.torch)' "$site")
-  [ -n "${torch:-}" ] || { echo "lock: the profile of $site has no [build] with python and torch" >&2; exit 2; }
+from aiscale.sites import SiteError, find
+try:
+    place = find(sys.argv[1])
+except SiteError as error:
+    sys.exit(f"lock: {error}")
+if not (place.build.python and place.build.torch):
+    sys.exit(f"lock: the profile of {place.name} must say python and torch in a table [build]")
+print(place.name, place.build.python, place.build.torch)' "$site") || exit 2
+  read -r name wanted torch <<< "$found"
+  lock=launchers/$name/requirements.lock
   options=(--python-version "$wanted" --python-platform x86_64-manylinux_2_28 --extra data --extra eval)
   echo "torch==$torch" > "$work/constraints"
 fi
@@ -46,11 +51,12 @@ else
   if [ -f "$lock" ]; then grep -v '^torch==' "$lock"; else grep -v '^torch==' requirements.lock; fi > "$resolved"
 fi
 
-"$uv" pip compile --quiet "${options[@]}" --constraints "$work/constraints" --no-annotate --no-header \
+"$python" -m pip install --quiet uv
+"$(dirname "$python")/uv" pip compile --quiet "${options[@]}" --constraints "$work/constraints" --no-annotate --no-header \
   pyproject.toml --output-file "$resolved"
 {
   if [ -n "$site" ]; then
-    echo "# The exact versions that launchers/$site/build_environment.sh installs, for Python $wanted. Written by"
+    echo "# The exact versions that launchers/$name/build_environment.sh installs, for Python $wanted. Written by"
     echo "# \`scripts/lock.sh --site $site\`. The libraries that a torch build brings with it are not listed."
   else
     sed -n '/^#/p' requirements.lock

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from aiscale.cli import _parser
 from aiscale.launch.render import BUILD, SHIPPED
 from aiscale.sites import site
 
@@ -79,6 +81,39 @@ def test_launchers_load_what_the_environment_was_built_with(name):
         re.findall(r"module load (.+?)(?:  #|$)", text, re.M) for text in (place.build.modules, place.shell.modules)
     )
     assert [module for module in ran if module in built] == built, "the same versions, in the same order"
+
+
+# Pages ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_sites_page_says_what_the_profile_says_about_jobs(name):
+    text, rules = (FOLDER / name / "README.md").read_text(), site(name).scheduler
+    rows = re.findall(r"^\| `(\w+)` \| *(\d*) *\| ([\d.]+) \|", text, re.M)
+    told = [(place, int(nodes or 0), float(hours)) for place, nodes, hours in rows]
+    known = [(name, at.max_nodes, at.max_hours) for name, queue in rules.partitions.items() for at in queue.limits]
+    known += [(name, qos.max_nodes, qos.max_hours) for name, qos in rules.qos.items() if qos.max_hours]
+    assert sorted(told) == sorted(known)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_sites_page_names_commands_files_and_versions_that_are_there(name):
+    text, place = (FOLDER / name / "README.md").read_text(), site(name)
+    commands = re.findall(r"`(?:\w+=\w+ )?aiscale ([^`\n]+)`", text)
+    assert len(commands) >= 2
+    for command in commands:
+        words = shlex.split(command)
+        _parser(words[0]).parse_args(words)
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (FOLDER / name / link).exists(), link
+    for file in re.findall(r"`((?:src|scripts|launchers)/[\w./]+)", text):
+        assert (ROOT / file).exists(), file
+    versions = place.build.modules + place.shell.modules + place.shell.activate
+    for image in re.findall(r"nersc/pytorch:[\d.]+|(?:pytorch|rocm|cpe)/\d[\d.]*\d", text):
+        assert image in versions, f"{image} is not what the launchers load"
+    lines = (FOLDER / "README.md").read_text().partition(f"\n## {name.title()}\n")[2].partition("\n## ")[0]
+    count = len(re.findall(r"^\d\. ", lines, re.M))
+    assert f"[{'zero one two three four five six seven eight nine ten'.split()[count]} lines]" in text
 
 
 # The script -----------------------------------------------------------------------------------------------------------
