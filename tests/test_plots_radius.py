@@ -101,9 +101,22 @@ def test_what_was_lost_is_drawn_as_mean_and_range_over_seeds():
 def test_trend_of_what_was_lost_is_drawn_by_length():
     ax = plots.perplexity_trend({"radius d 0.4": [(2000, 4.0, 4.0, 4.0), (500, 15.0, 10.0, 20.0)]})
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[500, 15.0], [2000, 4.0]]
+    both = plots.perplexity_trend({name: [(500, 1.0, 1.0, 2.0)] for name in ("random-k", "top-k")})
+    left, right = (line.get_xdata()[0] for line in lines(both, "measured"))
+    assert 480 < left < 500 < right < 520  # one bar does not hide the other
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["500", "2,000"]
     (bar,) = ax.containers[0].lines[2]
     assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
+
+
+def test_variants_of_a_method_differ_in_line_mark_and_shade():
+    names = [f"radius T {T} {residual}" for T in (50, 200) for residual in ("sum", "mean")]
+    ax = plots.perplexity_bytes({name: [(0.4, i, i, i)] for i, name in enumerate([*names, "top-k"])})
+    looks = [(line.get_linestyle(), line.get_marker(), line.get_color()) for line in lines(ax, "measured")]
+    assert [len({look[i] for look in looks[:4]}) for i in range(3)] == [4, 4, 4]
+    assert looks[4][:2] == ("-", "o")
+    drawn = [(line.get_linestyle(), line.get_marker(), line.get_color()) for line in ax.figure.legends[0].get_lines()]
+    assert drawn == looks
 
 
 def test_a_method_has_one_colour_in_every_figure():

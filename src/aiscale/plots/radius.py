@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_hex, to_rgb
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 
 from aiscale.config import ConfigError
@@ -41,6 +42,8 @@ METHOD_COLORS = {
     "random-k": style.STRATEGY_COLORS["mpi"],
     "powersgd": style.STRATEGY_COLORS["megatron"],
 }
+#: Variants of one method differ in line and mark too, all of them filled as measured points are.
+_VARIANTS = (("-", "o"), (":", "s"), ("-.", "^"), ((0, (3, 1, 1, 1, 1, 1)), "v"))
 _DENSITY_COLORS = {0.9: "#0B2A66", 0.5: "#1F6FB5", 0.4: "#63CBFD", 0.1: "#E8862E"}
 
 
@@ -49,12 +52,29 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
     spare = iter(entry["color"] for entry in list(plt.rcParams["axes.prop_cycle"]) * 4)
     colors = {}
     for label in labels:
-        known = max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
+        known = _known(label)
         base = METHOD_COLORS[known] if known else next(spare)
         # Further variants of one method take other shades.
-        shades = (base, *(to_hex(shade) for shade in ([0.42 * c for c in to_rgb(base)], style.tint(base, 0.5))))
+        others = ([0.42 * c for c in to_rgb(base)], style.tint(base, 0.5), [0.7 * c for c in to_rgb(base)])
+        shades = (base, *map(to_hex, others))
         colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
     return colors
+
+
+def method_looks(labels: Iterable[str]) -> dict[str, dict]:
+    """Colour, line style and marker of each label: a method's variants must not be told apart by shade alone."""
+    looks, seen = {}, {}
+    for label, color in method_colors(labels).items():
+        known = _known(label) or label
+        line, marker = _VARIANTS[seen.get(known, 0) % len(_VARIANTS)]
+        seen[known] = seen.get(known, 0) + 1
+        looks[label] = {"color": color, "linestyle": line, "marker": marker}
+    return looks
+
+
+def _known(label: str) -> str:
+    """The longest name of METHOD_COLORS that the label starts with."""
+    return max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
 
 
 def _require(values: object, what: str) -> None:
@@ -289,8 +309,16 @@ def perplexity_bytes(
 def perplexity_trend(
     runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
 ) -> Axes:
-    """What was lost over the length of training, {label: [(steps, mean, low, high) in percent]}."""
-    ax = _spreads(runs, "[(steps, mean, low, high)] by label", ylabel, ax)
+    """What was lost over the length of training, {label: [(steps, mean, low, high) in percent]}.
+
+    Labels stand a little beside each other, so that their bars do not hide one another.
+    """
+    beside = [1.035 ** (i - (len(runs) - 1) / 2) for i in range(len(runs))]
+    shifted = {
+        label: [(steps * shift, *spread) for steps, *spread in points]
+        for (label, points), shift in zip(runs.items(), beside, strict=True)
+    }
+    ax = _spreads(shifted, "[(steps, mean, low, high)] by label", ylabel, ax)
     ax.set_xscale("log")
     style.ranks_axis(ax.xaxis, [point[0] for points in runs.values() for point in points])
     ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
@@ -302,13 +330,14 @@ def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: A
     """A line through the means of each label, a bar from lowest to highest; grey: as good as dense."""
     _require(runs, what)
     ax = style.new_axes(ax, 7.5, 3.8)
-    colors = method_colors(runs)
+    looks = method_looks(runs)
     for label, points in runs.items():
         x, mean, low, high = np.asarray(sorted(points), dtype=float).T
         reach = np.maximum([mean - low, high - mean], 0)
-        ax.errorbar(x, mean, yerr=reach, color=colors[label], capsize=3, linestyle="", linewidth=1.4, zorder=2)
-        style.draw(ax, "measured", x, mean, colors[label])
+        color = looks[label]["color"]
+        ax.errorbar(x, mean, yerr=reach, color=color, capsize=3, linestyle="", linewidth=1.4, zorder=2)
+        style.draw(ax, "measured", x, mean, **looks[label])
     ax.axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
     ax.set_ylabel(ylabel)
-    style.legend_above(ax, style.legend_handles(colors))
+    style.legend_above(ax, [Line2D([], [], label=label, **look) for label, look in looks.items()])
     return ax
