@@ -4,7 +4,7 @@ source "@folder@/etc/bash_env.sh"
 name="$(basename "$0")"
 rehearsal_record "$name" "$@"
 shims="@folder@/shims:"  # in a variable, since its slashes would end the pattern
-PATH="${PATH//"$shims"/}"
+PATH="${PATH//"$shims"/}:${shims%:}" # behind the real programs, and behind those that a job had put first
 if [ "$name" = shifter ] || [ "$name" = podman-hpc ]; then # the container is this machine
   [ "$name" = podman-hpc ] && { [ "$1" = run ] || exit 0; shift; }
   while [[ "$1" == -* ]]; do shift; done
@@ -14,6 +14,7 @@ fi
 if [ "$name" = srun ]; then # for task_prolog.sh: Slurm does not tell it
   for word in "$@"; do [[ "$word" == --gpu-bind=* ]] && export SLURM_GPU_BIND="${word#*=}"; done
 fi
-if command -v "$name" > /dev/null; then exec "$name" "$@"; fi
+real="$(type -P "$name")"
+if [ "$real" != "@folder@/shims/$name" ]; then exec "$real" "$@"; fi
 if [ "$name" = pigz ]; then exec gzip "$@"; fi
 exit 0
