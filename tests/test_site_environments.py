@@ -22,9 +22,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from aiscale import rehearsal
 from aiscale.cli import _parser
 from aiscale.launch.render import BUILD, SHIPPED
 from aiscale.sites import site
+from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -216,7 +218,7 @@ class Login:
         known |= {"PIP": str(self.folder / "pip")}
         known |= {"LD_LIBRARY_PATH": "/lib", "CRAY_LD_LIBRARY_PATH": "/cray", "MODULE": str(self.folder / "module")}
         command = ["bash", str(self.script), *map(str, words)]
-        return subprocess.run(command, env=known | env, cwd=self.folder, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, env=known | env, cwd=self.folder, capture_output=True, text=True, timeout=250)
 
     def calls(self) -> str:
         return self.calls_file.read_text()
@@ -307,3 +309,21 @@ def test_help_is_the_head_of_the_file(name):
     done = subprocess.run(["bash", FOLDER / name / BUILD, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "build_environment.sh --wheelhouse DIR PREFIX" in done.stdout
     assert ("--pack" in done.stdout) == (name == "frontier") and "#" not in done.stdout
+
+
+# A class --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(bool(rehearsal.why_not()) and not IN_CI, reason=rehearsal.why_not() or "-")
+def test_a_class_sets_variables_and_edits_no_launcher():
+    with rehearsal.Cluster(site="perlmutter", nodes=2, accounts=["m77_g"]) as nodes:
+        made = "reservation=lesson starttime=now duration=60 users=root nodes=ALL".split()
+        nodes.login(["scontrol", "create", *made], check=True, capture_output=True)
+        said = {"SBATCH_ACCOUNT": "m77_g", "SBATCH_RESERVATION": "lesson"}
+        job = nodes.submit(FOLDER / "perlmutter/ddp.sbatch", "--hold", "--nodes=2", "--time=10", env=said)
+        shown = nodes.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
+        assert {"Account=m77_g", "Reservation=lesson"} <= set(shown.split())
+        with pytest.raises(rehearsal.RehearsalError, match="reservation"):
+            nodes.submit(
+                FOLDER / "perlmutter/ddp.sbatch", "--nodes=2", "--time=10", env=said | {"SBATCH_RESERVATION": "x"}
+            )
