@@ -1,0 +1,223 @@
+"""JupyterHub as workshop/jupyterhub_config.py sets it up: people log in with a browser and run ranks in a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import v4
+
+import listening
+from browser import Browser, Page, find_browser
+
+ROOT = Path(__file__).parents[1]
+PICTURE = ROOT / "build/jupyterhub.png"
+BIN = Path(sys.executable).parent
+
+#: Root would need people's accounts on this machine. In a user namespace it is somebody else, who owns root's files.
+AS_A_USER = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
+
+#: Beside what people do: ports that are free here, and a handle by which the test speaks to JupyterLab.
+CONFIG = """
+load_subconfig({config!r})
+c.JupyterHub.hub_port = {hub}
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{api}"
+c.Spawner.args += ["--LabApp.expose_app_in_browser=True"]
+c.Spawner.default_url = "/lab/tree/ranks.ipynb"
+"""
+CELLS = (
+    "from aiscale import cluster\n\nranks = cluster.start(2)",
+    "%%px\nx = torch.full((3,), rank + 1.0)\ndist.all_reduce(x)\nprint(f'the sum on rank {rank}:', x.tolist())",
+    "ranks",
+)
+
+
+def why_not() -> str:
+    """What this machine lacks for a hub; empty if it has all."""
+    if not find_browser():
+        return "no chromium on this machine"
+    if not (BIN / "jupyterhub").exists():
+        return "no jupyterhub here: pip install 'aiscale[hub]'"
+    if AS_A_USER and subprocess.run([*AS_A_USER, "true"], capture_output=True, timeout=60).returncode:
+        return "user namespaces are not allowed here, and a hub of root's needs accounts: run this as another user"
+    if not shutil.which("configurable-http-proxy"):
+        return "no configurable-http-proxy here: apt-get install node-configurable-http-proxy"
+    return ""
+
+
+class Hub:
+    """A hub that runs until `stop`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "hub"
+        with contextlib.ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(3)]
+            for each in sockets:
+                each.bind(("127.0.0.1", 0))
+            self.port, hub, api = (each.getsockname()[1] for each in sockets)
+        config = folder / "config.py"
+        config.write_text(CONFIG.format(config=str(ROOT / "workshop/jupyterhub_config.py"), hub=hub, api=api))
+        self.log = folder / "hub.log"
+        env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+        env |= {"AISCALE_HUB": str(self.folder), "AISCALE_HUB_PORT": str(self.port), "USER": "class"}
+        # Debian's packages lie where a Node.js from elsewhere does not look by itself.
+        env.setdefault("NODE_PATH", "/usr/share/nodejs")
+        command = [*AS_A_USER, BIN / "jupyterhub", "-f", config]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True
+            )
+        self.await_start()
+        self.password = (self.folder / "password").read_text().strip()
+
+    def await_start(self, timeout_s: float = 90) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(self.address("hub/health"), timeout=5).close()
+                return
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the hub did not start:\n{self.log.read_text()[-4000:]}")
+            time.sleep(0.2)
+
+    def address(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+    def home(self, name: str) -> Path:
+        return self.folder / "homes" / name
+
+    def pids(self) -> list[int]:
+        """The hub, its proxy, everybody's servers and kernels, and the ranks of those."""
+        tree = listening.descendants(self.process.pid)
+        clusters = {listening.environment(pid).get("AISCALE_CLUSTER") for pid in listening.all_of_mine()} - {None}
+        theirs = [
+            pid
+            for pid in listening.all_of_mine()
+            if listening.environment(pid).get("AISCALE_CLUSTER") in clusters
+            and listening.environment(pid).get("AISCALE_HUB", "") == str(self.folder)
+        ]
+        return sorted({*tree, *theirs})
+
+    def stop(self) -> None:
+        """As Ctrl-C does: the hub ends its proxy and everybody's servers."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def enter(hub: Hub, page: Page, name: str) -> None:
+    """Log in by the form, as a person does, with a notebook in the home."""
+    home = hub.home(name)
+    home.mkdir(parents=True)
+    cells = [v4.new_markdown_cell(f"## {name}'s ranks"), *map(v4.new_code_cell, CELLS)]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), home / "ranks.ipynb")
+    page.goto(hub.address("hub/login"))
+    page.wait("document.querySelector('input[name=password]')")
+    page.evaluate(f"document.querySelector('input[name=username]').value = '{name}'")
+    page.evaluate(f"document.querySelector('input[name=password]').value = '{hub.password}'")
+    page.evaluate("document.querySelector('input[type=submit]').click()")
+
+
+KERNEL = "jupyterapp.shell.currentWidget.sessionContext.session.kernel"
+DONE = (
+    """(() => {
+  const cells = jupyterapp.shell.currentWidget.content.model.sharedModel.cells.filter(c => c.cell_type == 'code');
+  return cells.every(c => c.execution_count) && """
+    + KERNEL
+    + """.status == 'idle';
+})()"""
+)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Two people's pages after both have run their notebook at the same time, and the hub."""
+    if why_not():
+        pytest.skip(why_not())
+    folder = tmp_path_factory.mktemp("hub")
+    hub = Hub(folder)
+    try:
+        with Browser(folder) as browser:
+            pages = {name: browser.page() for name in ("ada", "grace")}
+            for name, page in pages.items():
+                enter(hub, page, name)
+            for page in pages.values():
+                # What the page calls idle while it starts is not: the kernel itself is asked.
+                page.wait(f"{KERNEL}.status == 'idle'")
+                page.evaluate("jupyterapp.commands.execute('notebook:run-all-cells')")
+            for page in pages.values():
+                page.wait(DONE)
+            pages["ada"].screenshot(PICTURE)
+            yield hub, pages
+    finally:
+        hub.stop()
+
+
+def test_cells_run_on_the_ranks_of_each_person_in_the_browser(seen):
+    _, pages = seen
+    for page in pages.values():
+        text = page.text()
+        assert "2 ranks on" in text, text
+        for rank in (0, 1):
+            assert f"the sum on rank {rank}: [3.0, 3.0, 3.0]" in text, text
+
+
+def test_a_screenshot_is_kept(seen):
+    assert PICTURE.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and PICTURE.stat().st_size > 20_000
+
+
+def test_each_has_the_lessons_and_keeps_what_they_have_changed(seen):
+    hub, _ = seen
+    lessons = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert {path.name for path in (hub.home("grace") / "notebooks").iterdir()} == lessons
+
+
+def test_hub_servers_kernels_and_ranks_listen_on_the_loopback_only(seen):
+    hub, _ = seen
+    pids = hub.pids()
+    assert sum("aiscale.cluster" in listening.command_lines([pid]) for pid in pids) >= 4, "ranks are among them"
+    assert len(listening.sockets(pids)) > 20
+    assert listening.beyond_loopback(pids) == []
+
+
+def test_no_token_is_in_a_log_or_a_command_line(seen):
+    hub, _ = seen
+    pids = hub.pids()
+    names = ("CONFIGPROXY_AUTH_TOKEN", "JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN")
+    tokens = {value for pid in pids for name in names if (value := listening.environment(pid).get(name))}
+    assert len(tokens) >= 3, "the proxy's, and one for each server"
+    tokens |= {hub.password, (hub.folder / "cookie_secret").read_text().strip()}
+    said = hub.log.read_text() + listening.command_lines(pids)
+    assert "jupyterhub-singleuser" in said
+    assert [token for token in tokens if token in said] == []
+
+
+def test_what_the_hub_keeps_is_private(seen):
+    hub, _ = seen
+    assert stat.S_IMODE(hub.folder.stat().st_mode) == 0o700
+    open_ones = [path for path in hub.folder.iterdir() if path.is_file() and path.stat().st_mode & 0o077]
+    assert open_ones == []
+
+
+def test_nobody_gets_into_the_server_of_somebody_else(seen):
+    hub, pages = seen  # the last test: it leaves the page
+    assert pages["grace"].evaluate("location.pathname").startswith("/user/grace/lab")
+    pages["grace"].goto(hub.address("user/ada/lab"))
+    pages["grace"].wait("location.pathname.startsWith('/hub/') && document.readyState == 'complete'")
+    assert pages["grace"].evaluate("performance.getEntriesByType('navigation')[0].responseStatus") == 403
+    assert "403" in pages["grace"].text()

@@ -1,0 +1,89 @@
+"""A JupyterHub for a class, on one Linux machine: each participant needs a browser only, and starts real ranks in it.
+
+    pip install 'aiscale[hub]'                    # the hub; in the environment that runs the lessons
+    apt-get install node-configurable-http-proxy  # its proxy; or: npm install -g configurable-http-proxy
+    jupyterhub -f workshop/jupyterhub_config.py   # then http://127.0.0.1:8000
+
+Started by root, people log in with their accounts of this machine, and each works as themselves. Started by anybody
+else, they choose a name, and all have the one password that the hub writes to FOLDER/password: everything then runs as
+the one who started the hub, so that is for people who trust each other, and best for an account made for the class.
+
+Settings are variables of the environment, so that this file can stay as it is:
+
+    AISCALE_HUB=FOLDER              what the hub keeps: database, secrets, homes (default: aiscale-hub in your home)
+    AISCALE_HUB_ADMINS=NAME,NAME    accounts that may stop other people's servers
+    AISCALE_HUB_CERTIFICATE=FILE AISCALE_HUB_KEY=FILE   serve https to the network. Without them only this machine is
+                                    served, which people reach by ssh -L 8000:127.0.0.1:8000
+    AISCALE_HUB_PORT=8000
+
+Rules of thumb: 1 GB of memory a person, and as many people at once as there are cores divided by 2.
+"""
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+c = get_config()  # noqa: F821  # jupyterhub defines it
+
+os.umask(0o077)  # what the hub writes is nobody else's to read
+FOLDER = Path(os.environ.get("AISCALE_HUB", Path.home() / "aiscale-hub")).absolute()
+FOLDER.mkdir(parents=True, exist_ok=True)
+FOLDER.chmod(0o700)
+BIN = Path(sys.executable).parent
+NOTEBOOKS = Path(__file__).absolute().parents[1] / "notebooks"
+
+# Where it listens ----------------------------------------------------------------------------------------------------
+
+certificate, key = (os.environ.get(f"AISCALE_HUB_{name}", "") for name in ("CERTIFICATE", "KEY"))
+if bool(certificate) != bool(key):
+    raise SystemExit("AISCALE_HUB_CERTIFICATE and AISCALE_HUB_KEY belong together: give both, or neither")
+c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = certificate, key
+scheme, address = ("https", "") if certificate else ("http", "127.0.0.1")
+c.JupyterHub.bind_url = f"{scheme}://{address}:{os.environ.get('AISCALE_HUB_PORT', '8000')}"
+
+# What it keeps -------------------------------------------------------------------------------------------------------
+
+c.JupyterHub.db_url = f"sqlite:///{FOLDER / 'hub.sqlite'}"
+c.JupyterHub.cookie_secret_file = str(FOLDER / "cookie_secret")
+c.ConfigurableHTTPProxy.pid_file = str(FOLDER / "proxy.pid")
+
+# Who may come in -----------------------------------------------------------------------------------------------------
+
+c.Authenticator.allow_all = True
+if os.geteuid() == 0:
+    c.JupyterHub.authenticator_class = "pam"
+    c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
+    c.Authenticator.admin_users = {name for name in os.environ.get("AISCALE_HUB_ADMINS", "").split(",") if name}
+else:
+    password = FOLDER / "password"
+    if not password.exists():
+        password.write_text(secrets.token_urlsafe(12) + "\n")
+    c.JupyterHub.authenticator_class = "shared-password"
+    c.SharedPasswordAuthenticator.user_password = password.read_text().strip()
+    c.Authenticator.username_pattern = r"[a-z][a-z0-9_-]{0,31}"  # it names a folder
+    c.JupyterHub.spawner_class = "simple"
+    c.SimpleLocalProcessSpawner.home_dir_template = str(FOLDER / "homes/{username}")
+    print(f"the class's password is in {password}", file=sys.stderr)
+
+# What each gets ------------------------------------------------------------------------------------------------------
+
+# Copied by the participant's own process, with their rights; what they have changed is never overwritten.
+START = 'mkdir -p notebooks; for each in "$AISCALE_NOTEBOOKS"/*.ipynb; do mine="notebooks/${each##*/}"; '
+START += '[ -e "$mine" ] || cp "$each" "$mine"; done; exec "$AISCALE_SERVER" "$@"'
+c.Spawner.cmd = ["/bin/sh", "-c", START, "sh"]
+c.Spawner.environment = {
+    "PATH": f"{BIN}:{os.environ.get('PATH', os.defpath)}",  # mpiexec, torchrun and aiscale are called by name
+    "AISCALE_NOTEBOOKS": str(NOTEBOOKS),
+    "AISCALE_SERVER": str(BIN / "jupyterhub-singleuser"),
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the cores to others
+}
+c.Spawner.default_url = "/lab/tree/notebooks/00_start_here.ipynb"
+c.Spawner.start_timeout = 120  # when a whole class comes in at once
+c.Spawner.http_timeout = 120
+c.Spawner.args = [
+    # Memory of those who have gone: a kernel's ranks end with it.
+    "--MappingKernelManager.cull_idle_timeout=3600",
+    "--MappingKernelManager.cull_interval=300",
+    "--ServerApp.shutdown_no_activity_timeout=7200",
+]
