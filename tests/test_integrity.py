@@ -58,6 +58,13 @@ def test_where_all_are_damaged_the_run_is_refused_and_nothing_is_touched(trained
     assert len(list(folder.iterdir())) == 3
 
 
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(trained, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "runs")
+    for path in (tmp_path / "runs/tiny/checkpoints").iterdir():
+        path.rename(path.with_name(f".{path.name}.partial"))
+    assert fit(TINY, runs_dir=tmp_path / "runs", resume=True, progress=False).losses == trained[1]
+
+
 def test_ranks_go_back_together(tmp_path):
     settings = [word for key, value in flat(TINY.to_dict()) for word in ("--set", f"{key}={value}")]
     words = ("train", "--nproc", "2", "--quiet", "--set", "parallel.strategy=fsdp", *settings)

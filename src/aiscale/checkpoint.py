@@ -203,7 +203,7 @@ def newest_good(folder: str | Path, world: World, say: Callable[[str], None] = p
     CheckpointError where all are damaged.
     """
     found = world.from_rank0(lambda: _whole(Path(folder))[::-1])
-    for path, before in zip(found, [*found[1:], None], strict=True):
+    for path, before in zip(found, [*found[1:], None], strict=False):  # none at all: a run that died before its first
         wrong = world.from_rank0(lambda path=path: _unreadable(path))
         if not wrong:
             note = read_note(path)
