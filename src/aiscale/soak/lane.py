@@ -24,7 +24,7 @@ from pathlib import Path
 from aiscale.launch import LESSONS, render
 from aiscale.rehearsal import Cluster
 from aiscale.sites import Site, site
-from aiscale.soak.plan import STEPS, Event, SoakError
+from aiscale.soak.plan import STEPS, Event, SoakError, TooLate
 
 RANKS = 2
 #: For one disturbance and what Slurm makes of it: seconds on an idle machine, minutes on a starved one.
@@ -117,19 +117,21 @@ class Lane:
     def strike(self, event: Event, job: str, name: str) -> str:
         """Let it happen; returns the job that goes on with the run, once the disturbed one has ended or waits."""
         before = self.job(job)
-        if before.state != "RUNNING":
-            raise SoakError(f"the job to be disturbed is {before.state}, not at work")
+        if before.state in ENDED:
+            raise _over(event, job, before.state)
         getattr(self, f"_{event.kind}")(event, job, name, before)
         if event.kind != "kill":
-            until(lambda: self._came_back(job, before), f"{event.kind}: Slurm has not requeued job {job}")
+            until(lambda: self._came_back(event, job, before), f"{event.kind}: Slurm has not requeued job {job}")
             return job
-        until(lambda: self.job(job).state == "FAILED", f"job {job} goes on without rank {event.rank}")
+        until(lambda: self.job(job).state in ENDED, f"job {job} goes on without rank {event.rank}")
+        if (state := self.job(job).state) != "FAILED":
+            raise _over(event, job, state)
         return self.submit(name)  # a job that failed is not requeued: its user looks, and submits again
 
-    def _came_back(self, number: str, before: Job) -> bool:
+    def _came_back(self, event: Event, number: str, before: Job) -> bool:
         now = self.job(number)
         if now.state in ENDED:
-            raise SoakError(f"job {number} was not requeued, it is {now.state}")
+            raise _over(event, number, now.state)
         return now.restarts > before.restarts
 
     def _signal(self, event: Event, job: str, name: str, before: Job) -> None:
@@ -146,7 +148,9 @@ class Lane:
         try:
             self._ask("bash", "-c", _KILL_ALL_BUT, before.node, daemon)
             self._ask("scontrol", "update", f"nodename={before.node}", "state=DOWN", "reason=soak")
-            until(lambda: self._came_back(job, before), f"job {job} was not requeued when {before.node} went down")
+            until(
+                lambda: self._came_back(event, job, before), f"job {job} was not requeued when {before.node} went down"
+            )
             until(lambda: self.job(job).state == "RUNNING", f"job {job} does not run on the other node")
         finally:
             self._ask("kill", "-CONT", daemon)
@@ -161,6 +165,12 @@ class Lane:
         """run.json; empty before there is one."""
         path = self.run(name) / "run.json"
         return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _over(event: Event, job: str, state: str) -> SoakError:
+    if state == "COMPLETED":
+        return TooLate(f"{event.kind} at step {event.step}: job {job} was done before")
+    return SoakError(f"{event.kind} at step {event.step}: job {job} is {state}, which was not to be")
 
 
 def losses(run: Path) -> list[tuple[int, float]]:

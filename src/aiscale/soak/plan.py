@@ -27,6 +27,10 @@ class SoakError(ConfigError):
     """Something else than planned happened, or cannot be; the message is one line."""
 
 
+class TooLate(SoakError):
+    """The run was over before it could be disturbed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """One disturbance."""

@@ -15,8 +15,11 @@ from pathlib import Path
 import torch
 
 from aiscale.soak.lane import ENDED, Lane, losses, until
-from aiscale.soak.plan import Event, SoakError
+from aiscale.soak.plan import Event, SoakError, TooLate
 from aiscale.train import open_trained
+
+#: The scheduler of a starved machine may act when the run is over: that round says nothing, and is played again.
+_ATTEMPTS = 3
 
 
 @dataclass
@@ -52,26 +55,36 @@ def reference(lane: Lane, name: str) -> Reference:
 
 def play(lane: Lane, name: str, events: Sequence[Event], wanted: Reference) -> Outcome:
     """Play a round from its beginning. What goes otherwise than planned stands in the outcome, too."""
-    outcome, start = Outcome(folder=lane.folder), time.monotonic()
-    shutil.rmtree(lane.run(name), ignore_errors=True)
-    (lane.folder / f"{name}.out").unlink(missing_ok=True)
-    try:
-        job, ranks = lane.submit(name), None
-        ranks = _started(lane, job, name, ranks)
-        for event in events:
-            taken = _taken(lane, job, name, event.step)
-            job = lane.strike(event, job, name)
-            outcome.hits.append([event.kind, taken, 0])
-            ranks = _started(lane, job, name, ranks)
-            outcome.hits[-1][2] = lane.described(name)["resumed_from_step"]
-        _finish(lane, job)
-        outcome.wrong = _lost_in_vain(outcome) or difference(lane.run(name), wanted)
-    except SoakError as error:
-        outcome.wrong = str(error)
+    start = time.monotonic()
+    for _ in range(_ATTEMPTS):
+        outcome = Outcome(folder=lane.folder)
+        shutil.rmtree(lane.run(name), ignore_errors=True)
+        (lane.folder / f"{name}.out").unlink(missing_ok=True)
+        try:
+            _disturb(lane, name, events, outcome)
+            outcome.wrong = _taken_twice(outcome) or difference(lane.run(name), wanted)
+        except TooLate as error:
+            outcome.wrong = str(error)
+            continue
+        except SoakError as error:
+            outcome.wrong = str(error)
+        break
     if not outcome.wrong:
         shutil.rmtree(lane.run(name))
     outcome.seconds = time.monotonic() - start
     return outcome
+
+
+def _disturb(lane: Lane, name: str, events: Sequence[Event], outcome: Outcome) -> None:
+    job = lane.submit(name)
+    ranks = _started(lane, job, name, None)
+    for event in events:
+        taken = _taken(lane, job, name, event.step)
+        job = lane.strike(event, job, name)
+        outcome.hits.append([event.kind, taken, 0])
+        ranks = _started(lane, job, name, ranks)
+        outcome.hits[-1][2] = lane.described(name)["resumed_from_step"]
+    _finish(lane, job)
 
 
 def _started(lane: Lane, job: str, name: str, before: list | None) -> list:
@@ -107,7 +120,7 @@ def _finish(lane: Lane, job: str) -> None:
         raise SoakError(f"job {job} ended as {state}")
 
 
-def _lost_in_vain(outcome: Outcome) -> str:
+def _taken_twice(outcome: Outcome) -> str:
     """USR1 asks for a checkpoint, and leaves the time for it: no step may be taken twice."""
     lost = [(at, start) for kind, at, start in outcome.hits if kind == "signal" and start < at]
     return "USR1 came at step {}, but the run went on from step {}".format(*lost[0]) if lost else ""
