@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from aiscale import rehearsal
-from aiscale.cli import _parser
+from aiscale.cli import _parser, main
 from aiscale.launch.render import BUILD, SHIPPED
 from aiscale.sites import site
 from conftest import IN_CI
@@ -302,6 +302,22 @@ def test_without_a_network_it_says_so_and_how_to_do_without(tmp_path):
     assert done.returncode == 1
     assert "no package index answers: is this a login node?" in done.stderr.splitlines()[-1]
     assert Path(f"{tmp_path}/env.unfinished").exists(), "the next run begins anew"
+
+
+def test_a_site_of_ones_own_gets_a_script_too_which_takes_the_projects_lock(tmp_path):
+    text = (ROOT / "src/aiscale/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
+    build = "[build]\npython = '3.12'\ntorch = '2.13.0'\ncreate = 'python3 -m venv $PREFIX'\n"
+    (tmp_path / "mine.toml").write_text(text + build)
+    assert main(["launchers", "--site", str(tmp_path / "mine.toml"), "--out", str(tmp_path)]) == 0
+    script = tmp_path / "mine" / BUILD
+    assert os.access(script, os.X_OK)
+    done = subprocess.run(["bash", script, "env"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and f"{tmp_path.parent} is no checkout of aiscale: name yours in AISCALE_SOURCE" in done.stderr
+    stop = {"AISCALE_SOURCE": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    (tmp_path / "python3").write_text("#!/bin/bash\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    done = subprocess.run(["bash", script, "env"], env=os.environ | stop, cwd=tmp_path, capture_output=True, text=True)
+    assert "1 of 5: Python 3.12" in done.stderr and "Python was not installed" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -1,4 +1,4 @@
-"""The command `aiscale launchers`: render the sbatch files of a site, list them, or check that they are up to date.
+"""The command `aiscale launchers`: render the files of a site, list them, or check that they are up to date.
 
     aiscale launchers --site lumi --out my_launchers
 
@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from aiscale.launch.lessons import LESSONS
-from aiscale.launch.render import SHIPPED, drift, fits, nodes_of, write
+from aiscale.launch.render import BUILD, SHIPPED, drift, fits, nodes_of, write
 from aiscale.sites import Site, load, names, site
 
 
@@ -56,3 +56,5 @@ def _list(place: Site) -> None:
         if fits(lesson, place):
             nodes = nodes_of(lesson, place)
             print(f"  {place.name + '/' + lesson.name + '.sbatch':32} {lesson.title}; {nodes} nodes")
+    if place.build.create:
+        print(f"  {place.name + '/' + BUILD:32} makes the environment in which they run")
