@@ -25,6 +25,11 @@ BENCHMARKS = {
         "aiscale.bench.ddp:bench_ddp",
         "aiscale.bench.ddp:show_ddp",
     ),
+    "saving": (
+        "what a checkpoint costs training, written at once and in the background",
+        "aiscale.bench.saving:bench_saving",
+        "aiscale.bench.saving:show_saving",
+    ),
     "bytes": (
         "bytes predicted and measured for every strategy, by collective and by category",
         "aiscale.bench.bytes:bench_bytes",
