@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from aiscale.dist import HANG_STATUS, rank_environment
+from aiscale.dist.flight import latest
 from aiscale.dist.hang import Told, find
 from aiscale.dist.progress import Progress, label, members, message
 from ranks import HEADER, aiscale, run_ranks, wait_until
@@ -230,6 +231,12 @@ def test_who_receives_from_anybody_is_not_taken_for_late():
     assert find({0: Told(begun=sender), 1: Told(begun=receiver)}, silent=set(), timeout_s=10) is None
 
 
+def test_while_a_rank_is_at_work_nobody_is_judged():
+    ranks = {0: Told(begun={"w 0,1": entry(2)}), 1: Told(busy=True)}
+    assert find(ranks, silent=set(), timeout_s=10) is None
+    assert find(ranks, silent={1}, timeout_s=10).missing == [1]
+
+
 def test_many_missing_ranks_make_a_short_line():
     ranks = {rank: Told(begun={"w 0-99": entry(2 if rank == 0 else 1)}) for rank in range(100)}
     hang = find(ranks, silent=set(), timeout_s=10)
@@ -243,6 +250,42 @@ def test_progress_counts_by_group():
     progress.begin("barrier", "w 0,1", 0)
     ((group, (number, op, nbytes, age_s, step)),) = progress.table().items()
     assert (group, number, op, nbytes, step) == ("w 0,1", 4, "barrier", 0, 0) and 0 <= age_s < 60
+
+
+def test_what_nccl_has_begun_is_read_from_its_flight_recorder():
+    def record(number, name, group, seq, at_s, **more):
+        sizes = {
+            "input_sizes": [[1000]],
+            "input_dtypes": ["Float"],
+            "output_sizes": [[1000]],
+            "output_dtypes": ["Float"],
+        }
+        what = {"record_id": number, "profiling_name": name, "process_group": group, "collective_seq_id": seq}
+        return {**what, **sizes, "time_created_ns": int((time.time() - at_s) * 1e9), "is_p2p": False, **more}
+
+    world, dp, twin = ("0", "default_pg"), ("1", "mesh_dp"), ("2", "mesh_dp")
+    ranks = {"0": {"ranks": "[0, 1, 2, 3]"}, "1": {"ranks": "[1, 3]"}, "2": {"ranks": "[1, 3]"}}
+    entries = [
+        record(0, "nccl:all_reduce", world, 1, 900),
+        record(1, "nccl:reduce_scatter", dp, 4, 500),
+        record(2, "nccl:all_reduce", twin, 2, 400),
+        record(3, "nccl:barrier", world, 2, 300),
+        record(4, "nccl:send 1->3", world, 3, 200, is_p2p=True),
+    ]
+    found = latest({"pg_config": ranks, "entries": entries})
+    assert {group: what[:3] for group, what in found.items()} == {
+        "world 0-3": (2, "barrier", 0),
+        "dp 1,3": (6, "all_reduce", 4000),
+    }
+    assert 299 < found["world 0-3"][3] < 360
+    progress = Progress()
+    progress.pull = lambda: found
+    progress.begin("broadcast", "w 0,1", 8)
+    assert set(progress.table()) == {"w 0,1", "world 0-3", "dp 1,3"} and progress.table()["dp 1,3"][:3] == [
+        6,
+        "all_reduce",
+        4000,
+    ]
 
 
 def test_a_timeout_below_zero_is_refused(tmp_path):

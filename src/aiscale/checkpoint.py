@@ -271,10 +271,12 @@ def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (OSError, CheckpointException, *more) as error:
-        # torch.save says of a full disk only that its writer failed; another RuntimeError is not about files.
-        other = type(error) is RuntimeError and "PytorchStreamWriter" not in str(error)
-        if other or isinstance(error, CheckpointError):
+        # Of a full disk torch.save says only that its writer is not where it should be.
+        short = any(part in str(error) for part in ("inline_container", "PytorchStreamWriter", "unexpected pos"))
+        if isinstance(error, CheckpointError) or type(error) is RuntimeError and not short:
             raise
+        if short:
+            error = OSError("torch could write only a part: the disk, or your share of it, is full")
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
         reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
         raise CheckpointError(f"{what} ({reason}): {remedy}") from error

@@ -18,6 +18,7 @@ import warnings
 from dataclasses import dataclass
 from math import prod
 
+from aiscale.dist.progress import label
 from aiscale.dist.traffic import Group, Traffic, group_name
 
 ENTRIES = 20_000
@@ -68,7 +69,32 @@ def attach(traffic: Traffic) -> None:
             if entry.time_ns >= following["start_ns"]:
                 traffic.add(entry.op, entry.group, entry.payload_bytes, entry.peer, time_ns=entry.time_ns)
 
-    traffic.pull = pull
+    def begun() -> dict[str, tuple[int, str, int, float]]:
+        from torch._C import _distributed_c10d as c10d
+
+        return latest(pickle.loads(c10d._dump_nccl_trace(True, False, False)), following["start_ns"])
+
+    traffic.pull, traffic.progress.pull = pull, begun
+
+
+def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, float]]:
+    """{label of a group: (number, op, bytes, seconds ago)} of its latest collective, for `progress`. Messages are left
+    out: the recorder numbers them by group, not by the two ranks that pass them."""
+    records: dict[tuple, dict] = {}
+    for record in dump.get("entries", []):
+        if record.get("collective_seq_id") and not record.get("is_p2p") and record["time_created_ns"] >= start_ns:
+            records[tuple(record["process_group"])] = record
+    groups, found = dump.get("pg_config", {}), {}
+    for record in sorted(records.values(), key=lambda record: record["time_created_ns"]):
+        group = _group(record["process_group"], groups)
+        if len(group.ranks) < 2:
+            continue
+        entry, name = _entry(record, groups), label(group.name, group.ranks)
+        op, nbytes = (entry.op, entry.payload_bytes) if entry else (record["profiling_name"].partition(":")[2], 0)
+        before = found[name][0] if name in found else 0  # libraries make several groups of the same ranks
+        age_s = max(0.0, (time.time_ns() - record["time_created_ns"]) / 1e9)
+        found[name] = (before + record["collective_seq_id"], op, nbytes, age_s)
+    return found
 
 
 def read(dump: dict, first: int = 0) -> tuple[list[Entry], int]:

@@ -26,6 +26,7 @@ class Told:
     where: str = ""  #: file:line in function, of its main thread
     left: bool = False  #: it trains no more
     begun: dict[str, list] = field(default_factory=dict)  #: Progress.table()
+    busy: bool = False  #: it has just begun something and does not say what
 
     def number(self, group: str) -> int:
         """How many collectives of a group it has begun."""
@@ -56,6 +57,8 @@ class _Pending:
 
 def find(told: dict[int, Told], *, silent: set[int], timeout_s: float) -> Hang | None:
     """The hang that explains the others, or None. `silent`: ranks whose news are as old as the timeout."""
+    if any(of.busy for rank, of in told.items() if rank not in silent):
+        return None
     pending = [found for group in _groups(told) if (found := _pending(group, told, timeout_s))]
     if silent:
         return _of_silent(told, silent, pending, timeout_s)

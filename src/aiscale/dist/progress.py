@@ -4,7 +4,8 @@
     progress.begin("all_reduce", "dp 0-6/2", 4096)
     progress.table()                          # {"dp 0-6/2": [number, "all_reduce", 4096, seconds ago, step]}
 
-`wire` fills it, `watch` shows it to the other ranks and compares. A message counts as a collective of two ranks, its
+`wire` fills it, `watch` shows it to the other ranks and compares. What NCCL has begun is in its flight recorder; `pull`
+brings it in when the table is asked for. A message counts as a collective of two ranks, its
 sender and its receiver ("3>5"): whoever is ahead there waits for the other.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 ANY_SOURCE = "*"
 
@@ -22,6 +23,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.latest_s = time.monotonic()  #: when anything was begun
+        #: () -> {group: (number, op, bytes, seconds ago)} of what is noted elsewhere
+        self.pull: Callable[[], dict[str, tuple[int, str, int, float]]] | None = None
         self._step = 0
         self._begun: dict[str, tuple[int, str, int, float, int]] = {}
         self._lock = threading.Lock()
@@ -47,10 +50,11 @@ class Progress:
         """{group: [number, op, bytes, seconds ago, step]}; time before `since_s` does not count."""
         now = time.monotonic()
         with self._lock:
-            begun = list(self._begun.items())
-        return {
-            group: [number, op, nbytes, now - max(at, since_s), step] for group, (number, op, nbytes, at, step) in begun
-        }
+            begun = dict(self._begun)
+        for group, (number, op, nbytes, age_s) in (self.pull() if self.pull else {}).items():
+            begun[group] = (number, op, nbytes, now - age_s, self._step)
+            self.latest_s = max(self.latest_s, now - age_s)
+        return {group: [*what, now - max(at, since_s), step] for group, (*what, at, step) in begun.items()}
 
 
 def label(name: str, ranks: Sequence[int]) -> str:

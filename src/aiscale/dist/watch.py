@@ -8,7 +8,7 @@ rank writes into the rendezvous store, every few seconds, what it has begun (`pr
 that sleeps, computes or is stuck in a file system tells where it is, one that was stopped falls silent. A rank that has
 begun nothing new for half the timeout reads what the others wrote; after all of it `hang.find` judges, and the lowest
 rank that waits prints one line and ends the job. Where all have arrived and the network loses what they send, the
-backend's own timeout has the last word.
+backend's own timeout has the last word, and so it has for messages between two ranks under NCCL.
 
 The time in which this process itself was stopped (Ctrl-Z, a suspended job) does not count.
 """
@@ -102,7 +102,9 @@ class _Watch:
 
     def _write(self) -> None:
         self._beat += 1
-        begun = self.progress.table(self.awake_since_s)
+        # While steps follow each other nobody asks, and NCCL's recorder takes a tenth of a second to read.
+        busy = self.progress.pull is not None and self._idle_s() < self.beat_s
+        begun = None if busy else self.progress.table(self.awake_since_s)
         note = [self._beat, self.progress.step, _where(), self._over.is_set(), begun]
         self._store.set(str(self.world.rank), json.dumps(note))
 
@@ -112,7 +114,7 @@ class _Watch:
         for rank, note in enumerate(map(json.loads, notes)):
             beat, step, where, left, begun = note
             if rank not in self.told or self.told[rank][0] != beat:
-                self.told[rank] = (beat, now, Told(step, where, left, begun))
+                self.told[rank] = (beat, now, Told(step, where, left, begun or {}, busy=begun is None))
 
     def _find(self) -> Hang | None:
         now, patience_s = time.monotonic(), self.timeout_s / 2 - self.beat_s

@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -75,19 +75,32 @@ class Kept:
 
     def __init__(self, real, staging: Staging) -> None:
         self.real, self.staging = real, staging
-        self._files: list[tuple[dict, str]] = []
+        self._writing: list[Callable[[], None]] = []
 
     def __getattr__(self, name: str):
         return getattr(self.real, name)
 
     def save(self, state_dict: dict, path: str) -> None:
         """Copy the content of one file."""
-        self._files.append((self.staging.of(state_dict, part=Path(path).name), path))
+        copied = self.staging.of(state_dict, part=Path(path).name)
+        self._writing.append(lambda: self.real.save(copied, path))
 
     def write(self) -> None:
         """Write the files, from any thread."""
-        for content, path in self._files:
-            self.real.save(content, path)
+        for each in self._writing:
+            each()
+
+    @contextlib.contextmanager
+    def instead(self, engine) -> Iterator[None]:
+        """Inside, what DeepSpeed's engine would write comes here; rank 0 copies scripts into the folder as well."""
+        scripts = engine._copy_recovery_script
+        engine.checkpoint_engine = self
+        engine._copy_recovery_script = lambda folder: self._writing.append(lambda: scripts(folder))
+        try:
+            yield
+        finally:
+            engine.checkpoint_engine = self.real
+            del engine._copy_recovery_script
 
 
 @contextlib.contextmanager

@@ -239,12 +239,9 @@ class ZeROEngine(Engine):
 
     def write_later(self, folder: Path, staging: Staging) -> Callable[[], None]:
         """The same, but its files come when the returned function is called."""
-        real = self.engine.checkpoint_engine
-        self.engine.checkpoint_engine = kept = Kept(real, staging)
-        try:
+        kept = Kept(self.engine.checkpoint_engine, staging)
+        with kept.instead(self.engine):
             self.write(folder)
-        finally:
-            self.engine.checkpoint_engine = real
         return kept.write
 
     def read(self, folder: Path, note: dict) -> None:

@@ -48,6 +48,11 @@ class Saver:
         """Whether what was being written has failed on this rank; `finish` says why."""
         return self._writing is not None and self._writing.error is not None
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is being written on this rank."""
+        return self._writing is None or not self._writing.is_alive()
+
     def save(self, step: int, val_loss: float | None, *, wait: bool = False) -> None:
         """Keep the state after `step` steps; with `wait` it is on the disk when this returns."""
         self.finish()

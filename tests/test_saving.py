@@ -1,0 +1,271 @@
+"""Checkpoints that are written while training goes on: the same as those for which it waits, whole or not there."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from aiscale import checkpoint
+from aiscale.bench.saving import show_saving
+from aiscale.config import Run
+from aiscale.dist import connect
+from aiscale.parallel import build
+from aiscale.staging import Staging
+from aiscale.train import fit, read_metrics
+from aiscale.train.saving import Saver
+from aiscale.verify.jobs import Jobs
+from ranks import aiscale, run_ranks
+
+TINY = (
+    *("model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
+    *("loop.global_batch=4", "loop.eval_batches=1", "loop.eval_every=0", "loop.device=cpu", "name=tiny"),
+    *("loop.steps=4", "loop.checkpoint_every=2", "loop.keep_checkpoints=3", "optimizer.warmup_steps=1"),
+)
+STRATEGIES = {
+    "serial": (),
+    "ddp": ("compression.method=top-k",),
+    "zero": ("parallel.zero_stage=3",),
+    "fsdp": (),
+    "pipeline": ("parallel.pp=2", "loop.micro_batch=2"),
+    "megatron": ("parallel.tp=2",),
+}
+
+
+def words(*settings):
+    return [word for setting in settings for word in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """{strategy: (losses of four steps, of the last two steps again from the checkpoint written in the background)}"""
+
+    def losses(strategy, jobs):
+        folder, log = tmp_path_factory.mktemp(strategy), tmp_path_factory.mktemp("log") / "said.log"
+        arguments = ["train", "--runs-dir", str(folder), "--quiet", "--nproc", "1" if strategy == "serial" else "2"]
+        arguments += words(*TINY, f"parallel.strategy={strategy}", *STRATEGIES[strategy])
+        found = []
+        for more in ([], ["--resume"]):
+            status = jobs.start(strategy, [*arguments, *more], log)
+            assert (status, log.read_text()) == (0, ""), (strategy, log.read_text())
+            found.append(
+                [(line["step"], line["loss"]) for line in read_metrics(folder / "tiny") if line["kind"] == "train"]
+            )
+            shutil.rmtree(folder / "tiny/checkpoints/step_00000004")
+        return found
+
+    with Jobs() as jobs, ThreadPoolExecutor(2) as lanes:
+        return dict(zip(STRATEGIES, lanes.map(lambda strategy: losses(strategy, jobs), STRATEGIES), strict=True))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_run_goes_on_from_a_checkpoint_of_the_background_as_if_it_had_not_stopped(strategy, trained):
+    first, again = trained[strategy]
+    assert first == again and [step for step, _ in first] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def engine():
+    run = Run().override(*TINY)
+    world = connect("cpu")
+    engine = build(run, world)
+    yield engine
+    engine.close()
+    world.close()
+
+
+def step(engine):
+    tokens = torch.randint(0, 256, (4, 17))
+    engine.step([(tokens[:, :-1], tokens[:, 1:])], 1e-2)
+
+
+def weights(engine):
+    return {name: tensor.clone() for name, tensor in engine.state(full=True).items()}
+
+
+class Gate:
+    """Holds back what comes just before a checkpoint gets its name."""
+
+    def __init__(self, monkeypatch):
+        self.open, self.names, real = threading.Event(), [], checkpoint._finish
+
+        def finish(partial, final, *rest):
+            assert self.open.wait(60)
+            real(partial, final, *rest)
+            self.names.append(final.name)
+
+        monkeypatch.setattr(checkpoint, "_finish", finish)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(engine, tmp_path, monkeypatch):
+    gate = Gate(monkeypatch)
+    step(engine)
+    before = weights(engine)
+    with Saver(engine, tmp_path, keep=2, background=True) as saver:
+        saver.save(1, None)
+        step(engine)
+        assert checkpoint.latest(tmp_path) is None and not saver.failed
+        gate.open.set()
+    found = {name: torch.empty_like(tensor) for name, tensor in before.items()}
+    checkpoint.load_weights(found, checkpoint.latest(tmp_path))
+    assert all(torch.equal(found[name], before[name]) for name in before)
+    assert any(not torch.equal(now, before[name]) for name, now in weights(engine).items())
+
+
+def test_one_is_written_at_a_time_and_in_order(engine, tmp_path, monkeypatch):
+    gate = Gate(monkeypatch)
+    with Saver(engine, tmp_path, keep=5, background=True) as saver:
+        saver.save(1, None)
+        second = threading.Timer(0.2, gate.open.set)
+        second.start()
+        saver.save(2, None)  # waits for the first
+        assert gate.open.is_set() and gate.names[:1] == ["step_00000001"]
+        saver.save(3, None, wait=True)
+        assert gate.names == ["step_00000001", "step_00000002", "step_00000003"]
+
+
+def test_a_second_copy_takes_no_second_memory(engine):
+    step(engine)
+    staging = Staging()
+    first = staging.of(engine.state())["model"]
+    step(engine)
+    second = staging.of(engine.state())["model"]
+    assert all(first[name].data_ptr() == second[name].data_ptr() for name in first)
+    assert all(torch.equal(second[name], tensor) for name, tensor in weights(engine).items())
+
+
+def test_tied_tensors_are_copied_once_and_other_values_are_as_they_were():
+    tensor, counts = torch.ones(3), [1]
+    copied = Staging().of(
+        {"a": tensor, "b": (tensor, counts, "x"), "c": {"d": torch.tensor(2.0, dtype=torch.bfloat16)}}
+    )
+    tensor += 1
+    counts.append(2)
+    assert copied["a"] is copied["b"][0] and copied["a"].tolist() == [1, 1, 1]
+    assert copied["b"][1:] == ([1], "x") and copied["c"]["d"].dtype == torch.bfloat16
+
+
+def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_before(tmp_path, monkeypatch):
+    import aiscale.train.fit  # noqa: F401
+
+    real, failed = checkpoint._finish, threading.Event()
+
+    def full_at_step_4(partial, final, *rest):
+        if final.name == "step_00000004":
+            failed.set()
+            raise OSError(28, "No space left on device")
+        real(partial, final, *rest)
+
+    training = sys.modules["aiscale.train.fit"]._Training
+    real_step = training._step
+    monkeypatch.setattr(checkpoint, "_finish", full_at_step_4)
+    # The fifth step ends only when the write has failed, so that a sixth or seventh shows that nobody looked.
+    slow = lambda self, step: (step == 5 and failed.wait(60), real_step(self, step))[1]  # noqa: E731
+    monkeypatch.setattr(training, "_step", slow)
+    run = Run().override(*TINY, "loop.steps=100", "loop.checkpoint_every=4")
+    with pytest.raises(checkpoint.CheckpointError, match="cannot write .*step_00000004 .*No space left.*are untouched"):
+        fit(run.override("loop.checkpoint_every=2"), runs_dir=tmp_path, progress=False)
+    steps = [line["step"] for line in read_metrics(tmp_path / "tiny") if line["kind"] == "train"]
+    assert steps[-1] in (5, 6, 7)
+    assert [path.name for path in (tmp_path / "tiny/checkpoints").iterdir()] == ["step_00000002"]
+    assert json.loads((tmp_path / "tiny/run.json").read_text())["status"] == "failed"
+
+
+def test_a_signal_waits_for_what_is_being_written(tmp_path, monkeypatch):
+    import aiscale.train.fit  # noqa: F401
+
+    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.fit"]._Training
+    real_step = training._step
+
+    def stop_at_4(self, step):
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            threading.Timer(0.2, gate.open.set).start()
+        return real_step(self, step)
+
+    monkeypatch.setattr(training, "_step", stop_at_4)
+    run = Run().override(*TINY, "loop.steps=100", "loop.checkpoint_every=3")
+    assert fit(run, runs_dir=tmp_path, progress=False).stopped
+    assert gate.names == ["step_00000003", "step_00000004"]
+
+
+def test_a_run_that_fails_by_itself_keeps_what_was_being_written(tmp_path, monkeypatch):
+    import aiscale.train.fit  # noqa: F401
+
+    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.fit"]._Training
+    real_step = training._step
+
+    def fail_at_4(self, step):
+        if step == 3:
+            threading.Timer(0.2, gate.open.set).start()
+            raise ZeroDivisionError
+        return real_step(self, step)
+
+    monkeypatch.setattr(training, "_step", fail_at_4)
+    with pytest.raises(ZeroDivisionError):
+        fit(Run().override(*TINY, "loop.checkpoint_every=3"), runs_dir=tmp_path, progress=False)
+    assert gate.names == ["step_00000003"]
+
+
+def test_a_rank_that_cannot_write_is_named_by_all_and_no_half_of_a_checkpoint_stays(tmp_path):
+    code = f"""
+    from pathlib import Path
+    from aiscale import checkpoint, integrity
+    from aiscale.config import Run
+    from aiscale.train import fit
+    real, count = integrity.fingerprints, []
+    def full(*args):
+        count.append(1)
+        if world.rank == 1 and len(count) > 1:
+            raise OSError(28, "No space left on device")
+        return real(*args)
+    integrity.fingerprints = full
+    run = Run().override(*{TINY!r}, "parallel.strategy=ddp", "loop.steps=1000")
+    try:
+        fit(run, world, runs_dir="runs", progress=False)
+    except checkpoint.CheckpointError as error:
+        say(str(error).partition("(")[2])
+    world.barrier()
+    say([path.name for path in Path("runs/tiny/checkpoints").iterdir()])
+    """
+    done = run_ranks(code, 2, tmp_path, strategy="ddp")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    why = "rank 1 of 2 failed alone: OSError: [Errno 28] No space left on device): free some space or ask for it; "
+    assert sorted(lines) == ["['step_00000002']"] * 2 + [why + "earlier checkpoints are untouched"] * 2
+
+
+def test_the_benchmark_compares_both_ways_to_save(capsys):
+    done = aiscale("bench", "saving", "--quick", "--json")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["strategies"].values()
+    assert 0 < row["background_s"] <= row["written_s"] and row["at_once_s"] > 0 and row["checkpoint_bytes"] > 1e6
+    show_saving(json.loads(done.stdout))
+    assert capsys.readouterr().out.splitlines()[3].split()[0] == "ddp"
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero", "megatron"])
+def test_a_full_disk_is_told_in_one_line_and_the_checkpoint_before_stays(strategy, tmp_path):
+    """A limit on the size of files stands for the disk: the same calls of the same libraries fail."""
+    settings = (
+        *TINY,
+        "loop.steps=100",
+        "loop.checkpoint_every=3",
+        f"parallel.strategy={strategy}",
+        *STRATEGIES[strategy],
+    )
+    train = [sys.executable, "-m", "aiscale", "train", "--quiet", "--nproc", "2", *words(*settings)]
+    first = [*train, *words("loop.steps=2")]
+    done = subprocess.run(first, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "limited", *train, "--resume", *words("loop.steps=9")]
+    done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "step_00000003 (" in done.stderr and "earlier checkpoints are untouched" in done.stderr, done.stderr
+    assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir()] == ["step_00000002"]
