@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+START_LIMIT_S = 600  #: for an engine to find the controller; who waits for it gives up earlier
 _PR_SET_PDEATHSIG = 1
 
 
@@ -126,8 +127,8 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size:
             f"--profile-dir={profile}",
             f"--file={profile}/security/ipcontroller-engine.json",
             f"--IPEngine.id={rank}",
-            "--IPEngine.wait_for_url_file=60",
-            "--IPEngine.timeout=60",
+            f"--IPEngine.wait_for_url_file={START_LIMIT_S}",
+            f"--IPEngine.timeout={START_LIMIT_S}",
             # Deaths are noticed by waiting for processes, signals go straight to them.
             "--IPEngine.enable_nanny=False",
             "--IPEngine.max_heartbeat_misses=0",

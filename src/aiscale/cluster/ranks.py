@@ -38,7 +38,7 @@ def start(
     threads: int = 0,
     device: str = "auto",
     timeout_s: float = 120.0,
-    start_timeout_s: float = 90.0,
+    start_timeout_s: float = 0,
     env: Mapping[str, str] | None = None,
     fresh: bool = False,
     link_mbit_s: float = 0,
@@ -55,9 +55,12 @@ def start(
     submitted job asks for besides the site's profile: account, time, nodes, partition, qos, reservation, site, script
     (see `aiscale.cluster.job.Job`).
 
-    threads: of each rank; 0 shares the cores. timeout_s: after which a collective that hangs raises.
-    env: further environment variables of the ranks. link_mbit_s: slow the links between ranks to so many megabits a
-    second; `%%px world.link.rate_mbit_s = 50` changes it, 0 is unslowed. Raises ClusterError.
+    threads: of each rank; 0 shares the cores. timeout_s: after which a collective that hangs raises. start_timeout_s:
+    in which ranks must be up, not counting the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read
+    their software from one file system. env: further environment variables of the ranks.
+
+    link_mbit_s: slow the links between ranks to so many megabits a second; `%%px world.link.rate_mbit_s = 50` changes
+    it, 0 is unslowed. Raises ClusterError.
     """
     global _current
     engines = engines or os.environ.get("AISCALE_ENGINES") or "local"
@@ -109,7 +112,7 @@ class Ranks:
         self.view = None  #: ipyparallel's DirectView, in rank order
         self.info: list[dict] = []  #: of every rank: pid, host, device, backend, threads
         self._request = request
-        self._start_timeout_s = start_timeout_s
+        self._start_timeout_s = start_timeout_s or (90 if request["engines"] in ("local", "mpi") else 300)
         self._processes: Processes | None = None
         self._store = None
         self._must_join = False
@@ -190,6 +193,8 @@ class Ranks:
             self._join(fresh=self._processes.used)
         except BaseException as error:
             self._tear_down()
+            if type(error) is KeyboardInterrupt:
+                raise RanksInterrupted("the ranks had not started, and what there was of them has been ended") from None
             if not isinstance(error, PortTakenError) or tries == 1:
                 raise
             self._bring_up(tries - 1)

@@ -182,6 +182,8 @@ class SlurmLauncher(LocalLauncher):
     def stop(self, polite: bool) -> None:
         """End the step, and the job if it was submitted for it."""
         self._end_sharing()
+        for srun in self.processes:  # ends a step that has not begun
+            srun.terminate()
         if not guard.cancel(str(self.folder)):
             return
         until = time.monotonic() + _END_S
