@@ -1,0 +1,198 @@
+"""Shipped launchers, byte for byte, train to the end under a real Slurm, with the losses of the same run without it.
+
+Two virtual nodes of each site (`aiscale rehearse`), every rank a process of its own, the model a tiny one by what
+stands behind the file's name. The environment that a launcher activates is the test's: its `python` is this one, which
+notes first where it was started and what it was told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from aiscale import rehearsal
+from aiscale.rehearsal import needs
+from aiscale.rehearsal.settings import user_name
+from conftest import IN_CI
+
+ROOT = Path(__file__).parents[1]
+WHY_NOT = rehearsal.why_not()
+pytestmark = [
+    pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-"),
+    pytest.mark.timeout(1800),  # each starts up to 32 Pythons, which on a busy machine takes minutes
+]
+
+TINY = {
+    "data.corpus": "embedded",
+    "data.tokenizer": "byte",
+    "model.n_layer": "2",
+    "model.n_head": "2",
+    "model.d_model": "16",
+    "model.vocab_size": "256",
+    "model.max_seq_len": "16",
+    "loop.seq_len": "16",
+    "loop.global_batch": "16",
+    "loop.micro_batch": "1",
+    "loop.steps": "3",
+    "loop.eval_every": "0",
+    "loop.eval_batches": "1",
+}
+
+#: the environment's python; the launcher's own process has no SLURM_STEP_ID
+NOTING = f"""#!/bin/sh
+echo "$SLURM_STEP_ID $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES rocr=$ROCR_VISIBLE_DEVICES" \\
+  "master=$MASTER_ADDR from=$(dirname "$0")" >> "$SEATS"
+exec {sys.executable} "$@"
+"""
+ACTIVATE = 'test -z "$NOBODY_SET_THIS"; PATH="$(dirname "${BASH_SOURCE[0]}"):$PATH"\n'
+
+
+@dataclass
+class Ended:
+    """A job of a launcher that has ended."""
+
+    name: str
+    said: str  #: its output
+    calls: list[rehearsal.Call]
+    seats: list[str]  #: a line for each python of the last step, as NOTING writes them
+    words: list[str] = field(default_factory=list)  #: what its ranks were started with, behind `aiscale train`
+
+    def asked(self, program: str) -> list[tuple[str, ...]]:
+        return [call.args for call in self.calls if call.program == program]
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def perlmutter():
+    with rehearsal.Cluster(site="perlmutter", nodes=2) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def place():
+    """A folder that all virtual nodes see, with an environment in it: not below /tmp, of which each has its own."""
+    folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
+    programs = folder / ".venv/bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").write_text(ACTIVATE)
+    (programs / "python").write_text(NOTING)
+    (programs / "python").chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def packed(place: Path) -> Path:
+    """The environment as conda-pack packs one."""
+    path = place / "env.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(place / ".venv/bin", arcname="bin")
+    return path
+
+
+def launched(nodes: rehearsal.Cluster, lesson: str, place: Path, *, env=None, **settings: str) -> Ended:
+    """Submit a site's launcher as it is shipped, with a tiny model, and wait for it to complete."""
+    path = ROOT / "launchers" / nodes.settings.site.name / f"{lesson}.sbatch"
+    words = [word for key, value in {**TINY, **settings}.items() for word in ("--set", f"{key}={value}")]
+    env = {"SEATS": str(place / "seats"), **(env or {})}
+    before = len(nodes.calls())
+    job = nodes.submit(path, "--nodes=2", "--time=60", args=words, cwd=place, env=env)
+    state = nodes.wait(job, timeout_s=900)
+    said = (place / f"{lesson}-{job}.out").read_text()
+    assert state == "COMPLETED", said
+    assert "yes: this is ready to train" in said
+    calls = nodes.calls()[before:]
+    train = [call.args for call in calls if call.program == "srun" and "train" in call.args][-1]
+    step = max(int(line.split()[0]) for line in (place / "seats").read_text().splitlines())
+    seats = [line for line in (place / "seats").read_text().splitlines() if line.startswith(f"{step} ")]
+    return Ended(lesson, said, calls, sorted(seats, key=lambda line: int(line.split()[1])), [*train])
+
+
+def seats_of(ended: Ended, per_node: int, **told: str) -> None:
+    """Every rank is on its node and was told what its site's ranks are told; `told`: a value, or one a local rank."""
+    assert len(ended.seats) == 2 * per_node
+    for rank, line in enumerate(ended.seats):
+        local = rank % per_node
+        _, _, *words = line.split()
+        assert words[:2] == [str(local), f"node{rank // per_node + 1}"], line
+        found = dict(word.partition("=")[::2] for word in words[2:])
+        for key, value in told.items():
+            assert found[key] == (value[local] if isinstance(value, list) else value), line
+
+
+def losses_equal_those_without_slurm(ended: Ended, ranks: int, place: Path) -> None:
+    words = ended.words[ended.words.index("train") :]
+    at = words.index("--runs-dir")
+    there, words[at + 1] = Path(words[at + 1]), str(place / "without")
+    command = [sys.executable, "-m", "aiscale", *words, f"--nproc={ranks}", "--quiet"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    with_slurm, without = losses(there), losses(place / "without")
+    assert len(with_slurm) >= 4, "three steps and an evaluation"
+    assert with_slurm == without
+
+
+def losses(runs: Path) -> list[tuple[str, int, float]]:
+    (path,) = runs.glob("*/metrics.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(row["kind"], row["step"], row.get("loss", row.get("val_loss"))) for row in rows if row["kind"] != "rank"]
+
+
+def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_nvme(frontier, place):
+    archive = packed(place)
+    ended = launched(frontier, "ddp", place, env={"AISCALE_ENVIRONMENT": str(archive)})
+    fast = f"/mnt/bb/{user_name()}/env"
+    assert ended.asked("sbcast") == [("--preserve", "--force", str(archive), f"{fast}.tar.gz")]
+    modules = [args[1] for args in ended.asked("module") if args[0] == "load"]
+    assert modules.index("rocm/7.1.1") < modules.index("rccl-net-plugin"), "the plugin must find rocm"
+    assert {call.node for call in ended.calls if call.program == "conda-unpack"} == {"node1", "node2"}
+    seats_of(
+        ended,
+        8,
+        rocr=list("45236701"),  # --gpu-bind=closest, OLCF's guide
+        master="10.77.0.1",
+        **{"from": f"{fast}/bin"},
+    )
+    losses_equal_those_without_slurm(ended, 16, place)
+
+
+def test_zero_at_perlmutter_in_a_container(perlmutter, place):
+    env = {"AISCALE_ENVIRONMENT": "container", "PATH": f"{place}/.venv/bin:{needs.search_path()}"}
+    ended = launched(perlmutter, "zero", place, env=env)
+    started = ended.asked("shifter")
+    assert len(started) == 16 and all(args[:2] == ("python", "-u") for args in started), "8 ranks, doctor and training"
+    assert "module" not in {call.program for call in ended.calls}
+    seats_of(ended, 4, cuda="3,2,1,0", master="node1")
+    losses_equal_those_without_slurm(ended, 8, place)
+
+
+@pytest.mark.parametrize(
+    "lesson, settings",
+    [
+        ("fsdp", {}),
+        ("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}),
+        ("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}),
+    ],
+)
+def test_others_at_perlmutter_on_the_sites_module(perlmutter, place, lesson, settings):
+    ended = launched(perlmutter, lesson, place, **settings)
+    [(load, module)] = ended.asked("module")
+    assert load == "load" and module.startswith("pytorch")
+    train = [word for word in ended.words if word.startswith("--")]
+    assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(train)
+    seats_of(ended, 4, cuda="3,2,1,0", master="node1", **{"from": f"{place}/.venv/bin"})
+    losses_equal_those_without_slurm(ended, 8, place)
