@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from aiscale.bench import radius_runs, radius_sweep
-from aiscale.bench.radius import reckon
+from aiscale.bench.nodes import why_no_nodes
+from aiscale.bench.radius import bench_radius, reckon
+from aiscale.config import ConfigError
 from aiscale.parallel.radius import SimulatedRanks
 from ranks import aiscale, processes_with, wait_until
 
@@ -26,6 +29,28 @@ def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # a ring of 4
     assert sparse["held_bytes"] == 5 * result["parameters"]  # an fp32 residual and a byte of mask
     assert result["link_mbit_s"] > 0 and result["machine"]["torch"] and result["checks"] == []
+
+
+@pytest.mark.skipif(
+    bool(why_no_nodes()) and not (os.environ.get("CI") and os.geteuid() == 0), reason=why_no_nodes() or "-"
+)
+def test_the_benchmark_runs_on_links_that_the_kernel_slows():
+    done = aiscale("bench", "radius", "--quick", "--json", "--link", "shaped", timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["link"] == "shaped" and result["ranks"] == 4
+    # The baseline's message alone keeps a rank's card busy for so long, at either rate.
+    dense = next(row for row in result["rows"] if row["name"] == "dense, fp32, at once")
+    for row in (row for row in result["rates"] if row["name"] == "dense, fp32, at once"):
+        assert row["step_s"]["median"] > 0.8 * dense["wire_bytes"] * 8 / (row["link_mbit_s"] * 1e6)
+
+
+def test_shaped_links_are_refused_where_the_kernel_gives_none(monkeypatch):
+    monkeypatch.setattr("aiscale.bench.nodes.why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
+    with pytest.raises(
+        ConfigError, match="^--link shaped: nodes need Linux's unshare, ip and tc; without --link it is"
+    ):
+        bench_radius(quick=True, link="shaped")
 
 
 def _measured():
@@ -44,7 +69,8 @@ def _measured():
             f"all-reduce: radius d {d}, fp32, at once": [d, d],
             f"masking: radius d {d}, fp32, at once": [0.06, 0.06],
         }
-    facts = {"ranks": 4, "parameters": 10, "tokens": 1, "rounds": 2, "link_mbit_s": 8.0, "compute_s": 1.0}
+    facts = {"ranks": 4, "parameters": 10, "tokens": 1, "rounds": 2, "link": "emulated", "link_mbit_s": 8.0}
+    facts["compute_s"] = 1.0
     at_rates = {"0.5": {name: seconds[name] for name in list(seconds)[:3]}}
     return {**facts, "contenders": contenders, "seconds": seconds, "parts": parts, "at_rates": at_rates}
 
@@ -147,5 +173,10 @@ def test_one_process_stands_for_all_ranks_because_radius_is_linear():
 def test_options_of_the_sweep_are_refused_elsewhere():
     done = aiscale("bench", "ddp", "--sweep")
     assert done.returncode == 2 and "bench ddp takes no --sweep: only bench radius does" in done.stderr
+    done = aiscale("bench", "radius", "--sweep", "--link", "shaped")
+    assert (
+        done.returncode == 2
+        and "--link belongs to the steps of bench radius, and its sweep sends nothing" in done.stderr
+    )
     done = aiscale("bench", "radius", "--out", "x")
     assert done.returncode == 2 and "belong to the sweep of bench radius: add --sweep" in done.stderr

@@ -105,6 +105,7 @@ say("off", type(dist.all_reduce(x, async_op=True)).__name__ != "Carried")
 """
 
 
+@pytest.mark.alone
 def test_the_time_passes_while_a_rank_computes_and_what_is_asked_for_later_queues(tmp_path):
     done = run_ranks(TIMED + OVERLAP, 3, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -182,6 +183,12 @@ def test_impossible_rates_are_refused():
             Link().rate_mbit_s = rate
 
 
+def test_an_all_to_all_waits_where_a_pair_of_ranks_sends_one_way_first():
+    # What a fluid model with fair shares gives for every order in which 2 to 6 ranks arrive, in messages of S/n.
+    messages = {2: 2, 3: 3, 4: 5, 5: 6, 6: 8}
+    assert {n: busiest_link("all_to_all", n, n) for n in messages} == {n: (m, m) for n, m in messages.items()}
+
+
 def test_the_busiest_card_carries_no_less_than_the_mean_one():
     for op in cost.COLLECTIVES:
         for n in (2, 3, 4, 8):
@@ -191,9 +198,10 @@ def test_the_busiest_card_carries_no_less_than_the_mean_one():
 @pytest.mark.skipif(
     bool(why_no_nodes()) and not (os.environ.get("CI") and os.geteuid() == 0), reason=why_no_nodes() or "-"
 )
+@pytest.mark.alone
 def test_a_link_that_the_kernel_slows_takes_about_as_long():
     result = bench_link(quick=True)  # aiscale bench link holds it to a tenth, on a machine that has nothing else to do
-    assert {row["what"] for row in result["rows"]} == {"all-reduce", "all gradients", "DDP step"}
+    assert {row["what"] for row in result["rows"]} == {"all-reduce", "all gradients", "DDP step", "DDP step, at once"}
     for row in result["rows"]:
         least_s = busiest_link("all_reduce", row["payload_bytes"], 4)[1] * 8 / (row["rate_mbit_s"] * 1e6)
         assert min(row["real_s"], row["emulated_s"]) >= 0.8 * least_s, row

@@ -55,7 +55,7 @@ BENCHMARKS = {
 #: benchmark -> options that it alone has, and how they are written
 _OWN = {
     "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
-    "radius": {"sweep": "--sweep", "out": "--out", "budget": "--budget"},
+    "radius": {"sweep": "--sweep", "out": "--out", "budget": "--budget", "link": "--link"},
 }
 
 
@@ -72,6 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--steps", type=int, metavar="N", help="steps measured (default: 20)")
     own.add_argument("--no-compile", dest="compile", action="store_false", default=None, help="without torch.compile")
     own = parser.add_argument_group("of bench radius alone")
+    own.add_argument(
+        "--link", choices=("emulated", "shaped"), help="links emulated by the ranks, or slowed by the kernel on nodes"
+    )
     own.add_argument("--sweep", action="store_true", default=None, help="train for perplexities: days, in any portions")
     own.add_argument("--out", metavar="FILE", help="finished runs of the sweep; one that exists is gone on with")
     own.add_argument("--budget", type=float, metavar="MINUTES", help="begin no run of the sweep that would end later")
@@ -87,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"bench {args.name} takes no {given}: only bench {owner} does")
     if ("out" in own or "budget" in own) and "sweep" not in own:
         raise ConfigError("--out and --budget belong to the sweep of bench radius: add --sweep")
+    if "link" in own and "sweep" in own:
+        raise ConfigError("--link belongs to the steps of bench radius, and its sweep sends nothing: give one of them")
     if own.get("budget", 1) <= 0:
         raise ConfigError(f"--budget {args.budget:g}: it must be more than 0 minutes")
     if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:

@@ -1,12 +1,14 @@
 """Does the emulated link behave like a real one? `aiscale bench link`, on four new ranks (Linux with namespaces).
 
 Each rank lives on a node of its own (`bench.nodes`). In turn, the kernel slows the nodes' network cards, or `dist.link`
-emulates cards of the same rate over unslowed ones. Every collective, and a DDP step at two rates (communication alone
-takes half, and twice, as long as the computation), must take the same time to a tenth.
+emulates cards of the same rate over unslowed ones. Timed are every collective, and a DDP step of the model of `bench
+radius`, overlapped and at once: at the rate that benchmark chooses, and at one at which communication alone takes twice
+as long as computation. DDP steps must take the same time to a tenth.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -21,7 +23,6 @@ from aiscale.bench.timing import machine_facts
 
 RANKS, ROUNDS = 4, 5
 TOLERANCE = 0.10  #: by which a DDP step on the emulated link may differ
-_SHARES = (0.5, 2.0)  #: seconds of an all-reduce of all gradients alone over those of a step without communication
 _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20
 
 
@@ -40,7 +41,7 @@ def bench_link(*, quick: bool = False, report: Callable[[str], None] = lambda me
         {"name": f"{row['what']} at {row['rate_mbit_s']:g} Mbit/s, emulated over real", "value": row["ratio"]}
         | {"target": [1 - TOLERANCE, 1 + TOLERANCE], "met": abs(row["ratio"] - 1) <= TOLERANCE}
         for row in result["rows"]
-        if row["what"] == "DDP step"
+        if row["what"].startswith("DDP step")
     ]
     return {**result, "checks": [] if quick else checks, "machine": machine_facts()}
 
@@ -121,11 +122,15 @@ def _rank(quick: bool, out: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    from aiscale import cost
+    from aiscale.bench.radius_steps import SHARE, plan
     from aiscale.bench.timing import paired
     from aiscale.dist import connect
+    from aiscale.dist.link import FRAMING
     from aiscale.parallel import build
     from aiscale.recipes import recipe
 
+    torch.set_num_threads(1)
     world = connect("cpu")
     compare = _Comparison(world, 1 if quick else ROUNDS)
     rows = [
@@ -133,27 +138,31 @@ def _rank(quick: bool, out: Path) -> None:
         for what, action in _collectives(world).items()
         if not quick or what == "all-reduce"
     ]
-    shape_ = ("model.n_layer=1",) if quick else ("model.n_layer=6", "model.n_head=6", "model.d_model=192")
-    engine = build(recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", *shape_), world)
-    tokens = torch.randint(0, 256, (4 if quick else 16, engine.run.loop.seq_len + 1))
+    run = recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", "parallel.bucket_mb=0.5")
+    run = run.override("model.n_layer=1") if quick else run.override(*plan(False).model)
+    engines = {
+        "DDP step": build(run, world),
+        "DDP step, at once": build(run.override("compression.overlap=false"), world),
+    }
+    tokens = torch.randint(0, 256, (run.loop.global_batch // world.size, run.loop.seq_len + 1))
     batch = [(tokens[:, :-1], tokens[:, 1:])]
-    gradients = torch.zeros(sum(p.numel() for p in engine.model.parameters()))
+    gradients = torch.zeros(cost.parameter_count(run.model))
 
     def quiet_step() -> None:
-        with engine.module.no_sync():
-            engine.step(batch, 1e-4)
+        with engines["DDP step"].module.no_sync():
+            engines["DDP step"].step(batch, 1e-4)
         world.barrier()
 
-    def step() -> None:
+    for engine in engines.values():
         engine.step(batch, 1e-4)
-
-    step()
     quiet_s = world.sum(paired({"quiet": quiet_step}, 3 if quick else 9).median_s("quiet")) / world.size
-    for share in _SHARES[-1:] if quick else _SHARES:
-        sent_bits = 8 * gradients.nbytes * 2 * (world.size - 1) / world.size
-        rate_mbit_s = float(f"{sent_bits / (share * quiet_s) / 1e6:.2g}")
+    for ratio in (2.0,) if quick else (SHARE / (1 - SHARE), 2.0):  # seconds of an all-reduce over those of quiet_step
+        sent_bits = 8 * FRAMING * cost.all_reduce_wire_bytes(gradients.nbytes, world.size)
+        rate_mbit_s = float(f"{sent_bits / (ratio * quiet_s) / 1e6:.2g}")
         rows.append(compare.row("all gradients", lambda: dist.all_reduce(gradients), rate_mbit_s, gradients.nbytes))
-        rows.append(compare.row("DDP step", step, rate_mbit_s, gradients.nbytes))
+        for what, engine in engines.items():
+            step = functools.partial(engine.step, batch, 1e-4)
+            rows.append(compare.row(what, step, rate_mbit_s, gradients.nbytes))
     if world.is_main:
         facts = {"ranks": world.size, "rounds": compare.rounds, "quiet_s": quiet_s}
         out.write_text(json.dumps({**facts, "rows": rows}))

@@ -21,8 +21,9 @@ from aiscale.dist.forking import die_with
 from aiscale.dist.launch import rank_environment
 
 _SWITCH, _NODE = "10.77.0.254", "10.77.0.{}"
-#: A burst is some frames; the queue, in time, takes what several senders pour into one card.
-_QUEUE = ("burst", "16kb", "latency", "50ms")
+#: Bytes of a frame, and how long the link is busy with what the kernel hands on in one piece (see `shape`).
+_FRAME_BYTES, _PIECE_S = 1514, 0.4e-3
+_QUEUE = "50ms"  #: takes what several senders pour into one card
 
 
 def _namespace_commands() -> list[list[str]]:
@@ -67,14 +68,17 @@ def start_on_nodes(nproc: int, argv: Sequence[str], *, timeout_s: float = 900) -
 def shape(rate_mbit_s: float) -> None:
     """Slow this rank's network card in both directions; 0: as fast as the machine is."""
     switch = ["nsenter", "-t", os.environ["AISCALE_SWITCH_PID"], "-n"]
-    # Left to itself the kernel hands on packets of 64 KiB, and each would wait at either end until the link could have
-    # brought all of it: 2.6 ms at 200 Mbit/s for each of an all-reduce's messages. A cable carries single frames; with
-    # a few of them in a packet, two cores keep up with the protocol of four ranks.
-    frames = 4 if rate_mbit_s else 65535
-    tbf = ("tbf", "rate", f"{rate_mbit_s * 1e6:.0f}bit", *_QUEUE)
+    # Left to itself the kernel hands on pieces of 64 KiB, and each would wait at either end until the link could have
+    # brought all of it: 2.6 ms at 200 Mbit/s for each of an all-reduce's messages. A cable carries single frames, but
+    # the kernel's work is by the piece: with frames by four, two cores spend 0.4 s on an all-reduce of 11 MB on four
+    # ranks, whatever the rate. So a piece is what the link brings in a short time.
+    frames = int(min(max(rate_mbit_s * 1e6 * _PIECE_S / 8 / _FRAME_BYTES, 1), 43)) if rate_mbit_s else 65535
+    burst = ("burst", str(max(2 * frames * _FRAME_BYTES, 16384)), "latency", _QUEUE)
+    tbf = ("tbf", "rate", f"{rate_mbit_s * 1e6:.0f}bit", *burst)
     for where, device in (([], "eth0"), (switch, f"node{os.environ['RANK']}")):
         _call(*where, "ip", "link", "set", device, "gso_max_segs", str(frames))
         _call(*where, "tc", "qdisc", "replace", "dev", device, "root", *(tbf if rate_mbit_s else ("pfifo",)))
+    _call("ip", "route", "flush", "cache")  # so that connections look at the card anew and make pieces of the new size
 
 
 def _call(*command: str) -> None:

@@ -1,6 +1,7 @@
 """What Radius gains on a slow link, and where it does not: `aiscale bench radius`, on four new ranks.
 
     aiscale bench radius                              # wall clock of a step against dense and competitors
+    aiscale bench radius --link shaped                # the same on nodes of their own, whose links the kernel slows
     aiscale bench radius --sweep --out FILE           # what it costs in perplexity: hours, goes on where it stopped
 
 The link's rate is chosen so that a dense fp32 all-reduce after the backward pass takes the share of the step that it
@@ -13,6 +14,7 @@ pass. Against an all-reduce that is overlapped, or in bf16, there is less to sav
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import tempfile
@@ -21,6 +23,7 @@ from pathlib import Path
 
 from aiscale.bench.ddp import BenchError
 from aiscale.bench.timing import machine_facts
+from aiscale.config import ConfigError
 
 RANKS = 4
 SAVING_TARGET = 0.1855  #: published at density 0.4, over a dense all-reduce that is not overlapped
@@ -37,22 +40,30 @@ def bench_radius(
     sweep: bool = False,
     out: str | None = None,
     budget: float | None = None,
+    link: str = "emulated",
 ) -> dict:
-    """Steps, their parts, break-even densities and speed-ups; with `sweep`, perplexities (`radius_sweep`)."""
+    """Steps, their parts, break-even densities and speed-ups; with `sweep`, perplexities (`radius_sweep`).
+
+    link: emulated inside the ranks (`dist.link`), or shaped by the kernel (`bench.nodes`: Linux with namespaces).
+    """
     if sweep:
         from aiscale.bench.radius_sweep import bench_sweep
 
         return bench_sweep(out=out, budget_min=budget, quick=quick, report=report)
+    from aiscale.bench.nodes import start_on_nodes, why_no_nodes
     from aiscale.dist import launch
 
-    report(f"{RANKS} ranks on an emulated link")
+    if link == "shaped" and (why := why_no_nodes()):
+        raise ConfigError(f"--link shaped: {why}; without --link it is emulated, which works anywhere")
+    report(f"{RANKS} ranks, {link} links")
     with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
         file = Path(folder) / "steps.json"
-        status = launch(RANKS, ["-m", "aiscale.bench.radius_steps", "quick" if quick else "full", str(file)])
+        start = functools.partial(start_on_nodes, timeout_s=3600) if link == "shaped" else launch
+        status = start(RANKS, ["-m", "aiscale.bench.radius_steps", "quick" if quick else "full", link, str(file)])
         if status:
             raise BenchError(f"the ranks of bench radius ended with status {status}; what went wrong stands above")
         measured = json.loads(file.read_text())
-    result = {**reckon(measured), "link": "emulated", "machine": machine_facts()}
+    result = {**reckon(measured), "machine": machine_facts()}
     return {**result, "checks": [] if quick else checks(result)}
 
 
@@ -63,7 +74,7 @@ def reckon(measured: dict) -> dict:
     sizes = measured["contenders"]
     seconds = _averaged(measured["seconds"], sizes, INTERVAL)
     rows = [_row(name, turns, seconds, sizes[name], measured) for name, turns in seconds.items()]
-    facts = ("ranks", "parameters", "tokens", "rounds", "link_mbit_s", "compute_s")
+    facts = ("ranks", "parameters", "tokens", "rounds", "link", "link_mbit_s", "compute_s")
     return {
         **{fact: measured[fact] for fact in facts},
         "share": SHARE,

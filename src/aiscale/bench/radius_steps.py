@@ -1,6 +1,6 @@
 """The ranks of `aiscale bench radius`: every way to send gradients takes its turn in the same processes.
 
-python -m aiscale.bench.radius_steps quick OUT       # as one of several joined ranks; rank 0 writes OUT, JSON
+python -m aiscale.bench.radius_steps quick emulated OUT      # as one of several joined ranks; rank 0 writes OUT, JSON
 
 Its parts: how long a step takes without communication, from which the link's rate follows; each contender's step at
 that rate, with the bytes that it sent; an all-reduce by itself, and what Radius does to a gradient by itself; some of
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from aiscale import cost
+from aiscale.bench.nodes import shape
 from aiscale.bench.timing import Paired, paired
 from aiscale.dist import World, connect
 from aiscale.dist.link import FRAMING
@@ -101,10 +102,10 @@ def plan(quick: bool) -> Plan:
 
 
 class Bench:
-    """One rank's engines, one for each way to send, and its link."""
+    """One rank's engines, one for each way to send, and its link: emulated, or one that the kernel shapes."""
 
-    def __init__(self, world: World, what: Plan) -> None:
-        self.world, self.plan = world, what
+    def __init__(self, world: World, what: Plan, link: str = "emulated") -> None:
+        self.world, self.plan, self.link = world, what, link
         common = ("parallel.strategy=ddp", "loop.device=cpu", *what.model)
         self.run = recipe("laptop").override(*common)
         self.engines: dict[tuple[str, ...], Engine] = {}
@@ -123,6 +124,14 @@ class Bench:
     def say(self, message: str) -> None:
         if self.world.is_main:
             print(message, file=sys.stderr, flush=True)
+
+    def slow_down(self, rate_mbit_s: float) -> None:
+        """Give every rank's link this rate."""
+        if self.link == "emulated":
+            self.world.link.rate_mbit_s = rate_mbit_s
+        else:
+            shape(rate_mbit_s)
+        self.world.barrier()
 
     def step(self, contender: Contender) -> None:
         engine = self.engines[contender.settings]
@@ -182,13 +191,13 @@ class Bench:
         return alone
 
 
-def measure(world: World, what: Plan) -> dict:
+def measure(world: World, what: Plan, link: str = "emulated") -> dict:
     """Seconds of every turn and bytes of every contender, the same on all ranks but for the clock."""
-    bench = Bench(world, what)
+    bench = Bench(world, what, link)
     rate, compute_s = bench.rate_mbit_s()
     bench.say(f"a step without communication takes {compute_s:.3f} s; the link is set to {rate:.1f} Mbit/s")
     sizes = {contender.name: bench.sent(contender) for contender in what.contenders}
-    world.link.rate_mbit_s = rate
+    bench.slow_down(rate)
     steps = bench.timed({c.name: (lambda c=c: bench.step(c)) for c in what.contenders}, what.rounds)
     parts = bench.timed(_parts(bench, sizes), what.rounds)
     bench.say(f"{len(what.contenders)} contenders and their parts done, {what.rounds} rounds")
@@ -196,7 +205,7 @@ def measure(world: World, what: Plan) -> dict:
     few = [c for c in few if c.method in ("none", "radius") and (c.overlap or c.wire == "same")]
     at_rates = {}
     for factor in what.rates:
-        world.link.rate_mbit_s = rate * factor
+        bench.slow_down(rate * factor)
         turns = bench.timed({c.name: (lambda c=c: bench.step(c)) for c in few}, max(2, what.rounds // 2))
         at_rates[str(factor)] = turns.seconds
         bench.say(f"{rate * factor:.1f} Mbit/s done")
@@ -206,6 +215,7 @@ def measure(world: World, what: Plan) -> dict:
         "parameters": cost.parameter_count(bench.run.model),
         "tokens": bench.run.loop.global_batch * bench.run.loop.seq_len,
         "rounds": what.rounds,
+        "link": link,
         "link_mbit_s": rate,
         "compute_s": compute_s,
         "contenders": {c.name: {**asdict(c), **sizes[c.name], "held_bytes": held[c.name]} for c in what.contenders},
@@ -232,14 +242,14 @@ def _held(engine: Engine) -> int:
     return held_bytes(engine.held()).get("compression", 0)
 
 
-def _rank(size: str, out: Path) -> None:
+def _rank(size: str, link: str, out: Path) -> None:
     torch.set_num_threads(1)
     world = connect("cpu")
-    result = measure(world, plan(size == "quick"))
+    result = measure(world, plan(size == "quick"), link)
     if world.is_main:
         out.write_text(json.dumps(result))
     world.close()
 
 
 if __name__ == "__main__":
-    _rank(sys.argv[1], Path(sys.argv[2]))
+    _rank(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -11,7 +11,8 @@ bucket that is on its way during the backward pass costs nothing until somebody 
 inside, not on top. So that ranks agree when a transfer began, each collective is preceded by one of 16 bytes that
 carries the time (and the slowest card's rate: ranks may differ), each message by one from its sender.
 
-Bookkeeping (`world.control()`) and barriers pass freely: they are no part of what a slow link is set up to show.
+Bookkeeping (`world.control()`) and barriers pass freely: they are no part of what a slow link is set up to show. Two
+messages that cross between two ranks pass each other, which gloo's do only where both receives were posted first.
 `aiscale bench link` compares all this with links that the Linux kernel has slowed.
 """
 
@@ -44,7 +45,8 @@ _STAMP_TAG = 2**30  #: of the message that goes before a message
 
 
 def busiest_link(op: str, nbytes: float, world: int) -> tuple[float, float]:
-    """(messages one after another, bytes through the busiest card in one direction) of gloo's collective."""
+    """(messages one after another, bytes through the busiest card in one direction, waits counted as bytes) of gloo's
+    collective."""
     messages, busiest_bytes = collective_terms(op, nbytes, world)
     if op == "reduce_scatter":  # gloo makes it of an all-reduce
         return 2 * messages, all_reduce_wire_bytes(nbytes, world)
@@ -52,6 +54,13 @@ def busiest_link(op: str, nbytes: float, world: int) -> tuple[float, float]:
         return 2.0 * (world - 1), max(all_reduce_wire_bytes(nbytes, world), gloo_reduce_wire_bytes(nbytes, world))
     if op == "broadcast":  # a rank sends to all below it in the tree at the same time: the next level waits for all
         return messages, messages * (messages + 1) / 2 * nbytes
+    if op == "all_to_all":
+        # All n - 1 messages of S/n start together. But gloo announces that it is ready to receive on the connection
+        # that carries data the other way, so where the later of two ranks sends before it says so, one direction waits
+        # for the other: always at the distance n/2, else in one of two cases. Over all orders of arrival, with fair
+        # shares of every card, that comes to n/2 more messages.
+        messages += world // 2
+        return messages, messages * nbytes / world
     if op == "recv":
         return 1.0, float(nbytes)
     return messages, busiest_bytes

@@ -319,8 +319,9 @@ def perplexity_trend(
         for (label, points), shift in zip(runs.items(), beside, strict=True)
     }
     ax = _spreads(shifted, "[(steps, mean, low, high)] by label", ylabel, ax)
-    ax.set_xscale("log")
-    style.ranks_axis(ax.xaxis, [point[0] for points in runs.values() for point in points])
+    lengths = {point[0] for points in runs.values() for point in points}
+    ax.set(xscale="log", xlim=(min(lengths) / 1.25, 1.25 * max(lengths)))
+    style.ranks_axis(ax.xaxis, lengths)
     ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     ax.set_xlabel("optimizer steps of the whole run")
     return ax
