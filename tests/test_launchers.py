@@ -46,10 +46,9 @@ case "$name $*" in
       sleep 60 > /dev/null 2>&1 & echo ready > "$CALLS.ready"; wait
     fi
     exit "${TRAIN_STATUS:-0}" ;;
-  *ipyparallel.controller*) folder="${4#--profile-dir=}"; [ "$name" != python ] || {
-    mkdir -p "$folder/security"; echo '{}' > "$folder/security/ipcontroller-engine.json"
-    exec sleep "${CONTROLLER_S:-0}"; } ;;
-  *ipyparallel.engine*) exit "${ENGINES_STATUS:-0}" ;;
+  srun*" -m aiscale.cluster "*) # FOLDER COUNT slurm
+    stat -c %a "${@: -3:1}" >> "$CALLS.modes"
+    [ "$(wc -l < "$CALLS.modes")" -gt "${ENGINES_DIE:-0}" ] || exit 1 ;;
   sbcast*) exit "${SBCAST_STATUS:-0}" ;;
 esac
 """
@@ -291,22 +290,24 @@ def test_a_notebook_runs_in_a_job_by_name_and_with_parameters(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_engines_keep_their_key_private_and_listen_inside_the_job_only(name, tmp_path):
+def test_engines_are_one_for_each_gpu_and_their_key_is_private_and_gone_with_the_job(name, tmp_path):
     job = Job(tmp_path, f"{name}/engines.sbatch")
     assert job.finish() == (0, "")
-    [controller] = [call for call in job.calls("python") if "ipyparallel.controller" in call]
-    [engines] = [call for call in job.calls("srun") if "ipyparallel.engine" in call]
-    assert "--ip=*" in controller, "engines on other nodes could not reach it"
-    assert f"--ntasks={job.nodes * place_of(f'{name}/').node.gpus}" in engines
-    folder = tmp_path / "runs/engines-77"
-    assert folder.stat().st_mode & 0o077 == 0 and not (folder / "security").exists()
+    [engines] = [call for call in job.calls("srun") if "aiscale.cluster" in call]
+    ranks, folder = job.nodes * place_of(f"{name}/").node.gpus, tmp_path / "runs/engines-77"
+    assert f"--ntasks={ranks}" in engines and engines[-3:] == [str(folder), str(ranks), "slurm"]
+    assert Path(f"{job.calls_file}.modes").read_text() == "700\n" and not folder.exists()
 
 
-def test_engines_that_the_notebook_has_ended_are_no_failure_and_others_are(tmp_path):
-    for name, seconds, wanted in (("ended", "0", 0), ("died", "60", 1)):
-        (tmp_path / name).mkdir()
-        job = Job(tmp_path / name, "perlmutter/engines.sbatch", ENGINES_STATUS="1", CONTROLLER_S=seconds)
-        assert job.finish()[0] == wanted
+def test_engines_that_died_are_a_failure_unless_a_notebook_asks_for_new_ones(tmp_path):
+    for name, status in (("by hand", 1), ("by a notebook", 0)):
+        folder = tmp_path / name / "engines"
+        folder.mkdir(parents=True)
+        (folder / "again").touch()
+        asked = {"AISCALE_FOLDER": str(folder)} if status == 0 else {}
+        job = Job(tmp_path / name, "perlmutter/engines.sbatch", ENGINES_DIE="1", **asked)
+        assert job.finish()[0] == status
+        assert len([call for call in job.calls("srun") if "aiscale.cluster" in call]) == 2 - status
 
 
 # How they end ---------------------------------------------------------------------------------------------------------
