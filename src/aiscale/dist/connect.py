@@ -29,6 +29,7 @@ from aiscale.dist.failing import end_job_on_uncaught_error
 from aiscale.dist.launch import LOOPBACK
 from aiscale.dist.launchers import ConnectError, Launch, find_launch, slurm_first_host, slurm_port
 from aiscale.dist.link import Link
+from aiscale.dist.loopback import choose_gloo_interface, private_store
 from aiscale.dist.wire import Traffic
 
 __all__ = ["ConnectError", "RankError", "World", "connect"]
@@ -182,7 +183,6 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     metered = wire.backend_for(traffic := Traffic(), here, backend, link)
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    _make_gloo_find_itself()
     _init_process_group(metered, place, timeout_s)
     world = World(
         rank=place.rank,
@@ -249,22 +249,13 @@ def _pick_device(device: str, place: Launch, shared: bool = False) -> torch.devi
     return torch.device("cpu")
 
 
-def _make_gloo_find_itself() -> None:
-    """gloo looks up its own host name to find an address; where that fails, tell it to use the loopback."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    try:
-        socket.getaddrinfo(socket.gethostname(), None)
-    except OSError:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if os.uname().sysname == "Darwin" else "lo"
-
-
 def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
     timeout = datetime.timedelta(seconds=timeout_s)
     where: dict[str, Any] = {"rank": place.rank, "world_size": place.size, "timeout": timeout}
     if place.size == 1 and place.launcher in ("none", "srun", "mpiexec"):
         where["store"] = dist.HashStore()
         address = "this process"
+        choose_gloo_interface(LOOPBACK)
     else:
         host, port = _meeting_point(place)
         # DeepSpeed and others read these; AISCALE_LAUNCHER keeps who started us when we connect a second time.
@@ -272,13 +263,16 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
         known |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
         os.environ.update({key: str(value) for key, value in known.items()}, AISCALE_LAUNCHER=place.launcher)
         address = f"{host}:{port}"
+        choose_gloo_interface(host)
     try:
         if "store" not in where:
-            store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+            store = private_store(host, port, place.rank, timeout)
+            if store is None:
+                store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
             # It may outlive a world, and a second one must not read where the first one's ranks could be found.
             where["store"] = dist.PrefixStore(f"world{next(_worlds)}", store)
         dist.init_process_group(backend, **where)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise ConnectError(_explain(error, place, address, timeout_s)) from error
 
 

@@ -1,0 +1,59 @@
+"""Ranks of one machine meet at its loopback, and then listen nowhere else: neither the store nor gloo is for others.
+
+Left to themselves the store listens on every network of the machine and gloo at the address of its host name, to
+anybody who can reach it, and without a key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import socket
+
+_CHOICE = "GLOO_SOCKET_IFNAME"
+_OURS = "AISCALE_GLOO_INSIDE"  #: beside it where nobody but us has chosen
+
+_stores: dict = {}  #: by address and port; a second world of this process meets at the same one
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def choose_gloo_interface(meeting_point: str) -> None:
+    """Have gloo listen on the loopback where ranks meet there, unless somebody has chosen otherwise."""
+    inside = is_loopback(meeting_point) or not _finds_itself()  # gloo looks its own host name up, and may find nothing
+    if inside and _CHOICE not in os.environ:
+        os.environ[_CHOICE] = "lo0" if os.uname().sysname == "Darwin" else "lo"
+        os.environ[_OURS] = os.environ[_CHOICE]
+    elif not inside and os.environ.pop(_OURS, None):  # from an earlier world, or from the process that started a job
+        os.environ.pop(_CHOICE, None)
+
+
+def _finds_itself() -> bool:
+    try:
+        return bool(socket.getaddrinfo(socket.gethostname(), None))
+    except OSError:
+        return False
+
+
+def private_store(host: str, port: int, rank: int, timeout: datetime.timedelta):
+    """Rank 0's store where ranks of one machine meet, if none is there yet; None where torch's way is right.
+
+    Raises OSError if the port is taken.
+    """
+    from torch.distributed import TCPStore
+
+    if rank or not is_loopback(host) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    if (host, port) not in _stores:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+        how = {"is_master": True, "wait_for_workers": False, "timeout": timeout}
+        _stores[host, port] = TCPStore(host, port, master_listen_fd=listener.detach(), **how)
+    return _stores[host, port]

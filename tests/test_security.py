@@ -1,0 +1,217 @@
+"""Nothing is open to strangers: no port beyond loopback outside jobs, no file that all may write, no secret told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import listening
+from aiscale import cluster
+from aiscale.cluster import guard
+from aiscale.dist.loopback import choose_gloo_interface, is_loopback
+from conftest import IN_CI
+
+ROOT = Path(__file__).parents[1]
+
+#: In namespaces of its own, this machine is given a name that stands for an address on a network, as a server has one.
+ON_A_NETWORK = """
+set -e
+ip link set lo up
+ip link add out type veth peer name far
+ip addr add 10.77.0.1/24 dev out
+ip link set out up
+ip link set far up
+hostname classroom
+printf '127.0.0.1 localhost\\n10.77.0.1 classroom\\n' > hosts
+mount --bind hosts /etc/hosts
+exec "$@"
+"""
+NAMESPACES = ["unshare", "--net", "--uts", "--mount", "--propagation=private"]
+NAMESPACES += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+
+TINY = "--set model.n_layer=1 --set model.n_head=2 --set model.d_model=16 --set loop.steps=1000000 --quiet".split()
+
+#: Three ways to ranks on one machine; prints for each where they listen. `seen` waits for the ranks to have met.
+LOOK = """
+import json, os, subprocess, sys, time
+sys.path.insert(0, {tests!r})
+import listening
+from aiscale import cluster
+from aiscale.cluster import guard
+
+def beyond(pids):
+    return [len(listening.sockets(pids)), listening.beyond_loopback(pids)]
+
+def seen(processes, wanted):
+    deadline = time.monotonic() + 120
+    while True:
+        pids = [pid for process in processes for pid in listening.descendants(process.pid)]
+        if len(listening.sockets(pids)) >= wanted or time.monotonic() > deadline:
+            return beyond(pids)
+        time.sleep(0.2)
+
+train = ["-m", "aiscale", "train", "--runs-dir", {runs!r}, *{tiny!r}]
+launched = subprocess.Popen([sys.executable, *train, "--set", "parallel.strategy=ddp", "--nproc", "2"])
+code = "from aiscale.dist import connect; world = connect('cpu'); world.barrier(); input()"
+by_hand = []
+for rank in range(2):
+    env = os.environ | dict(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
+    by_hand.append(subprocess.Popen([sys.executable, "-c", code], env=env, stdin=subprocess.PIPE))
+alone = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+ranks = cluster.start(2, start_timeout_s=120)
+ranks.execute("dist.barrier()")
+report = dict(engines=beyond([os.getpid(), *guard.marked(ranks._processes.id)]))
+ranks.stop()
+report |= dict(by_hand=seen(by_hand, 3), alone=seen([alone], 1), launched=seen([launched], 3))
+for process in (launched, alone, *by_hand):
+    process.terminate()
+    process.wait(60)
+print("\\n" + json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_a_network(tmp_path_factory):
+    """(sockets, those beyond the loopback) by the way in which ranks were started."""
+    folder = tmp_path_factory.mktemp("network")
+    (folder / "look.py").write_text(LOOK.format(tests=str(ROOT / "tests"), runs=str(folder / "runs"), tiny=TINY))
+    command = [*NAMESPACES, "bash", "-c", ON_A_NETWORK, "bash", sys.executable, "look.py"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    env.pop("GLOO_SOCKET_IFNAME", None)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+    if done.returncode and not IN_CI and ("unshare" in done.stderr or "not permitted" in done.stderr):
+        pytest.skip(f"namespaces are not allowed here: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("way", "least"), [("engines", 10), ("launched", 3), ("by_hand", 3), ("alone", 1)])
+def test_ranks_on_one_machine_listen_on_the_loopback_only(on_a_network, way, least):
+    sockets, beyond = on_a_network[way]
+    assert sockets >= least, "they do listen"
+    assert beyond == []
+
+
+def test_the_instrument_sees_a_port_that_is_open_to_the_network():
+    import socket
+
+    with socket.create_server(("0.0.0.0", 0)), socket.create_server(("127.0.0.1", 0)):
+        assert listening.beyond_loopback([os.getpid()])[-1:] == [f"{os.getpid()}: 0.0.0.0"]
+
+
+def test_gloo_is_left_to_find_the_network_where_ranks_meet_on_it(monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "AISCALE_GLOO_INSIDE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [True])
+    choose_gloo_interface("127.0.0.1")
+    assert os.environ["GLOO_SOCKET_IFNAME"].startswith("lo")
+    choose_gloo_interface("node7")  # a job that this process has started, or a second world
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "hsn0")
+    choose_gloo_interface("node7")
+    choose_gloo_interface("localhost")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "hsn0"
+    assert [is_loopback(host) for host in ("127.9.9.9", "::1", "localhost", "10.0.0.1", "node7")] == [True] * 3 + [
+        False
+    ] * 2
+
+
+# ---- files and secrets -------------------------------------------------------------------------------------------
+
+
+def open_to_all(folder: Path) -> list[Path]:
+    """What others may write below a folder, as far as they may go into it."""
+    mode = folder.stat().st_mode
+    found = [folder] if mode & stat.S_IWOTH and not mode & stat.S_ISVTX else []
+    if mode & stat.S_IXOTH:
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                found += open_to_all(path)
+            elif not path.is_symlink() and path.stat().st_mode & stat.S_IWOTH:
+                found.append(path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """Ranks started by somebody who lets all write their files: (folder, pids, keys)."""
+    mask = os.umask(0)
+    try:
+        with cluster.start(2) as ranks:
+            ranks.execute("print('a line of rank', rank)")
+            files = list(ranks._processes.folder.rglob("ipcontroller-*.json"))
+            keys = {json.loads(path.read_text())["key"] for path in files}
+            yield ranks._processes.folder, [os.getpid(), *guard.marked(ranks._processes.id)], files, keys
+    finally:
+        os.umask(mask)
+
+
+def test_connection_files_are_private_whatever_the_umask(engines):
+    folder, _, files, _ = engines
+    assert len(files) == 2 and {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and open_to_all(folder) == []
+
+
+def test_no_key_is_in_a_log_or_a_command_line(engines):
+    folder, pids, files, keys = engines
+    said = listening.command_lines(pids)
+    assert "aiscale.cluster" in said and all(keys)
+    said += "".join(
+        path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file() and path not in files
+    )
+    assert [key for key in keys if key in said] == []
+
+
+def test_what_a_run_and_the_commands_write_nobody_else_may_write(tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    small = [*TINY, "--set", "loop.steps=2", "--set", "loop.eval_batches=1"]
+    commands = [
+        ["train", *small, "--runs-dir", str(tmp_path / "runs")],
+        ["launchers", "--site", "generic", "--out", str(tmp_path / "launchers")],
+        ["kernel", "install", "--site", "none", "--prefix", str(tmp_path / "prefix")],
+    ]
+    for argv in commands:
+        command = ["bash", "-c", 'umask 022; exec "$@"', "bash", sys.executable, "-m", "aiscale", *argv]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.rglob("*"))) > 12
+    assert open_to_all(tmp_path) == []
+
+
+def tracked() -> list[Path]:
+    if not shutil.which("git") or not (ROOT / ".git").exists():
+        pytest.skip("no git repository here")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_no_file_of_the_project_may_be_written_by_all_or_holds_a_secret():
+    secret = re.compile(
+        r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_[A-Za-z0-9]{30}|\bhf_[A-Za-z]{30}|\bAKIA[0-9A-Z]{16}\b"
+    )
+    for path in tracked():
+        assert not path.stat().st_mode & stat.S_IWOTH, path
+        if found := secret.search(path.read_text(errors="replace")):
+            pytest.fail(f"{path}: {found[0][:12]}...")
+
+
+def test_no_script_opens_files_to_all_or_tells_its_environment():
+    """`set -x` and `env` would put a token that is in a variable into a job's log, which a class may read."""
+    all_but_tmp = r"(?!1[0-7]{3}\b)[0-7]*[2367]\b"  # 1777 lets nobody touch what is another's
+    opens = re.compile(rf"chmod\s+(-\w+\s+)*({all_but_tmp}|[augo]*[ao][augo]*\+\w*w)|umask\s+[0-7]*[0145]\b")
+    tells = re.compile(r"^\s*(set\s+-\w*x|printenv|env\s*(\||>|$)|export\s+-p|declare\s+-x)", re.M)
+    scripts = [path for path in tracked() if path.suffix in (".sh", ".sbatch", ".j2") or path.name == "run"]
+    assert len(scripts) > 20
+    for path in scripts:
+        text = path.read_text()
+        assert not (found := opens.search(text)), f"{path}: {found[0]}"
+        assert not (found := tells.search(text)), f"{path}: {found[0]}"
