@@ -2,13 +2,14 @@
 
     at = positions(mask, k)
     packed = pack(gradient, at, residual)       # sparse step: packed is sent, residual += the rest
-    packed = pack(gradient, at, residual, wire)     # wire(packed) is what arrives of it: residual += that rest, too
+    packed = pack(gradient, at, residual, wire) # wire(packed) arrives: residual += what it takes off, too
     unpack(gradient, at, mean)                  # the mean over ranks where it was sent, zero elsewhere
     give_back(gradient, residual)               # dense step: gradient += residual, residual = 0
 
 Measured on one CPU thread at density 0.4, per entry of the gradient: numpy's flatnonzero 0.45 ns where torch's nonzero
 takes 4.1, index_select 0.3 where a boolean index takes 5.1, scatter_ 0.3 where masked_scatter_ takes 3.2. So indices
-are made on the spot from the mask, which is all that is kept; a whole sparse step costs 2.8 ns an entry.
+are made on the spot from the mask, which is all that is kept between steps; a whole sparse step costs 2.2 ns an entry,
+2.8 where it finds them again for the way back.
 
 Shapes: N entries of a bucket, K of them chosen.
 """
