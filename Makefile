@@ -19,7 +19,7 @@ workshop: setup  ## install what is missing, run every notebook, and build the g
 	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
 
 test: setup  ## run the tests, every notebook among them
-	@$(WITH_PATH) $(BIN)/python -m pytest $(ARGS)
+	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
 	@$(WITH_PATH) $(BIN)/aiscale soak $(ARGS)

@@ -1,15 +1,34 @@
-"""What holds for all tests: without a GPU, those that need one are skipped; under CI nothing else may skip."""
+"""What holds for all tests: without a GPU, those that need one are skipped; under CI nothing else may skip.
+
+`make test` runs two tests at a time (pytest-xdist), a file's all by one worker, the longest files first. A test that is
+marked `alone`, because it asserts on seconds, and every notebook runs when nothing else does.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+#: Files that take more than half a minute, the longest first: both workers then end at about the same time.
+LONG = ("verify", "soak", "bytes", "train", "rehearsal", "megatron", "slurm_engines", "cluster", "launched", "zero")
 
 
 def pytest_collection_modifyitems(items):
+    _skip_without_gpu(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        rank = {f"test_{name}": i for i, name in enumerate(LONG)}
+        items.sort(key=lambda item: (bool(item.get_closest_marker("notebook")), rank.get(item.path.stem, len(rank))))
+
+
+def _alone(item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("alone", "notebook"))
+
+
+def _skip_without_gpu(items):
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch
@@ -18,6 +37,39 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+class _Turns:
+    """Tests share a lock that those that run alone take for themselves. Whoever waits for it keeps the gate shut, or a
+    test that runs alone would wait until all others are done."""
+
+    def __init__(self) -> None:
+        self.lock, self.gate = (os.open(path, os.O_RDONLY) for path in (__file__, Path(__file__).parent))
+        self.kept = False
+
+    def take(self, alone: bool) -> None:
+        if not self.kept:
+            fcntl.flock(self.gate, fcntl.LOCK_EX)
+            fcntl.flock(self.lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
+
+    def give(self, keep: bool) -> None:
+        self.kept = keep
+        if not keep:
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+
+_turns = _Turns()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of pytest-timeout
+def pytest_runtest_protocol(item, nextitem):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    _turns.take(_alone(item))
+    result = yield
+    _turns.give(keep=nextitem is not None and _alone(item) and _alone(nextitem))
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -51,6 +51,7 @@ def printed(tmp_path, name="03_small") -> str:
     return "".join(o.text for cell in content.cells for o in cell.get("outputs", []) if o.output_type == "stream")
 
 
+@pytest.mark.alone
 def test_a_notebook_runs_with_its_parameters_in_this_environment_offline_and_is_not_run_again(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", "/nonexistent")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "nobody"))

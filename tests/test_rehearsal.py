@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 import signal
@@ -280,6 +278,7 @@ else:
 
 
 @slurm
+@pytest.mark.alone
 def test_links_are_as_slow_as_asked(perlmutter):
     def measured_mbit_s() -> float:
         done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=60)
@@ -292,36 +291,6 @@ def test_links_are_as_slow_as_asked(perlmutter):
     with pytest.raises(rehearsal.RehearsalError, match="link could not be set to fast"):
         perlmutter.set_link("fast")
     perlmutter.set_link("off")
-
-
-@slurm
-def test_training_under_srun_equals_training_without_slurm(perlmutter, place):
-    words = ["train", "--recipe=laptop", "--quiet"]
-    for setting in (
-        "parallel.strategy=ddp",
-        "model.n_layer=1",
-        "model.d_model=32",
-        "loop.steps=3",
-        "loop.eval_batches=1",
-    ):
-        words += ["--set", setting]
-    env = {"OMP_NUM_THREADS": "1"}
-    here = subprocess.run(
-        [sys.executable, "-m", "aiscale", *words, "--nproc=4", f"--runs-dir={place}/here"],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert here.returncode == 0, here.stderr
-    command = [sys.executable, "-m", "aiscale", *words, f"--runs-dir={place}/there"]
-    there = perlmutter.run(command, ntasks=4, env=env, capture_output=True, timeout=200)
-    assert there.returncode == 0, there.stderr
-    losses = [
-        [json.loads(line)["loss"] for line in path.read_text().splitlines() if '"loss"' in line]
-        for path in (next(place.glob(f"{name}/*/metrics.jsonl")) for name in ("here", "there"))
-    ]
-    assert len(losses[0]) >= 3 and losses[0] == losses[1]
 
 
 def test_a_missing_program_is_named_with_its_remedy(monkeypatch):
