@@ -19,6 +19,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
+class StagingError(RuntimeError):
+    """No room for the copy; the message is one line that says what to do."""
+
+
 class Staging:
     """Host memory for one copy of a state; a second `of` overwrites what the first one gave."""
 
@@ -52,9 +56,19 @@ class Staging:
         local = local.detach()
         held = self._held.get(place[0], {}).get(place)
         if held is None or (held.shape, held.dtype) != (local.shape, local.dtype):
-            held = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda and local.numel() > 0)
+            held = _memory(local)
         used[place] = held.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return held
         # Of the shards' places the checkpoint asks, of the device it does not: the mesh stays that of the GPUs.
         return DTensor(held, tensor._spec, requires_grad=False)
+
+
+def _memory(like: Tensor) -> Tensor:
+    try:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda and like.numel() > 0)
+    except RuntimeError as error:
+        raise StagingError(
+            f"no room in host memory for a copy of this rank's states (a tensor of {like.nbytes:,} bytes was refused): "
+            "set loop.async_checkpoint=false, and training waits for the disk instead"
+        ) from error

@@ -17,6 +17,7 @@ from aiscale.config import ConfigError, Run
 from aiscale.dist import Launch, World
 from aiscale.dist.connect import mpi_world
 from aiscale.dist.failing import end_job_on_uncaught_error
+from aiscale.dist.progress import label
 from aiscale.parallel.serial import Engine
 
 
@@ -41,8 +42,10 @@ class MPIEngine(Engine):
 
         gradients = [p.grad for p in self.model.parameters()]
         self.buffer.copy_(torch.cat([g.reshape(-1) for g in gradients]))
+        traffic, sent_bytes = self.world.traffic, self.buffer.numel() * self.buffer.element_size()
+        traffic.progress.begin("all_reduce", label("world", range(self.world.size)), sent_bytes)
         self.comm.Allreduce(MPI.IN_PLACE, _as_array(self.buffer), op=MPI.SUM)
-        self.world.traffic.add("all_reduce", self.world.size, self.buffer.numel() * self.buffer.element_size())
+        traffic.add("all_reduce", self.world.size, sent_bytes)
         self.buffer /= self.world.size
         self._scatter(gradients)
 
