@@ -43,18 +43,6 @@ def descendants(pid: int) -> list[int]:
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
-def all_of_mine() -> list[int]:
-    """Every process of this user."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.stat(f"/proc/{name}").st_uid == os.geteuid():
-                found.append(int(name))
-        except OSError:
-            pass
-    return found
-
-
 def _listening(pid: int) -> dict[str, str]:
     lines = [line.split() for table in ("tcp", "tcp6") for line in _read(pid, f"net/{table}").splitlines()[1:]]
     return {line[9]: _address(line[1].partition(":")[0]) for line in lines if line[3] == _LISTEN}

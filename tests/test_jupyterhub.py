@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import runpy
 import shutil
 import signal
 import socket
@@ -17,11 +18,14 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import v4
+from traitlets.config import Config
 
 import listening
+from aiscale.jupyter import Spec, install
 from browser import Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[1]
+CONFIGURATION = ROOT / "workshop/jupyterhub_config.py"
 PICTURE = ROOT / "build/jupyterhub.png"
 BIN = Path(sys.executable).parent
 
@@ -67,7 +71,7 @@ class Hub:
                 each.bind(("127.0.0.1", 0))
             self.port, hub, api = (each.getsockname()[1] for each in sockets)
         config = folder / "config.py"
-        config.write_text(CONFIG.format(config=str(ROOT / "workshop/jupyterhub_config.py"), hub=hub, api=api))
+        config.write_text(CONFIG.format(config=str(CONFIGURATION), hub=hub, api=api))
         self.log = folder / "hub.log"
         env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
         env |= {"AISCALE_HUB": str(self.folder), "AISCALE_HUB_PORT": str(self.port), "USER": "class"}
@@ -99,15 +103,7 @@ class Hub:
 
     def pids(self) -> list[int]:
         """The hub, its proxy, everybody's servers and kernels, and the ranks of those."""
-        tree = listening.descendants(self.process.pid)
-        clusters = {listening.environment(pid).get("AISCALE_CLUSTER") for pid in listening.all_of_mine()} - {None}
-        theirs = [
-            pid
-            for pid in listening.all_of_mine()
-            if listening.environment(pid).get("AISCALE_CLUSTER") in clusters
-            and listening.environment(pid).get("AISCALE_HUB", "") == str(self.folder)
-        ]
-        return sorted({*tree, *theirs})
+        return listening.descendants(self.process.pid)
 
     def stop(self) -> None:
         """As Ctrl-C does: the hub ends its proxy and everybody's servers."""
@@ -120,11 +116,13 @@ class Hub:
 
 
 def enter(hub: Hub, page: Page, name: str) -> None:
-    """Log in by the form, as a person does, with a notebook in the home."""
+    """Log in by the form, as a person does, with a notebook, a lesson begun and a kernel in the home."""
     home = hub.home(name)
-    home.mkdir(parents=True)
+    (home / "notebooks").mkdir(parents=True)
+    (home / "notebooks/03_ddp.ipynb").write_text("changed")
+    install(Spec("aiscale", "aiscale", Path(sys.prefix)), home / ".local/share/jupyter/kernels")
     cells = [v4.new_markdown_cell(f"## {name}'s ranks"), *map(v4.new_code_cell, CELLS)]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    kernel = {"kernelspec": {"name": "aiscale", "display_name": "aiscale", "language": "python"}}
     nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), home / "ranks.ipynb")
     page.goto(hub.address("hub/login"))
     page.wait("document.querySelector('input[name=password]')")
@@ -142,6 +140,39 @@ DONE = (
     + """.status == 'idle';
 })()"""
 )
+
+
+def configured(folder: Path, uid: int, **settings: str) -> Config:
+    """What the configuration says when that user starts the hub."""
+    made, mask = Config(), os.umask(0o022)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: uid)
+        for name, value in {"AISCALE_HUB": str(folder / "hub"), **settings}.items():
+            patch.setenv(name, value)
+        try:
+            runpy.run_path(str(CONFIGURATION), init_globals={"get_config": lambda: made})
+        finally:
+            os.umask(mask)
+    return made
+
+
+def test_root_lets_accounts_in_and_anybody_else_asks_for_the_class_password(tmp_path, capsys):
+    for_accounts = configured(tmp_path, 0, AISCALE_HUB_ADMINS="ada")
+    assert for_accounts.JupyterHub.authenticator_class == "pam" and for_accounts.Authenticator.admin_users == {"ada"}
+    assert for_accounts.JupyterHub.spawner_class == "jupyterhub.spawner.LocalProcessSpawner"
+    for_a_class = configured(tmp_path, 1000)
+    password = (tmp_path / "hub/password").read_text().strip()
+    assert for_a_class.SharedPasswordAuthenticator.user_password == password and len(password) >= 12
+    assert configured(tmp_path, 1000).SharedPasswordAuthenticator.user_password == password, "it stays"
+    assert password not in capsys.readouterr().err
+
+
+def test_the_network_is_served_only_with_a_certificate(tmp_path):
+    assert configured(tmp_path, 0).JupyterHub.bind_url == "http://127.0.0.1:8000"
+    both = {"AISCALE_HUB_CERTIFICATE": "/c.pem", "AISCALE_HUB_KEY": "/k.pem", "AISCALE_HUB_PORT": "443"}
+    assert configured(tmp_path, 0, **both).JupyterHub.bind_url == "https://:443"
+    with pytest.raises(SystemExit, match="belong together"):
+        configured(tmp_path, 0, AISCALE_HUB_KEY="/k.pem")
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +214,10 @@ def test_a_screenshot_is_kept(seen):
 
 def test_each_has_the_lessons_and_keeps_what_they_have_changed(seen):
     hub, _ = seen
-    lessons = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert {path.name for path in (hub.home("grace") / "notebooks").iterdir()} == lessons
+    lessons = {path.name: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
+    theirs = {path.name: path.read_bytes() for path in (hub.home("grace") / "notebooks").iterdir()}
+    assert theirs.keys() == lessons.keys()
+    assert [name for name in lessons if theirs[name] != lessons[name]] == ["03_ddp.ipynb"]
 
 
 def test_hub_servers_kernels_and_ranks_listen_on_the_loopback_only(seen):
