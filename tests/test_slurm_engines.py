@@ -99,7 +99,7 @@ def test_lesson_03_runs_unchanged_under_mpi(tmp_path):
 def test_from_the_login_node(frontier, place):
     """One kernel, since starts are dear: what is private, a rank that dies, and a kernel that does."""
     program = """
-        import contextlib, glob, json, os, psutil, stat
+        import contextlib, glob, json, os, psutil, signal, stat, threading
         from aiscale import cluster
         ranks = cluster.start(2, engines="slurm", nodes=2, device="cpu", threads=1)
         print("HOSTS", [info["host"] for info in ranks.info])
@@ -127,6 +127,13 @@ def test_from_the_login_node(frontier, place):
         print("LISTENING", sorted(listening))
         print("TOLD", ranks["'JPY_API_TOKEN' in os.environ"])
 
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            ranks.execute("kept = rank\\nwhile True: __import__('time').sleep(0.05)")
+        except KeyboardInterrupt as error:
+            print("STOPPED", error)
+        print("KEPT", ranks["kept"])
+
         try:
             ranks.execute("if rank == 1: os.kill(os.getpid(), 9)\\ndist.barrier()")
         except cluster.RankDied as error:
@@ -141,6 +148,7 @@ def test_from_the_login_node(frontier, place):
     # on the nodes at their own address 10.77.0.x; on the login node nowhere but on the loopback
     assert re.search(r"LISTENING \[('login 127', )?'node 10'(, 'node 127')?\]", done.stdout), done.stdout
     assert "TOLD [False, False]" in done.stdout
+    assert "STOPPED ranks 0-1 interrupted" in done.stdout and "KEPT [0, 1]" in done.stdout, done.stdout
     assert "DIED rank 1 died (signal 9)" in done.stdout, done.stderr
     assert "the ranks were restarted, because rank 1 died (signal 9)" in done.stdout
     assert "[rank 1] again 2" in done.stdout

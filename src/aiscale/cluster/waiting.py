@@ -19,7 +19,7 @@ TICK_S = 0.05
 GRACE_S = 1.0
 #: How long a rank may take to answer a signal, and then the loss of its connections.
 SIGNAL_ANSWER_S = 0.5
-ANSWER_S = 2.5
+ANSWER_S = 5.0
 
 #: Words in a rank's error that mean that its process group is broken and must not be used again.
 _BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
