@@ -93,8 +93,10 @@ def _disturb(journal, numbers: Sequence[int], args: argparse.Namespace, kinds: S
         todo.put(number)
     crew = _Crew(journal.folder, args, kinds, todo, done)
     # They end with this process, and a Slurm ends with its owner: nothing has to be waited for after an interrupt.
-    for lane in range(min(args.lanes, len(numbers))):
-        threading.Thread(target=crew.work, args=(lane + 1,), daemon=True).start()
+    lanes = range(1, min(args.lanes, len(numbers)) + 1)
+    threads = [threading.Thread(target=crew.work, args=(lane,), daemon=True) for lane in lanes]
+    for thread in threads:
+        thread.start()
     for _ in numbers:
         answer = done.get()
         if isinstance(answer, Exception):
@@ -105,7 +107,8 @@ def _disturb(journal, numbers: Sequence[int], args: argparse.Namespace, kinds: S
         _say(f"round {number}: {hits}: {outcome.wrong or 'nothing lost'}; {outcome.seconds:.0f} s")
         if outcome.wrong:
             _say(f"round {number} again: {_repeat(args, kinds, number)}; its files: {outcome.folder}")
-    crew.finish()
+    for thread in threads:
+        thread.join()
 
 
 def _repeat(args: argparse.Namespace, kinds: Sequence[str], number: int) -> str:
@@ -119,14 +122,13 @@ class _Crew:
 
     def __init__(self, folder: Path, args, kinds, todo: queue.Queue, done: queue.Queue) -> None:
         self.folder, self.args, self.kinds, self.todo, self.done = folder, args, kinds, todo, done
-        self.reference, self.first, self.lanes = None, threading.Lock(), []
+        self.reference, self.first = None, threading.Lock()
 
     def work(self, lane_number: int) -> None:
         from aiscale.soak import Lane, plan, play, reference
 
         try:
             with Lane(self.folder / f"lane{lane_number}", strategy=self.args.strategy) as lane:
-                self.lanes.append(threading.current_thread())
                 with self.first:  # one lane makes it, the others wait
                     self.reference = self.reference or reference(lane, "undisturbed")
                 while True:
@@ -137,11 +139,6 @@ class _Crew:
             pass
         except Exception as error:
             self.done.put(error)
-
-    def finish(self) -> None:
-        """Wait until the lanes have cleaned up."""
-        for thread in self.lanes:
-            thread.join()
 
 
 def _report(journal, kinds: Sequence[str]) -> int:

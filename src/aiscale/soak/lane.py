@@ -23,12 +23,15 @@ from pathlib import Path
 
 from aiscale.launch import LESSONS, render
 from aiscale.rehearsal import Cluster
+from aiscale.rehearsal.settings import user_name
 from aiscale.sites import Site, site
-from aiscale.soak.plan import STEPS, Event, SoakError, TooLate
+from aiscale.soak.plan import KINDS, STEPS, Event, SoakError, TooLate
 
 RANKS = 2
 #: For one disturbance and what Slurm makes of it: seconds on an idle machine, minutes on a starved one.
 LIMIT_S = 300
+#: Slurm is asked by a command, which takes a part of a core.
+_ASK_EVERY_S = 0.3
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
 
 #: Of all in a node's network, as long as there are any: what is killed may have just begun something.
@@ -98,10 +101,11 @@ class Lane:
 
     def job(self, number: str) -> Job:
         shown = self._ask("scontrol", "--oneliner", "show", "job", number)
-        found = {
-            key: (re.search(rf"\b{key}=(\S*)", shown) or ["", ""])[1] for key in ("JobState", "Restarts", "NodeList")
-        }
-        return Job(state=found["JobState"], restarts=int(found["Restarts"]), node=found["NodeList"])
+        state, restarts, node = (re.search(rf" {key}=(\S*)", shown)[1] for key in ("JobState", "Restarts", "NodeList"))
+        return Job(state=state, restarts=int(restarts), node=node)
+
+    def cancel_all(self) -> None:
+        self._ask("scancel", f"--user={user_name()}")
 
     def _ask(self, *command: str, env: dict[str, str] | None = None) -> str:
         try:
@@ -121,18 +125,21 @@ class Lane:
             raise _over(event, job, before.state)
         getattr(self, f"_{event.kind}")(event, job, name, before)
         if event.kind != "kill":
-            until(lambda: self._came_back(event, job, before), f"{event.kind}: Slurm has not requeued job {job}")
+            self._await_requeue(event, job, before)
             return job
-        until(lambda: self.job(job).state in ENDED, f"job {job} goes on without rank {event.rank}")
+        until(lambda: self.job(job).state in ENDED, f"job {job} goes on without rank {event.rank}", _ASK_EVERY_S)
         if (state := self.job(job).state) != "FAILED":
             raise _over(event, job, state)
         return self.submit(name)  # a job that failed is not requeued: its user looks, and submits again
 
-    def _came_back(self, event: Event, number: str, before: Job) -> bool:
-        now = self.job(number)
-        if now.state in ENDED:
-            raise _over(event, number, now.state)
-        return now.restarts > before.restarts
+    def _await_requeue(self, event: Event, job: str, before: Job) -> None:
+        def requeued() -> bool:
+            now = self.job(job)
+            if now.state in ENDED:
+                raise _over(event, job, now.state)
+            return now.restarts > before.restarts
+
+        until(requeued, f"job {job} has not been requeued after: {KINDS[event.kind]}", _ASK_EVERY_S)
 
     def _signal(self, event: Event, job: str, name: str, before: Job) -> None:
         self._ask("scancel", "--batch", "--signal=USR1", job)
@@ -148,10 +155,9 @@ class Lane:
         try:
             self._ask("bash", "-c", _KILL_ALL_BUT, before.node, daemon)
             self._ask("scontrol", "update", f"nodename={before.node}", "state=DOWN", "reason=soak")
-            until(
-                lambda: self._came_back(event, job, before), f"job {job} was not requeued when {before.node} went down"
-            )
-            until(lambda: self.job(job).state == "RUNNING", f"job {job} does not run on the other node")
+            self._await_requeue(event, job, before)
+            elsewhere = f"job {job} does not run on the other node"
+            until(lambda: self.job(job).state == "RUNNING", elsewhere, _ASK_EVERY_S)
         finally:
             self._ask("kill", "-CONT", daemon)
 
@@ -181,13 +187,13 @@ def losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
 
 
-def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    """Wait; raises SoakError with `what` after the limit."""
-    end_at = time.monotonic() + limit_s
+def until(condition: Callable[[], bool], what: str, every_s: float = 0.1) -> None:
+    """Wait; raises SoakError with `what` after LIMIT_S."""
+    end_at = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > end_at:
-            raise SoakError(f"after {limit_s:g} s still: {what}")
-        time.sleep(0.1)
+            raise SoakError(f"after {LIMIT_S} s still: {what}")
+        time.sleep(every_s)
 
 
 def two_gpus_a_node() -> Site:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from aiscale.soak.lane import ENDED, Lane, losses, until
 from aiscale.soak.plan import Event, SoakError, TooLate
 from aiscale.train import open_trained
 
+T = TypeVar("T")
 #: The scheduler of a starved machine may act when the run is over: that round says nothing, and is played again.
 _ATTEMPTS = 3
 
@@ -58,6 +60,7 @@ def play(lane: Lane, name: str, events: Sequence[Event], wanted: Reference) -> O
     start = time.monotonic()
     for _ in range(_ATTEMPTS):
         outcome = Outcome(folder=lane.folder)
+        lane.cancel_all()  # of a round that went wrong
         shutil.rmtree(lane.run(name), ignore_errors=True)
         (lane.folder / f"{name}.out").unlink(missing_ok=True)
         try:
@@ -94,28 +97,40 @@ def _started(lane: Lane, job: str, name: str, before: list | None) -> list:
         ranks = lane.described(name).get("world", {}).get("processes")
         return ranks if ranks and ranks != before else None
 
-    until(lambda: new() or _over(lane, job), f"job {job} has not started to train")
-    if found := new():
+    if found := _seen(lane, job, new, "has not started to train"):
         return found
     raise SoakError(f"job {job} is {lane.job(job).state} without having trained; {lane.folder / name}.out says why")
 
 
 def _taken(lane: Lane, job: str, name: str, step: int) -> int:
-    """Wait until so many steps are taken; returns how many are."""
+    """Wait until so many steps are taken, or all; returns how many are."""
 
     def last() -> int:
         return max((number for number, _ in losses(lane.run(name))), default=0)
 
-    until(lambda: last() >= step or _over(lane, job), f"job {job} has not come to step {step}")
+    _seen(lane, job, lambda: last() >= step, f"has not come to step {step}")
     return last()
 
 
-def _over(lane: Lane, job: str) -> bool:
-    return lane.job(job).state in ENDED
+def _seen(lane: Lane, job: str, look: Callable[[], T], what: str) -> T:
+    """Look into a file often, and at the job's state seldom, for that takes a process; returns the last look."""
+    asked = time.monotonic()
+
+    def seen_or_over() -> bool:
+        nonlocal asked
+        if look():
+            return True
+        if time.monotonic() - asked < 2:
+            return False
+        asked = time.monotonic()
+        return lane.job(job).state in ENDED
+
+    until(seen_or_over, f"job {job} {what}")
+    return look()
 
 
 def _finish(lane: Lane, job: str) -> None:
-    until(lambda: _over(lane, job), f"job {job} has not ended")
+    until(lambda: lane.job(job).state in ENDED, f"job {job} has not ended", every_s=0.5)
     if (state := lane.job(job).state) != "COMPLETED":
         raise SoakError(f"job {job} ended as {state}")
 
