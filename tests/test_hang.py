@@ -112,27 +112,51 @@ def stop_the_store(folder):
         for rank in range(2)
     ]
     try:
-        return two[1].communicate(timeout=100)[1], two[1].returncode
+        _, err = two[1].communicate(timeout=100)
+        return two[1].returncode, err
     finally:
         two[0].kill()
         two[0].communicate()
 
 
+def suspend(folder):
+    """Exit status and lines of a training of which all ranks are stopped for a while, as by Ctrl-Z."""
+    job, pids = train(folder)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5 * T)
+    metrics = folder / "run/metrics.jsonl"
+    before = metrics.read_text().count("\n")
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: metrics.read_text().count("\n") > before + 3, 60, "steps taken afterwards")
+    time.sleep(T / 2)
+    job.terminate()
+    _, err = job.communicate(timeout=60)
+    return job.returncode, err
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """{scene: its one line}; they pass most of their time waiting, so several at once."""
+    """({scene: (exit status, lines)}, folders); they pass most of their time waiting, so several at once."""
     jobs = {name: partial(play, name) for name in SCENES}
     jobs |= {f"stops {victim}": partial(stop_a_rank, victim) for victim in (0, 1)}
+    jobs |= {"stops the store": stop_the_store, "suspended": suspend}
     folders = {name: tmp_path_factory.mktemp(name.replace(" ", "_")) for name in jobs}
-    with ThreadPoolExecutor(3) as lanes:
+    with ThreadPoolExecutor(4) as lanes:
         ended = dict(zip(jobs, lanes.map(lambda name: jobs[name](folders[name]), jobs), strict=True))
-    for name, (status, err) in ended.items():
-        assert status == HANG_STATUS and err.count("\n") == 1, (name, status, err)
-    return {name: err.strip() for name, (_, err) in ended.items()}, folders
+    return ended, folders
+
+
+def line_of(scene, played) -> str:
+    """The one line in which a scene ended."""
+    status, err = played[0][scene]
+    assert status == HANG_STATUS and err.count("\n") == 1, (status, err)
+    return err.strip()
 
 
 def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(played):
-    line = played[0]["sleeps"]
+    line = line_of("sleeps", played)
     assert line.startswith("aiscale: all_reduce of 4,000 bytes in group world 0-2, number "), line
     assert f"begun in step 7, was not finished within {T} s: rank 1 did not come to it; it is in step 7 at " in line
     assert "ranks.py:" in line and "in <module>, its last one there was number" in line
@@ -140,23 +164,23 @@ def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(played):
 
 
 def test_a_rank_that_skips_a_collective_is_told_from_one_that_is_slow(played):
-    line = played[0]["skips"]
+    line = line_of("skips", played)
     assert "all_reduce of 4,000 bytes in group world 0-2" in line
     assert "rank 2 began broadcast of 4,000 bytes instead: it skipped a collective or made one more" in line
 
 
 def test_of_ranks_that_wait_for_each_other_in_a_chain_the_one_that_waits_for_nobody_is_named(played):
-    line = played[0]["chain"]
+    line = line_of("chain", played)
     assert "recv of 4,000 bytes from rank 2 to rank 1, number 1, begun in step 7" in line and ": rank 2 did" in line
 
 
 def test_a_rank_that_has_left_training_is_said_to_have_left(played):
-    assert "rank 1 did not come to it; it trains no more, its last one there was" in played[0]["leaves"]
+    assert "rank 1 did not come to it; it trains no more, its last one there was" in line_of("leaves", played)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_rank_is_named_and_nothing_is_left(victim, played):
-    line = played[0][f"stops {victim}"]
+    line = line_of(f"stops {victim}", played)
     assert f": rank {victim} no longer answers: stopped, out of memory, or the node is gone; the job ends" in line
     assert "number" in line and f"was not finished within {T} s" in line
 
@@ -166,27 +190,16 @@ def test_the_run_says_of_itself_why_it_ended(played):
     assert note["status"] == "failed" and "rank 1 no longer answers" in note["error"]
 
 
-def test_where_the_store_is_stopped_with_its_rank_the_others_end_all_the_same(tmp_path):
+def test_where_the_store_is_stopped_with_its_rank_the_others_end_all_the_same(played):
     """Under srun and mpiexec rank 0 keeps the store at which all meet."""
-    err, status = stop_the_store(tmp_path)
+    status, err = played[0]["stops the store"]
     assert status == HANG_STATUS and "rank 0, where it is kept, is stopped, or its node is gone" in err, err
 
 
-def test_a_job_that_was_itself_stopped_goes_on(tmp_path):
+def test_a_job_that_was_itself_stopped_goes_on(played):
     """Ctrl-Z, or a suspended job: nobody is missing afterwards."""
-    job, pids = train(tmp_path)
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.5 * T)
-    metrics = tmp_path / "run/metrics.jsonl"
-    before = metrics.read_text().count("\n")
-    for pid in pids:
-        os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: metrics.read_text().count("\n") > before + 3, 60, "steps taken afterwards")
-    time.sleep(T / 2)
-    job.terminate()
-    _, err = job.communicate(timeout=60)
-    assert job.returncode == 130 and "was not finished" not in err, err
+    status, err = played[0]["suspended"]
+    assert status == 130 and "was not finished" not in err, err
 
 
 def entry(number, op="all_reduce", nbytes=8, age_s=100.0):

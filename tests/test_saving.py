@@ -44,7 +44,7 @@ def words(*settings):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """{strategy: (losses of four steps, of the last two steps again from the checkpoint written in the background)}"""
+    """{strategy: (its folder, losses of four steps, and with the last two again, from a checkpoint of the background)}"""
 
     def losses(strategy, jobs):
         folder, log = tmp_path_factory.mktemp(strategy), tmp_path_factory.mktemp("log") / "said.log"
@@ -58,7 +58,7 @@ def trained(tmp_path_factory):
                 [(line["step"], line["loss"]) for line in read_metrics(folder / "tiny") if line["kind"] == "train"]
             )
             shutil.rmtree(folder / "tiny/checkpoints/step_00000004")
-        return found
+        return folder, *found
 
     with Jobs() as jobs, ThreadPoolExecutor(2) as lanes:
         return dict(zip(STRATEGIES, lanes.map(lambda strategy: losses(strategy, jobs), STRATEGIES), strict=True))
@@ -66,7 +66,7 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_run_goes_on_from_a_checkpoint_of_the_background_as_if_it_had_not_stopped(strategy, trained):
-    first, again = trained[strategy]
+    _, first, again = trained[strategy]
     assert first == again and [step for step, _ in first] == [1, 2, 3, 4]
 
 
@@ -251,21 +251,13 @@ def test_the_benchmark_compares_both_ways_to_save(capsys):
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "zero", "megatron"])
-def test_a_full_disk_is_told_in_one_line_and_the_checkpoint_before_stays(strategy, tmp_path):
+def test_a_full_disk_is_told_in_one_line_and_the_checkpoint_before_stays(strategy, trained, tmp_path):
     """A limit on the size of files stands for the disk: the same calls of the same libraries fail."""
-    settings = (
-        *TINY,
-        "loop.steps=100",
-        "loop.checkpoint_every=3",
-        f"parallel.strategy={strategy}",
-        *STRATEGIES[strategy],
-    )
-    train = [sys.executable, "-m", "aiscale", "train", "--quiet", "--nproc", "2", *words(*settings)]
-    first = [*train, *words("loop.steps=2")]
-    done = subprocess.run(first, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "limited", *train, "--resume", *words("loop.steps=9")]
+    shutil.copytree(trained[strategy][0], tmp_path / "runs")
+    settings = (*TINY, f"parallel.strategy={strategy}", *STRATEGIES[strategy], "loop.steps=9")
+    train = ["-m", "aiscale", "train", "--quiet", "--nproc", "2", "--resume", *words(*settings)]
+    limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "limited", sys.executable, *train]
     done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert "step_00000003 (" in done.stderr and "earlier checkpoints are untouched" in done.stderr, done.stderr
+    assert "step_00000004 (" in done.stderr and "earlier checkpoints are untouched" in done.stderr, done.stderr
     assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir()] == ["step_00000002"]
