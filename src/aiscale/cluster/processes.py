@@ -37,7 +37,7 @@ class Processes:
     def __init__(self, size: int, engines: str, threads: int, env: Mapping[str, str], job: Job) -> None:
         kind, files = LAUNCHERS.get(engines), None
         if kind is None:
-            kind, files = FolderLauncher, Path(engines)
+            kind, files = FolderLauncher, Path(engines).expanduser().absolute()
         self.id = uuid.uuid4().hex[:12]
         self.folder = kind.folder_for(self.id)
         self.size = size

@@ -1,7 +1,7 @@
 """What Slurm says of a job: whether it waits and why, where it runs, how it ended.
 
 state = ask("1234")          # State(name="PENDING", reason="Priority", ...); None if Slurm does not answer
-state.waiting(12)            # "waits since 0:35: jobs with a higher priority go first"
+state.waiting(35)            # "waits in partition gpu for 0:35: jobs with a higher priority go first"
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _REASONS = {
     "QOSMaxJobsPerUserLimit": "as many of your jobs run in this QOS as it allows",
     "QOSMaxSubmitJobPerUserLimit": "you have as many jobs in this QOS as it allows",
     "AssocMaxJobsLimit": "as many jobs of your account run as it may have",
+    "AssocGrpBillingMinutes": "the account's hours are used or promised to running jobs",
+    "AssocGrpCPUMinutesLimit": "the account's hours are used or promised to running jobs",
     "Licenses": "a licence, perhaps of a file system, is not free",
 }
 
@@ -47,8 +49,6 @@ _HOPELESS = {
     "QOSMaxNodePerJobLimit": "the QOS does not allow so many nodes",
     "BadConstraints": "no node has what it asks for",
     "ReservationDeleted": "there is no such reservation any more",
-    "AssocGrpBillingMinutes": "the account has no hours left",
-    "AssocGrpCPUMinutesLimit": "the account has no hours left",
     "DependencyNeverSatisfied": "the job that it waits for has failed",
 }
 
