@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from aiscale.dist.forking import die_with
 from aiscale.dist.launch import rank_environment
 
-_SWITCH, _NODE = "10.77.0.254", "10.77.0.{}"
+_SWITCH, _NODE, _NOWHERE = "10.77.0.254", "10.77.0.{}", "10.78.0.0/24"
 #: Bytes of a frame, and how long the link is busy with what the kernel hands on in one piece (see `shape`).
 _FRAME_BYTES, _PIECE_S = 1514, 0.4e-3
 _QUEUE = "50ms"  #: takes what several senders pour into one card
@@ -53,16 +53,19 @@ def why_no_nodes() -> str:
 
 
 def start_on_nodes(nproc: int, argv: Sequence[str], *, timeout_s: float = 900) -> int:
-    """Run `python ARGV` as `nproc` joined ranks, one on each of as many nodes; the exit status, 0 if all were."""
+    """Run `python ARGV` as `nproc` joined ranks, one on each of as many nodes; the exit status, 0 if all were, 124 if
+    they took longer than `timeout_s`."""
     command = [*_find_namespace()[0], sys.executable, "-m", "aiscale.bench.nodes", str(nproc), *argv]
     # No name server can be asked there: torch would wait for one, and warn.
     env = {**os.environ, "RES_OPTIONS": "attempts:1 timeout:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with subprocess.Popen(command, env=env, preexec_fn=functools.partial(die_with, os.getpid())) as process:
         try:
             return process.wait(timeout_s)
-        except BaseException:
+        except subprocess.TimeoutExpired:
+            print(f"the ranks had not ended after {timeout_s:g} s and are killed", file=sys.stderr, flush=True)
+            return 124
+        finally:
             process.kill()
-            raise
 
 
 def shape(rate_mbit_s: float) -> None:
@@ -78,7 +81,10 @@ def shape(rate_mbit_s: float) -> None:
     for where, device in (([], "eth0"), (switch, f"node{os.environ['RANK']}")):
         _call(*where, "ip", "link", "set", device, "gso_max_segs", str(frames))
         _call(*where, "tc", "qdisc", "replace", "dev", device, "root", *(tbf if rate_mbit_s else ("pfifo",)))
-    _call("ip", "route", "flush", "cache")  # so that connections look at the card anew and make pieces of the new size
+    # A change of routes makes connections look at their card anew, and send pieces of the new size. (Flushing what is
+    # cached does so too, but older kernels allow that to nobody in a user namespace.)
+    for change in ("add", "del"):
+        _call("ip", "route", change, "unreachable", _NOWHERE)
 
 
 def _call(*command: str) -> None:
