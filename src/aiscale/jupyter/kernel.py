@@ -22,6 +22,7 @@ from pathlib import Path
 import jinja2
 
 from aiscale.config import ConfigError
+from aiscale.launch.render import sources_of
 from aiscale.sites import Site
 
 _MARK = "aiscale"  #: of our own kernels, in kernel.json's metadata
@@ -138,7 +139,7 @@ def start_script(spec: Spec) -> str:
         profile=spec.profile or (spec.site.name if spec.site else ""),
         modules=modules,
     )
-    return text + (_sources(text, spec.site) if spec.site else "")
+    return text + (sources_of(text, spec.site) if spec.site else "")
 
 
 def _pinned(script: str, loaded: str) -> str:
@@ -153,12 +154,6 @@ def _pinned(script: str, loaded: str) -> str:
         return match[1] + re.sub(r"\S+", pin, match[2])
 
     return re.sub(r"(?m)^(\s*module load )([^#\n]*[^#\s])", pin_line, script)
-
-
-def _sources(text: str, place: Site) -> str:
-    named = {key for group in re.findall(r"\[([a-z0-9, ]+)\]", text) for key in group.split(", ")}
-    lines = [f"#   [{key}] {where}" for key, where in place.sources.items() if key in named]
-    return "\n".join(["", f"# Sources, as of {place.read}:", *lines, ""]) if lines else ""
 
 
 def _kernel_json(spec: Spec) -> dict:

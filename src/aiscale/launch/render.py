@@ -117,10 +117,10 @@ def _clock(hours: float) -> str:
 
 
 def _finish(text: str, place: Site) -> str:
-    return _tidy(text) + _sources(text, place)
+    return _tidy(text) + sources_of(text, place)
 
 
-def _sources(text: str, place: Site) -> str:
+def sources_of(text: str, place: Site) -> str:
     """The sources that a file names in brackets, as comments for its end."""
     named = {key for group in re.findall(r"\[([a-z0-9, ]+)\]", text) for key in group.split(", ")}
     lines = [f"#   [{key}] {where}" for key, where in place.sources.items() if key in named]
