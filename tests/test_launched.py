@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import starter
 from aiscale import rehearsal
 from aiscale.rehearsal import needs
 from aiscale.rehearsal.settings import user_name
@@ -60,11 +60,11 @@ ACTIVATE = 'test -z "$NOBODY_SET_THIS"; PATH="$(dirname "${BASH_SOURCE[0]}"):$PA
 class Ended:
     """A job of a launcher that has ended."""
 
-    name: str
+    lesson: str
     said: str  #: its output
     calls: list[rehearsal.Call]
-    seats: list[str]  #: a line for each python of the last step, as NOTING writes them
-    words: list[str] = field(default_factory=list)  #: what its ranks were started with, behind `aiscale train`
+    seats: list[list[str]]  #: a line for each rank that trained, in order, as NOTING writes them
+    words: list[str]  #: srun's, of the step that trained
 
     def asked(self, program: str) -> list[tuple[str, ...]]:
         return [call.args for call in self.calls if call.program == program]
@@ -115,31 +115,32 @@ def launched(nodes: rehearsal.Cluster, lesson: str, place: Path, *, env=None, **
     assert state == "COMPLETED", said
     assert "yes: this is ready to train" in said
     calls = nodes.calls()[before:]
-    train = [call.args for call in calls if call.program == "srun" and "train" in call.args][-1]
-    step = max(int(line.split()[0]) for line in (place / "seats").read_text().splitlines())
-    seats = [line for line in (place / "seats").read_text().splitlines() if line.startswith(f"{step} ")]
-    return Ended(lesson, said, calls, sorted(seats, key=lambda line: int(line.split()[1])), [*train])
+    [train] = [call.args for call in calls if call.program == "srun" and "train" in call.args]
+    seats = [line.split() for line in (place / "seats").read_text().splitlines()]
+    last = max(int(words[0]) for words in seats)
+    ranks = sorted((words for words in seats if int(words[0]) == last), key=lambda words: int(words[1]))
+    return Ended(lesson, said, calls, ranks, [*train])
 
 
-def seats_of(ended: Ended, per_node: int, **told: str) -> None:
+def seats_of(ended: Ended, per_node: int, **told: str | list[str]) -> None:
     """Every rank is on its node and was told what its site's ranks are told; `told`: a value, or one a local rank."""
     assert len(ended.seats) == 2 * per_node
-    for rank, line in enumerate(ended.seats):
-        local = rank % per_node
-        _, _, *words = line.split()
-        assert words[:2] == [str(local), f"node{rank // per_node + 1}"], line
-        found = dict(word.partition("=")[::2] for word in words[2:])
+    for rank, (_, number, local, node, *words) in enumerate(ended.seats):
+        assert [number, local, node] == [str(rank), str(rank % per_node), f"node{rank // per_node + 1}"]
+        found = dict(word.split("=") for word in words)
         for key, value in told.items():
-            assert found[key] == (value[local] if isinstance(value, list) else value), line
+            assert found[key] == (value[rank % per_node] if isinstance(value, list) else value), (rank, words)
 
 
 def losses_equal_those_without_slurm(ended: Ended, ranks: int, place: Path) -> None:
     words = ended.words[ended.words.index("train") :]
     at = words.index("--runs-dir")
     there, words[at + 1] = Path(words[at + 1]), str(place / "without")
-    command = [sys.executable, "-m", "aiscale", *words, f"--nproc={ranks}", "--quiet"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    strategy = {"zero": "zero", "3d_22b": "megatron"}.get(ended.lesson, "")
+    done = starter.run(
+        ["-m", "aiscale", *words, f"--nproc={ranks}", "--quiet"], env=env, timeout=600, strategy=strategy
+    )
     assert done.returncode == 0, done.stderr
     with_slurm, without = losses(there), losses(place / "without")
     assert len(with_slurm) >= 4, "three steps and an evaluation"
