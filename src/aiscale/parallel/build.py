@@ -34,6 +34,7 @@ def build(run: Run, world: World) -> Engine:
 def preload(strategy: str) -> None:
     """Import what `build` will, so that ranks forked from this process need not. A module with more to import than
     its own head names has a function `preload`."""
+    importlib.import_module("torch._dynamo")  # the first optimizer does it: half a second of every rank
     with suppress(ImportError):  # build will say what is missing
         module = importlib.import_module(ENGINES[strategy].partition(":")[0])
         getattr(module, "preload", lambda: None)()
