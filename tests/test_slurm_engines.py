@@ -95,6 +95,7 @@ def texts(notebook: Path) -> str:
 
 @slurm
 @pytest.mark.notebook
+@pytest.mark.timeout(620)
 def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, frontier):
     lessons["slurm"].result()
     shown = texts(lessons["out"] / "notebooks/03_ddp.ipynb")
@@ -105,6 +106,7 @@ def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, front
 
 
 @pytest.mark.notebook
+@pytest.mark.timeout(620)
 def test_lesson_03_runs_unchanged_under_mpi(lessons):
     lessons["mpi"].result()
 
