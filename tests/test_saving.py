@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from aiscale.bench.saving import show_saving
 from aiscale.config import Run
 from aiscale.dist import connect
 from aiscale.parallel import build
+from aiscale.recipes import recipe
 from aiscale.staging import Staging
 from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
@@ -44,7 +46,7 @@ def words(*settings):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """{strategy: (its folder, losses of four steps, and with the last two again, from a checkpoint of the background)}"""
+    """{strategy: (its folder, losses of four steps, the same with the last two again from a checkpoint of step 2)}"""
 
     def losses(strategy, jobs):
         folder, log = tmp_path_factory.mktemp(strategy), tmp_path_factory.mktemp("log") / "said.log"
@@ -250,7 +252,20 @@ def test_the_benchmark_compares_both_ways_to_save(capsys):
     assert capsys.readouterr().out.splitlines()[3].split()[0] == "ddp"
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero", "megatron"])
+def test_a_full_disk_is_told_in_one_line_where_torch_writes(trained, tmp_path):
+    shutil.copytree(trained["serial"][0], tmp_path / "runs")
+    run = recipe("laptop").override(*TINY, "loop.steps=9")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, before[1]))
+    try:
+        with pytest.raises(checkpoint.CheckpointError, match="step_00000004 .* earlier checkpoints are untouched"):
+            fit(run, runs_dir=tmp_path / "runs", resume=True, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir()] == ["step_00000002"]
+
+
+@pytest.mark.parametrize("strategy", ["zero", "megatron"])
 def test_a_full_disk_is_told_in_one_line_and_the_checkpoint_before_stays(strategy, trained, tmp_path):
     """A limit on the size of files stands for the disk: the same calls of the same libraries fail."""
     shutil.copytree(trained[strategy][0], tmp_path / "runs")
