@@ -76,24 +76,29 @@ def test_an_interrupted_soak_goes_on_and_one_that_is_done_starts_anew(tmp_path):
     journal.add("round", 2, wrong="")
     with (tmp_path / "soak/journal.jsonl").open("a") as file:
         file.write('{"what": "round", "num')  # killed while writing
+    with pytest.raises(SoakError, match="soak is in use by another soak: wait for it, or name another by --dir"):
+        Journal.open(tmp_path / "soak", ABOUT, WANTED)
+    journal.file.close()
     again = Journal.open(tmp_path / "soak", ABOUT, WANTED)
     assert list(again.entries) == [("damage", 0), ("round", 2)]
     again.add("round", 1, wrong="")
+    again.file.close()
     assert not Journal.open(tmp_path / "soak", ABOUT, WANTED).entries
 
 
 def test_other_seeds_other_code_and_a_fresh_start_do_not_go_on(tmp_path, monkeypatch):
-    def begun() -> Journal:
-        journal = Journal.open(tmp_path / "soak", ABOUT, WANTED, fresh=True)
-        assert not journal.entries
+    def entries(about: dict, **options) -> int:
+        journal = Journal.open(tmp_path / "soak", about, WANTED, **options)
+        found = len(journal.entries)
         journal.add("round", 1, wrong="")
-        return journal
+        journal.file.close()
+        return found
 
-    begun()
-    assert not Journal.open(tmp_path / "soak", {"seed": 1}, WANTED).entries
-    begun()
+    assert entries(ABOUT) == 0 and entries(ABOUT) == 1
+    assert entries({"seed": 1}) == 0 and entries({"seed": 1}) == 1
+    assert entries({"seed": 1}, fresh=True) == 0
     monkeypatch.setattr("aiscale.soak.journal._fingerprint", lambda: "another")
-    assert not Journal.open(tmp_path / "soak", ABOUT, WANTED).entries
+    assert entries({"seed": 1}) == 0
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
