@@ -160,6 +160,7 @@ def test_from_the_login_node(frontier, place):
     before = set(jobs(frontier))
     done = on_login(frontier, place, program, JPY_API_TOKEN="of the hub")
     assert "HOSTS ['node1', 'node2']" in done.stdout, done.stderr
+    assert "(gloo, 1 thread each)" in done.stdout
     assert "SUM [3.0, 3.0]" in done.stdout
     # on the nodes at their own address 10.77.0.x; on the login node nowhere but on the loopback
     assert re.search(r"LISTENING \[('login 127', )?'node 10'(, 'node 127')?\]", done.stdout), done.stdout
@@ -333,3 +334,23 @@ def test_the_job_is_the_sites_and_as_large_as_the_ranks_need(size, nodes, lines)
 def test_a_node_is_reached_by_the_address_that_the_login_node_sees():
     assert step.node_address({"SLURM_SUBMIT_HOST": "no-such-host.invalid"})  # at least its own
     assert step.node_address({"SLURM_SUBMIT_HOST": "127.0.0.1"}) == step.node_address({})
+
+
+@pytest.mark.parametrize(
+    "env, threads",
+    [
+        ({"AISCALE_THREADS": "3", "OMP_NUM_THREADS": "16"}, 3),
+        ({"OMP_NUM_THREADS": "16", "SLURM_STEP_TASKS_PER_NODE": "2(x8),1"}, 4),  # of 8 cores that are not bound
+        ({"OMP_NUM_THREADS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x16)"}, 2),
+        ({"SLURM_STEP_TASKS_PER_NODE": "16"}, 1),
+    ],
+)
+def test_threads_of_a_rank_are_set_before_torch_is_loaded(env, threads):
+    code = (
+        "import os, sys; os.cpu_count, os.sched_getaffinity = lambda: 8, lambda _: range(8); "
+        "from aiscale.cluster import step; step.limit_threads(); "
+        "print(os.environ['OMP_NUM_THREADS'], 'torch' in sys.modules)"
+    )
+    bare = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    done = subprocess.run([sys.executable, "-c", code], env={**bare, **env}, capture_output=True, text=True)
+    assert done.stdout.split() == [str(threads), "False"], done.stderr

@@ -92,6 +92,8 @@ def _mpi_rank(folder: Path, size: int) -> int:
 
 def _serve_task(folder: Path, size: int) -> None:
     from aiscale.cluster import step
+
+    step.limit_threads()
     from aiscale.dist import ConnectError
 
     try:

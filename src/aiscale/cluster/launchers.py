@@ -17,6 +17,7 @@ from pathlib import Path
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.job import Job
 
+THREADS = "AISCALE_THREADS"  #: of each rank of a job; unset: as many as it has cores
 #: With which libraries are told how many threads to use.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

@@ -19,9 +19,8 @@ from pathlib import Path
 from aiscale.cluster import controller, guard
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.job import Job, public
-from aiscale.cluster.launchers import THREAD_VARIABLES, Exit, LocalLauncher, MpiLauncher
+from aiscale.cluster.launchers import THREAD_VARIABLES, THREADS, Exit, LocalLauncher, MpiLauncher
 from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
-from aiscale.cluster.step import THREADS
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _POLL_S = 0.02

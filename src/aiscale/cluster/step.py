@@ -10,24 +10,40 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiscale.cluster import controller
-from aiscale.cluster.launchers import THREAD_VARIABLES
-from aiscale.dist.forking import die_with
-from aiscale.dist.launchers import ConnectError, Launch, find_launch
+from aiscale.cluster.launchers import THREAD_VARIABLES, THREADS
+
+if TYPE_CHECKING:  # it loads torch, which must not happen before limit_threads
+    from aiscale.dist import Launch
 
 ADDRESS = "AISCALE_ADDRESS"  #: of this node, for the others
-THREADS = "AISCALE_THREADS"  #: of each rank; unset: as many as it has cores
+
+
+def limit_threads() -> None:
+    """Tell libraries, before they are loaded, how many threads this rank may use: as many as were asked for, else its
+    cores, and no more than the site's job script says."""
+    threads = int(os.environ.get(THREADS) or 0)
+    if not threads:
+        cores = len(os.sched_getaffinity(0))
+        if cores == os.cpu_count():  # not bound: all ranks of the node share them
+            cores //= max(map(int, re.findall(r"(?<!x)\b\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))))
+        threads = max(1, min(cores, int(os.environ.get("OMP_NUM_THREADS") or cores)))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
 
 
 def place(size: int) -> Launch:
     """This task's place in the step; raises ConnectError if this is no task of a step of `size`."""
+    from aiscale.dist import ConnectError, find_launch
+
     found = find_launch(os.environ)
     if found.launcher != "srun" or found.size != size:
         raise ConnectError(
@@ -38,6 +54,8 @@ def place(size: int) -> Launch:
 
 def prepare(folder: Path, task: Launch) -> None:
     """Set this task's variables, and on rank 0 start the controller."""
+    from aiscale.dist import ConnectError
+
     if not folder.is_dir():  # whoever asked for this job has gone, or the nodes do not see the same files
         raise ConnectError(f"{folder} is not on {socket.gethostname()}: name one that all nodes see by AISCALE_RUNS")
     os.umask(0o077)
@@ -45,8 +63,6 @@ def prepare(folder: Path, task: Launch) -> None:
     # srun, so that connect() knows what the site's binding of GPUs means
     os.environ.update(AISCALE_LAUNCHER="srun", IPYTHONDIR=str(folder / "ipython"))
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    threads = str(_threads(task))
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads))
     if task.rank == 0:
         job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
         (folder / "ranks").write_text(str(task.size))
@@ -56,6 +72,8 @@ def prepare(folder: Path, task: Launch) -> None:
 
 def _start_controller(folder: Path) -> None:
     from IPython.core.profiledir import ProfileDir
+
+    from aiscale.dist.forking import die_with
 
     ProfileDir.create_profile_dir(str(folder / "profile"))
     with open(folder / "controller.log", "ab") as log:
@@ -86,16 +104,6 @@ def node_address(env: Mapping[str, str] = os.environ) -> str:
 def _peers(env: Mapping[str, str]) -> Iterator[str]:
     yield from filter(None, [env.get("SLURM_SUBMIT_HOST"), env.get("SLURM_LAUNCH_NODE_IPADDR")])
     yield socket.gethostname()
-
-
-def _threads(task: Launch) -> int:
-    """For a rank: what was asked for, else its cores, and no more than the site's job script gives it."""
-    if asked := int(os.environ.get(THREADS) or 0):
-        return asked
-    cores = len(os.sched_getaffinity(0))
-    if cores == os.cpu_count():  # not bound: all ranks of the node share them
-        cores //= task.local_size
-    return max(1, min(cores, int(os.environ.get("OMP_NUM_THREADS") or cores)))
 
 
 def answer_signals() -> None:
