@@ -52,7 +52,7 @@ def why_not() -> str:
     if not find_browser():
         return "no chromium on this machine"
     if not (BIN / "jupyterhub").exists():
-        return "no jupyterhub here: pip install 'aiscale[hub]'"
+        return "no jupyterhub here: pip install '.[hub]'"
     if AS_A_USER and subprocess.run([*AS_A_USER, "true"], capture_output=True, timeout=60).returncode:
         return "user namespaces are not allowed here, and a hub of root's needs accounts: run this as another user"
     if not shutil.which("configurable-http-proxy"):
@@ -165,6 +165,13 @@ def test_root_lets_accounts_in_and_anybody_else_asks_for_the_class_password(tmp_
     assert for_a_class.SharedPasswordAuthenticator.user_password == password and len(password) >= 12
     assert configured(tmp_path, 1000).SharedPasswordAuthenticator.user_password == password, "it stays"
     assert password not in capsys.readouterr().err
+
+
+def test_an_environment_that_accounts_cannot_read_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    tmp_path.chmod(0o700)
+    configured(tmp_path, 0)
+    assert f"they may not enter {tmp_path}, where {tmp_path}/python is" in capsys.readouterr().err
 
 
 def test_the_network_is_served_only_with_a_certificate(tmp_path):

@@ -1,12 +1,13 @@
 """A JupyterHub for a class, on one Linux machine: each participant needs a browser only, and starts real ranks in it.
 
-    pip install 'aiscale[hub]'                    # the hub; in the environment that runs the lessons
+    make setup                                    # the hub is among what it installs (elsewhere: pip install '.[hub]')
     apt-get install node-configurable-http-proxy  # its proxy; or: npm install -g configurable-http-proxy
-    jupyterhub -f workshop/jupyterhub_config.py   # then http://127.0.0.1:8000
+    .venv/bin/jupyterhub -f workshop/jupyterhub_config.py    # then http://127.0.0.1:8000
 
-Started by root, people log in with their accounts of this machine, and each works as themselves. Started by anybody
-else, they choose a name, and all have the one password that the hub writes to FOLDER/password: everything then runs as
-the one who started the hub, so that is for people who trust each other, and best for an account made for the class.
+Started by root, people log in with their accounts of this machine, and each works as themselves; they must be able to
+read this project and its .venv, which therefore lie in no home, but in /opt/aiscale, say. Started by anybody else, they
+choose a name, and all have the one password that the hub writes to FOLDER/password: everything then runs as the one who
+started the hub, so that is for people who trust each other, and best for an account made for the class.
 
 Settings are variables of the environment, so that this file can stay as it is:
 
@@ -16,7 +17,8 @@ Settings are variables of the environment, so that this file can stay as it is:
                                     served, which people reach by ssh -L 8000:127.0.0.1:8000
     AISCALE_HUB_PORT=8000
 
-Rules of thumb: 1 GB of memory a person, and as many people at once as there are cores divided by 2.
+A server takes about 0.15 GB of memory, and each rank 0.2 GB: a person with four ranks, 1 GB.
+With a Node.js that is not Debian's, Debian's proxy needs NODE_PATH=/usr/share/nodejs.
 """
 
 import os
@@ -52,6 +54,10 @@ c.ConfigurableHTTPProxy.pid_file = str(FOLDER / "proxy.pid")
 
 c.Authenticator.allow_all = True
 if os.geteuid() == 0:
+    for path in dict.fromkeys((Path(sys.executable), Path(sys.executable).resolve(), NOTEBOOKS)):
+        for folder in path.parents:
+            if not folder.stat().st_mode & 0o001:
+                print(f"people's servers will not start: they may not enter {folder}, where {path} is", file=sys.stderr)
     c.JupyterHub.authenticator_class = "pam"
     c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
     c.Authenticator.admin_users = {name for name in os.environ.get("AISCALE_HUB_ADMINS", "").split(",") if name}
