@@ -76,7 +76,7 @@ def test_an_interrupted_soak_goes_on_and_one_that_is_done_starts_anew(tmp_path):
     journal.add("round", 2, wrong="")
     with (tmp_path / "soak/journal.jsonl").open("a") as file:
         file.write('{"what": "round", "num')  # killed while writing
-    with pytest.raises(SoakError, match="soak is in use by another soak: wait for it, or name another by --dir"):
+    with pytest.raises(SoakError, match="soak is in use by another soak: wait for it, or name another folder"):
         Journal.open(tmp_path / "soak", ABOUT, WANTED)
     journal.file.close()
     again = Journal.open(tmp_path / "soak", ABOUT, WANTED)

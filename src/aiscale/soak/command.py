@@ -41,10 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from aiscale.rehearsal import why_not
     from aiscale.soak.journal import Journal
 
     kinds, wanted = _checked(args)
-    folder = Path(args.dir).absolute() / ("" if args.only is None else "only")
+    if wanted["round"] and (reason := why_not()):
+        raise SoakError(f"{reason}; damaged checkpoints alone: --rounds 0")
+    folder = Path(args.dir).absolute()
+    if args.only is not None:
+        folder = folder.with_name(f"{folder.name}-only")
     about = {"seed": args.seed, "kinds": kinds, "strategy": args.strategy}
     journal = Journal.open(folder, about, wanted, fresh=args.fresh or args.only is not None)
     if journal.entries:
@@ -142,16 +147,18 @@ class _Crew:
 
 
 def _report(journal, kinds: Sequence[str]) -> int:
-    rounds = [entry for (what, _), entry in journal.entries.items() if what == "round"]
-    damages = [entry for (what, _), entry in journal.entries.items() if what == "damage"]
-    whole = [entry for entry in rounds if not entry["wrong"]]
-    for kind in kinds:
-        hits = sum(hit[0] == kind for entry in rounds for hit in entry["hits"])
-        print(f"{KINDS[kind]:40} {hits:3} times")
-    print(f"{'rounds that ended as if undisturbed':40} {len(whole):3} of {len(rounds)}")
-    held = sum(not entry["wrong"] for entry in damages)
-    print(f"{'damaged checkpoints passed over':40} {held:3} of {len(damages)}")
-    return 0 if len(whole) == len(rounds) and held == len(damages) else 1
+    entries = journal.entries.values()
+    hits = [hit[0] for entry in entries for hit in entry.get("hits", ())]
+    for kind in kinds if hits else ():
+        print(f"{KINDS[kind]:40} {hits.count(kind):3} times")
+    for what, text in (
+        ("round", "rounds that ended as if undisturbed"),
+        ("damage", "damaged checkpoints never resumed from"),
+    ):
+        held = [not entry["wrong"] for entry in entries if entry["what"] == what]
+        if held:
+            print(f"{text:40} {sum(held):3} of {len(held)}")
+    return 1 if any(entry["wrong"] for entry in entries) else 0
 
 
 def _say(text: str) -> None:
