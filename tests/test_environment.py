@@ -120,7 +120,7 @@ def test_every_ci_calls_the_same_two_commands():
     gitlab = yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text())
     ci = (ROOT / ".ci/run").read_text()
     assert "bash .ci/run" in steps and "make workshop" in steps
-    assert gitlab["test"]["script"] == ["bash .ci/run"] and ci.splitlines()[-1] == "make test"
+    assert gitlab["test"]["script"] == ["bash .ci/run"] and "make test" in ci.splitlines()
     assert gitlab["workshop"]["script"] == ["make workshop"]
 
 

@@ -30,6 +30,8 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-"),
     pytest.mark.timeout(1800),  # each starts up to 32 Pythons, which on a busy machine takes minutes
 ]
+# In all they take five minutes of two cores: one of them for everybody, the others where nobody waits.
+in_ci = pytest.mark.skipif(not IN_CI, reason="takes a minute; CI=1 make test ARGS=tests/test_launched.py runs it")
 
 TINY = {
     "data.corpus": "embedded",
@@ -153,6 +155,7 @@ def losses(runs: Path) -> list[tuple[str, int, float]]:
     return [(row["kind"], row["step"], row.get("loss", row.get("val_loss"))) for row in rows if row["kind"] != "rank"]
 
 
+@in_ci
 def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_nvme(frontier, place):
     archive = packed(place)
     ended = launched(frontier, "ddp", place, env={"AISCALE_ENVIRONMENT": str(archive)})
@@ -171,6 +174,7 @@ def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_n
     losses_equal_those_without_slurm(ended, 16, place)
 
 
+@in_ci
 def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     env = {"AISCALE_ENVIRONMENT": "container", "PATH": f"{place}/.venv/bin:{needs.search_path()}"}
     ended = launched(perlmutter, "zero", place, env=env)
@@ -184,8 +188,8 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
 @pytest.mark.parametrize(
     "lesson, settings",
     [
-        ("fsdp", {}),
-        ("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}),
+        pytest.param("fsdp", {}, marks=in_ci),
+        pytest.param("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=in_ci),
         ("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}),
     ],
 )
