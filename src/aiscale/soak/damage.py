@@ -66,8 +66,11 @@ def resume_after_damage(whole: Path, folder: Path, *, seed: int, losses: Sequenc
     done = harm(newest, seed)
     # Without its note a folder is the rest of a deletion that was broken off, and nothing is damaged.
     is_rest = not (newest / "aiscale.json").exists()
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        resumed = fit(TINY.override("loop.steps=7"), runs_dir=folder, resume=True, progress=False)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            resumed = fit(TINY.override("loop.steps=7"), runs_dir=folder, resume=True, progress=False)
+    except Exception as error:
+        return f"{done}: the run did not go on: {type(error).__name__}: {error}"
     if resumed.losses[:2] != list(losses[4:]) or len(resumed.losses) != 3:
         return f"{done}: the run did not go on from {BEFORE} with the same losses"
     told = f"{NEWEST} is " in said.getvalue() and f"going back to {BEFORE}" in said.getvalue()
