@@ -39,8 +39,14 @@ name="${0##*/}"
 case "$name $*" in
   "scontrol show hostnames"*) echo node1 ;;
   hostname*) echo 10.0.0.1 ;;
-  *" -m aiscale doctor"*) exit "${DOCTOR_STATUS:-0}" ;;
+  *" -m aiscale doctor"*)
+    if [ -n "${DOCTOR_SIGNALS:-}" ]; then kill -USR1 $PPID; fi
+    exit "${DOCTOR_STATUS:-0}" ;;
   srun*" -m aiscale train"*)
+    for word in "$@"; do
+      if [ "${before:-}" = --note-saved ] && [ -z "${SAVES_NOTHING:-}" ]; then echo step_1 > "$word"; fi
+      before="$word"
+    done
     if [ -n "${WAITS:-}" ]; then
       trap 'kill $!; exit 130' USR1
       sleep 60 > /dev/null 2>&1 & echo ready > "$CALLS.ready"; wait
@@ -323,6 +329,22 @@ def test_the_status_of_training_is_the_jobs(name, tmp_path):
 def test_a_job_whose_ranks_obeyed_slurms_own_signal_for_another_job_goes_on_later(name, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="130")
     assert job.finish()[0] == 130 and ["scontrol", "requeue", "77"] in job.calls()
+
+
+@pytest.mark.parametrize("status", ["130", "76"])
+def test_a_job_that_saved_nothing_does_not_go_on_for_ever(status, tmp_path):
+    job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS=status, SAVES_NOTHING="yes")
+    code, errors = job.finish()
+    assert code == int(status) and ["scontrol", "requeue", "77"] not in job.calls()
+    assert "nothing was saved" in errors
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_time_that_is_up_before_training_begins_is_said(name, tmp_path):
+    job = Job(tmp_path, f"{name}/ddp.sbatch", DOCTOR_SIGNALS="yes")
+    status, errors = job.finish()
+    assert status == 1 and job.steps("train") == []
+    assert "ask for more" in errors
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -312,7 +312,8 @@ def test_a_site_of_ones_own_gets_a_script_too_which_takes_the_projects_lock(tmp_
     script = tmp_path / "mine" / BUILD
     assert os.access(script, os.X_OK)
     done = subprocess.run(["bash", script, "env"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and f"{tmp_path.parent} is no checkout of aiscale: name yours in AISCALE_SOURCE" in done.stderr
+    assert done.returncode == 1
+    assert f"{tmp_path.parent} is no checkout of aiscale: name yours in AISCALE_SOURCE" in done.stderr
     stop = {"AISCALE_SOURCE": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     (tmp_path / "python3").write_text("#!/bin/bash\nexit 1\n")
     (tmp_path / "python3").chmod(0o755)

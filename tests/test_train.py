@@ -226,7 +226,7 @@ def test_a_peak_measured_on_a_busy_machine_never_gives_an_mfu_above_1(tmp_path, 
     assert 0 < result.summary["mfu"] < 1e-2 and result.summary["peak_source"] == "measured: idle"
 
 
-def test_a_run_that_is_stopped_saves_before_it_evaluates_and_evaluates_once(tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_saves_and_evaluates_no_more(tmp_path, monkeypatch):
     import aiscale.train.fit  # noqa: F401
 
     module, order = sys.modules["aiscale.train.fit"], []
@@ -238,10 +238,33 @@ def test_a_run_that_is_stopped_saves_before_it_evaluates_and_evaluates_once(tmp_
     real_step = training._step
     stop_at_3 = lambda self, step: (step == 2 and os.kill(os.getpid(), signal.SIGTERM), real_step(self, step))[1]  # noqa: E731
     monkeypatch.setattr(training, "_step", stop_at_3)
-    assert train(tmp_path, "loop.eval_every=2").stopped
-    assert order == [("_evaluate", 2), ("save", 3), ("_evaluate", 3)]
+    result = train(tmp_path, "loop.eval_every=2")
+    assert result.stopped and order == [("_evaluate", 2), ("save", 3)]
+    assert result.summary["val_loss"] is result.summary["val_perplexity"] is None
     order.clear()
     assert train(tmp_path, "name=b", "loop.eval_every=3").stopped and order == [("_evaluate", 3), ("save", 3)]
+
+
+def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeypatch):
+    import aiscale.train.fit  # noqa: F401
+
+    module = sys.modules["aiscale.train.fit"]
+    real = module.build
+    monkeypatch.setattr(module, "build", lambda *a: (os.kill(os.getpid(), signal.SIGUSR1), real(*a))[1])
+    result = train(tmp_path)
+    assert result.stopped and len(result.losses) == 1
+
+
+def test_checkpoints_are_due_after_minutes_too_and_each_whole_one_is_noted(tmp_path, monkeypatch):
+    saved, note = [], tmp_path / "saved"
+    import aiscale.train.saving as saving
+
+    real = saving.Saver._note
+    spy = lambda self, written: (real(self, written), saved.append((written.name, note.read_text().strip())))  # noqa: E731
+    monkeypatch.setattr(saving.Saver, "_note", spy)
+    result = train(tmp_path, "loop.checkpoint_minutes=1e-9", note_saved=note)
+    assert [name for name, _ in saved] == [f"step_{step:08d}" for step in range(1, 7)]
+    assert all(text == str(result.path / "checkpoints" / name) for name, text in saved)
 
 
 def test_results_are_not_overwritten_silently(tmp_path):

@@ -112,6 +112,7 @@ def _add_train(commands) -> None:
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of this run")
     parser.add_argument("--resume-if-any", action="store_true", help="the same, or start where there is none yet")
     parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier run")
+    parser.add_argument("--note-saved", metavar="FILE", help="write here the path of each checkpoint that is whole")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--show", action="store_true", help="print the run as JSON and end")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -134,7 +135,14 @@ def _train(args: argparse.Namespace) -> int:
 
     # All ranks agree: none writes this file before all have come here and met.
     resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
-    result = fit(run, runs_dir=args.runs_dir, resume=resume, overwrite=args.overwrite, progress=not args.quiet)
+    result = fit(
+        run,
+        runs_dir=args.runs_dir,
+        resume=resume,
+        overwrite=args.overwrite,
+        progress=not args.quiet,
+        note_saved=args.note_saved,
+    )
     if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
         _print_summary(result, args)
     return 130 if result.stopped else 0
@@ -209,10 +217,13 @@ def _print_summary(result, args: argparse.Namespace) -> None:
         return
     if args.quiet:
         return
+    evaluated = ""
+    if summary["val_loss"] is not None:  # as of a run that was stopped
+        evaluated = f"validation loss {summary['val_loss']:.3f}, perplexity {summary['val_perplexity']:.2f}; "
     print(
         f"{result.path}: {summary['steps']} steps, {summary['tokens']:,} tokens in {summary['seconds']:.1f} s "
-        f"({summary['tokens_per_s']:,.0f} tokens/s); validation loss {summary['val_loss']:.3f}, "
-        f"perplexity {summary['val_perplexity']:.2f}; at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
+        f"({summary['tokens_per_s']:,.0f} tokens/s); {evaluated}"
+        f"at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
     )
     if result.stopped:
         print("stopped early; the same command with --resume goes on from here", file=sys.stderr)

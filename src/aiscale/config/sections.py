@@ -138,6 +138,7 @@ class LoopConfig:
     eval_batches: int = 8  #: global batches in one evaluation
     log_every: int = 1  #: steps between lines of metrics.jsonl
     checkpoint_every: int = 0  #: steps between checkpoints; 0: only at the end
+    checkpoint_minutes: float = 0.0  #: and at the latest after so long; 0: however long it takes
     keep_checkpoints: int = 2  #: how many of the newest checkpoints stay on disk
     async_checkpoint: bool = True  #: write them while training goes on, from a copy of the states in host memory
     hang_timeout_s: float = 240.0  #: a collective that lasts longer ends the job, with the rank it waits for; 0: never
@@ -149,7 +150,7 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         require_positive("loop", self, "seq_len global_batch eval_batches log_every keep_checkpoints")
-        counts = "steps epochs micro_batch eval_every checkpoint_every hang_timeout_s link_mbit_s"
+        counts = "steps epochs micro_batch eval_every checkpoint_every checkpoint_minutes hang_timeout_s link_mbit_s"
         for name in counts.split():
             value = getattr(self, name)
             require(value >= 0, f"loop.{name} is {value}: it must not be negative")

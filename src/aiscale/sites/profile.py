@@ -140,7 +140,7 @@ class Build:
 
     python: str = ""  #: its version
     torch: str = ""  #: its version, in the site's requirements.lock too
-    torch_index: str = ""  #: where to read the address of the index that has it, as a sentence; empty: a module has torch
+    torch_index: str = ""  #: where to read the address of the index that has it; empty: a module has torch
     torch_check: str = "True"  #: a Python expression that holds for the right build of torch, which is imported
     where: str = ""  #: where the environment should lie, in a sentence
     modules: str = ""  #: what must be loaded

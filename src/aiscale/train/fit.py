@@ -55,11 +55,13 @@ def fit(
     resume: bool = False,
     overwrite: bool = False,
     progress: bool = True,
+    note_saved: str | Path | None = None,
 ) -> Result:
     """Train `run` on the ranks of `world` (by default, those that `connect` finds) and return what came out.
 
     Results go to runs_dir/NAME, which is never overwritten unless `overwrite` is set; `resume` continues from its
-    newest checkpoint, exactly. Raises ConfigError, ConnectError, RunFolderError or TrainingError with one line.
+    newest checkpoint, exactly. `note_saved` is a file that gets the path of each checkpoint once it is whole. Raises
+    ConfigError, ConnectError, RunFolderError or TrainingError with one line.
     """
     own_world = world is None
     # The watchdog speaks first: it knows who is missing.
@@ -67,8 +69,11 @@ def fit(
     world = world or connect(run.loop.device, timeout_s, backend=run.loop.backend)
     try:
         with world.link.at(run.loop.link_mbit_s or world.link.rate_mbit_s):
-            training = _Training(run, world, Path(runs_dir) / run.name, progress)
-            with watching(world, run.loop.hang_timeout_s, tell=training.note_failure):
+            training = _Training(run, world, Path(runs_dir) / run.name, progress, note_saved)
+            with (
+                watching(world, run.loop.hang_timeout_s, tell=training.note_failure),
+                _setting(training.stop, signal.SIGUSR1),  # a scheduler's, which may come before the first step
+            ):
                 return training.execute(resume, overwrite)
     except Exception as error:
         error.gone = world.gone() if lost_another_rank(error) else []
@@ -82,8 +87,9 @@ def fit(
 class _Training:
     """The loop's state: everything that `execute` needs in its parts."""
 
-    def __init__(self, run: Run, world: World, path: Path, progress: bool) -> None:
-        self.run, self.world, self.path, self.progress = run, world, path, progress
+    def __init__(self, run: Run, world: World, path: Path, progress: bool, note_saved: str | Path | None) -> None:
+        self.run, self.world, self.path, self.progress, self.note_saved = run, world, path, progress, note_saved
+        self.stop = threading.Event()
         self.n_micro, _ = run.loop.micro_batches(run.parallel.data_parallel(world.size))
         self.records: Records | None = None  # of rank 0, which alone writes
 
@@ -138,8 +144,10 @@ class _Training:
             self.path / "checkpoints",
             keep=run.loop.keep_checkpoints,
             background=run.loop.async_checkpoint,
+            note=self.note_saved,
         )
-        with _stop_requested() as stop, self._bar() as bar, saver:
+        due = _Clock(run.loop.checkpoint_minutes)
+        with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
             for step in range(self.first_step, self.total_steps):
                 outcome, measures = self._step(step)
                 self._check_finite(outcome, step, last_finite)
@@ -152,19 +160,19 @@ class _Training:
                 if run.loop.eval_every and done % run.loop.eval_every == 0 and done < self.total_steps:
                     self._evaluate(done, result)
                 # A signal reaches ranks at different steps, and so does the news of a failed write: agree.
-                if self.world.any(stop.is_set() or saver.failed):
+                if self.world.any(self.stop.is_set() or saver.failed):
                     saver.finish()
                     result.stopped = done < self.total_steps
                     break
-                if run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0 and done < self.total_steps:
+                planned = run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0
+                if (planned or due.has_come(self.world)) and done < self.total_steps:
                     saver.save(done, _val_loss(result, done))
+                    due.begin()
             done = self.first_step + len(result.losses)
-            if result.stopped:  # before all else: who asks a run to stop may kill it soon
-                saver.save(done, _val_loss(result, done), wait=True)
-            if not any(step == done for step, _ in result.val_losses):
+            # No evaluation of a run that was told to stop: who tells it may kill it soon.
+            if not result.stopped and not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
-            if not result.stopped:  # after the evaluation, so that a run that dies in it can be resumed
-                saver.save(done, _val_loss(result, done), wait=True)
+            saver.save(done, _val_loss(result, done), wait=True)
         self._summarize(result, done, time.perf_counter() - started)
         return result
 
@@ -254,14 +262,15 @@ class _Training:
 
     def _summarize(self, result: Result, done: int, seconds: float) -> None:
         tokens = len(result.losses) * self.run.loop.global_batch * self.run.loop.seq_len
-        val_loss = result.val_losses[-1][1]
-        self.meter.measure_peak()  # again: the machine may have been busy when the run began
+        val_loss = _val_loss(result, done)
+        if not result.stopped:
+            self.meter.measure_peak()  # again: the machine may have been busy when the run began
         result.summary = {
             "steps": done,
             "tokens": tokens,
             "train_loss": result.losses[-1] if result.losses else None,
             "val_loss": val_loss,
-            "val_perplexity": math.exp(min(val_loss, 700)),
+            "val_perplexity": None if val_loss is None else math.exp(min(val_loss, 700)),
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
             **self.meter.overall(),
@@ -302,26 +311,37 @@ def _tell(message: str) -> None:
     print(f"aiscale: {message}", file=sys.stderr, flush=True)
 
 
+class _Clock:
+    """When the next checkpoint is due by the time that has passed; 0 minutes: never."""
+
+    def __init__(self, minutes: float) -> None:
+        self.seconds = 60 * minutes
+        self.begin()
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def has_come(self, world: World) -> bool:
+        """Alike on all ranks: rank 0's clock counts."""
+        return bool(self.seconds) and world.any(world.is_main and time.monotonic() - self._began >= self.seconds)
+
+
 @contextmanager
-def _stop_requested() -> Iterator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM and SIGUSR1 (which `sbatch --signal` sends before time is up) set, so that the
-    loop ends after its step; a second Ctrl-C ends it at once. A scheduler's second signal does not: by then the
-    checkpoint is being written."""
-    event = threading.Event()
+def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
+    """Let these signals set `stop`, so that the loop ends after its step; a second Ctrl-C ends it at once. A
+    scheduler's second signal does not: by then the checkpoint is being written."""
     if threading.current_thread() is not threading.main_thread():
-        yield event  # signals belong to the main thread
+        yield  # signals belong to the main thread
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def request(number: int, frame) -> None:
-        if event.is_set() and number == signal.SIGINT:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        event.set()
+        stop.set()
 
-    for number in before:
-        signal.signal(number, request)
+    before = {number: signal.signal(number, request) for number in signals}
     try:
-        yield event
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -25,8 +25,10 @@ from aiscale.staging import Staging
 class Saver:
     """Writes an engine's checkpoints into a folder. All ranks make one, and call each method together."""
 
-    def __init__(self, engine: checkpoint.Saveable, folder: Path, *, keep: int, background: bool) -> None:
-        self.engine, self.folder, self.keep, self.background = engine, folder, keep, background
+    def __init__(
+        self, engine: checkpoint.Saveable, folder: Path, *, keep: int, background: bool, note: str | Path | None = None
+    ) -> None:
+        self.engine, self.folder, self.keep, self.background, self.note = engine, folder, keep, background, note
         self._writing: _Writing | None = None
         self._apart: World | None = None
         self._staging = Staging()
@@ -58,13 +60,18 @@ class Saver:
         self.finish()
         facts = {"step": step, "keep": self.keep, "val_loss": val_loss}
         if wait or not self.background:
-            checkpoint.save(self.engine, self.folder, **facts)
+            self._note(checkpoint.save(self.engine, self.folder, **facts))
             return
         if self._apart is None:
             self._apart = self._closing.enter_context(self.engine.world.apart())
             self._closing.enter_context(checkpoint.quiet())  # here: a thread cannot do it without others noticing
         write = checkpoint.prepare(self.engine, self.folder, **facts, staging=self._staging)
-        self._writing = _Writing(lambda: write(self._apart))
+        self._writing = _Writing(lambda: self._note(write(self._apart)))
+
+    def _note(self, written: Path) -> None:
+        """Say in the file that was asked for which checkpoint is whole."""
+        if self.note and self.engine.world.is_main:
+            Path(self.note).write_text(f"{written}\n")
 
     def finish(self) -> None:
         """Wait for what is being written; raises what it failed with, alike on all ranks."""
