@@ -44,9 +44,11 @@ def train(jobs, folder, strategy, *more, nproc=2, settings=None):
 @pytest.fixture(scope="module")
 def trained(jobs, tmp_path_factory):
     """A folder for each strategy with a run of two steps."""
+    root = tmp_path_factory.mktemp("trained")
 
     def start(strategy):
-        folder = tmp_path_factory.mktemp(strategy)
+        folder = root / strategy
+        folder.mkdir()
         return strategy, folder, train(jobs, folder, strategy)
 
     with ThreadPoolExecutor(2) as lanes:

@@ -41,7 +41,8 @@ if world.is_main:
 def losses_of(settings, n: int, folder, connect: str) -> list[float]:
     """The losses of `n` ranks; `connect` stands in for the plain connect() of ranks.HEADER."""
     code = f"world.close()\n{connect}\n" + TRAIN.replace("SETTINGS", repr((*SHORT, *settings)))
-    done = run_ranks(code, n, folder, launcher="aiscale")
+    launcher = "forked" if "loop.device=cpu" in settings else "aiscale"
+    done = run_ranks(code, n, folder, launcher=launcher)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -128,7 +129,7 @@ dist.reduce_scatter_tensor(summed, torch.tensor([1.0, 2.0]))
 say(here.unique().tolist(), there[0].item(), gathered.tolist(), summed.item())
 """
     )
-    done = run_ranks("world.close()\n" + code, 2, tmp_path, launcher="aiscale")
+    done = run_ranks("world.close()\n" + code, 2, tmp_path)
     assert done.returncode == 0, done.stderr
     expected = {"[2.0] 9.0 [1.0, 1.0, 2.0, 2.0] 2.0", "[1.0] 9.0 [1.0, 1.0, 2.0, 2.0] 4.0"}
     assert set(done.stdout.splitlines()) == expected
