@@ -14,7 +14,7 @@ import pytest
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 #: Files that take more than half a minute, the longest first: both workers then end at about the same time.
-LONG = ("verify", "soak", "bytes", "train", "rehearsal", "megatron", "slurm_engines", "cluster", "launched", "zero")
+LONG = ("verify", "bytes", "rehearsal", "cluster", "slurm_engines", "soak", "hang", "launched", "saving", "train")
 
 
 def pytest_collection_modifyitems(items):
@@ -91,6 +91,12 @@ def _no_skip(report):
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI does not allow: {reason}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def folders(tmp_path_factory):
+    """The folder of all tests' folders is there: threads that ask for the first ones would each make it."""
+    tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture

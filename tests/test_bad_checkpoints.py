@@ -44,11 +44,9 @@ def train(jobs, folder, strategy, *more, nproc=2, settings=None):
 @pytest.fixture(scope="module")
 def trained(jobs, tmp_path_factory):
     """A folder for each strategy with a run of two steps."""
-    root = tmp_path_factory.mktemp("trained")
 
     def start(strategy):
-        folder = root / strategy
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp(strategy)
         return strategy, folder, train(jobs, folder, strategy)
 
     with ThreadPoolExecutor(2) as lanes:
