@@ -92,9 +92,11 @@ def _devices() -> Finding:
     )
     expected = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
         toolkit, devices = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, IndexError, ValueError):
+    except subprocess.TimeoutExpired:  # as on a slow file system: no reason to end a job
+        return Finding("GPUs", "warning", "torch took more than 180 s to look for them", "try again")
+    except (IndexError, ValueError):
         return Finding("GPUs", "wrong", "torch cannot look for them", "look at what python -c 'import torch' says")
     if not devices:
         lacking = f"Slurm gave this node {expected} GPUs, but torch sees none" if expected else "none"
@@ -102,7 +104,8 @@ def _devices() -> Finding:
         return Finding("GPUs", "warning" if expected else "ok", f"{lacking}: ranks run on the CPU over gloo", remedy)
     names = ", ".join(f"{n} x {name}" for n, name in _counted(name for name, _ in devices))
     found = f"{names}, {devices[0][1] / GIB:.0f} GiB each, toolkit {toolkit}"
-    if expected > len(devices):
+    one_each = len(devices) == 1 and "SLURM_PROCID" in os.environ  # as --gpus-per-task=1 has it
+    if expected > len(devices) and not one_each:
         return Finding("GPUs", "warning", f"{found}; Slurm gave {expected}", "look at the step's --gpu-bind")
     return Finding("GPUs", "ok", found)
 
@@ -202,12 +205,14 @@ def _network() -> Iterator[Finding]:
     if plugin:
         yield Finding("libfabric plugin", "ok", str(plugin))
     else:
-        remedy = "load the module aws-ofi-nccl or aws-ofi-rccl, or NCCL talks over TCP"
-        yield Finding("libfabric plugin", "warning", "not on LD_LIBRARY_PATH", remedy)
+        remedy = "load its module (rccl-net-plugin at OLCF; NERSC's nccl has it), or NCCL talks over TCP"
+        yield Finding("libfabric plugin", "warning", "neither in NCCL_NET_PLUGIN nor on LD_LIBRARY_PATH", remedy)
 
 
 def find_plugin(env: Mapping[str, str]) -> Path | None:
     """The library by which NCCL or RCCL reaches libfabric."""
+    if (named := Path(env.get("NCCL_NET_PLUGIN", ""))).is_absolute() and named.exists():
+        return named
     folders = [Path(folder) for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
     return next((folder / name for folder in folders for name in OFI_PLUGINS if (folder / name).exists()), None)
 
