@@ -24,10 +24,15 @@ from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _POLL_S = 0.02
+_ANSWER_S = 30.0  #: a controller that is up answers within seconds
 
 
 class PortTakenError(ClusterError):
     """Somebody else took a port between its choice and its use; a second try will do."""
+
+
+class NoAnswerError(PortTakenError):
+    """A controller that says where it is and then nothing, as happens now and then on a busy machine: try again."""
 
 
 class Processes:
@@ -113,10 +118,10 @@ class Processes:
                 str(controller.connection_file(self._profile)),
                 profile_dir=str(self._profile),
                 ipython_dir=str(self.folder / "ipython"),
-                timeout=max(1.0, deadline - time.monotonic()),
+                timeout=max(1.0, min(_ANSWER_S, deadline - time.monotonic())),
             )
         except TimeoutError:
-            raise ClusterError(
+            raise NoAnswerError(
                 f"the controller of the ranks does not answer ({controller.connection_file(self._profile)} says where "
                 "it is): has the job ended, or may this machine not connect to compute nodes?\n"
                 + self.log("controller", "launcher")

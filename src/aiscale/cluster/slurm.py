@@ -27,6 +27,7 @@ from aiscale.cluster.launchers import Exit, LocalLauncher
 
 _LOG_S = 0.3  #: between looks at a log, which may lie on a file system that many share
 _NEW_RANKS = "new ranks\n"  #: what engines.sbatch writes when it starts some in the place of others
+_NO_RANKS = "srun has ended\n"  #: what it writes when there are none any more
 _END_S = 5.0  #: that a cancelled job may take to end before its files go
 
 
@@ -160,8 +161,11 @@ class SlurmLauncher(LocalLauncher):
     def _look(self) -> list[Exit]:
         log = self.files / "launcher.log"
         parts = log.read_text(errors="replace").split(_NEW_RANKS) if log.exists() else []
-        if len(parts) > self._replaced and (first := first_end(parts[-1], self.job, self._state)):
-            return [first]
+        if len(parts) > self._replaced:
+            if first := first_end(parts[-1], self.job, self._state):
+                return [first]
+            if _NO_RANKS in parts[-1]:
+                return [Exit(None, "srun has ended", "launcher")]
         if self.processes and (code := self.processes[0].poll()) is not None:
             return [Exit.of("srun", code, "launcher")]
         if self._is_ours:
