@@ -31,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "--tokenizer", default="bpe", metavar="KIND", help="byte, char, word, bpe, or a tokenizer.json (default: bpe)"
     )
-    prepare.add_argument("--vocab-size", type=int, default=8192, metavar="N", help="of bpe (default: 8192)")
+    prepare.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="of bpe (default: 50257, as in the recipes, of openwebtext and oscar; else 8192)",
+    )
     prepare.add_argument("--field", default="text", help="of a JSON or parquet record, the text (default: text)")
     prepare.add_argument("--subset", help="of oscar, such as unshuffled_deduplicated_en")
     prepare.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="tokens in a shard, about")
@@ -58,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         args.source,
         args.out,
         tokenizer=args.tokenizer,
-        bpe_vocab_size=args.vocab_size,
+        bpe_vocab_size=args.vocab_size or (50257 if args.source[0] in ("openwebtext", "oscar") else 8192),
         field=args.field,
         subset=args.subset,
         shard_tokens=args.shard_tokens,

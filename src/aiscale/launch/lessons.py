@@ -86,7 +86,10 @@ LESSONS: dict[str, Lesson] = {
             title="ZeRO-3, GPT-J 6B",
             about="DeepSpeed's ZeRO-3: parameters, gradients and optimizer states of GPT-J 6B divided over all GPUs.",
             recipe="gptj-6b-hf",
-            settings=(("parallel.zero_stage=3", "0 to 2 divide less, and need a GPU with more memory"),),
+            settings=(
+                ("parallel.zero_stage=3", "0 to 2 divide less, and need a GPU with more memory"),
+                ("data.corpus=corpora/openwebtext", "the published run has OSCAR: aiscale data prepare oscar"),
+            ),
             ranks=32,
             gpu_memory_gb=40,
         ),
