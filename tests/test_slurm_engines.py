@@ -194,7 +194,9 @@ def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(fro
         attempt(acount="ABC123")
         attempt(time="an hour")
     """
-    other = frontier.submit(place / write(place / "other.sh", "#!/bin/bash\nsleep 100\n"), "-AABC123", "-N2", "-t5")
+    other = frontier.submit(
+        place / write(place / "other.sh", "#!/bin/bash\nsleep 100\n"), "-AABC123", "-N2", "-t5", "--output=/dev/null"
+    )
     done = on_login(frontier, place, program)
     frontier.login(["scancel", other])
     lines = done.stdout.splitlines()
