@@ -316,6 +316,13 @@ def test_engines_that_died_are_a_failure_unless_a_notebook_asks_for_new_ones(tmp
         assert len([call for call in job.calls("srun") if "aiscale.cluster" in call]) == 2 - status
 
 
+def test_engines_that_nobody_asks_for_again_do_not_keep_their_nodes(tmp_path):
+    (tmp_path / "engines").mkdir()
+    asked = {"AISCALE_FOLDER": str(tmp_path / "engines"), "AISCALE_IDLE": "1"}
+    job = Job(tmp_path, "frontier/engines.sbatch", ENGINES_DIE="1", **asked)
+    assert job.finish()[0] == 1
+
+
 # How they end ---------------------------------------------------------------------------------------------------------
 
 

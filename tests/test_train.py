@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from aiscale import checkpoint
+from aiscale.cli import main
 from aiscale.config import ConfigError, Run
 from aiscale.dist import connect
 from aiscale.parallel import build
@@ -265,6 +266,16 @@ def test_checkpoints_are_due_after_minutes_too_and_each_whole_one_is_noted(tmp_p
     result = train(tmp_path, "loop.checkpoint_minutes=1e-9", note_saved=note)
     assert [name for name, _ in saved] == [f"step_{step:08d}" for step in range(1, 7)]
     assert all(text == str(result.path / "checkpoints" / name) for name, text in saved)
+
+
+def test_a_job_that_is_started_again_when_all_is_done_ends_well(tmp_path, capsys):
+    file = tmp_path / "run.json"
+    file.write_text(TINY.to_json())
+    words = ["train", "--config", str(file), "--runs-dir", str(tmp_path), "--quiet"]
+    assert main([*words, "--resume-if-any"]) == 0
+    assert main([*words, "--resume-if-any"]) == 0
+    assert "tiny has already taken 6 of 6 steps" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 2
 
 
 def test_results_are_not_overwritten_silently(tmp_path):

@@ -131,18 +131,19 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     if args.nproc is not None:
         return _train_here(args, run)
-    from aiscale.train import fit
+    from aiscale.train import AlreadyTrained, fit
 
     # All ranks agree: none writes this file before all have come here and met.
     resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
-    result = fit(
-        run,
-        runs_dir=args.runs_dir,
-        resume=resume,
-        overwrite=args.overwrite,
-        progress=not args.quiet,
-        note_saved=args.note_saved,
-    )
+    options = {"overwrite": args.overwrite, "progress": not args.quiet, "note_saved": args.note_saved}
+    try:
+        result = fit(run, runs_dir=args.runs_dir, resume=resume, **options)
+    except AlreadyTrained as done:
+        if not args.resume_if_any:
+            raise
+        if os.environ.get("RANK", "0") == "0":  # a job that was requeued when all was done
+            print(f"aiscale: {done}", file=sys.stderr)
+        return 0
     if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
         _print_summary(result, args)
     return 130 if result.stopped else 0

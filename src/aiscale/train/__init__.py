@@ -1,7 +1,16 @@
 """The one entry to training: `fit(run)`, in a notebook cell, a test, or a job on a thousand ranks."""
 
-from aiscale.train.fit import Result, TrainingError, fit
+from aiscale.train.fit import AlreadyTrained, Result, TrainingError, fit
 from aiscale.train.records import RunFolderError, load_run, read_metrics
 from aiscale.train.trained import open_trained
 
-__all__ = ["Result", "RunFolderError", "TrainingError", "fit", "load_run", "open_trained", "read_metrics"]
+__all__ = [
+    "AlreadyTrained",
+    "Result",
+    "RunFolderError",
+    "TrainingError",
+    "fit",
+    "load_run",
+    "open_trained",
+    "read_metrics",
+]

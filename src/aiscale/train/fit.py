@@ -29,7 +29,11 @@ from aiscale.models import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records
-from aiscale.train.saving import Saver
+from aiscale.train.saving import Clock, Saver
+
+
+class AlreadyTrained(ConfigError):
+    """There is no step left to take."""
 
 
 class TrainingError(RuntimeError):
@@ -146,7 +150,7 @@ class _Training:
             background=run.loop.async_checkpoint,
             note=self.note_saved,
         )
-        due = _Clock(run.loop.checkpoint_minutes)
+        due = Clock(run.loop.checkpoint_minutes)
         with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
             for step in range(self.first_step, self.total_steps):
                 outcome, measures = self._step(step)
@@ -225,7 +229,7 @@ class _Training:
         if self.records:
             self.records.rewind(step)
         if step >= self.total_steps:
-            raise ConfigError(
+            raise AlreadyTrained(
                 f"{self.path} has already taken {step} of {self.total_steps} steps: raise loop.steps to train longer"
             )
         return step
@@ -309,21 +313,6 @@ def _val_loss(result: Result, step: int) -> float | None:
 
 def _tell(message: str) -> None:
     print(f"aiscale: {message}", file=sys.stderr, flush=True)
-
-
-class _Clock:
-    """When the next checkpoint is due by the time that has passed; 0 minutes: never."""
-
-    def __init__(self, minutes: float) -> None:
-        self.seconds = 60 * minutes
-        self.begin()
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def has_come(self, world: World) -> bool:
-        """Alike on all ranks: rank 0's clock counts."""
-        return bool(self.seconds) and world.any(world.is_main and time.monotonic() - self._began >= self.seconds)
 
 
 @contextmanager

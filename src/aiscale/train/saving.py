@@ -14,6 +14,7 @@ copy of the rank's states, loop.async_checkpoint=false writes at once.
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -80,6 +81,21 @@ class Saver:
             writing.join()
             if writing.error is not None:
                 raise writing.error
+
+
+class Clock:
+    """When the next checkpoint is due by the time that has passed; 0 minutes: never."""
+
+    def __init__(self, minutes: float) -> None:
+        self.seconds = 60 * minutes
+        self.begin()
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def has_come(self, world: World) -> bool:
+        """Alike on all ranks: rank 0's clock counts."""
+        return bool(self.seconds) and world.any(world.is_main and time.monotonic() - self._began >= self.seconds)
 
 
 class _Writing(threading.Thread):
