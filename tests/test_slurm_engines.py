@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from aiscale import cluster, rehearsal
-from aiscale.cluster import queue, step
+from aiscale.cluster import guard, queue, step
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.slurm import first_end
 from conftest import IN_CI
@@ -356,3 +356,27 @@ def test_threads_of_a_rank_are_set_before_torch_is_loaded(env, threads):
     bare = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     done = subprocess.run([sys.executable, "-c", code], env={**bare, **env}, capture_output=True, text=True)
     assert done.stdout.split() == [str(threads), "False"], done.stderr
+
+
+def test_a_job_is_cancelled_also_when_slurm_does_not_answer_at_once(tmp_path, monkeypatch):
+    tried = tmp_path / "tried"
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tried}\n[ "$(wc -l < {tried})" -ge 3 ]\n')
+    (tmp_path / "scancel").chmod(0o755)
+    (tmp_path / "job").write_text("77")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(guard.time, "sleep", lambda seconds: None)
+    assert guard.cancel(str(tmp_path), patience_s=60)
+    assert tried.read_text().split() == ["77"] * 3
+    assert guard.cancel(str(tmp_path)) and len(tried.read_text().split()) == 4  # without patience once
+
+
+def test_the_watchman_shows_life_beside_a_jobs_number(tmp_path):
+    (tmp_path / "job").write_text("none")
+    watchman = subprocess.Popen([sys.executable, guard.__file__, "nobody", str(tmp_path)], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "alive").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "alive").exists()
+    watchman.kill()
+    watchman.wait()
+    watchman.stdin.close()

@@ -7,7 +7,8 @@ file, run as a script by the kernel, waits at the other end of a pipe:
     python -I -S guard.py CLUSTER_ID FOLDER < pipe
 
 When the pipe closes or the kernel is gone, the Slurm job or step that FOLDER names is cancelled, everything that
-carries the marker is killed and the folder is removed.
+carries the marker is killed and the folder is removed. As long as it lives it touches FOLDER/alive beside a job's
+number: a job ends itself when nobody has done so for ten minutes, as when the login node has gone down.
 Standard library only: it starts in 10 ms and takes 10 MB.
 """
 
@@ -21,6 +22,8 @@ import time
 
 MARKER = "AISCALE_CLUSTER"
 _PAUSE_S = 0.05
+_ALIVE_S = 60  #: between two signs of life; engines.sbatch waits for ten times as long
+_PATIENCE_S = 600  #: with a Slurm that does not answer, before a job is left to its time limit
 
 
 def marked(cluster_id: str) -> list[int]:
@@ -57,29 +60,47 @@ def kill_marked(cluster_id: str, timeout_s: float = 5.0) -> bool:
     return True
 
 
-def cancel(folder: str, *names: str) -> bool:
+def cancel(folder: str, *names: str, patience_s: float = 0) -> bool:
     """Cancel the Slurm job that the file FOLDER/job names, or the step in FOLDER/step; False if there is neither."""
     for name in names or ("job", "step"):
         try:
             with open(os.path.join(folder, name)) as file:
-                subprocess.run(["scancel", file.read()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                _scancel(file.read(), time.monotonic() + patience_s)
             return True
         except OSError:
             continue
     return False
 
 
+def _scancel(number: str, deadline: float) -> None:
+    while True:
+        done = subprocess.run(["scancel", number], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode == 0 or "Invalid job id" in done.stderr or time.monotonic() >= deadline:
+            return
+        time.sleep(5)
+
+
+def _show_life(folder: str) -> None:
+    try:
+        open(os.path.join(folder, "alive"), "w").close()
+    except OSError:  # a disk that is full or away for a moment
+        pass
+
+
 def main() -> None:
     cluster_id, folder = sys.argv[1:]
     for harmless in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(harmless, signal.SIG_IGN)
-    kernel = os.getppid()
+    kernel, shown = os.getppid(), float("-inf")
     # A child that the kernel forked may hold the pipe open, so look at the kernel itself as well.
     while os.getppid() == kernel:
         ready, _, _ = select.select([0], [], [], 0.5)
         if ready and not os.read(0, 64):
             break
-    cancel(folder)
+        if time.monotonic() - shown >= _ALIVE_S and os.path.exists(os.path.join(folder, "job")):
+            _show_life(folder)
+            shown = time.monotonic()
+    cancel(folder, patience_s=_PATIENCE_S)
     kill_marked(cluster_id)
     time.sleep(_PAUSE_S)  # one that was between fork and exec a moment ago shows its marker now
     kill_marked(cluster_id)
