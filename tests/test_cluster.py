@@ -19,7 +19,7 @@ import papermill
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import guard, launchers
+from aiscale.cluster import guard, launchers, processes
 from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
 from aiscale.cluster.launchers import _mpi_exit
 
@@ -371,6 +371,13 @@ def test_a_host_name_that_does_not_resolve():
         ["unshare", "--uts", "sh", "-c", shell, sys.executable, program], capture_output=True, text=True, timeout=100
     )
     assert "2 ranks on no-such-host.invalid" in done.stdout and "[rank 1] 1" in done.stdout, done.stderr
+
+
+def test_a_rank_of_which_no_news_came_is_found_by_asking_again(monkeypatch):
+    monkeypatch.setattr(processes, "_NEWS_S", (0.05,))
+    with cluster.start(2) as pair:
+        pair.execute("total = torch.ones(1); dist.all_reduce(total)")
+        assert [float(total) for total in pair["total"]] == [2.0, 2.0]
 
 
 @pytest.fixture(scope="module")

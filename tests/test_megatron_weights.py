@@ -114,7 +114,7 @@ def write_checkpoint(folder, grid: Grid, model=GPT2) -> dict:
                 main = flat[start:end]
                 moments = {"exp_avg": 2 * main, "exp_avg_sq": 3 * main, "step": torch.tensor(7.0)}
                 mine.append(shards.Shard(stage, name, slot, flat, main, start, end, moments))
-        shards.write(folder, mine, rank=rank, grid=grid, model=model, optimizer="adamw")
+        shards.write(folder, shards.content(mine, rank=rank, grid=grid, model=model, optimizer="adamw"))
     return state
 
 

@@ -6,6 +6,7 @@ connection files and logs; everything on this machine listens on the loopback on
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _POLL_S = 0.02
 _ANSWER_S = 30.0  #: a controller that is up answers within seconds
+_NEWS_S = (5.0, 10.0, 20.0)  #: without news of all ranks, before the controller is asked anew
 
 
 class PortTakenError(ClusterError):
@@ -111,6 +113,18 @@ class Processes:
             )
 
     def _connect(self, deadline: float) -> None:
+        for patience_s in itertools.chain(_NEWS_S, itertools.repeat(_NEWS_S[-1])):
+            self._open_client(deadline)
+            until = time.monotonic() + patience_s
+            while len(self.client.ids) < self.size and time.monotonic() < until:
+                self._check_start(deadline)
+                time.sleep(self._poll_s)
+            if len(self.client.ids) >= self.size:
+                return
+            # News of an engine that registers just while a client connects may be lost; a new client is told of all.
+            self.client.close()
+
+    def _open_client(self, deadline: float) -> None:
         import ipyparallel
 
         try:
@@ -126,9 +140,6 @@ class Processes:
                 "it is): has the job ended, or may this machine not connect to compute nodes?\n"
                 + self.log("controller", "launcher")
             ) from None
-        while len(self.client.ids) < self.size:
-            self._check_start(deadline)
-            time.sleep(self._poll_s)
 
     def _check_start(self, deadline: float) -> None:
         if controller.PORT_TAKEN in self.log("controller", lines=1000):

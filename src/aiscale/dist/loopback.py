@@ -10,9 +10,14 @@ import datetime
 import ipaddress
 import os
 import socket
+import sys
+
+import psutil
 
 _CHOICE = "GLOO_SOCKET_IFNAME"
 _OURS = "AISCALE_GLOO_INSIDE"  #: beside it where nobody but us has chosen
+
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 _stores: dict = {}  #: by address and port; a second world of this process meets at the same one
 
@@ -26,13 +31,35 @@ def is_loopback(host: str) -> bool:
 
 
 def choose_gloo_interface(meeting_point: str) -> None:
-    """Have gloo listen on the loopback where ranks meet there, unless somebody has chosen otherwise."""
-    inside = is_loopback(meeting_point) or not _finds_itself()  # gloo looks its own host name up, and may find nothing
-    if inside and _CHOICE not in os.environ:
-        os.environ[_CHOICE] = "lo0" if os.uname().sysname == "Darwin" else "lo"
-        os.environ[_OURS] = os.environ[_CHOICE]
-    elif not inside and os.environ.pop(_OURS, None):  # from an earlier world, or from the process that started a job
+    """Have gloo listen on the loopback where ranks meet there, unless somebody has chosen otherwise.
+
+    Where they meet elsewhere gloo looks its own host name up; if that has no address, it is told the network card that
+    leads to the others.
+    """
+    if os.environ.pop(_OURS, None):  # from an earlier world, or from the process that started a job
         os.environ.pop(_CHOICE, None)
+    if _CHOICE in os.environ:
+        return
+    if is_loopback(meeting_point):
+        card = _LOOPBACK
+    elif not _finds_itself():
+        card = _card_towards(meeting_point)
+    else:
+        return
+    os.environ[_CHOICE] = os.environ[_OURS] = card
+
+
+def _card_towards(host: str) -> str:
+    """The network card over which `host` is reached; the loopback where it is this machine, or not reached at all."""
+    try:
+        # A datagram socket sends nothing when it is connected: the system only says from where it would.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            address = probe.getsockname()[0]
+    except OSError:
+        return _LOOPBACK
+    cards = (name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own))
+    return next(cards, _LOOPBACK)
 
 
 def _finds_itself() -> bool:
