@@ -44,7 +44,7 @@ case "$name $*" in
     exit "${DOCTOR_STATUS:-0}" ;;
   srun*" -m aiscale train"*)
     for word in "$@"; do
-      if [ "${before:-}" = --note-saved ] && [ -z "${SAVES_NOTHING:-}" ]; then echo step_1 > "$word"; fi
+      if [ "${before:-}" = --note-saved ] && [ -z "${SAVES_NOTHING:-}" ]; then printf '%s\n' step_1 ${STOPPED:+stopped} > "$word"; fi
       before="$word"
     done
     if [ -n "${WAITS:-}" ]; then
@@ -336,6 +336,11 @@ def test_the_status_of_training_is_the_jobs(name, tmp_path):
 def test_a_job_whose_ranks_obeyed_slurms_own_signal_for_another_job_goes_on_later(name, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="130")
     assert job.finish()[0] == 130 and ["scontrol", "requeue", "77"] in job.calls()
+
+
+def test_a_job_whose_last_rank_srun_ended_has_stopped_all_the_same(tmp_path):
+    job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS="143", STOPPED="yes")
+    assert job.finish()[0] == 143 and ["scontrol", "requeue", "77"] in job.calls()
 
 
 @pytest.mark.parametrize("status", ["130", "76"])

@@ -252,8 +252,9 @@ def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeyp
     module = sys.modules["aiscale.train.fit"]
     real = module.build
     monkeypatch.setattr(module, "build", lambda *a: (os.kill(os.getpid(), signal.SIGUSR1), real(*a))[1])
-    result = train(tmp_path)
+    result = train(tmp_path, note_saved=tmp_path / "saved")
     assert result.stopped and len(result.losses) == 1
+    assert (tmp_path / "saved").read_text().splitlines()[1:] == ["stopped"]
 
 
 def test_checkpoints_are_due_after_minutes_too_and_each_whole_one_is_noted(tmp_path, monkeypatch):

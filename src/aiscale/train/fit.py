@@ -177,6 +177,8 @@ class _Training:
             if not result.stopped and not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
             saver.save(done, _val_loss(result, done), wait=True)
+            if result.stopped:
+                saver.note_stop()
         self._summarize(result, done, time.perf_counter() - started)
         return result
 

@@ -69,6 +69,12 @@ class Saver:
         write = checkpoint.prepare(self.engine, self.folder, **facts, staging=self._staging)
         self._writing = _Writing(lambda: self._note(write(self._apart)))
 
+    def note_stop(self) -> None:
+        """Say in that file that the run was told to stop, and has."""
+        if self.note and self.engine.world.is_main:
+            with open(self.note, "a") as file:
+                file.write("stopped\n")
+
     def _note(self, written: Path) -> None:
         """Say in the file that was asked for which checkpoint is whole."""
         if self.note and self.engine.world.is_main:
