@@ -44,7 +44,9 @@ case "$name $*" in
     exit "${DOCTOR_STATUS:-0}" ;;
   srun*" -m aiscale train"*)
     for word in "$@"; do
-      if [ "${before:-}" = --note-saved ] && [ -z "${SAVES_NOTHING:-}" ]; then printf '%s\n' step_1 ${STOPPED:+stopped} > "$word"; fi
+      if [ "${before:-}" = --note-saved ] && [ -z "${SAVES_NOTHING:-}" ]; then
+        printf '%s\n' step_1 ${STOPPED:+stopped} > "$word"
+      fi
       before="$word"
     done
     if [ -n "${WAITS:-}" ]; then
