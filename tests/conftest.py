@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ LONG = ("verify", "bytes", "rehearsal", "cluster", "slurm_engines", "soak", "han
 
 def pytest_collection_modifyitems(items):
     _skip_without_gpu(items)
+    _skip_without_slurm(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         rank = {f"test_{name}": i for i, name in enumerate(LONG)}
         items.sort(key=lambda item: (bool(item.get_closest_marker("notebook")), rank.get(item.path.stem, len(rank))))
@@ -37,6 +40,17 @@ def _skip_without_gpu(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+def _skip_without_slurm(items):
+    """Where it is lacking in CI they fail, and say why: CI installs it."""
+    marked = [item for item in items if item.get_closest_marker("slurm")]
+    if marked and not IN_CI:
+        from aiscale import rehearsal
+
+        if why_not := rehearsal.why_not():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=why_not))
 
 
 class _Turns:
@@ -97,6 +111,23 @@ def _no_skip(report):
 def folders(tmp_path_factory):
     """The folder of all tests' folders is there: threads that ask for the first ones would each make it."""
     tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    """Two virtual nodes of Frontier under a private Slurm."""
+    from aiscale import rehearsal
+
+    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def place():
+    """A folder that all virtual nodes see: not below /tmp, of which each has its own."""
+    folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,6 +27,23 @@ START = """
 import aiscale.dist as d, aiscale.parallel as p
 raise SystemExit(d.launch({n}, ["-m", "ranks"], warm_up=lambda: p.preload({strategy!r})))
 """
+
+
+def begun(folder: Path, name: str, nproc: int, *settings: str, steps: int = 1) -> tuple[subprocess.Popen, list[int]]:
+    """`aiscale train` once it has taken some steps, and the process ids of its ranks. Results go to folder/name."""
+    settings = (*settings, f"name={name}", "loop.device=cpu")
+    words = ["--quiet", "--runs-dir", str(folder), "--nproc", str(nproc)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = folder / name / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= steps, 120, "a step taken")
+    processes = json.loads((folder / name / "run.json").read_text())["world"]["processes"]
+    return job, [pid for _, pid in processes]
 
 
 def run_ranks(

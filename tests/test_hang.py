@@ -18,7 +18,7 @@ from aiscale.dist import HANG_STATUS, rank_environment
 from aiscale.dist.flight import latest
 from aiscale.dist.hang import Told, find
 from aiscale.dist.progress import Progress, label, members, message
-from ranks import HEADER, aiscale, run_ranks, wait_until
+from ranks import HEADER, aiscale, begun, run_ranks, wait_until
 
 T = 4  #: seconds; a busy machine must not look like a hang
 #: what ranks do after a few all-reduces; in the end they wait for one that does not come
@@ -69,22 +69,8 @@ def play(name, folder):
 
 def train(folder):
     """A run of short steps that has begun; (the process, the process ids of its ranks)."""
-    settings = (
-        *("loop.steps=100000", "loop.device=cpu", "loop.eval_every=0", "parallel.strategy=ddp", "name=run"),
-        *("model.n_layer=1", f"loop.hang_timeout_s={T}"),
-    )
-    words = ["--quiet", "--runs-dir", str(folder), "--nproc", "2"]
-    words += [word for setting in settings for word in ("--set", setting)]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    metrics = folder / "run/metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 1, 120, "a step taken")
-    processes = json.loads((folder / "run/run.json").read_text())["world"]["processes"]
-    return job, [pid for _, pid in processes]
+    settings = ("loop.steps=100000", "loop.eval_every=0", "parallel.strategy=ddp", "model.n_layer=1")
+    return begun(folder, "run", 2, *settings, f"loop.hang_timeout_s={T}", steps=2)
 
 
 def stop_a_rank(victim, folder):

@@ -1,15 +1,12 @@
 """kill -9 of one rank in the middle of a step ends all of them within 30 s, with the dead one named."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from ranks import processes_with, wait_until
+from ranks import begun, processes_with
 
 #: Steps of seconds: between two lines of metrics.jsonl every rank is in the middle of one.
 LONG_STEPS = ("model.n_layer=4", "loop.global_batch=32", "loop.micro_batch=1", "loop.seq_len=64", "loop.eval_every=0")
@@ -26,20 +23,10 @@ LONG_STEPS = ("model.n_layer=4", "loop.global_batch=32", "loop.micro_batch=1", "
     ],
 )
 def test_a_rank_killed_in_a_step_ends_all_and_is_named(strategy, ranks, victim, options, tmp_path):
-    settings = (*LONG_STEPS, "loop.steps=1000", "loop.device=cpu", f"parallel.strategy={strategy}", *options)
-    words = ["--quiet", "--runs-dir", str(tmp_path), "--nproc", str(ranks)]
-    words += [word for setting in settings for word in ("--set", setting)]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    metrics = tmp_path / "laptop/metrics.jsonl"
-    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 0, 120, "a step taken")
+    settings = (*LONG_STEPS, "loop.steps=1000", f"parallel.strategy={strategy}", *options)
+    job, pids = begun(tmp_path, "laptop", ranks, *settings)
     time.sleep(0.1)
-    _, pid = json.loads((tmp_path / "laptop/run.json").read_text())["world"]["processes"][victim]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pids[victim], signal.SIGKILL)
     start = time.monotonic()
     _, err = job.communicate(timeout=60)
     assert time.monotonic() - start < 30

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tarfile
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +23,8 @@ from aiscale.rehearsal.settings import user_name
 from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
-WHY_NOT = rehearsal.why_not()
 pytestmark = [
-    pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-"),
+    pytest.mark.slurm,
     pytest.mark.timeout(1800),  # each starts up to 32 Pythons, which on a busy machine takes minutes
 ]
 # In all they take five minutes of two cores: one of them for everybody, the others where nobody waits.
@@ -73,28 +70,20 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def frontier():
-    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="module")
 def perlmutter():
     with rehearsal.Cluster(site="perlmutter", nodes=2) as nodes:
         yield nodes
 
 
 @pytest.fixture
-def place():
-    """A folder that all virtual nodes see, with an environment in it: not below /tmp, of which each has its own."""
-    folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
-    programs = folder / ".venv/bin"
+def place(place):
+    """A folder that all virtual nodes see, and in it what launchers activate."""
+    programs = place / ".venv/bin"
     programs.mkdir(parents=True)
     (programs / "activate").write_text(ACTIVATE)
     (programs / "python").write_text(NOTING)
     (programs / "python").chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    return place
 
 
 def packed(place: Path) -> Path:

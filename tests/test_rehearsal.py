@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -18,34 +17,16 @@ from aiscale import rehearsal
 from aiscale.rehearsal import needs
 from aiscale.rehearsal.settings import Settings
 from aiscale.sites import site
-from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
-WHY_NOT = rehearsal.why_not()
-# CI installs Slurm and is root, so that there nothing skips; a participant need not have it.
-slurm = pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-")
 
 WHO = "echo $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES rocr=$ROCR_VISIBLE_DEVICES"
-
-
-@pytest.fixture(scope="module")
-def frontier():
-    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
-        yield nodes
 
 
 @pytest.fixture(scope="module")
 def perlmutter():
     with rehearsal.Cluster(site="perlmutter", nodes=2, link="1gbit") as nodes:
         yield nodes
-
-
-@pytest.fixture
-def place():
-    """A folder that all virtual nodes see: not below /tmp, of which each has its own."""
-    folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -70,7 +51,7 @@ def traces(folder: Path) -> list[str]:
     return left + processes_of(folder)
 
 
-@slurm
+@pytest.mark.slurm
 def test_up_and_down_leaves_nothing_behind_and_two_run_side_by_side():
     with rehearsal.Cluster(nodes=2) as one, rehearsal.Cluster(nodes=1) as other:
         assert "slurmctld" in processes_of(one.folder)
@@ -81,7 +62,7 @@ def test_up_and_down_leaves_nothing_behind_and_two_run_side_by_side():
     assert traces(one.folder) == traces(other.folder) == []
 
 
-@slurm
+@pytest.mark.slurm
 def test_a_killed_owner_takes_its_cluster_with_it():
     code = (
         "import os, signal; from aiscale import rehearsal; nodes = rehearsal.Cluster(nodes=1).start();"
@@ -95,7 +76,7 @@ def test_a_killed_owner_takes_its_cluster_with_it():
     assert traces(folder) == []
 
 
-@slurm
+@pytest.mark.slurm
 def test_a_batch_job_finds_ranks_hosts_and_devices_as_at_perlmutter(perlmutter, place):
     script = place / "job.sh"
     script.write_text(
@@ -112,7 +93,7 @@ def test_a_batch_job_finds_ranks_hosts_and_devices_as_at_perlmutter(perlmutter, 
     assert (call.node, call.args) == ("node1", ("load", "pytorch/2.8.0"))
 
 
-@slurm
+@pytest.mark.slurm
 def test_each_task_sees_the_gpu_closest_to_its_cores_as_at_frontier(frontier):
     options = ["--cpus-per-task=7", "--gpus-per-task=1", "--gpu-bind=closest", "--network=disable_rdzv_get"]
     done = frontier.run(["bash", "-c", WHO], ntasks=16, srun=options, capture_output=True)
@@ -121,7 +102,7 @@ def test_each_task_sees_the_gpu_closest_to_its_cores_as_at_frontier(frontier):
     assert sorted(done.stdout.splitlines()) == sorted(expected), done.stderr
 
 
-@slurm
+@pytest.mark.slurm
 def test_nvme_is_there_for_jobs_that_ask_for_it_and_sbcast_fills_it(frontier, place):
     script = place / "job.sh"
     script.write_text(
@@ -142,7 +123,7 @@ TIME = "Requested time limit is invalid (missing or exceeds some limit)"
 POLICY = "Job violates accounting/QOS policy"
 
 
-@slurm
+@pytest.mark.slurm
 @pytest.mark.parametrize(
     "words, text",
     [
@@ -163,7 +144,7 @@ def test_frontier_refuses_in_slurms_words(frontier, words, text):
     refused(frontier, words, text)
 
 
-@slurm
+@pytest.mark.slurm
 @pytest.mark.parametrize(
     "words, text",
     [
@@ -185,7 +166,7 @@ def refused(nodes, words: str, text: str) -> None:
     assert re.search(text if ".*" in text else re.escape(text), str(error.value)), error.value
 
 
-@slurm
+@pytest.mark.slurm
 @pytest.mark.parametrize("name", ["frontier", "perlmutter"])
 def test_every_launcher_is_accepted_as_shipped(name, request):
     nodes = request.getfixturevalue(name)
@@ -196,18 +177,20 @@ def test_every_launcher_is_accepted_as_shipped(name, request):
         assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
 
 
-@slurm
+@pytest.mark.slurm
 def test_one_debug_job_of_a_user_at_frontier(frontier):
     words = ["--account=ABC123", "--time=5", "--qos=debug", "--output=/dev/null", "--hold"]
     first = frontier.submit(empty_script(frontier), *words)
-    time.sleep(1.1)  # Slurm shows its plugin the jobs of the last full second
+    # Slurm shows its plugin all jobs anew where one has changed in a later second than at the last look.
+    time.sleep(1.1)
+    frontier.login(["scontrol", "update", f"job={first}", "comment=seen"])
     with pytest.raises(rehearsal.RehearsalError, match="QOSMaxSubmitJobPerUserLimit"):
         frontier.submit(empty_script(frontier), *words)
     frontier.login(["scancel", first])
     assert frontier.wait(first) == "CANCELLED"
 
 
-@slurm
+@pytest.mark.slurm
 def test_one_job_of_a_user_runs_in_the_extended_partition_and_the_next_waits(frontier):
     script = frontier.folder / "waits.sh"
     script.write_text(f"#!/bin/bash\nuntil [ -e {frontier.folder}/go ]; do sleep 0.2; done\n")
@@ -221,7 +204,7 @@ def test_one_job_of_a_user_runs_in_the_extended_partition_and_the_next_waits(fro
     assert frontier.wait(first) == frontier.wait(second) == "COMPLETED"
 
 
-@slurm
+@pytest.mark.slurm
 def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutter, place):
     script = place / "job.sh"
     script.write_text(
@@ -238,7 +221,7 @@ def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutt
     assert said["preempt"].splitlines()[-1] == "run 1" and "prohibited" not in said["preempt"]
 
 
-@slurm
+@pytest.mark.slurm
 def test_perlmutters_sbatch_knows_the_options_of_its_containers(perlmutter):
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler on this machine")
@@ -277,7 +260,7 @@ else:
 """
 
 
-@slurm
+@pytest.mark.slurm
 @pytest.mark.alone
 def test_links_are_as_slow_as_asked(perlmutter):
     def measured_mbit_s() -> float:
@@ -315,7 +298,7 @@ def test_what_cannot_be_rehearsed_is_refused_in_one_line(values, text, tmp_path)
         Settings(site=site("perlmutter"), folder=tmp_path, **values)
 
 
-@slurm
+@pytest.mark.slurm
 def test_the_command_ends_with_its_commands_status():
     words = [sys.executable, "-m", "aiscale", "rehearse", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,16 +108,28 @@ def test_the_instrument_sees_a_port_that_is_open_to_the_network():
         assert listening.beyond_loopback([os.getpid()])[-1:] == [f"{os.getpid()}: 0.0.0.0"]
 
 
-def test_gloo_is_left_to_find_the_network_where_ranks_meet_on_it(monkeypatch):
+def test_gloo_finds_the_network_where_ranks_meet_on_it(monkeypatch):
     for name in ("GLOO_SOCKET_IFNAME", "AISCALE_GLOO_INSIDE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [True])
+    own = {"lo": ["127.0.0.1", "127.0.1.1"], "hsn0": ["10.1.2.3"]}
+    cards = {card: [SimpleNamespace(address=address) for address in addresses] for card, addresses in own.items()}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: cards)
+    monkeypatch.setattr("aiscale.dist.loopback._card_towards", lambda host: f"card to {host}")
+
+    def name_leads_to(*addresses):
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_: [(None, None, None, "", (each, 0)) for each in addresses])
+
+    name_leads_to("10.9.9.9", "10.1.2.3", "127.0.0.1")
     choose_gloo_interface("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"].startswith("lo")
     choose_gloo_interface("node7")  # a job that this process has started, or a second world
     assert "GLOO_SOCKET_IFNAME" not in os.environ
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "hsn0")
+    for addresses in (["127.0.1.1", "10.1.2.3"], ["10.9.9.9"], []):
+        name_leads_to(*addresses)
+        choose_gloo_interface("node7")
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "card to node7"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "hsn0")  # somebody's choice, in a job that this process starts
     choose_gloo_interface("node7")
     choose_gloo_interface("localhost")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "hsn0"

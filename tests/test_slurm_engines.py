@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,27 +20,9 @@ from aiscale import cluster, rehearsal
 from aiscale.cluster import guard, queue, step
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.slurm import first_end
-from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
-WHY_NOT = rehearsal.why_not()
-# CI installs Slurm, so that there nothing skips; a participant need not have it.
-slurm = pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-")
 SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # of lesson 03
-
-
-@pytest.fixture(scope="module")
-def frontier():
-    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
-        yield nodes
-
-
-@pytest.fixture
-def place():
-    """A folder that all virtual nodes see: not below /tmp, of which each has its own."""
-    folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.CompletedProcess:
@@ -78,7 +59,7 @@ def lessons(request, tmp_path_factory):
     """Lesson 03 under MPI and under Slurm, side by side: half of its time it keeps only one core busy."""
     with ThreadPoolExecutor() as pool:
         runs = {"mpi": pool.submit(run_lesson, None, tmp_path_factory.mktemp("mpi"), "mpi")}
-        if WHY_NOT:
+        if rehearsal.why_not():
             yield runs
             return
         nodes = request.getfixturevalue("frontier")
@@ -93,7 +74,7 @@ def texts(notebook: Path) -> str:
     return "".join("".join(o.get("text", o.get("data", {}).get("text/plain", []))) + "\n" for o in outputs)
 
 
-@slurm
+@pytest.mark.slurm
 @pytest.mark.notebook
 @pytest.mark.timeout(620)
 def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, frontier):
@@ -111,7 +92,7 @@ def test_lesson_03_runs_unchanged_under_mpi(lessons):
     lessons["mpi"].result()
 
 
-@slurm
+@pytest.mark.slurm
 def test_from_the_login_node(frontier, place):
     """One kernel, since starts are dear: what is private, a rank that dies, and a kernel that does."""
     program = """
@@ -175,7 +156,7 @@ def test_from_the_login_node(frontier, place):
     assert until(lambda: not list(place.glob("runs/engines-*")))
 
 
-@slurm
+@pytest.mark.slurm
 def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(frontier, place):
     program = """
         import os, signal, threading
@@ -212,7 +193,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(fro
     assert set(jobs(frontier).values()) <= {"CANCELLED", "COMPLETING", "COMPLETED"}
 
 
-@slurm
+@pytest.mark.slurm
 def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
     program = """
         from aiscale import cluster
@@ -233,7 +214,7 @@ def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
     assert f"17 ranks need 3 nodes of Frontier (OLCF), and job {job} has 2: start fewer" in lines[2]
 
 
-@slurm
+@pytest.mark.slurm
 def test_ranks_of_a_job_submitted_by_hand_serve_one_notebook_after_another(frontier, place):
     env = {"AISCALE_ENVIRONMENT": sys.prefix, "AISCALE_RANKS": "2", "AISCALE_RUNS": str(place)}
     script = ROOT / "launchers/frontier/engines.sbatch"

@@ -7,19 +7,14 @@ import random
 import pytest
 import torch
 
-from aiscale import rehearsal
 from aiscale.soak import KINDS, SoakError, damage, plan
 from aiscale.soak.journal import Journal
 from aiscale.soak.plan import STEPS
 from aiscale.soak.rounds import Reference, difference
-from conftest import IN_CI
 from ranks import aiscale
 
-WHY_NOT = rehearsal.why_not()
-slurm = pytest.mark.skipif(bool(WHY_NOT) and not IN_CI, reason=WHY_NOT or "-")
 
-
-@slurm
+@pytest.mark.slurm
 @pytest.mark.timeout(900)  # seconds where cores are idle, minutes where they are not
 def test_preemption_and_a_dead_node_lose_nothing(tmp_path):
     words = ("--rounds", "1", "--variants", "1", "--kinds", "preempt,down", "--dir", str(tmp_path / "soak"))

@@ -15,7 +15,7 @@ import sys
 import psutil
 
 _CHOICE = "GLOO_SOCKET_IFNAME"
-_OURS = "AISCALE_GLOO_INSIDE"  #: beside it where nobody but us has chosen
+_OURS = "AISCALE_GLOO_INSIDE"  #: what we have chosen, for whoever inherits it
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
@@ -33,16 +33,17 @@ def is_loopback(host: str) -> bool:
 def choose_gloo_interface(meeting_point: str) -> None:
     """Have gloo listen on the loopback where ranks meet there, unless somebody has chosen otherwise.
 
-    Where they meet elsewhere gloo looks its own host name up; if that has no address, it is told the network card that
-    leads to the others.
+    Where they meet elsewhere gloo looks its own host name up. If that leads to nowhere but this machine, as it does on
+    many, gloo is told the network card that leads to the others.
     """
-    if os.environ.pop(_OURS, None):  # from an earlier world, or from the process that started a job
-        os.environ.pop(_CHOICE, None)
+    ours = os.environ.pop(_OURS, None)  # from an earlier world, or from the process that started a job
+    if ours and os.environ.get(_CHOICE) == ours:
+        del os.environ[_CHOICE]
     if _CHOICE in os.environ:
         return
     if is_loopback(meeting_point):
         card = _LOOPBACK
-    elif not _finds_itself():
+    elif not _found_by_name():
         card = _card_towards(meeting_point)
     else:
         return
@@ -62,11 +63,15 @@ def _card_towards(host: str) -> str:
     return next(cards, _LOOPBACK)
 
 
-def _finds_itself() -> bool:
+def _found_by_name() -> bool:
+    """Whether other machines would find this one at the address of its host name that gloo takes, the first of its own."""
     try:
-        return bool(socket.getaddrinfo(socket.gethostname(), None))
+        named = [address[0] for *_, address in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:
         return False
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    first = next((address for address in named if address in own), None)
+    return first is not None and not is_loopback(first)
 
 
 def private_store(host: str, port: int, rank: int, timeout: datetime.timedelta):
