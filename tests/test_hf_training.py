@@ -224,7 +224,7 @@ def test_radius_chooses_as_many_of_their_entries_as_the_formula_says(twin):
     T = run.model.max_seq_len
     engine = simulate(run, 2, [([[(tokens(T), tokens(T))]] * 2, 1e-3)])
     shapes = parameter_shapes(run.model)
-    kept, entries = sum(engine.ranks[0].kept.values()), count_parameters(run.model)
+    kept, entries = engine.ranks[0].entries(), count_parameters(run.model)
     assert cost.radius_traffic(run, 2, shapes=shapes) == {("all_reduce", "world"): 4 * kept}
     assert cost.radius_traffic(run, 2, dense=True, shapes=shapes) == {("all_reduce", "world"): 4 * entries}
     assert cost.radius_held(run, shapes) == sum(t.nbytes for t in engine.ranks[0].held()["compression"]) == 5 * entries

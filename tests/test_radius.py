@@ -23,6 +23,7 @@ torch.set_num_threads(1)
 base = Run().override(*TINY, "parallel.strategy=ddp", "loop.seq_len=16", "loop.global_batch=12",
                            "parallel.bucket_mb=0.05")
 radius = base.override("compression.method=radius", "compression.density=0.3", "compression.interval=3")
+turns = ["compression.density=0.5", "compression.turns=3", "compression.interval=6"]
 lr, n = 1e-2, world.size
 def shares(step, n_micro=1):
     torch.manual_seed(step)
@@ -53,8 +54,8 @@ def interval_1_is_ddp():
 def density_changes_something():
     return not torch.equal(trained(radius), trained(base))
 
-def conserved():
-    engine = build(radius.override("loop.precision=fp64", "optimizer.clip_norm=0", "compression.interval=4"), world)
+def conserved(settings=("compression.interval=4",)):
+    engine = build(radius.override("loop.precision=fp64", "optimizer.clip_norm=0", *settings), world)
     local = {p: torch.zeros_like(p) for p in engine.compressor.names}
     pack, applied = engine.compressor.pack, {p: torch.zeros_like(p) for p in local}
     def noting(bucket):
@@ -72,6 +73,9 @@ def conserved():
     for tensor in (residual, means[0]):
         dist.all_reduce(tensor.div_(n))
     return waiting and (means[1] + residual - means[0]).abs().max().item() < 1e-14
+
+def conserved_in_turns():
+    return conserved([*turns[:2], "compression.interval=5"])
 
 def residual_is_empty_where_it_should_be():
     engine, found = build(radius, world), []
@@ -101,18 +105,34 @@ def payload():
             apart -= sum(c.payload_bytes for c in control.values())
             ((op, _), count), = sent.items()
             expected = cost.radius_traffic(run, n, dense=engine.compressor.is_dense(step))
-            kept = sum(engine.compressor.kept.values()) * cost.wire_entry_bytes(run)
+            kept = engine.compressor.entries() * cost.wire_entry_bytes(run)
             right = {(op, "world"): count.payload_bytes} == expected and apart > 0
             right = right and (step == 3 or kept == count.payload_bytes)
             rows.append(right and (count.calls == 1) == (not run.compression.overlap))
     return rows == [True] * 12
+
+def payload_in_turns():
+    run, rows, still_waiting = radius.override(*turns), [], []
+    engine = train(build(run, world), 7)
+    for step in range(7, 12):
+        before = world.traffic.snapshot()
+        train(engine, step + 1, first=step)
+        (count,), (expected,) = (each.values() for each in (
+            world.traffic.since(before), cost.radius_traffic(run, n, sparse_step=step - 7)))
+        rows.append((count.payload_bytes, expected))
+        waiting = together(engine, engine.compressor.residual) != 0
+        left = waiting if step == 7 else left & (torch.cat([p.grad.view(-1) for p in engine.compressor.names]) == 0)
+        still_waiting.append(left.sum().item())
+    mean = (sum(sent for sent, _ in rows) + 4 * len(weights(engine))) / 6
+    (without_turns,) = cost.radius_traffic(run.override("compression.turns=0"), n).values()
+    return rows, mean - cost.mean_payload_bytes(run), without_turns, still_waiting
 
 def range_sends_what_it_widened():
     engine = train(build(radius.override("compression.range=1", "compression.density=0.05"), world), 2)
     before = world.traffic.snapshot()
     train(engine, 3, first=2)
     (count,) = world.traffic.since(before).values()
-    kept = sum(engine.compressor.kept.values())
+    kept = engine.compressor.entries()
     narrow = sum(cost.sent_entries(engine.run.override("compression.range=0")))
     return count.payload_bytes == 4 * kept and 1.5 * narrow < kept < 3.1 * narrow
 
@@ -133,6 +153,9 @@ def resumed(settings=(), steps=range(1, 7)):
 def resumed_mean_and_global():
     return resumed(["compression.residual=mean", "compression.scope=global", "compression.overlap=false"])
 
+def resumed_in_turns():
+    return resumed(turns)
+
 def resumed_in_other_buckets():  # DDP's first ones; of three numbers the sum depends on where they lie
     return resumed(["loop.precision=fp64"], steps=[4])
 
@@ -140,7 +163,7 @@ def reference():
     found = []
     for settings in ([], ["compression.residual=mean", "compression.score=gradient"],
                      ["compression.scope=global", "compression.score=momentum", "compression.range=1"],
-                     ["compression.residual=none", "optimizer.name=sgd"]):
+                     ["compression.residual=none", "optimizer.name=sgd"], turns):
         run = radius.override("loop.precision=fp64", *settings)
         mine = trained(run, 8, n_micro=2)
         alone = weights(simulate(run, n, [(shares(step, 2), lr) for step in range(8)]))
@@ -195,9 +218,18 @@ if world.is_main:
 """
 
 BITS = ["full_density_is_ddp", "warmup_is_ddp", "interval_1_is_ddp", "density_changes_something"]
-ALWAYS = [*BITS, "conserved", "reference", "overlap_changes_nothing", "masks_agree", "not_finite", "planted_mask"]
+ALWAYS = [
+    *BITS,
+    "conserved",
+    "conserved_in_turns",
+    "reference",
+    "overlap_changes_nothing",
+    "masks_agree",
+    "not_finite",
+    "planted_mask",
+]
 AT_2 = [*ALWAYS, "residual_is_empty_where_it_should_be", "payload", "range_sends_what_it_widened", "resumed"]
-AT_2 += ["resumed_mean_and_global", "bf16_is_close", "held"]
+AT_2 += ["payload_in_turns", "resumed_mean_and_global", "resumed_in_turns", "bf16_is_close", "held"]
 AT_3 = [*ALWAYS, "resumed_in_other_buckets"]
 
 
@@ -224,7 +256,7 @@ def test_where_everything_is_sent_radius_is_ddp_to_the_last_bit(case, at_2_ranks
     assert at_2_ranks[case] is True and at_3_ranks[case] is True
 
 
-@pytest.mark.parametrize("case", ["conserved", "masks_agree"])
+@pytest.mark.parametrize("case", ["conserved", "conserved_in_turns", "masks_agree"])
 def test_no_gradient_is_lost_and_ranks_choose_alike(case, at_2_ranks, at_3_ranks):
     assert at_2_ranks[case] is True and at_3_ranks[case] is True
 
@@ -246,7 +278,15 @@ def test_a_step_sends_what_the_formula_says_and_checks_count_apart(case, at_2_ra
     assert at_2_ranks[case] is True
 
 
-@pytest.mark.parametrize("case", ["resumed", "resumed_mean_and_global"])
+def test_in_turns_every_entry_goes_within_as_many_steps_and_no_step_sends_more_than_the_density(at_2_ranks):
+    rows, off, without_turns, still_waiting = at_2_ranks["payload_in_turns"]
+    assert all(sent == expected <= without_turns for sent, expected in rows)
+    assert 0.98 * without_turns < min(sent for sent, _ in rows) and abs(off) < 1e-9
+    first, second, third, *_ = still_waiting
+    assert first > 10_000 and 0.4 < second / first < 0.6 and third == 0
+
+
+@pytest.mark.parametrize("case", ["resumed", "resumed_mean_and_global", "resumed_in_turns"])
 def test_a_run_that_goes_on_from_any_step_ends_at_the_same_weights(case, at_2_ranks):
     assert at_2_ranks[case] == [0] * 6
 

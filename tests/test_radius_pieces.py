@@ -7,7 +7,7 @@ import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, Run
-from aiscale.parallel.radius.mask import choose, disagreeing, largest, scores, widened
+from aiscale.parallel.radius.mask import choose, disagreeing, in_turns, largest, scores, sent_now, widened
 from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
 
@@ -37,6 +37,18 @@ def test_a_range_takes_neighbours_along_inside_the_tensor():
     assert widened(mask, 1).tolist() == [True, True, False, True, True, True, False]
     assert widened(mask, 0).tolist() == mask.tolist()
     assert widened(mask, 100).all()
+
+
+def test_turns_deal_the_others_out_one_by_one_and_leave_density_for_them():
+    mask = torch.tensor([False, True, False, False, True, False, False])
+    when = in_turns(mask, 3)
+    each = [sent_now(when, turn) for turn in range(3)]
+    assert [turn.nonzero().view(-1).tolist() for turn in each] == [[0, 1, 4, 5], [1, 2, 4, 6], [1, 3, 4]]
+    for n in (1, 2, 7, 100, 4096):
+        chosen = largest(torch.rand(n), 0.4, turns=3)
+        sent = [int(sent_now(in_turns(chosen, 3), turn).sum()) for turn in range(3)]
+        assert sum(sent) - 2 * int(chosen.sum()) == n  # each in its turn, the chosen ones in all
+        assert max(sent) <= max(0.4 * n, 1) or n == 7  # of 7 entries 2 may go, and it takes 3 in each turn
 
 
 def test_scores_are_the_update_that_adamw_takes():
@@ -112,11 +124,16 @@ def test_the_ranks_that_differ_from_most_are_named(digests, odd):
         ("density=1.1", "compression.density is 1.1: it is the share"),
         ("interval=0", "compression.interval is 0: it must be at least 1"),
         ("range=-1", "compression.range is -1: it must be at least 0"),
+        ("turns=-1", "compression.turns is -1: it must be at least 0"),
+        ("turns=2", "compression.turns is 2 at density 0.4: so that every entry is sent once in so many steps, set it"),
+        ("turns=201", "compression.turns is 201 at density 0.4: so that every entry"),
+        ("turns=3 range=1", "compression.turns is 3: with scope tensor and range 1 what turns would send is not"),
+        ("turns=3 residual=mean", "compression.turns is 3 with residual mean: "),
     ],
 )
 def test_a_density_or_an_interval_that_cannot_be_is_refused(setting, message):
     with pytest.raises(ConfigError) as error:
-        Run().override(*SETTINGS, f"compression.{setting}")
+        Run().override(*SETTINGS, *(f"compression.{word}" for word in setting.split()))
     assert str(error.value).startswith(message)
 
 

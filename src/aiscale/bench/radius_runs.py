@@ -37,6 +37,7 @@ from aiscale.recipes import recipe
 
 RANKS = 4  #: that are played
 DENSITIES, INTERVALS, RESIDUALS, SWITCHES = (0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.0, 0.2)
+TURNS = {0.9: 2, 0.5: 3, 0.4: 3, 0.1: 15}  #: by density: few turns, so that nothing waits long, and some are chosen
 VAL_BATCHES, POINTS = 16, 40
 MARK = "\x02"  #: what a worker says begins with it; libraries may print as well
 
@@ -81,14 +82,16 @@ def cases() -> dict[str, Case]:
     for switch in reversed(SWITCHES):
         for density in DENSITIES:
             found += [_radius(density, T, residual, switch) for T in INTERVALS for residual in RESIDUALS]
+            found.append(_radius(density, 200, "sum", switch, TURNS[density]))
             found += _rivals(density, switch)
     return {case.name: case for case in found}
 
 
-def _radius(density: float, interval: int, residual: str, switch: float) -> Case:
-    settings = ("method=radius", f"density={density}", f"interval={interval}", f"residual={residual}")
-    first = switch > 0 and ((residual == "sum" and interval == 200) or density == 0.4)
-    name = f"radius d {density:g} T {interval} {residual} switch {switch:g}"
+def _radius(density: float, interval: int, residual: str, switch: float, turns: int = 0) -> Case:
+    settings = ["method=radius", f"density={density}", f"interval={interval}", f"residual={residual}", f"turns={turns}"]
+    first = switch > 0 and ((residual == "sum" and interval == 200 and not turns) or density == 0.4)
+    taken = f"{residual} turns {turns}" if turns else residual
+    name = f"radius d {density:g} T {interval} {taken} switch {switch:g}"
     return Case(name, tuple(f"compression.{text}" for text in settings), switch, first)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ _OPTIONS = {
     "density": ("radius", "top-k", "random-k"),
     "warmup_steps": ("radius", "top-k", "random-k", "powersgd"),
     "interval": ("radius",),
+    "turns": ("radius",),
     "range": ("radius",),
     "scope": ("radius", "top-k"),
     "score": ("radius",),
@@ -30,6 +32,9 @@ class CompressionConfig:
     density: float = 0.4  #: share of each tensor's entries that is sent, k = max(floor(density x numel), 1)
     warmup_steps: int = 0  #: dense steps before the first sparse one
     interval: int = 200  #: radius: every so many steps is dense and chooses the mask anew (T)
+    #: radius: of the density a part goes to the entries that were not chosen, each in its turn, once in so many sparse
+    #: steps; 0, as published: they wait for the next dense step
+    turns: int = 0
     range: int = 0  #: radius: each chosen entry takes along its neighbours up to this distance (r)
     scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
     score: Literal["update", "gradient", "momentum"] = "update"  #: radius: by whose magnitude entries are chosen
@@ -49,9 +54,26 @@ class CompressionConfig:
             0 < self.density <= 1,
             f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1",
         )
-        for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("warmup_steps", 0)):
+        for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("turns", 0), ("warmup_steps", 0)):
             value = getattr(self, name)
             require(value >= least, f"compression.{name} is {value}: it must be at least {least}")
+        if self.turns:
+            least = math.ceil(1 / self.density)
+            require(
+                least <= self.turns <= 200,
+                f"compression.turns is {self.turns} at density {self.density}: so that every entry is sent once in so "
+                f"many steps, set it between {least} and 200, or to 0",
+            )
+            require(
+                self.scope == "tensor" and self.range == 0,
+                f"compression.turns is {self.turns}: with scope {self.scope} and range {self.range} what turns would "
+                "send is not defined: set scope=tensor and range=0, or turns=0",
+            )
+            require(
+                self.residual != "mean",
+                f"compression.turns is {self.turns} with residual mean: all that go in turn are sums of as many "
+                "gradients, which AdamW scales alike: set residual=sum",
+            )
 
     @property
     def is_default(self) -> bool:

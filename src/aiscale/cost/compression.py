@@ -2,7 +2,7 @@
 
     kept_entries(0.4, 1000)                 # k = 400 of a tensor of 1000 entries
     sent_entries(run)                       # (sum of k, entries of biases, which go whole)
-    radius_traffic(run, 4)                  # {("all_reduce", "world"): ...} of a sparse step
+    radius_traffic(run, 4)                  # {("all_reduce", "world"): ...} of a sparse step; the first, with turns
     radius_traffic(run, 4, dense=True)      # of a dense one: of the warm-up, and every interval-th
     mean_payload_bytes(run)                 # a step's on average, once the warm-up is over
     radius_held(run)                        # mask and residual of a rank
@@ -46,6 +46,18 @@ def is_dense_step(config: CompressionConfig, step: int) -> bool:
     return step <= last_of_warmup or (step - last_of_warmup) % config.interval == 0
 
 
+def chosen_entries(density: float, numel: int, turns: int = 0) -> int:
+    """How many entries of a tensor of `numel` Radius sends in every sparse step: k, or what turns leave of it."""
+    k = kept_entries(density, numel)
+    # The others go in `turns` parts, which fit into what is left: ceil((numel - chosen) / turns) <= k - chosen.
+    return max((turns * k - numel) // (turns - 1), 0) if turns > 1 else k
+
+
+def entries_in_turn(waiting: int, turns: int, sparse_step: int) -> int:
+    """How many of `waiting` entries a sparse step sends, the 0-based one since the last dense step."""
+    return math.ceil((waiting - sparse_step % turns) / turns) if turns else 0
+
+
 def tensor_sizes(run: Run, shapes: Shapes | None = None) -> dict[str, int]:
     """Entries of each parameter tensor: of our own GPT by formula, of a Hugging Face model by its `shapes`."""
     if shapes is None and isinstance(run.model, HFModelConfig):
@@ -57,8 +69,11 @@ def tensor_sizes(run: Run, shapes: Shapes | None = None) -> dict[str, int]:
     return {name: math.prod(shape) for name, shape in shapes.items()}
 
 
-def sent_entries(run: Run, shapes: Shapes | None = None) -> tuple[int, int]:
-    """(entries that a sparse step chooses, entries that always go: biases)."""
+def sent_entries(run: Run, shapes: Shapes | None = None, sparse_step: int = 0) -> tuple[int, int]:
+    """(entries that a sparse step sends of those that it may leave out, entries that always go: biases).
+
+    sparse_step: the 0-based one since the last dense step; with turns they differ by a few entries.
+    """
     sizes = tensor_sizes(run, shapes)
     masked = [size for name, size in sizes.items() if not is_exempt(name)]
     if run.compression.range:
@@ -66,31 +81,38 @@ def sent_entries(run: Run, shapes: Shapes | None = None) -> tuple[int, int]:
             f"compression.range {run.compression.range}: how many neighbours coincide is known only when entries are "
             "chosen: measure what is sent (world.traffic), or set range=0"
         )
-    density = run.compression.density
-    if run.compression.scope == "global":
-        chosen = kept_entries(density, sum(masked))
-    else:
-        chosen = sum(kept_entries(density, size) for size in masked)
-    return chosen, sum(sizes.values()) - sum(masked)
+    config = run.compression
+    sent = 0
+    for size in [sum(masked)] if config.scope == "global" else masked:
+        chosen = chosen_entries(config.density, size, config.turns)
+        sent += chosen + entries_in_turn(size - chosen, config.turns, sparse_step)
+    return sent, sum(sizes.values()) - sum(masked)
 
 
 def radius_traffic(
-    run: Run, world_size: int, *, dense: bool = False, shapes: Shapes | None = None
+    run: Run, world_size: int, *, dense: bool = False, shapes: Shapes | None = None, sparse_step: int = 0
 ) -> dict[tuple[str, str], int]:
-    """Payload bytes of one optimizer step by (collective, group); of method none every step is dense."""
+    """Payload bytes of one optimizer step by (collective, group); of method none every step is dense.
+
+    sparse_step: as in sent_entries.
+    """
     if world_size == 1:
         return {}
     config = run.compression
     all_dense = dense or config.method == "none" or config.interval == 1
-    entries = _entries(run, shapes) if all_dense else sum(sent_entries(run, shapes))
+    entries = _entries(run, shapes) if all_dense else sum(sent_entries(run, shapes, sparse_step))
     return {("all_reduce", "world"): wire_entry_bytes(run) * entries}
 
 
 def mean_payload_bytes(run: Run, shapes: Shapes | None = None) -> float:
     """Payload bytes of a step of Radius, averaged over one interval: one dense step and T - 1 sparse ones."""
-    interval = run.compression.interval
-    dense, sparse = (sum(radius_traffic(run, 2, dense=dense, shapes=shapes).values()) for dense in (True, False))
-    return (dense + (interval - 1) * sparse) / interval
+    steps = range(run.compression.interval - 1)
+    dense = sum(radius_traffic(run, 2, dense=True, shapes=shapes).values())
+    sparse = [
+        sum(radius_traffic(run, 2, shapes=shapes, sparse_step=step).values())
+        for step in range(max(run.compression.turns, 1))
+    ]
+    return (dense + sum(sparse[step % len(sparse)] for step in steps)) / (1 + len(steps))
 
 
 def radius_held(run: Run, shapes: Shapes | None = None) -> int:

@@ -15,6 +15,8 @@ Shapes: N entries of a bucket, K of them chosen.
 """
 
 # No `from __future__ import annotations` here: DDP reads the annotations of its hook and wants the types themselves.
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ from aiscale.config import Run
 from aiscale.cost.compression import is_dense_step, is_exempt
 from aiscale.dist import World
 from aiscale.parallel.compress.base import Bucket, Compressor
-from aiscale.parallel.radius.mask import choose, digest, disagreeing, scores
+from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now
 from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
 from aiscale.parallel.radius.sharded import spread
@@ -38,14 +40,19 @@ class Radius(Compressor):
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        self.mask = ByParameter(self.names, True, torch.bool)  #: the same on all ranks
+        #: the same on all ranks; with turns also in which of them an entry goes that was not chosen
+        self.mask = ByParameter(self.names, True, torch.uint8 if self.config.turns else torch.bool)
         self.residual = ByParameter(self.names, 0) if self.config.residual != "none" else None  #: this rank's own
-        self.kept = {parameter: parameter.numel() for parameter in self.names}  #: entries that a sparse step sends
+        self._counts = {parameter: [parameter.numel()] for parameter in self.names}  #: entries sent, turn by turn
         self.gathered = 0  #: gradients in the residual: sparse steps since the last dense one
 
     def is_dense(self, step: int) -> bool:
         """Whether step `step` of this method, 0-based, sends everything."""
         return is_dense_step(self.config, step)
+
+    def entries(self, parameters: Iterable[nn.Parameter] | None = None) -> int:
+        """How many entries of `parameters`, or of all, a sparse step sends now."""
+        return sum(self._counts[p][self._turn] for p in parameters or self.names)
 
     def pack(self, bucket: Bucket) -> Tensor:
         residual = self.residual.together(bucket.parameters) if self.residual else None
@@ -83,10 +90,12 @@ class Radius(Compressor):
         mine = [name for name in masked if owners.get(name, self.world.rank) == self.world.rank]
         scored = {name: scores(self.optimizer, masked[name], self.config.score) for name in mine}
         config = self.config
-        masks = choose(scored, density=config.density, scope=config.scope, reach=config.range)
+        masks = choose(scored, density=config.density, scope=config.scope, reach=config.range, turns=config.turns)
         for name, mask in masks.items():
             self.mask[masked[name]].copy_(mask)
         spread(self.world, {name: self.mask[p] for name, p in masked.items()}, owners)
+        for p in masked.values() if config.turns else ():
+            self.mask[p].copy_(in_turns(self.mask[p].bool(), config.turns))
         self._count()
         digests = self.world.gather(digest(self.mask[p] for p in self.names))
         if odd := disagreeing(digests):
@@ -122,11 +131,20 @@ class Radius(Compressor):
         self._count()
 
     def _positions(self, bucket: Bucket) -> Tensor:
-        return positions(self.mask.together(bucket.parameters), sum(self.kept[p] for p in bucket.parameters))
+        mask = self.mask.together(bucket.parameters)
+        return positions(sent_now(mask, self._turn) if self.config.turns else mask, self.entries(bucket.parameters))
+
+    @property
+    def _turn(self) -> int:
+        return self.gathered % self.config.turns if self.config.turns else 0
 
     def _arriving(self, packed: Tensor) -> Tensor:
         """`packed` as the others get it, in its own precision: it travels as this rank's share of the mean."""
         return self.share(packed.clone()).to(packed.dtype).mul_(self.world.size)
 
     def _count(self) -> None:
-        self.kept = {p: int(self.mask[p].sum()) for p in self.names}
+        turns = range(self.config.turns)
+        self._counts = {
+            p: [int(sent_now(self.mask[p], turn).sum()) for turn in turns] or [int(self.mask[p].sum())]
+            for p in self.names
+        }

@@ -1,6 +1,8 @@
 """Which entries of each parameter a sparse step of Radius sends.
 
     masks = choose({name: scores}, density=0.4, scope="tensor", reach=0)      # {name: (N,) bool}
+    when = in_turns(mask, 3)                                                  # {name: (N,) uint8}
+    sent_now(when, turn)                                                      # (N,) bool
 
 All ranks hold the same optimizer state, since they averaged the same gradients; so all choose the same entries, and no
 index is ever sent. `digest` lets them make sure of it.
@@ -16,7 +18,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from aiscale.cost.compression import kept_entries
+from aiscale.cost.compression import chosen_entries
+
+CHOSEN = 1  #: in a mask with turns: goes in every sparse step; above it, in a turn of its own
 
 
 def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, by: str) -> Tensor:
@@ -36,26 +40,32 @@ def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, by: str) -
     return chosen.abs().view(-1)
 
 
-def choose(scored: Mapping[str, Tensor], *, density: float, scope: str, reach: int) -> dict[str, Tensor]:
+def choose(
+    scored: Mapping[str, Tensor], *, density: float, scope: str, reach: int, turns: int = 0
+) -> dict[str, Tensor]:
     """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor, or (scope global) of all together.
 
-    Each takes along its neighbours up to the distance `reach` (r of Radius), inside its own tensor.
+    Each takes along its neighbours up to the distance `reach` (r of Radius), inside its own tensor. With turns they are
+    fewer: those that are not chosen take up a part of the density.
     """
     if scope == "global":
-        everything = largest(torch.cat(list(scored.values())), density)
+        everything = largest(torch.cat(list(scored.values())), density, turns)
         masks = dict(zip(scored, everything.split([s.numel() for s in scored.values()]), strict=True))
     else:
-        masks = {name: largest(values, density) for name, values in scored.items()}
+        masks = {name: largest(values, density, turns) for name, values in scored.items()}
     return {name: widened(mask, reach) for name, mask in masks.items()}
 
 
-def largest(values: Tensor, density: float) -> Tensor:
+def largest(values: Tensor, density: float, turns: int = 0) -> Tensor:
     """The mask (N,) of exactly k = max(floor(density N), 1) largest values; among equal ones the first.
 
     torch.topk leaves open which of equal values it takes, and at zero there are many: rows of the embedding whose
     token did not occur.
     """
-    n, k = values.numel(), kept_entries(density, values.numel())
+    n = values.numel()
+    k = chosen_entries(density, n, turns)
+    if not k:  # of few entries, turns leave none
+        return torch.zeros_like(values, dtype=torch.bool)
     smallest = values.kthvalue(n - k + 1).values
     mask = values > smallest
     missing = k - int(mask.sum())
@@ -70,6 +80,17 @@ def widened(mask: Tensor, reach: int) -> Tensor:
         wide[distance:] |= mask[:-distance]
         wide[:-distance] |= mask[distance:]
     return wide
+
+
+def in_turns(mask: Tensor, turns: int) -> Tensor:
+    """`mask` (N,) bool -> (N,) uint8: CHOSEN where it is set; the others are dealt out to the turns, one by one."""
+    turn = (~mask).cumsum(0).sub_(1).remainder_(turns).add_(CHOSEN + 1)
+    return turn.masked_fill_(mask, CHOSEN).to(torch.uint8)
+
+
+def sent_now(when: Tensor, turn: int) -> Tensor:
+    """What of `when` (N,), as in_turns gave it, goes in this turn, 0-based: (N,) bool."""
+    return (when == CHOSEN) | (when == CHOSEN + 1 + turn)
 
 
 def digest(masks: Iterable[Tensor]) -> str:
