@@ -18,12 +18,13 @@ from aiscale.meter import held_bytes
 from aiscale.parallel import build
 from aiscale.parallel.compress import GradientError
 from aiscale.parallel.radius import MaskError, simulate
-from aiscale.parallel.radius.mask import digest
+from aiscale.parallel.radius.mask import digest, sent_now
 torch.set_num_threads(1)
 base = Run().override(*TINY, "parallel.strategy=ddp", "loop.seq_len=16", "loop.global_batch=12",
                            "parallel.bucket_mb=0.05")
 radius = base.override("compression.method=radius", "compression.density=0.3", "compression.interval=3")
 turns = ["compression.density=0.5", "compression.turns=3", "compression.interval=6"]
+wait = [*turns, "compression.moments=wait"]
 lr, n = 1e-2, world.size
 def shares(step, n_micro=1):
     torch.manual_seed(step)
@@ -154,7 +155,21 @@ def resumed_mean_and_global():
     return resumed(["compression.residual=mean", "compression.scope=global", "compression.overlap=false"])
 
 def resumed_in_turns():
-    return resumed(turns)
+    return resumed(wait)
+
+def waiting_moves_only_what_arrived():
+    engine = train(build(radius.override(*wait, "optimizer.clip_norm=0", "loop.precision=fp64"), world), 7)
+    found = []
+    for step in range(7, 12):
+        before = {p: (p.detach().clone(), *(engine.optimizer.state[p][k].clone() for k in ("exp_avg", "exp_avg_sq")))
+                  for p in engine.compressor.names}
+        still = {p: ~sent_now(engine.compressor.mask[p], (step - 7) % 3).view_as(p) for p in before}
+        train(engine, step + 1, first=step)
+        for p, old in before.items():
+            state = engine.optimizer.state[p]
+            for a, b in zip(old, (p, state["exp_avg"], state["exp_avg_sq"])):
+                found.append(torch.equal(a[still[p]], b[still[p]]) and not torch.equal(a, b))
+    return all(found)
 
 def resumed_in_other_buckets():  # DDP's first ones; of three numbers the sum depends on where they lie
     return resumed(["loop.precision=fp64"], steps=[4])
@@ -163,7 +178,7 @@ def reference():
     found = []
     for settings in ([], ["compression.residual=mean", "compression.score=gradient"],
                      ["compression.scope=global", "compression.score=momentum", "compression.range=1"],
-                     ["compression.residual=none", "optimizer.name=sgd"], turns):
+                     ["compression.residual=none", "optimizer.name=sgd"], turns, wait):
         run = radius.override("loop.precision=fp64", *settings)
         mine = trained(run, 8, n_micro=2)
         alone = weights(simulate(run, n, [(shares(step, 2), lr) for step in range(8)]))
@@ -229,7 +244,14 @@ ALWAYS = [
     "planted_mask",
 ]
 AT_2 = [*ALWAYS, "residual_is_empty_where_it_should_be", "payload", "range_sends_what_it_widened", "resumed"]
-AT_2 += ["payload_in_turns", "resumed_mean_and_global", "resumed_in_turns", "bf16_is_close", "held"]
+AT_2 += [
+    "payload_in_turns",
+    "waiting_moves_only_what_arrived",
+    "resumed_mean_and_global",
+    "resumed_in_turns",
+    "bf16_is_close",
+    "held",
+]
 AT_3 = [*ALWAYS, "resumed_in_other_buckets"]
 
 
@@ -284,6 +306,10 @@ def test_in_turns_every_entry_goes_within_as_many_steps_and_no_step_sends_more_t
     assert 0.98 * without_turns < min(sent for sent, _ in rows) and abs(off) < 1e-9
     first, second, third, *_ = still_waiting
     assert first > 10_000 and 0.4 < second / first < 0.6 and third == 0
+
+
+def test_with_moments_that_wait_weight_and_moments_of_what_did_not_arrive_stay(at_2_ranks):
+    assert at_2_ranks["waiting_moves_only_what_arrived"] is True
 
 
 @pytest.mark.parametrize("case", ["resumed", "resumed_mean_and_global", "resumed_in_turns"])

@@ -10,6 +10,7 @@ from aiscale.config import ConfigError, Run
 from aiscale.parallel.radius.mask import choose, disagreeing, in_turns, largest, scores, sent_now, widened
 from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
+from aiscale.parallel.radius.waiting import step_arrived, waits
 
 SETTINGS = ("model.n_layer=2", "model.d_model=32", "parallel.strategy=ddp", "compression.method=radius")
 
@@ -49,6 +50,33 @@ def test_turns_deal_the_others_out_one_by_one_and_leave_density_for_them():
         sent = [int(sent_now(in_turns(chosen, 3), turn).sum()) for turn in range(3)]
         assert sum(sent) - 2 * int(chosen.sum()) == n  # each in its turn, the chosen ones in all
         assert max(sent) <= max(0.4 * n, 1) or n == 7  # of 7 entries 2 may go, and it takes 3 in each turn
+
+
+def test_an_entry_that_goes_in_turn_brings_the_gradients_since_its_last_turn_or_the_last_dense_step():
+    for turns in (2, 3, 5):
+        waited = [0] * turns
+        for gathered in range(12):
+            waited = [steps + 1 for steps in waited]
+            assert waits(turns, gathered) == [1, 1, *waited]
+            waited[gathered % turns] = 0  # sent
+
+
+def test_a_step_of_entries_that_waited_is_adamws_where_none_did():
+    torch.manual_seed(0)
+    alike, whole = (torch.nn.Parameter(torch.linspace(-1, 1, 60).view(6, 10)) for _ in range(2))
+    one, other = (torch.optim.AdamW([p], lr=0.1, weight_decay=0.1, fused=True) for p in (alike, whole))
+    for step in range(5):
+        alike.grad = torch.randn(6, 10)
+        whole.grad = alike.grad.clone()
+        other.step()
+        if step:
+            step_arrived(one, alike, torch.arange(60), torch.ones(60))
+        else:
+            one.step()
+    assert torch.allclose(alike, whole, rtol=1e-6, atol=1e-7) and one.state[alike]["step"] == 5
+    before = alike.detach().clone()
+    step_arrived(one, alike, torch.tensor([7]), torch.tensor([3.0]))
+    assert (alike != before).nonzero().tolist() == [[0, 7]]
 
 
 def test_scores_are_the_update_that_adamw_takes():
@@ -125,8 +153,13 @@ def test_the_ranks_that_differ_from_most_are_named(digests, odd):
         ("interval=0", "compression.interval is 0: it must be at least 1"),
         ("range=-1", "compression.range is -1: it must be at least 0"),
         ("turns=-1", "compression.turns is -1: it must be at least 0"),
-        ("turns=2", "compression.turns is 2 at density 0.4: so that every entry is sent once in so many steps, set it"),
-        ("turns=201", "compression.turns is 201 at density 0.4: so that every entry"),
+        (
+            "turns=2",
+            "compression.turns is 2 at density 0.4: to send each entry once in so many steps, it must be at ",
+        ),
+        ("turns=201", "compression.turns is 201 at density 0.4: to send each entry"),
+        ("turns=3 interval=3", "compression.turns is 3 with interval 3: a dense step would come before the last turn"),
+        ("moments=wait", "compression.moments is wait without turns: "),
         ("turns=3 range=1", "compression.turns is 3: with scope tensor and range 1 what turns would send is not"),
         ("turns=3 residual=mean", "compression.turns is 3 with residual mean: "),
     ],

@@ -5,7 +5,8 @@
 One process stands for all ranks. Radius, random-k and PowerSGD are linear in the gradients: all ranks share the mask
 (or the places, or the factor), so the mean of their residuals obeys the rule that each of them obeys, and n ranks move
 the weights as one rank with the whole batch does, up to rounding. Ordinary top-k is not, since each rank chooses by its
-own gradients: there the ranks are played one after another (`TopKRanks`).
+own gradients: there the ranks are played one after another (`TopKRanks`), and so they are where bf16 rounds the share
+of each and their sum.
 
 At equal wire volume: top-k sends values and indices by an all-gather, which at n ranks puts n times as much on a link
 as an all-reduce of as many values does, so its density is divided by n; PowerSGD gets the largest rank that fits.
@@ -30,14 +31,15 @@ from aiscale.data import Batches, Corpus, open_corpus
 from aiscale.dist import World, connect
 from aiscale.optim import lr_at
 from aiscale.parallel import build
-from aiscale.parallel.compress.base import is_exempt, kept_entries
+from aiscale.parallel.compress.base import GradientError, is_exempt, kept_entries
 from aiscale.parallel.compress.topk import Unsent
+from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 from aiscale.recipes import recipe
 
 RANKS = 4  #: that are played
 DENSITIES, INTERVALS, RESIDUALS, SWITCHES = (0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.0, 0.2)
-TURNS = {0.9: 2, 0.5: 3, 0.4: 3, 0.1: 15}  #: by density: few turns, so that nothing waits long, and some are chosen
+TURNS = {0.9: 5, 0.5: 4, 0.4: 4, 0.1: 15}  #: by density: few turns, so that nothing waits long, and some are chosen
 VAL_BATCHES, POINTS = 16, 40
 MARK = "\x02"  #: what a worker says begins with it; libraries may print as well
 
@@ -70,27 +72,30 @@ class Job:
 
 @cache
 def _model() -> Run:
-    """116,480 parameters, 1024 tokens a step."""
-    shape = ("model.d_model=64", "loop.seq_len=64", "loop.global_batch=16", "loop.device=cpu")
+    """116,480 parameters, 1024 tokens a step, of a text that 8,000 steps do not read twice."""
+    shape = ("model.d_model=64", "loop.seq_len=64", "loop.global_batch=16", "loop.device=cpu", "data.corpus=stdlib")
     return recipe("laptop").override("parallel.strategy=ddp", *shape)
 
 
 @cache
 def cases() -> dict[str, Case]:
     """The whole grid by name: dense, Radius at d x T x residual x switch, and its competitors at its wire volume."""
-    found = [Case("dense", first=True), Case("dense bf16", ("compression.wire=bf16",))]
+    found = [Case("dense", first=True), Case("dense bf16", ("compression.wire=bf16",), first=True)]
     for switch in reversed(SWITCHES):
         for density in DENSITIES:
             found += [_radius(density, T, residual, switch) for T in INTERVALS for residual in RESIDUALS]
-            found.append(_radius(density, 200, "sum", switch, TURNS[density]))
+            found += [_radius(density, 200, "sum", switch, TURNS[density], moments) for moments in ("decay", "wait")]
             found += _rivals(density, switch)
     return {case.name: case for case in found}
 
 
-def _radius(density: float, interval: int, residual: str, switch: float, turns: int = 0) -> Case:
-    settings = ["method=radius", f"density={density}", f"interval={interval}", f"residual={residual}", f"turns={turns}"]
+def _radius(
+    density: float, interval: int, residual: str, switch: float, turns: int = 0, moments: str = "decay"
+) -> Case:
+    settings = ["method=radius", f"density={density}", f"interval={interval}", f"residual={residual}"]
+    settings += [f"turns={turns}", f"moments={moments}"]
     first = switch > 0 and ((residual == "sum" and interval == 200 and not turns) or density == 0.4)
-    taken = f"{residual} turns {turns}" if turns else residual
+    taken = f"turns {turns}{' wait' * (moments == 'wait')}" if turns else residual
     name = f"radius d {density:g} T {interval} {taken} switch {switch:g}"
     return Case(name, tuple(f"compression.{text}" for text in settings), switch, first)
 
@@ -175,30 +180,54 @@ def _corpus() -> Corpus:
     return open_corpus(_model().data)
 
 
+class RoundingRanks(SimulatedRanks):
+    """n ranks with a share of the batch each, of which each share and their sum are rounded."""
+
+    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
+        ((tokens, targets),) = micro_batches
+        shares = zip(tokens.chunk(len(self.ranks)), targets.chunk(len(self.ranks)), strict=True)
+        return super().step([[share] for share in shares], lr)
+
+
+def play(run: Run, world: World) -> Engine:
+    """An engine that does in this process what RANKS ranks would."""
+    if run.compression.method == "top-k":
+        return TopKRanks(run, world, RANKS)
+    return RoundingRanks(run, RANKS) if run.compression.wire == "bf16" else build(run, world)
+
+
 def train(job: Job, world: World) -> dict:
-    """Train it: losses along the way in nats a token, averaged over the steps between two points, and at the end."""
+    """Train it: losses along the way in nats a token, averaged over the steps between two points, and at the end.
+
+    The validation loss of a run that diverged is None, and so is its training loss.
+    """
     run, start = cases()[job.case].run(job.steps, job.lr, job.seed), time.perf_counter()
-    engine = TopKRanks(run, world, RANKS) if run.compression.method == "top-k" else build(run, world)
+    engine = play(run, world)
     loop, corpus, every = run.loop, _corpus(), max(1, job.steps // POINTS)
     batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
     held_out = Batches.in_order(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+    apart = max(1, held_out.steps_per_epoch // VAL_BATCHES)  # from all of the text that is held out
 
     def validate() -> float:
-        return engine.evaluate(held_out.batch(i) for i in range(VAL_BATCHES))[0]
+        return engine.evaluate(held_out.batch(i * apart) for i in range(VAL_BATCHES))[0]
 
     losses, val_curve = [], []
     for step in range(job.steps):
-        losses.append(engine.step([batches.batch(step)], lr_at(step, job.steps, run.optimizer)).loss)
+        try:
+            losses.append(engine.step([batches.batch(step)], lr_at(step, job.steps, run.optimizer)).loss)
+        except GradientError:  # it would not be finite from here on
+            break
         if (step + 1) % (4 * every) == 0:
             val_curve.append((step + 1, round(validate(), 5)))
     tail = losses[-max(1, job.steps // 20) :]
     val_loss = validate()
+    converged = len(losses) == job.steps and math.isfinite(val_loss)
     engine.close()
-    means = [sum(losses[i : i + every]) / every for i in range(0, job.steps - every + 1, every)]
+    means = [sum(losses[i : i + every]) / every for i in range(0, len(losses) - every + 1, every)]
     return {
         **asdict(job),
-        "train_loss": sum(tail) / len(tail),
-        "val_loss": val_loss if math.isfinite(val_loss) else None,
+        "train_loss": sum(tail) / len(tail) if converged else None,
+        "val_loss": val_loss if converged else None,
         "train_curve": [(every * (i + 1), round(mean, 5)) for i, mean in enumerate(means)],
         "val_curve": val_curve,
         "seconds": round(time.perf_counter() - start, 1),

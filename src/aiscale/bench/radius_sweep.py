@@ -3,7 +3,7 @@
     aiscale bench radius --sweep --out runs.jsonl --budget 60      # works for an hour; again, and it goes on
     table(load("runs.jsonl"))                                      # one row for each case and number of steps
 
-Every case (`radius_runs.cases`) is trained with the same three learning rates and seed 0; the other seeds with the rate
+Every case (`radius_runs.cases`) is trained with the same four learning rates and seed 0; the other seeds with the rate
 that did best there. A run that is finished is a line of FILE at once; one that was broken off is made anew. At the
 lowest priority, as many at a time as there are cores, one thread each. On two cores the whole grid takes days.
 """
@@ -29,7 +29,7 @@ from aiscale.bench.radius_runs import MARK, Case, Job, cases, wire_share
 from aiscale.bench.timing import machine_facts
 from aiscale.dist.forking import die_with
 
-RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3), (0, 1, 2), (500, 2000, 8000)
+RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 2000, 8000)
 WORKERS = min(2, os.cpu_count() or 1)
 DEFAULT_OUT = "runs/radius_sweep.jsonl"
 
@@ -64,7 +64,7 @@ class Grid:
 
     def __init__(self, quick: bool = False) -> None:
         self.known = cases()
-        self.rates, self.seeds, self.lengths = ((RATES[1],), (0,), (8,)) if quick else (RATES, SEEDS, LENGTHS)
+        self.rates, self.seeds, self.lengths = ((RATES[2],), (0,), (8,)) if quick else (RATES, SEEDS, LENGTHS)
         if quick:
             names = ("dense", "radius d 0.4 T 200 sum switch 0.2")
             self.known = {name: self.known[name] for name in names}
@@ -104,22 +104,25 @@ def best_rate(rows: list[dict], case: str, steps: int, rates: tuple[float, ...],
 def table(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
     """One row for each case and number of steps: perplexities at its best rate, and against dense seed by seed."""
     known = known or cases()
-    best = {}
+    best, diverged = {}, {}
     for case, steps in dict.fromkeys((row["case"], row["steps"]) for row in rows):
         rates = tuple({row["lr"] for row in rows if (row["case"], row["steps"]) == (case, steps)})
         rate = best_rate(rows, case, steps, rates, SEEDS[0])
         if rate is not None:
             here = [row for row in rows if (row["case"], row["steps"], row["lr"]) == (case, steps, rate)]
             best[case, steps] = {row["seed"]: row for row in here if row["val_loss"] is not None}
+            diverged[case, steps] = len(here) - len(best[case, steps])
     found = []
     for (case, steps), runs in best.items():
         if case in known and runs:
-            tried = len({row["lr"] for row in rows if (row["case"], row["steps"]) == (case, steps)})
-            found.append(_cell(known[case], steps, runs, best.get(("dense", steps), {}), tried))
+            tried = {row["lr"] for row in rows if (row["case"], row["steps"]) == (case, steps)}
+            cell = _cell(known[case], steps, runs, best.get(("dense", steps), {}))
+            edge = len(tried) > 1 and cell["lr"] in (min(tried), max(tried))
+            found.append({**cell, "rates_tried": len(tried), "best_at_edge": edge, "diverged": diverged[case, steps]})
     return sorted(found, key=lambda cell: (cell["steps"], list(known).index(cell["case"])))
 
 
-def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict], tried: int) -> dict:
+def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict]) -> dict:
     """Of one case at one length; `runs` and `dense` are at their best rates, by seed."""
     both = sorted(runs.keys() & dense.keys())
     gaps = [100 * math.expm1(runs[seed]["val_loss"] - dense[seed]["val_loss"]) for seed in both]
@@ -132,7 +135,6 @@ def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict],
         "steps": steps,
         "lr": next(iter(runs.values()))["lr"],
         "seeds": sorted(runs),
-        "rates_tried": tried,
         "wire_share": round(wire_share(case), 4),
         "train_ppl": _spread([math.exp(run["train_loss"]) for run in runs.values()]),
         "val_ppl": _spread([math.exp(run["val_loss"]) for run in runs.values()]),

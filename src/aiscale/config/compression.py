@@ -14,6 +14,7 @@ _OPTIONS = {
     "warmup_steps": ("radius", "top-k", "random-k", "powersgd"),
     "interval": ("radius",),
     "turns": ("radius",),
+    "moments": ("radius",),
     "range": ("radius",),
     "scope": ("radius", "top-k"),
     "score": ("radius",),
@@ -35,6 +36,9 @@ class CompressionConfig:
     #: radius: of the density a part goes to the entries that were not chosen, each in its turn, once in so many sparse
     #: steps; 0, as published: they wait for the next dense step
     turns: int = 0
+    #: radius with turns: what AdamW does with an entry that a step does not send. decay, as published: takes its
+    #: gradient for zero. wait: leaves it alone, and when its turn comes takes its mean gradient, and a step for each
+    moments: Literal["decay", "wait"] = "decay"
     range: int = 0  #: radius: each chosen entry takes along its neighbours up to this distance (r)
     scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
     score: Literal["update", "gradient", "momentum"] = "update"  #: radius: by whose magnitude entries are chosen
@@ -57,12 +61,17 @@ class CompressionConfig:
         for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("turns", 0), ("warmup_steps", 0)):
             value = getattr(self, name)
             require(value >= least, f"compression.{name} is {value}: it must be at least {least}")
+        require(
+            self.turns or self.moments == "decay",
+            "compression.moments is wait without turns: an entry that is not chosen would stand still until the next "
+            "dense step: set compression.turns as well, or moments=decay",
+        )
         if self.turns:
             least = math.ceil(1 / self.density)
             require(
                 least <= self.turns <= 200,
-                f"compression.turns is {self.turns} at density {self.density}: so that every entry is sent once in so "
-                f"many steps, set it between {least} and 200, or to 0",
+                f"compression.turns is {self.turns} at density {self.density}: to send each entry once in so many "
+                f"steps, it must be at least {least}, and at most 200: set turns or density accordingly, or turns=0",
             )
             require(
                 self.scope == "tensor" and self.range == 0,
@@ -70,9 +79,14 @@ class CompressionConfig:
                 "send is not defined: set scope=tensor and range=0, or turns=0",
             )
             require(
-                self.residual != "mean",
-                f"compression.turns is {self.turns} with residual mean: all that go in turn are sums of as many "
-                "gradients, which AdamW scales alike: set residual=sum",
+                self.residual == "sum",
+                f"compression.turns is {self.turns} with residual {self.residual}: what goes in turn is a sum, which "
+                "moments=wait divides by the number of its gradients: set residual=sum",
+            )
+            require(
+                self.turns < self.interval,
+                f"compression.turns is {self.turns} with interval {self.interval}: a dense step would come before the "
+                "last turn: set interval above turns",
             )
 
     @property

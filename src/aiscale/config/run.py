@@ -73,6 +73,13 @@ class Run:
             "need the moments of all, which are divided: set scope=tensor, or distributed_optimizer=false",
         )
         require(
+            self.compression.moments == "decay"
+            or (self.optimizer.name == "adamw" and not self.parallel.distributed_optimizer),
+            f"compression.moments wait with optimizer.name {self.optimizer.name} and parallel.distributed_optimizer "
+            f"{str(self.parallel.distributed_optimizer).lower()}: it is a rule for AdamW's moments where every rank "
+            "has them all: set adamw and false, or moments=decay",
+        )
+        require(
             self.compression.method == "none" or self.loop.precision != "fp16",
             f"compression.method {self.compression.method} with loop.precision fp16: unsent gradients would be kept at "
             "a loss scale that changes: use bf16 or fp32",

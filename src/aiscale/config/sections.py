@@ -85,7 +85,7 @@ class ModelConfig:
 class DataConfig:
     """Which text, cut into which tokens."""
 
-    corpus: str = "embedded"  #: embedded (CPython's own documentation), toy (small and repetitive), or a path
+    corpus: str = "embedded"  #: embedded (CPython's documentation), stdlib (its modules), toy (repetitive), or a path
     tokenizer: Literal["byte", "char", "word", "bpe"] = "byte"
     bpe_vocab_size: int = 1024  #: size of the vocabulary that tokenizer bpe learns
     val_fraction: float = 0.1  #: the end of the corpus that is held out

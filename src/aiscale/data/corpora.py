@@ -1,13 +1,14 @@
 """Text: where it comes from, read in pieces so that a corpus larger than memory is never held whole.
 
-    text = find_text("embedded")             # or "toy", or the path of a text file or of a folder of them
+    text = find_text("embedded")             # or "toy", "stdlib", or the path of a text file or of a folder of them
     for piece in text.pieces():
         ...
     bigram_entropy(embedded_text())          # nats a character: what a model must beat to have learnt more than pairs
 
 The embedded corpus is the English documentation inside CPython itself (`pydoc_data.topics`), so that everything runs
-offline. It differs between Python versions: its hash goes into run.json, and nothing may assert a loss that depends on
-it.
+offline. The corpus stdlib is the source code of CPython's own modules, for runs that would see the embedded one many
+times over. Both differ between Python versions: their hash goes into run.json, and nothing may assert a loss that
+depends on them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import difflib
 import hashlib
 import importlib
 import re
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +29,7 @@ import numpy as np
 from aiscale.config import ConfigError
 from aiscale.data.toy import toy_text
 
-BUILT_IN = ("embedded", "toy")
+BUILT_IN = ("embedded", "toy", "stdlib")
 DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar")  #: what `aiscale data prepare NAME` knows
 READ_BYTES = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
@@ -44,10 +46,10 @@ class Text:
 
 def find_text(corpus: str) -> Text:
     """The text that DataConfig.corpus names; raises ConfigError if there is none."""
-    if corpus in BUILT_IN:
+    if corpus in ("embedded", "toy"):
         text = embedded_text() if corpus == "embedded" else toy_text()
         return Text(corpus, hashlib.sha256(text.encode()).hexdigest(), lambda: iter([text]))
-    files = find_files(corpus)
+    files = stdlib_files() if corpus == "stdlib" else find_files(corpus)
     return Text(corpus, identity(files), lambda: read_files(files))
 
 
@@ -154,6 +156,25 @@ def embedded_text() -> str:
     for sign, plain in _ASCII.items():
         text = text.replace(sign, plain)
     return text.encode("ascii", errors="ignore").decode()
+
+
+def stdlib_files() -> list[Path]:
+    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages.
+
+    Left out: tests, tables (encodings, and the documentation that is corpus embedded), and what is not UTF-8.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
+    files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and _is_utf8(path)]
+    return sorted(files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
+
+
+def _is_utf8(file: Path) -> bool:
+    try:
+        file.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError):
+        return False
+    return True
 
 
 # What a model must beat ----------------------------------------------------------------------------------------------

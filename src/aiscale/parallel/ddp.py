@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from aiscale.checkpoint import CheckpointError
-from aiscale.config import Run
+from aiscale.config import CompressionConfig, Run
 from aiscale.dist import World
 from aiscale.parallel import sharded_optimizer
 from aiscale.parallel.compress import build_compressor
@@ -67,6 +67,10 @@ class DDPEngine(Engine):
     def _average_gradients(self) -> None:
         self.compressor.after_backward()
 
+    def _take_step(self) -> None:
+        if not self.compressor.take_step():
+            super()._take_step()
+
     def _after_update(self) -> None:
         self.compressor.after_update()
 
@@ -89,9 +93,11 @@ class DDPEngine(Engine):
         if not self._compresses or "compression" not in note:
             state.pop("compression", None)
             return state
-        before, now = note["compression"], self.note()["compression"]
-        if changed := [key for key in now if before.get(key) != now[key] and key not in ("wire", "overlap")]:
-            was = ", ".join(f"compression.{key}={before.get(key)}" for key in changed)
+        # An option that did not exist yet had the value which is its default now.
+        before = dataclasses.asdict(CompressionConfig()) | note["compression"]
+        now = self.note()["compression"]
+        if changed := [key for key in now if before[key] != now[key] and key not in ("wire", "overlap")]:
+            was = ", ".join(f"compression.{key}={before[key]}" for key in changed)
             raise CheckpointError(
                 f"the checkpoint was written with {was}, not {', '.join(str(now[key]) for key in changed)}: set that "
                 "again; to drop unsent gradients and choose anew, go on for a step with compression.method=none first"

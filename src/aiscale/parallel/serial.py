@@ -88,6 +88,10 @@ class Engine:
     def _average_gradients(self) -> None:
         """Replace every gradient by its mean over the data-parallel ranks."""
 
+    def _take_step(self) -> None:
+        """The optimizer's step, with clipped gradients."""
+        self.scaler.step(self.optimizer)
+
     def _after_update(self) -> None:
         """What follows the optimizer's step, where it was taken."""
 
@@ -169,7 +173,7 @@ class Engine:
         norm = clip_(self.model.parameters(), self.run.optimizer.clip_norm).item()
         finite = math.isfinite(norm)
         if finite or self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
+            self._take_step()
         self.scaler.update()
         return norm, not finite
 

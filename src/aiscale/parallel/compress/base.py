@@ -75,6 +75,10 @@ class Compressor:
         """Fill the bucket with what arrived: the mean over ranks of what pack() gave, (K,), in the wire's precision."""
         bucket.buffer.copy_(mean)
 
+    def take_step(self) -> bool:
+        """Take the optimizer's step, with clipped gradients; False, where the optimizer itself is to take it."""
+        return False
+
     def after_update(self) -> None:
         """After the optimizer's step: count it."""
         self.step += 1

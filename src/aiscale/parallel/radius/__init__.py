@@ -3,6 +3,7 @@
 mask.py        which entries: scores, the k largest, their neighbours
 memory.py      one flat tensor a parameter, kept in the order of DDP's buckets
 packing.py     the chosen entries out of a bucket and back into it; what is not sent waits in the residual
+waiting.py     AdamW's step for what arrived, where the rest is left alone
 compressor.py  `Radius`, the three together as a communication hook of DDP
 reference.py   one process that simulates n ranks with the same pieces
 """

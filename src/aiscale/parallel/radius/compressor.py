@@ -11,6 +11,9 @@ what rounding takes off an entry in a sparse step waits in the residual as well.
 The optimizer is a stock one: entries that are not sent have a zero gradient in that step, so their moments decay and
 they still move, as in the published runs. Source: Radius's artifact appendix and its authors' public code.
 
+Ours, beside the published rule: with `turns` fewer entries are chosen, and the rest of the density goes to the others,
+each in its turn, so that none waits for the next dense step; with `moments=wait` AdamW leaves alone what did not come.
+
 Shapes: N entries of a bucket, K of them chosen.
 """
 
@@ -28,6 +31,7 @@ from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, 
 from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
 from aiscale.parallel.radius.sharded import spread
+from aiscale.parallel.radius.waiting import step_arrived, waits
 from aiscale.parallel.sharded_optimizer import owner
 
 
@@ -68,10 +72,25 @@ class Radius(Compressor):
         return bucket.buffer
 
     def unpack(self, bucket: Bucket, mean: Tensor) -> None:
+        when = self.mask.together(bucket.parameters) if self.config.moments == "wait" else None
         if self.is_dense(self.step):
             super().unpack(bucket, mean)
-        else:
-            unpack(bucket.buffer, self._positions(bucket) if bucket.at is None else bucket.at, mean)
+            if when is not None:
+                bucket.buffer.div_(self._waited(when, bucket.buffer.dtype))
+            return
+        at = self._positions(bucket) if bucket.at is None else bucket.at
+        if when is not None:
+            mean = mean.to(bucket.buffer.dtype) / self._waited(when.index_select(0, at), bucket.buffer.dtype)
+        unpack(bucket.buffer, at, mean)
+
+    def take_step(self) -> bool:
+        """With moments=wait: in a sparse step only what arrived moves."""
+        if self.config.moments == "decay" or self.is_dense(self.step):
+            return False
+        for p in self.names:
+            at = positions(sent_now(self.mask[p], self._turn), self.entries([p]))
+            step_arrived(self.optimizer, p, at, self._waited(self.mask[p].index_select(0, at), p.dtype))
+        return True
 
     def after_update(self) -> None:
         """Count the step; where the first sparse one after a dense one comes next, choose what it will send."""
@@ -133,6 +152,11 @@ class Radius(Compressor):
     def _positions(self, bucket: Bucket) -> Tensor:
         mask = self.mask.together(bucket.parameters)
         return positions(sent_now(mask, self._turn) if self.config.turns else mask, self.entries(bucket.parameters))
+
+    def _waited(self, when: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of how many gradients each entry sends the sum now, (N,); `when` (N,) is a mask with turns."""
+        table = torch.tensor(waits(self.config.turns, self.gathered), dtype=dtype, device=when.device)
+        return table.index_select(0, when.int())
 
     @property
     def _turn(self) -> int:

@@ -69,6 +69,10 @@ class SimulatedRanks(Engine):
             compressor.after_update()
         return StepResult(total_loss, tokens, grad_norm, skipped)
 
+    def _take_step(self) -> None:
+        if not self.ranks[0].take_step():
+            super()._take_step()
+
     def _bucket(self) -> Bucket:
         """All gradients as one bucket."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
