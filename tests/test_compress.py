@@ -1,10 +1,12 @@
 """Radius's competitors with real ranks: dense at density 1, nothing lost, resumed to the bit, no deadlock."""
 
+import json
 from textwrap import indent
 
 import pytest
 import torch
 
+from aiscale.bench import radius_runs
 from aiscale.checkpoint import CheckpointError
 from aiscale.config import ConfigError, Run
 from aiscale.dist import connect
@@ -21,7 +23,7 @@ BASE = Run().override("model.n_layer=2", "model.n_head=2", "model.d_model=32", "
     "loop.precision=fp64", "loop.device=cpu", "loop.seq_len=16", "loop.global_batch=12", "optimizer.clip_norm=0",
     "parallel.strategy=ddp", "parallel.bucket_mb=0.05")
 def run_of(*settings):
-    names = ("method", "density", "warmup_steps", "scope", "residual", "rank", "overlap", "wire")
+    names = {field.name for field in dataclasses.fields(CompressionConfig)}
     return BASE.override(*(f"compression.{s}" if s.split("=")[0] in names else s for s in settings))
 def share(step, n_micro=1):  # this rank's micro-batches of a global batch of 12
     tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
@@ -78,7 +80,7 @@ def outcome(tmp_path_factory):
     said: dict[int, list[str]] = {}
 
     def ask(name: str) -> list[str]:
-        n, _ = PARTS[name]
+        n, _ = PARTS["played" if name == "weights" else name]
         if n not in said:
             code = SETUP + SPARSE
             for other, (ranks, body) in PARTS.items():
@@ -271,6 +273,51 @@ for method in ("top-k", "random-k"):
 
 def test_ranks_that_add_up_rounded_values_do_not_drift_apart(outcome):
     assert outcome("drift") == ["ok"] * 3
+
+
+#: What the sweep of `aiscale bench radius` plays in one process.
+PLAYED = {
+    "top-k": ("method=top-k", "density=0.1"),
+    "top-k mean": ("method=top-k", "density=0.1", "residual=mean"),
+    "random-k mean": ("method=random-k", "density=0.4", "residual=mean"),
+    "powersgd": ("method=powersgd", "rank=2", "parallel.bucket_mb=25"),
+    "radius mean": ("method=radius", "density=0.4", "interval=4", "residual=mean"),
+    "radius in turns": ("method=radius", "density=0.4", "interval=5", "turns=4", "moments=wait"),
+    "bf16": ("wire=bf16", "loop.precision=fp32"),
+}
+part(
+    "played",
+    2,
+    f"""
+import json
+found = {{}}
+for name, settings in {PLAYED!r}.items():
+    engine = build(run_of(*settings, "optimizer.clip_norm=1"), world)
+    for step in range(7):
+        engine.step(share(step), lr=1e-2)
+    found[name] = [weights(engine).double().sum().item(), weights(engine).double().square().sum().item()]
+    engine.close()
+say("weights", world.rank, json.dumps(found))
+""",
+)
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_one_process_that_plays_ranks_moves_the_weights_as_they_do(name, outcome, monkeypatch):
+    assert outcome("played") == ["ok"] * 2
+    monkeypatch.setattr(radius_runs, "RANKS", 2)
+    scope: dict = {}
+    exec("import torch\n" + SETUP, scope)
+    engine = radius_runs.play(scope["run_of"](*PLAYED[name], "optimizer.clip_norm=1"), connect("cpu"))
+    for step in range(7):
+        tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
+        engine.step([(tokens[:, :-1], tokens[:, 1:])], lr=1e-2)
+    mine = scope["weights"](engine).double()
+    engine.close()
+    real, _ = (json.loads(said)[name] for said in outcome("weights"))
+    expected = [mine.sum().item(), mine.square().sum().item()]
+    # bf16 depends on the order of a sum, and PowerSGD divides by numbers that may be small.
+    assert real == pytest.approx(expected, rel={"bf16": 1e-4, "powersgd": 1e-6}.get(name, 1e-9))
 
 
 part(

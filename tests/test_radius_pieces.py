@@ -7,7 +7,7 @@ import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, Run
-from aiscale.parallel.radius.mask import choose, disagreeing, in_turns, largest, scores, sent_now, widened
+from aiscale.parallel.radius.mask import choose, disagreeing, in_turns, largest, scores, sent_now, turn_sizes, widened
 from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
 from aiscale.parallel.radius.waiting import step_arrived, waits
@@ -49,6 +49,8 @@ def test_turns_deal_the_others_out_one_by_one_and_leave_density_for_them():
         chosen = largest(torch.rand(n), 0.4, turns=3)
         sent = [int(sent_now(in_turns(chosen, 3), turn).sum()) for turn in range(3)]
         assert sum(sent) - 2 * int(chosen.sum()) == n  # each in its turn, the chosen ones in all
+        always, *more = turn_sizes(in_turns(chosen, 3), 3)
+        assert [always + each for each in more] == sent
         assert max(sent) <= max(0.4 * n, 1) or n == 7  # of 7 entries 2 may go, and it takes 3 in each turn
 
 
@@ -139,7 +141,7 @@ def test_a_mean_residual_divides_what_gathered_by_the_number_of_gradients():
 
 
 @pytest.mark.parametrize(
-    ("digests", "odd"), [("aaaa", []), ("abaa", [1]), ("ab", [1]), ("aabb", [2, 3]), ("abbb", [0])]
+    ("digests", "odd"), [("aaaa", []), ("abaa", [1]), ("ab", [0, 1]), ("aabb", [0, 1, 2, 3]), ("abbb", [0]), ("a", [])]
 )
 def test_the_ranks_that_differ_from_most_are_named(digests, odd):
     assert disagreeing(list(digests)) == odd

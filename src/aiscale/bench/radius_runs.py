@@ -38,7 +38,7 @@ from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 from aiscale.recipes import recipe
 
 RANKS = 4  #: that are played
-DENSITIES, INTERVALS, RESIDUALS, SWITCHES = (0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.0, 0.2)
+DENSITIES, INTERVALS, RESIDUALS, SWITCHES = (0.9, 0.5, 0.4, 0.1), (50, 200, 400), ("sum", "mean"), (0.0, 0.2)
 TURNS = {0.9: 5, 0.5: 4, 0.4: 4, 0.1: 15}  #: by density: few turns, so that nothing waits long, and some are chosen
 VAL_BATCHES, POINTS = 16, 40
 MARK = "\x02"  #: what a worker says begins with it; libraries may print as well
@@ -94,14 +94,16 @@ def _radius(
 ) -> Case:
     settings = ["method=radius", f"density={density}", f"interval={interval}", f"residual={residual}"]
     settings += [f"turns={turns}", f"moments={moments}"]
-    first = switch > 0 and ((residual == "sum" and interval == 200 and not turns) or density == 0.4)
+    first = switch > 0 and (
+        (residual == "sum" and interval == 200 and not turns) or (density == 0.4 and interval < 400)
+    )
     taken = f"turns {turns}{' wait' * (moments == 'wait')}" if turns else residual
     name = f"radius d {density:g} T {interval} {taken} switch {switch:g}"
     return Case(name, tuple(f"compression.{text}" for text in settings), switch, first)
 
 
 def _rivals(density: float, switch: float) -> list[Case]:
-    rank, first = _powersgd_rank(density), switch > 0 and density == 0.4
+    rank, first = powersgd_rank(_model(), density), switch > 0 and density == 0.4
     ways = {}
     for residual in RESIDUALS:
         mean, kept = " mean" if residual == "mean" else "", f"residual={residual}"
@@ -115,11 +117,11 @@ def _rivals(density: float, switch: float) -> list[Case]:
     ]
 
 
-def _powersgd_rank(density: float) -> int:
+def powersgd_rank(run: Run, density: float) -> int:
     """The largest rank at which PowerSGD sends at most this share of the gradients; 0 where the least is more, or where
     all that it ever sends is far less."""
-    powersgd = _model().override("compression.method=powersgd")
-    sizes = [_wire_share(powersgd.override(f"compression.rank={r}")) for r in range(1, 33)]
+    powersgd = run.override("parallel.strategy=ddp", "compression.method=powersgd")
+    sizes = [_wire_share(powersgd.override(f"compression.rank={r}")) for r in range(1, 129)]
     fitting = [r for r, share in enumerate(sizes, start=1) if share <= density]
     return fitting[-1] if fitting and sizes[fitting[-1] - 1] > density / 2 else 0
 

@@ -20,16 +20,18 @@ import torch.distributed as dist
 
 from aiscale import cost
 from aiscale.bench.nodes import shape
+from aiscale.bench.radius_runs import powersgd_rank
 from aiscale.bench.timing import Paired, paired
 from aiscale.dist import World, connect
 from aiscale.dist.link import FRAMING
-from aiscale.meter import held_bytes
+from aiscale.meter import held_bytes, step_peak_bytes
 from aiscale.parallel import build
 from aiscale.parallel.serial import Engine
 from aiscale.recipes import recipe
 
 DENSITIES = (0.9, 0.5, 0.4, 0.1)  #: published
 SHARE = 0.9 / 1.855  #: of a step of the published baseline that its exchange takes: seconds, a fit of its table
+SILENT = "no communication"
 INTERVAL = 200  #: published; here it only says how often the measured dense step comes
 
 
@@ -43,10 +45,12 @@ class Contender:
     density: float = 1.0
     dense_step: bool = False  #: the dense step of Radius, with the residual and the refresh
     rank: int = 0  #: of PowerSGD's factors
+    turns: int = 0  #: of Radius, with moments that wait
 
     @property
     def name(self) -> str:
         detail = f" d {self.density:g}" if self.density < 1 else f" rank {self.rank}" if self.rank else ""
+        detail += f" turns {self.turns}" if self.turns else ""
         method = "dense" if self.method == "none" else self.method
         dense = ", dense step" if self.dense_step else ""
         return f"{method}{detail}{dense}, {self.wire_name}, {'overlapped' if self.overlap else 'at once'}"
@@ -62,6 +66,8 @@ class Contender:
             own["density"] = self.density
         if self.method == "radius":
             own |= {"interval": 10**9, "warmup_steps": 1}
+        if self.turns:
+            own |= {"turns": self.turns, "moments": "wait"}
         if self.rank:
             own["rank"] = self.rank
         return tuple(f"compression.{key}={value}" for key, value in own.items())
@@ -87,19 +93,21 @@ def plan(quick: bool) -> Plan:
     ways, densities = ((WAYS[0],), (0.9, 0.1)) if quick else (WAYS, DENSITIES)
     radius = tuple(Contender(method="radius", density=d, **way) for way in ways for d in densities)
     refresh = tuple(Contender(method="radius", density=radius[-1].density, dense_step=True, **way) for way in ways)
+    turned = tuple(Contender(method="radius", density=0.4, turns=4, **way) for way in ways[:2])
+    if quick:
+        shape = ("model.n_layer=1", "model.d_model=32", "loop.seq_len=32", "loop.global_batch=8")
+        return Plan(model=shape, contenders=(*dense[:2], *radius, *turned, *refresh), rounds=2, rates=(0.5,))
+    # So many tokens that, at the rate that follows, two cores have time left for what shaped links cost the kernel.
+    shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=32")
     # At 4 ranks an all-gather of k values and indices sends as much as an all-reduce of 4 k values.
     rivals = (
         Contender(method="random-k", density=0.4),
         Contender(method="top-k", density=0.1),
         Contender(method="powersgd", rank=4),
+        Contender(method="powersgd", rank=powersgd_rank(recipe("laptop").override(*shape), 0.4)),
     )
-    if quick:
-        shape = ("model.n_layer=1", "model.d_model=32", "loop.seq_len=32", "loop.global_batch=8")
-        return Plan(model=shape, contenders=(*dense[:2], *radius, *refresh), rounds=2, rates=(0.5,))
-    # So many tokens that, at the rate that follows, two cores have time left for what shaped links cost the kernel.
-    shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=32")
     rates = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
-    return Plan(model=shape, contenders=(*dense, *radius, *refresh, *rivals), rounds=10, rates=rates)
+    return Plan(model=shape, contenders=(*dense, *radius, *turned, *refresh, *rivals), rounds=10, rates=rates)
 
 
 class Bench:
@@ -152,18 +160,30 @@ class Bench:
 
         return paired({name: together(action) for name, action in actions.items()}, rounds, warmup=warmup)
 
-    def rate_mbit_s(self) -> tuple[float, float]:
-        """(the rate at which an all-reduce of everything takes SHARE of a step, seconds of a step without it)."""
+    def silent(self) -> None:
+        """The baseline's step without its all-reduce."""
         engine = self.engines[BASELINE.settings]
+        with engine.module.no_sync():
+            engine.step(self.batch, 1e-4)
 
-        def silent() -> None:
-            with engine.module.no_sync():
-                engine.step(self.batch, 1e-4)
+    def rate_mbit_s(self) -> float:
+        """The rate at which the baseline's all-reduce takes SHARE of its step; the links are left at it.
 
-        compute_s = self.timed({"": silent}, max(3, self.plan.rounds)).median_s("")
+        The first guess counts bytes. On real links and busy processors an exchange takes longer than that, so the rate
+        is put right by what it took.
+        """
+        rounds = max(3, self.plan.rounds)
+        compute_s = self.timed({"": self.silent}, rounds).median_s("")
         nbytes = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(self.run.model), self.world.size)
-        exchange_s = compute_s * SHARE / (1 - SHARE)
-        return self.world.from_rank0(lambda: (nbytes * FRAMING * 8 / exchange_s / 1e6, compute_s))
+        rate = nbytes * FRAMING * 8 / (compute_s * SHARE / (1 - SHARE)) / 1e6
+        for _ in range(2):
+            self.slow_down(rate := self.world.from_rank0(lambda rate=rate: rate))
+            turns = self.timed({SILENT: self.silent, "": lambda: self.step(BASELINE)}, rounds)
+            taken_s = turns.median_s("") - turns.median_s(SILENT)
+            rate *= min(max(taken_s / (turns.median_s(SILENT) * SHARE / (1 - SHARE)), 0.5), 2)
+        rate = self.world.from_rank0(lambda: rate)
+        self.slow_down(rate)
+        return rate
 
     def sent(self, contender: Contender) -> dict[str, int]:
         """Bytes of one step: asked of the collectives, and sent by one rank on a ring."""
@@ -172,6 +192,11 @@ class Bench:
         counts = self.world.traffic.since(before)
         wire = sum(cost.wire_bytes(op, count.payload_bytes, n) for (op, n), count in counts.items())
         return {"payload_bytes": sum(count.payload_bytes for count in counts.values()), "wire_bytes": round(wire)}
+
+    def peak_bytes(self, contender: Contender) -> int:
+        """The most that a step holds."""
+        step, held = (lambda: self.step(contender)), self.engines[contender.settings].held
+        return sum(step_peak_bytes(step, held, self.world.device).values())
 
     def masking(self, contender: Contender) -> Callable[[], None]:
         """What a sparse step of Radius does to gradients beside sending them: look, pack, unpack, keep the rest."""
@@ -195,15 +220,16 @@ class Bench:
 def measure(world: World, what: Plan, link: str = "emulated") -> dict:
     """Seconds of every turn and bytes of every contender, the same on all ranks but for the clock."""
     bench = Bench(world, what, link)
-    rate, compute_s = bench.rate_mbit_s()
-    bench.say(f"a step without communication takes {compute_s:.3f} s; the link is set to {rate:.1f} Mbit/s")
     sizes = {contender.name: bench.sent(contender) for contender in what.contenders}
-    bench.slow_down(rate)
-    steps = bench.timed({c.name: (lambda c=c: bench.step(c)) for c in what.contenders}, what.rounds)
+    peaks = {contender.name: bench.peak_bytes(contender) for contender in what.contenders}
+    rate = bench.rate_mbit_s()
+    bench.say(f"the links are set to {rate:.1f} Mbit/s")
+    turns = {c.name: (lambda c=c: bench.step(c)) for c in what.contenders}
+    steps = bench.timed({SILENT: bench.silent, **turns}, what.rounds)
     parts = bench.timed(_parts(bench, sizes), what.rounds)
     bench.say(f"{len(what.contenders)} contenders and their parts done, {what.rounds} rounds")
     few = [c for c in what.contenders if not c.dense_step and (c.method == "none" or c.density in (0.4, 0.1))]
-    few = [c for c in few if c.method in ("none", "radius") and (c.overlap or c.wire == "same")]
+    few = [c for c in few if c.method in ("none", "radius") and not c.turns and (c.overlap or c.wire == "same")]
     at_rates = {}
     for factor in what.rates:
         bench.slow_down(rate * factor)
@@ -218,9 +244,12 @@ def measure(world: World, what: Plan, link: str = "emulated") -> dict:
         "rounds": what.rounds,
         "link": link,
         "link_mbit_s": rate,
-        "compute_s": compute_s,
-        "contenders": {c.name: {**asdict(c), **sizes[c.name], "held_bytes": held[c.name]} for c in what.contenders},
-        "seconds": steps.seconds,
+        "compute_s": steps.median_s(SILENT),
+        "contenders": {
+            c.name: {**asdict(c), **sizes[c.name], "held_bytes": held[c.name], "peak_bytes": peaks[c.name]}
+            for c in what.contenders
+        },
+        "seconds": {name: seconds for name, seconds in steps.seconds.items() if name != SILENT},
         "parts": parts.seconds,
         "at_rates": at_rates,
     }

@@ -48,7 +48,8 @@ def show_radius(result: dict) -> None:
     console.print(f"load {machine['load_average']} at the end; torch {machine['torch']}")
     console.print(
         f"{result['ranks']} ranks, {result['parameters']:,} parameters, {result['tokens']} tokens a step, "
-        f"{result['rounds']} rounds; {result['link']} link of {result['link_mbit_s']:.1f} Mbit/s"
+        f"{result['rounds']} rounds; {result['link']} link of {result['link_mbit_s']:.1f} Mbit/s, where the exchange "
+        f"takes {result['share_here']:.1%} of a dense step (published: {result['share']:.1%})"
     )
     for table in (_steps_table(result), _masking_table(result), _break_even_table(result), _rates_table(result)):
         console.print(table)
@@ -60,7 +61,7 @@ def _steps_table(result: dict) -> Table:
     bases = [base for base in result["rows"][0]["saving"]] + [result["rows"][0]["name"]]
     bases = [row["name"] for row in result["rows"] if row["name"] in bases]
     title = f"a step; of radius, {result['interval'] - 1} sparse ones and a dense one; time saved over each baseline"
-    table = Table("", "s", "quartiles", "payload", "sent", *bases, title=title, title_justify="left")
+    table = Table("", "s", "quartiles", "payload", "sent", "peak", *bases, title=title, title_justify="left")
     for row in result["rows"]:
         table.add_row(
             row["name"],
@@ -68,6 +69,7 @@ def _steps_table(result: dict) -> Table:
             f"{row['step_s']['low']:.3f} to {row['step_s']['high']:.3f}",
             f"{row['payload_bytes'] / 1e6:.2f} MB",
             f"{row['wire_bytes'] / 1e6:.2f} MB",
+            f"{row['peak_bytes'] / 1e6:.1f} MB",
             *(f"{row['saving'][base]['median']:+.1%}" if base in row["saving"] else "" for base in bases),
         )
     return table
@@ -75,11 +77,11 @@ def _steps_table(result: dict) -> Table:
 
 def _masking_table(result: dict) -> Table:
     title = "what a sparse step of radius does beside sending, by itself, and the all-reduce time that it saves"
-    heads = ("density", "own work", "an entry", "all-reduce", "saved", "own work / saved")
+    heads = ("", "own work", "an entry", "all-reduce", "saved", "own work / saved")
     table = Table(*heads, title=title, title_justify="left")
     for part in result["masking"]:
         table.add_row(
-            f"{part['density']:g}",
+            part["name"],
             f"{1e3 * part['masking_s']['median']:.1f} ms",
             f"{part['masking_ns_per_entry']:.1f} ns",
             f"{1e3 * part['all_reduce_s']['median']:.1f} ms",
@@ -92,18 +94,18 @@ def _masking_table(result: dict) -> Table:
 def _break_even_table(result: dict) -> Table:
     bases = list(dict.fromkeys(part["over"] for part in result["break_even"]))
     found = {(part["wire"], part["overlap"], part["over"]): part["density"] for part in result["break_even"]}
-    title = "density below which radius is faster (above 1: at any; below 0: never)"
+    title = "density below which radius is faster (above 1: at any; below 0: never; not told: its steps do not grow)"
     table = Table("radius", *(f"than {base}" for base in bases), title=title, title_justify="left")
     for wire, overlap in dict.fromkeys(key[:2] for key in found):
         way = f"{'bf16' if wire == 'bf16' else 'fp32'}, {'overlapped' if overlap else 'at once'}"
         cells = (found[wire, overlap, base] for base in bases)
-        table.add_row(way, *("" if density is None else f"{density:.2f}" for density in cells))
+        table.add_row(way, *("not told" if d is None else f"{d['median']:.2f}" for d in cells))
     return table
 
 
 def _rates_table(result: dict) -> Table:
     names = list(dict.fromkeys(row["name"] for row in result["rates"]))
-    title = "times as fast as a dense fp32 all-reduce at once, by the link's rate"
+    title = "times as fast as a dense fp32 all-reduce at once, by the link's rate; of radius, sparse steps"
     table = Table("Mbit/s", *names, title=title, title_justify="left")
     for rate in dict.fromkeys(row["link_mbit_s"] for row in result["rates"]):
         cells = {row["name"]: row["speedup"]["median"] for row in result["rates"] if row["link_mbit_s"] == rate}

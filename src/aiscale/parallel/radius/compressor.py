@@ -27,7 +27,7 @@ from aiscale.config import Run
 from aiscale.cost.compression import is_dense_step, is_exempt
 from aiscale.dist import World
 from aiscale.parallel.compress.base import Bucket, Compressor
-from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now
+from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now, turn_sizes
 from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
 from aiscale.parallel.radius.sharded import spread
@@ -118,11 +118,11 @@ class Radius(Compressor):
         self._count()
         digests = self.world.gather(digest(self.mask[p] for p in self.names))
         if odd := disagreeing(digests):
-            ranks = ", ".join(map(str, odd))
+            apart = "than each other" if len(odd) == self.world.size else "than the rest"
             raise MaskError(
-                f"after step {self._optimizer_steps()} rank {ranks} of {self.world.size} chose other gradient entries "
-                "than the rest, so its weights or moments are no longer theirs: resume all ranks from the last "
-                "checkpoint, and look for what changes a model or optimizer on some ranks only"
+                f"after step {self._optimizer_steps()} rank {', '.join(map(str, odd))} of {self.world.size} chose "
+                f"other gradient entries {apart}, so weights or moments are no longer the same: resume all ranks from "
+                "the last checkpoint, and look for what changes a model or optimizer on some ranks only"
             )
 
     def held(self) -> dict[str, list[Tensor]]:
@@ -167,8 +167,7 @@ class Radius(Compressor):
         return self.share(packed.clone()).to(packed.dtype).mul_(self.world.size)
 
     def _count(self) -> None:
-        turns = range(self.config.turns)
-        self._counts = {
-            p: [int(sent_now(self.mask[p], turn).sum()) for turn in turns] or [int(self.mask[p].sum())]
-            for p in self.names
-        }
+        turns = self.config.turns
+        for p in self.names:
+            chosen, *in_turn = turn_sizes(self.mask[p], turns) if turns else [int(self.mask[p].sum())]
+            self._counts[p] = [chosen + more for more in in_turn] or [chosen]

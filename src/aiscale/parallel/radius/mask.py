@@ -93,6 +93,11 @@ def sent_now(when: Tensor, turn: int) -> Tensor:
     return (when == CHOSEN) | (when == CHOSEN + 1 + turn)
 
 
+def turn_sizes(when: Tensor, turns: int) -> list[int]:
+    """How many entries of `when` (N,), as in_turns gave it, go always, and how many more in each turn."""
+    return torch.bincount(when, minlength=CHOSEN + 1 + turns)[CHOSEN:].tolist()
+
+
 def digest(masks: Iterable[Tensor]) -> str:
     """A hash of all masks in their order."""
     hashed = hashlib.sha256()
@@ -102,6 +107,8 @@ def digest(masks: Iterable[Tensor]) -> str:
 
 
 def disagreeing(digests: list[str]) -> list[int]:
-    """The ranks whose digest is not that of most; of the first rank, where as many say one thing as another."""
+    """The ranks whose digest is not that of more than half; all of them, where there is none such."""
     most = max(digests, key=digests.count)
+    if digests.count(most) * 2 <= len(digests) != 1:
+        return list(range(len(digests)))
     return [rank for rank, mine in enumerate(digests) if mine != most]
