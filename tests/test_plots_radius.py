@@ -71,6 +71,11 @@ def test_loss_error_is_the_baseline_minus_the_run():
     assert [line.get_ydata().tolist() for line in lines(axes[2], "measured")] == [[9.0], [9.5]]
     axes = plots.radius_curves(losses, {}, window=2)
     assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.25], [4, -0.375]]
+    errors, spread = {"radius d 0.4": [(2, -0.3, -0.4, -0.1), (4, -0.2, -0.2, -0.2)]}, {"dense": [(4, 9.0, 8.5, 9.2)]}
+    axes = plots.radius_curves(losses, spread, errors=errors)
+    assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.3], [4, -0.2]]
+    shades = [ax.collections[0].get_paths()[0].get_extents() for ax in axes[1:]]
+    assert [(shade.ymin, shade.ymax) for shade in shades] == [(-0.4, -0.1), (8.5, 9.2)]
     with pytest.raises(ConfigError, match=r"^the baseline 'dense' is not among the runs radius$"):
         plots.radius_curves({"radius": [1.0]}, {})
 

@@ -102,7 +102,8 @@ def best_rate(rows: list[dict], case: str, steps: int, rates: tuple[float, ...],
 
 
 def table(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
-    """One row for each case and number of steps: perplexities at its best rate, and against dense seed by seed."""
+    """One row for each case and number of steps: perplexities at its best rate, and against dense seed by seed; curves
+    as [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
     known = known or cases()
     best, diverged = {}, {}
     for case, steps in dict.fromkeys((row["case"], row["steps"]) for row in rows):
@@ -127,7 +128,12 @@ def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict])
     both = sorted(runs.keys() & dense.keys())
     gaps = [100 * math.expm1(runs[seed]["val_loss"] - dense[seed]["val_loss"]) for seed in both]
     train_gaps = [100 * math.expm1(runs[seed]["train_loss"] - dense[seed]["train_loss"]) for seed in both]
-    curves = {what: _mean_curve([run[what] for run in runs.values()]) for what in ("train_curve", "val_curve")}
+    apart = [_difference(dense[seed]["train_curve"], runs[seed]["train_curve"]) for seed in both]
+    curves = {
+        "train_curve": _curve([run["train_curve"] for run in runs.values()]),
+        "val_curve": _curve([run["val_curve"] for run in runs.values()]),
+        "error_curve": _curve(apart),
+    }
     return {
         "case": case.name,
         "settings": list(case.settings),
@@ -149,10 +155,17 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {key: round(value, 4) for key, value in found.items()}
 
 
-def _mean_curve(curves: list[list]) -> list[tuple[int, float]]:
-    return [
-        (points[0][0], round(statistics.fmean(loss for _, loss in points), 4)) for points in zip(*curves, strict=True)
-    ]
+def _difference(one: list, other: list) -> list[tuple[int, float]]:
+    return [(step, a - b) for (step, a), (_, b) in zip(one, other, strict=True)]
+
+
+def _curve(curves: list[list]) -> list[tuple[float, ...]]:
+    """[(step, loss)] of several seeds -> [(step, mean, low, high)]."""
+    found = []
+    for points in zip(*curves, strict=True):
+        losses = [loss for _, loss in points]
+        found.append((points[0][0], *(round(v, 4) for v in (statistics.fmean(losses), min(losses), max(losses)))))
+    return found
 
 
 def _key(row: dict) -> tuple:

@@ -150,7 +150,7 @@ def _collect(speed: Path | None, runs: Path) -> dict:
     cells = table(rows)
     for cell in cells:
         if not known[cell["case"]].first:
-            del cell["train_curve"], cell["val_curve"]
+            del cell["train_curve"], cell["val_curve"], cell["error_curve"]
     sweep = {"rows": cells, "runs": len(rows), "runs_left": Grid().left(rows), "machines": read_machines(runs)}
     return {"speed": json.loads(speed.read_text()) if speed else None, "sweep": sweep}
 

@@ -21,6 +21,7 @@ import difflib
 import fnmatch
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -54,6 +55,9 @@ def evaluate(
 
     manager = _tasks(list(tasks), include_path)
     model = _open(Path(path), batch_size, _device(device))
+    # The harness would draw in processes that it forks from this one, whose threads may hold a lock: now and then they
+    # would wait for it for ever. In this process BOOTSTRAP_DRAWS take seconds.
+    os.environ["DISABLE_MULTIPROC"] = "1"
     with contextlib.redirect_stdout(sys.stderr):  # the harness prints its progress
         loaded = _load(manager, list(tasks))
         found = lm_eval.evaluate(model, loaded, limit=limit or None, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False)

@@ -198,14 +198,16 @@ def radius_curves(
     losses: Mapping[str, Series],
     perplexities: Mapping[str, Series],
     *,
+    errors: Mapping[str, Sequence[tuple[float, ...]]] | None = None,
     baseline: str = "dense",
     switch: float | None = None,
     window: int = 1,
 ) -> np.ndarray:
     """Training loss, loss error (baseline minus the run) and validation perplexity, as the artifact's figures have it.
 
-    losses, perplexities: {label: values by step, or [(step, value)]}, `baseline` among them. switch: the last dense
-    step. window: steps over which losses are averaged. Returns three Axes.
+    losses, perplexities: {label: values by step, or [(step, value)]}, `baseline` among them. errors: {label: [(step,
+    mean, low, high)]}, of several seeds; without them they are the differences of `losses`. A perplexity may have a low
+    and a high as well. switch: the last dense step. window: steps over which losses are averaged. Returns three Axes.
     """
     if baseline not in losses:
         raise ConfigError(f"the baseline {baseline!r} is not among the runs {', '.join(losses) or '(none)'}")
@@ -214,11 +216,17 @@ def radius_curves(
     smooth = {label: _averaged(*_points(series), window) for label, series in losses.items()}
     for label, (steps, values) in smooth.items():
         axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == baseline else 1.4)
-        if label != baseline:
+        if label != baseline and errors is None:
             shared, here, there = np.intersect1d(steps, smooth[baseline][0], return_indices=True)
             axes[1].plot(shared, smooth[baseline][1][there] - values[here], color=colors[label], linewidth=1.4)
+    for label, points in (errors or {}).items():
+        steps, means, *_ = zip(*points, strict=True)
+        axes[1].plot(steps, means, color=colors[label], linewidth=1.4)
+        _shade(axes[1], points, colors[label])
     for label, series in perplexities.items():
-        style.draw(axes[2], "measured", *_points(series), colors[label])
+        spread = [point for point in series if np.ndim(point) and len(point) == 4]
+        style.draw(axes[2], "measured", *_points([point[:2] for point in spread] or series), colors[label])
+        _shade(axes[2], spread, colors[label])
     axes[1].axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
     for ax in axes if switch is not None else ():
         ax.axvline(switch, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
@@ -228,6 +236,13 @@ def radius_curves(
     axes[2].set(ylabel="validation perplexity", xlabel="optimizer step")
     style.legend_above(axes[0], style.legend_handles(colors))
     return axes
+
+
+def _shade(ax: Axes, points: Sequence[tuple[float, ...]], color: str) -> None:
+    """From the low to the high of [(step, mean, low, high)]."""
+    if points:
+        steps, _, low, high = zip(*points, strict=True)
+        ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0, zorder=1)
 
 
 def _averaged(steps: np.ndarray, values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
