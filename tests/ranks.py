@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -29,10 +30,12 @@ raise SystemExit(d.launch({n}, ["-m", "ranks"], warm_up=lambda: p.preload({strat
 """
 
 
-def begun(folder: Path, name: str, nproc: int, *settings: str, steps: int = 1) -> tuple[subprocess.Popen, list[int]]:
+def begun(
+    folder: Path, name: str, nproc: int, *settings: str, steps: int = 1, options: Sequence[str | Path] = ()
+) -> tuple[subprocess.Popen, list[int]]:
     """`aiscale train` once it has taken some steps, and the process ids of its ranks. Results go to folder/name."""
     settings = (*settings, f"name={name}", "loop.device=cpu")
-    words = ["--quiet", "--runs-dir", str(folder), "--nproc", str(nproc)]
+    words = ["--quiet", "--runs-dir", str(folder), "--nproc", str(nproc), *map(str, options)]
     words += [word for setting in settings for word in ("--set", setting)]
     job = subprocess.Popen(
         [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],

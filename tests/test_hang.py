@@ -43,6 +43,7 @@ SCENES = {
         dist.all_reduce(ones, group=pairs[0])
     """,
     "leaves": """
+        stuck_s = 1000
         if world.rank == 1:
             watch.close()
             time.sleep(1000)
@@ -53,8 +54,9 @@ SCRIPT = f"""
 import contextlib, time
 from aiscale.dist import watching
 ones = torch.ones(1000)
+stuck_s = 0
 watch = contextlib.ExitStack()
-watch.enter_context(watching(world, {T}))
+watch.enter_context(watching(world, {T}, tell=lambda line: time.sleep(stuck_s)))
 world.traffic.progress.step = 7
 for i in range(3):
     dist.all_reduce(ones)
@@ -70,7 +72,8 @@ def play(name, folder):
 def train(folder):
     """A run of short steps that has begun; (the process, the process ids of its ranks)."""
     settings = ("loop.steps=100000", "loop.eval_every=0", "parallel.strategy=ddp", "model.n_layer=1")
-    return begun(folder, "run", 2, *settings, f"loop.hang_timeout_s={T}", steps=2)
+    options = ("--note-saved", folder / "saved")
+    return begun(folder, "run", 2, *settings, f"loop.hang_timeout_s={T}", steps=2, options=options)
 
 
 def stop_a_rank(victim, folder):
@@ -160,7 +163,7 @@ def test_of_ranks_that_wait_for_each_other_in_a_chain_the_one_that_waits_for_nob
     assert "recv of 4,000 bytes from rank 2 to rank 1, number 1, begun in step 7" in line and ": rank 2 did" in line
 
 
-def test_a_rank_that_has_left_training_is_said_to_have_left(played):
+def test_a_rank_that_has_left_training_is_said_to_have_left_also_where_no_file_can_be_written(played):
     assert "rank 1 did not come to it; it trains no more, its last one there was" in line_of("leaves", played)
 
 
@@ -174,6 +177,12 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(victim, played):
 def test_the_run_says_of_itself_why_it_ended(played):
     note = json.loads((played[1]["stops 1"] / "run/run.json").read_text())
     assert note["status"] == "failed" and "rank 1 no longer answers" in note["error"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_hang_is_noted_for_the_launcher_whoever_is_missing(victim, played):
+    """Slurm may give the job the status of the rank that it had to kill."""
+    assert (played[1][f"stops {victim}"] / "saved").read_text() == "hung\n"
 
 
 def test_where_the_store_is_stopped_with_its_rank_the_others_end_all_the_same(played):

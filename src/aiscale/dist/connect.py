@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aiscale.dist import wire
 from aiscale.dist.failing import end_job_on_uncaught_error
+from aiscale.dist.greeting import greetings_aside
 from aiscale.dist.launch import LOOPBACK
 from aiscale.dist.launchers import ConnectError, Launch, find_launch, slurm_first_host, slurm_port
 from aiscale.dist.link import Link
@@ -183,7 +184,8 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     metered = wire.backend_for(traffic := Traffic(), here, backend, link)
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    _init_process_group(metered, place, timeout_s)
+    with greetings_aside():
+        _init_process_group(metered, place, timeout_s)
     world = World(
         rank=place.rank,
         size=place.size,

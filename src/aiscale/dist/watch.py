@@ -41,7 +41,7 @@ _watches = itertools.count()  #: of this process; ranks begin them together
 @contextmanager
 def watching(world: World, timeout_s: float, tell: Callable[[str], None] | None = None) -> Iterator[None]:
     """End the job when a collective lasts longer than `timeout_s`; 0: never. `tell` is called with the line on the rank
-    that prints it. All ranks enter it together."""
+    that prints it, and given some seconds. All ranks enter it together."""
     if world.size == 1 or not timeout_s:
         yield
         return
@@ -150,13 +150,19 @@ class _Watch:
             f"{hang.text}; the job ends here; if a rank may take that long between two collectives, raise "
             f"loop.hang_timeout_s above {self.timeout_s:g}"
         )
-        with suppress(Exception):
-            self.tell(line)
         print(f"aiscale: {line}", file=sys.stderr, flush=True)
+        # In a thread, since all may wait for a file system, which then does not take this either.
+        note = threading.Thread(target=self._tell, args=(line,), daemon=True)
+        note.start()
         # Ranks that only lose their connection to this one have nothing to add: let them know before it is cut.
         threading.Thread(target=lambda: self._store.set(_OVER, "1"), daemon=True).start()
         time.sleep(2 * self.beat_s)
+        note.join(self.beat_s)
         end_now(HANG_STATUS)
+
+    def _tell(self, line: str) -> None:
+        with suppress(Exception):  # such as a full disk
+            self.tell(line)
 
     def _end_unheard(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())

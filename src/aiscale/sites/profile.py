@@ -171,7 +171,6 @@ class Site:
     environment_hint: str = ""  #: what else it may be
     scratch: str = ""  #: where to submit from, in a sentence
     jupyter: str = ""  #: where notebooks run, in a sentence
-    chain: bool = True  #: a job may requeue itself when its time is up
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
 

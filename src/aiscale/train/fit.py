@@ -75,7 +75,7 @@ def fit(
         with world.link.at(run.loop.link_mbit_s or world.link.rate_mbit_s):
             training = _Training(run, world, Path(runs_dir) / run.name, progress, note_saved)
             with (
-                watching(world, run.loop.hang_timeout_s, tell=training.note_failure),
+                watching(world, run.loop.hang_timeout_s, tell=training.note_hang),
                 _setting(training.stop, signal.SIGUSR1),  # a scheduler's, which may come before the first step
             ):
                 return training.execute(resume, overwrite)
@@ -139,6 +139,13 @@ class _Training:
         if self.records:
             with suppress(OSError):  # a full disk must not hide what went wrong
                 self.records.finish("failed", error=what)
+
+    def note_hang(self, what: str) -> None:
+        """The same, and say in the other file that going on is worth while. Rank 0 may be the one that is missing."""
+        self.note_failure(what)
+        if self.note_saved:
+            with open(self.note_saved, "a") as file:
+                file.write("hung\n")
 
     def _train(self) -> Result:
         run, result = self.run, Result(path=self.path)
