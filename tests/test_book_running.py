@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from aiscale import book
+from aiscale.book import running
 from aiscale.book.failure import describe
 from aiscale.book.progress import TableProgress
 from aiscale.book.results import Failure, Result
@@ -49,6 +50,19 @@ def carriers() -> list[psutil.Process]:
 def printed(tmp_path, name="03_small") -> str:
     content = book.read(tmp_path / "build" / "notebooks" / f"{name}.ipynb")
     return "".join(o.text for cell in content.cells for o in cell.get("outputs", []) if o.output_type == "stream")
+
+
+@pytest.mark.parametrize(
+    "engines, job, queues", [("slurm", "", True), ("slurm", "7", False), ("local", "", False), ("/a/folder", "", False)]
+)
+def test_a_cell_may_wait_in_the_queue_where_its_ranks_are_in_a_job_of_their_own(monkeypatch, engines, job, queues):
+    monkeypatch.setenv("AISCALE_ENGINES", engines)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if job:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    wait_s = running.QUEUE_S if queues else 0
+    assert running.limits() == (120 + wait_s, 600 + wait_s)
+    assert running.limits(5, 7) == (5, 7)
 
 
 @pytest.mark.alone

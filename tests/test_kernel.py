@@ -25,6 +25,7 @@ MODULE = {"BASH_FUNC_module%%": '() { echo "$*" >> "$MODULE_CALLS"; }'}
 def home(tmp_path, monkeypatch):
     """A Jupyter that knows no kernel but those that are installed here."""
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("MODULE_CALLS", str(tmp_path / "modules.txt"))
     for name in ("LOADEDMODULES", "AISCALE_SITE", "JUPYTER_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -45,10 +46,11 @@ def test_a_notebook_runs_in_the_installed_kernel_with_modules_environment_and_si
     said = capsys.readouterr()
     assert said.out.strip() == str(home / "data/kernels/aiscale-frontier")
     assert "'aiscale, Frontier (OLCF)'" in said.err and "gives one node for one hour" in said.err
-    code = "import sys, os, shutil; print(sys.prefix, os.environ['AISCALE_SITE'], shutil.which('python'))"
+    code = "import sys, os, shutil; print(sys.prefix, os.environ['AISCALE_SITE'], shutil.which('python'), "
+    code += "oct(os.stat(os.path.dirname(os.environ['TORCH_EXTENSIONS_DIR'])).st_mode))"
     notebook = v4.new_notebook(cells=[v4.new_code_cell(code)])
     NotebookClient(notebook, kernel_name="aiscale-frontier", timeout=60).execute()
-    assert notebook.cells[0].outputs[0].text.split() == [sys.prefix, "frontier", f"{sys.prefix}/bin/python"]
+    assert notebook.cells[0].outputs[0].text.split() == [sys.prefix, "frontier", f"{sys.prefix}/bin/python", "0o40700"]
     loaded = (home / "modules.txt").read_text()
     assert loaded.index("load PrgEnv-gnu") < loaded.index("load rocm") < loaded.index("load rccl-net-plugin")
 
@@ -76,6 +78,7 @@ def test_start_scripts_are_sound_bash(tmp_path, name):
     text = start_script(spec(site=site(name) if name else None, environment=tmp_path / "it's an environment"))
     (tmp_path / "start.sh").write_text(text)
     assert subprocess.run(["bash", "-n", tmp_path / "start.sh"]).returncode == 0
+    assert "/tmp/$" not in text, "whoever makes a folder there first can put code into it"
     if not shutil.which("shellcheck"):
         pytest.skip("no shellcheck on this machine")
     done = subprocess.run(["shellcheck", tmp_path / "start.sh"], capture_output=True, text=True)

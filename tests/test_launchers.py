@@ -62,6 +62,7 @@ case "$name $*" in
     exit "${TRAIN_STATUS:-0}" ;;
   srun*" -m aiscale.cluster "*) # FOLDER COUNT slurm
     stat -c %a "${@: -3:1}" >> "$CALLS.modes"
+    for _ in $(seq "${ENGINES_LAST:-0}"); do [ -e "$CALLS.cancelled" ] || sleep 0.05; done
     [ "$(wc -l < "$CALLS.modes")" -gt "${ENGINES_DIE:-0}" ] || exit 1 ;;
   sbcast*) exit "${SBCAST_STATUS:-0}" ;;
 esac
@@ -318,7 +319,7 @@ def test_a_notebook_runs_in_a_job_by_name_and_with_parameters(name, tmp_path):
         [call] = [call for call in job.calls("python") if "notebooks" in call]
         args = _parser("notebooks").parse_args(call[call.index("notebooks") :])
         assert args.names == ["07" if words else "03_ddp"] and args.parameter == list(words[2:])
-        assert not list(folder.glob("*-ipython-*")), "its private folder is left behind"
+        assert not list(folder.glob("ipython-*")), "its private folder is left behind"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -347,6 +348,23 @@ def test_engines_that_nobody_asks_for_again_do_not_keep_their_nodes(tmp_path):
     asked = {"AISCALE_FOLDER": str(tmp_path / "engines"), "AISCALE_IDLE": "1"}
     job = Job(tmp_path, "frontier/engines.sbatch", ENGINES_DIE="1", **asked)
     assert job.finish()[0] == 1
+
+
+@pytest.mark.parametrize("alive, cancelled", [("fresh", False), ("old", True), ("gone with its folder", True)])
+def test_engines_whose_notebook_shows_no_life_end_their_job(tmp_path, alive, cancelled):
+    sign = tmp_path / "engines/alive"
+    if alive != "gone with its folder":
+        sign.parent.mkdir()
+        sign.touch()
+        os.utime(sign, (sign.stat().st_mtime - 3600 * cancelled,) * 2)
+    (tmp_path / "programs").mkdir()
+    for name, line in (("sleep", "exec /bin/sleep 0.05"), ("scancel", 'echo "$@" > "$CALLS.cancelled"')):
+        (tmp_path / "programs" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / "programs" / name).chmod(0o755)
+    env = {"AISCALE_FOLDER": str(sign.parent), "ENGINES_LAST": "400" if cancelled else "10"}
+    Job(tmp_path, "frontier/engines.sbatch", **env).finish()
+    told = tmp_path / "calls.cancelled"
+    assert (told.read_text() if told.exists() else "") == "77\n" * cancelled
 
 
 # How they end ---------------------------------------------------------------------------------------------------------

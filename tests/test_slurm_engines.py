@@ -13,13 +13,16 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from aiscale import cluster, rehearsal
-from aiscale.cluster import guard, queue, step
+from aiscale.cluster import guard, processes, queue, step
 from aiscale.cluster.job import Job, public
-from aiscale.cluster.slurm import first_end
+from aiscale.cluster.slurm import SlurmLauncher, first_end
+from aiscale.sites import names as site_names
+from aiscale.sites import site
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # of lesson 03
@@ -43,14 +46,15 @@ def jobs(nodes) -> dict[str, str]:
 
 
 def run_lesson(nodes, out: Path, engines: str) -> None:
+    """As the README says: without AISCALE_RUNS, in a folder that compute nodes see."""
     words = [f"--parameter={name}={value}" for name, value in SMALL.items()]
     words += [f"--root={ROOT / 'notebooks'}", f"--out={out}", "--plain"]
     command = [sys.executable, "-m", "aiscale", "notebooks", "03_ddp", *words]
-    env = {"AISCALE_ENGINES": engines, "SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10", "AISCALE_RUNS": str(out)}
+    env = {"AISCALE_ENGINES": engines, "SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10"}
     if nodes:
-        done = nodes.login(command, env=env, capture_output=True, timeout=600)
+        done = nodes.login(command, env=env, cwd=out, capture_output=True, timeout=600)
     else:
-        done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, env={**os.environ, **env}, cwd=out, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -83,7 +87,7 @@ def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, front
     assert re.search(r"2 ranks on node1 in [\d.]+ s \(gloo", shown)
     job = re.search(r"job (\d+) runs on node1 until", shown)[1]
     assert jobs(frontier)[job] == "CANCELLED"
-    assert not list(lessons["out"].glob("engines-*"))
+    assert until(lambda: not list((lessons["out"] / "runs").iterdir()))  # where it began, and tidy
 
 
 @pytest.mark.notebook
@@ -222,17 +226,26 @@ def test_ranks_of_a_job_submitted_by_hand_serve_one_notebook_after_another(front
     assert until(lambda: (place / f"engines-{job}/step").exists())
     program = """
         from aiscale import cluster
-        def use():
-            ranks = cluster.start(2, device="cpu", threads=1)
+        def use(size):
+            ranks = cluster.start(size, device="cpu", threads=1)
             ranks.execute("t = torch.tensor([rank + 1.0]); dist.all_reduce(t); fresh = 'x' not in globals(); x = 1")
-            print([info["host"] for info in ranks.info], ranks["t.item(), fresh"])
+            print([info["host"] for info in ranks.info], ranks["t.item(), fresh, world.local_size"])
             ranks.stop()
-        use(), use()
-        cluster.start(3)
+        use(2)
+        try:
+            use(3)
+        except cluster.ClusterError as error:
+            print(error)
+        use(1), use(2)
     """
     done = on_login(frontier, place, program, AISCALE_ENGINES=str(place / f"engines-{job}"))
-    assert done.stdout.count("['node1', 'node2'] [(3.0, True), (3.0, True)]") == 2, done.stdout + done.stderr
-    assert done.stderr.splitlines()[-1].endswith(f"job {job} has 2 ranks, not 3: cluster.start(2)"), done.stderr
+    shown = [line for line in done.stdout.splitlines() if " in " not in line]
+    both, one = "['node1', 'node2'] [(3.0, True, 1), (3.0, True, 1)]", "['node1'] [(1.0, True, 1)]"
+    refused = (
+        f"job {job} has 2 ranks, not 3: cluster.start(2), or a job of more, by AISCALE_RANKS=3 sbatch engines.sbatch"
+    )
+    assert shown == [both, refused, one, both], done.stdout + done.stderr
+    assert jobs(frontier)[job] == "RUNNING", "a notebook's mistake has ended a job that is not its own"
     frontier.login(["scancel", job])
     assert until(lambda: not (place / f"engines-{job}").exists()), "the key outlives the job"
 
@@ -277,6 +290,8 @@ def test_a_waiting_job_is_explained():
     )
     assert state.hopeless == ""
     assert dataclasses.replace(state, reason="QOSNotAllowed").hopeless == "the QOS is not allowed in this partition"
+    # squeue's manual: "can also indicate that required nodes are DOWN or DRAINED"
+    assert dataclasses.replace(state, reason="PartitionNodeLimit").hopeless == ""
 
 
 def test_a_job_learns_no_token_of_the_notebook_server():
@@ -349,6 +364,95 @@ def test_a_job_is_cancelled_also_when_slurm_does_not_answer_at_once(tmp_path, mo
     assert guard.cancel(str(tmp_path), patience_s=60)
     assert tried.read_text().split() == ["77"] * 3
     assert guard.cancel(str(tmp_path)) and len(tried.read_text().split()) == 4  # without patience once
+
+
+def test_slurm_that_does_not_answer_holds_up_no_notebook(tmp_path, monkeypatch):
+    write(tmp_path / "scancel", "#!/bin/sh\nexit 1\n").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("AISCALE_RUNS", str(tmp_path))
+    monkeypatch.setattr(processes, "_GOODBYE_S", 0.2)
+    given = processes.Processes(2, "slurm", 1, {}, Job(site="frontier", account="a"))
+    write(given.folder / "job", "77")
+    given.stop()
+    assert given._watchman.poll() is None and given.folder.exists(), "nobody goes on trying to cancel the job"
+    given._watchman.kill()
+    given._watchman.wait()
+
+
+class SlowController:
+    """A client of a controller that answers when it is asked for the third time."""
+
+    asked = 0
+
+    def __new__(cls, *_, **__):
+        cls.asked += 1
+        if cls.asked < 3:
+            raise TimeoutError
+        return SimpleNamespace(ids=[1, 2, 0, 3])
+
+
+def test_a_controller_in_a_job_that_does_not_answer_is_asked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("ipyparallel.Client", SlowController)
+    for remote, limit_s, raises in (
+        (True, 60, None),
+        (True, -1, cluster.ClusterError),
+        (False, 60, processes.NoAnswerError),
+    ):
+        SlowController.asked = 0
+        given = object.__new__(processes.Processes)
+        given.size, given.folder, given._profile, given.client = 2, tmp_path, tmp_path, None
+        given._launcher = SimpleNamespace(remote=remote, files=tmp_path, exits=lambda pids: [])
+        given._controller, given.pids = None, {}
+        if raises is None:
+            given._connect(time.monotonic() + limit_s)
+            assert SlowController.asked == 3
+            continue
+        with pytest.raises(cluster.ClusterError, match="the controller of the ranks does not answer") as error:
+            given._connect(time.monotonic() + limit_s)
+        assert error.type is raises
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_ranks_whose_controller_lost_its_port_start_again_in_their_job_or_not_at_all(monkeypatch, capsys, kept):
+    said = []
+
+    class Taken:
+        remote, used = True, False
+
+        def __init__(self, *_):
+            said.append("job")
+
+        def start(self, timeout_s):
+            said.append("start")
+            raise processes.PortTakenError("no port")
+
+        def keeps_job(self):
+            return kept
+
+        def stop(self, grace_s, useless):
+            said.append("stop")
+
+    monkeypatch.setattr("aiscale.cluster.ranks.Processes", Taken)
+    with pytest.raises(processes.PortTakenError):
+        cluster.start(2, engines="slurm", fresh=True)
+    assert said == ["job", *["start"] * (3 if kept else 1), "stop"]
+    assert capsys.readouterr().out.count("no port; starting them again in the same job") == (2 if kept else 0)
+
+
+@pytest.mark.parametrize("name", site_names())
+def test_options_of_a_step_reach_srun_as_a_shell_would_hand_them_on(name, tmp_path, monkeypatch):
+    srun = write(tmp_path / "srun", "#!/bin/sh\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shell = f"step=({site(name).srun}); printf '%s\\n' \"${{step[@]}}\""
+    asked = subprocess.run(["bash", "-c", shell], capture_output=True, text=True).stdout.splitlines()
+    assert SlurmLauncher(2, tmp_path, Job(site=name))._srun()[-len(asked) :] == asked
+
+
+def test_too_many_ranks_for_a_job_at_an_unknown_site_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(Job, "place", None)
+    with pytest.raises(cluster.ClusterError, match="cluster.start: 2 ranks need 2 nodes, and job  has 1: start fewer"):
+        SlurmLauncher(2, tmp_path, Job(nodes=2))._srun()
 
 
 def test_the_watchman_shows_life_beside_a_jobs_number(tmp_path):

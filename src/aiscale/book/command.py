@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="do not run again what passed and has not changed since")
     add("--out", default="build", metavar="DIR", help="where executed copies and gallery go (default: build)")
     add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
-    add("--cell-timeout", type=float, default=CELL_TIMEOUT_S, metavar="S", help="seconds for a cell (default: 120)")
-    add("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="seconds for a notebook (default: 600)")
+    queued = "a day more where ranks wait in a queue"
+    add("--cell-timeout", type=float, metavar="S", help=f"seconds for a cell (default: {CELL_TIMEOUT_S:g}, {queued})")
+    add("--timeout", type=float, metavar="S", help=f"seconds for a notebook (default: {TIMEOUT_S:g}, {queued})")
     add("--plain", action="store_true", help="lines of progress, no table that is redrawn")
     add("--json", action="store_true", help="print the result as JSON")
 

@@ -35,6 +35,7 @@ from aiscale.book.results import Ledger, Result, content_key
 
 CELL_TIMEOUT_S = 120.0
 TIMEOUT_S = 600.0
+QUEUE_S = 86400.0  #: that a job with a notebook's ranks may wait for its start
 START_TIMEOUT_S = 60
 MOST_THREADS = 4
 _POLL_S = 0.1
@@ -50,16 +51,18 @@ def run(
     *,
     root: str | Path | None = None,
     out: str | Path = "build",
-    cell_timeout_s: float = CELL_TIMEOUT_S,
-    timeout_s: float = TIMEOUT_S,
+    cell_timeout_s: float | None = None,
+    timeout_s: float | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[Result]:
     """Run notebooks in reading order and write their executed copies to OUT/notebooks.
 
     With `resume`, a notebook that passed and of which nothing has changed since is not run again. Raises BookError
-    before anything starts where a name, a parameter or a folder is wrong; a notebook that fails is a Result.
+    before anything starts where a name, a parameter or a folder is wrong; a notebook that fails is a Result. A time
+    limit that is not given is CELL_TIMEOUT_S or TIMEOUT_S, and QUEUE_S more where ranks wait in a queue.
     """
+    cell_timeout_s, timeout_s = limits(cell_timeout_s, timeout_s)
     chosen = notebooks(names, root)
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
     folder = _writable(Path(out) / "notebooks")
@@ -83,6 +86,14 @@ def run(
             if result.state == "interrupted":
                 break
     return results
+
+
+def limits(cell_timeout_s: float | None = None, timeout_s: float | None = None) -> tuple[float, float]:
+    """Seconds for a cell and for a notebook, where they are not given."""
+    queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
+    wait_s = QUEUE_S if queues else 0.0
+    cell_timeout_s = CELL_TIMEOUT_S + wait_s if cell_timeout_s is None else cell_timeout_s
+    return cell_timeout_s, TIMEOUT_S + wait_s if timeout_s is None else timeout_s
 
 
 def _writable(folder: Path) -> Path:
@@ -254,6 +265,8 @@ def _environment(run_id: str, private: Path) -> dict[str, str]:
         "JUPYTER_PATH": str(private / "jupyter"),
         "JUPYTER_RUNTIME_DIR": str(private / "runtime"),
         "IPYTHONDIR": str(private / "ipython"),
+        # The kernel works in a folder that compute nodes do not see; its ranks' files go where this was started.
+        "AISCALE_RUNS": str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute()),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

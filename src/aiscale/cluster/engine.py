@@ -8,12 +8,19 @@ import platform
 import sys
 
 _store = None  #: at which the ranks of this process group have met, on rank 0 of a job
+_started_here = 0  #: ranks on this node, used or not
 
 
 def join(
-    rendezvous: dict[str, str], device: str, timeout_s: float, path: list[str], fresh: bool, link_mbit_s: float = 0
+    rendezvous: dict[str, str],
+    size: int,
+    device: str,
+    timeout_s: float,
+    path: list[str],
+    fresh: bool,
+    link_mbit_s: float = 0,
 ) -> dict:
-    """Join a new process group at `rendezvous`, and set the names that `%%px` cells rely on.
+    """Join a new process group of `size` ranks at `rendezvous`, and set the names that `%%px` cells rely on.
 
     What the notebook can import from `path`, its sys.path, ranks can import as well. link_mbit_s: the rate to which
     the links between ranks are slowed.
@@ -33,7 +40,7 @@ def join(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     sys.path += [folder for folder in path if folder not in sys.path]
-    os.environ.update(rendezvous)
+    os.environ.update(rendezvous, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(_ranks_here(size)))
     world = aiscale.dist.connect(device=device, timeout_s=timeout_s)
     world.link.rate_mbit_s = link_mbit_s
     names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
@@ -46,6 +53,14 @@ def join(
         "backend": world.backend,
         "threads": torch.get_num_threads(),
     }
+
+
+def _ranks_here(size: int) -> int:
+    """How many of the first `size` ranks are on this node. There are more in a job that was submitted by hand for more;
+    ranks fill one node after the other."""
+    global _started_here
+    _started_here = _started_here or int(os.environ["LOCAL_WORLD_SIZE"])  # before connect() writes it anew
+    return min(_started_here, size - int(os.environ["RANK"]) + int(os.environ["LOCAL_RANK"]))
 
 
 def offer_store(timeout_s: float) -> dict[str, str]:

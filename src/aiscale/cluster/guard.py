@@ -8,7 +8,8 @@ file, run as a script by the kernel, waits at the other end of a pipe:
 
 When the pipe closes or the kernel is gone, the Slurm job or step that FOLDER names is cancelled, everything that
 carries the marker is killed and the folder is removed. As long as it lives it touches FOLDER/alive beside a job's
-number: a job ends itself when nobody has done so for ten minutes, as when the login node has gone down.
+number: a job ends itself when nobody has done so for ten minutes, as when the login node has gone down, or when the
+folder is gone.
 Standard library only: it starts in 10 ms and takes 10 MB.
 """
 
@@ -23,7 +24,8 @@ import time
 MARKER = "AISCALE_CLUSTER"
 _PAUSE_S = 0.05
 _ALIVE_S = 60  #: between two signs of life; engines.sbatch waits for ten times as long
-_PATIENCE_S = 600  #: with a Slurm that does not answer, before a job is left to its time limit
+_ANSWER_S = 10  #: of one scancel
+_PATIENCE_S = 600  #: with a Slurm that does not answer, before a job is left to find out by itself
 
 
 def marked(cluster_id: str) -> list[int]:
@@ -61,22 +63,29 @@ def kill_marked(cluster_id: str, timeout_s: float = 5.0) -> bool:
 
 
 def cancel(folder: str, *names: str, patience_s: float = 0) -> bool:
-    """Cancel the Slurm job that the file FOLDER/job names, or the step in FOLDER/step; False if there is neither."""
+    """Cancel the Slurm job that the file FOLDER/job names, or the step in FOLDER/step; False if there is neither, or
+    Slurm does not answer."""
     for name in names or ("job", "step"):
         try:
             with open(os.path.join(folder, name)) as file:
-                _scancel(file.read(), time.monotonic() + patience_s)
-            return True
+                return _scancel(file.read(), time.monotonic() + patience_s)
         except OSError:
             continue
     return False
 
 
-def _scancel(number: str, deadline: float) -> None:
+def _scancel(number: str, deadline: float) -> bool:
     while True:
-        done = subprocess.run(["scancel", number], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode == 0 or "Invalid job id" in done.stderr or time.monotonic() >= deadline:
-            return
+        try:
+            done = subprocess.run(
+                ["scancel", number], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=_ANSWER_S
+            )
+            if done.returncode == 0 or "Invalid job id" in done.stderr:
+                return True
+        except subprocess.TimeoutExpired:
+            pass
+        if time.monotonic() >= deadline:
+            return False
         time.sleep(5)
 
 

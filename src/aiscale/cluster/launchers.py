@@ -81,8 +81,8 @@ class LocalLauncher:
         """End the ranks, so that `start` may be called again; False if nothing can be kept for that."""
         return False
 
-    def stop(self, polite: bool) -> None:
-        """End what carries no marker of the cluster."""
+    def stop(self, useless: bool) -> None:
+        """End what carries no marker of the cluster. useless: its ranks can serve nobody else either."""
 
     def exits(self, pids: Mapping[int, int]) -> list[Exit]:
         """Ranks that have ended, the cause before its consequences. `pids` maps a pid to its rank."""

@@ -26,6 +26,7 @@ from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _POLL_S = 0.02
 _ANSWER_S = 30.0  #: a controller that is up answers within seconds
+_GOODBYE_S = 10.0  #: for the watchman to clean up, before it is left to do so alone
 _NEWS_S = (5.0, 10.0, 20.0)  #: without news of all ranks, before the controller is asked anew
 
 
@@ -116,30 +117,43 @@ class Processes:
         for patience_s in itertools.chain(_NEWS_S, itertools.repeat(_NEWS_S[-1])):
             self._open_client(deadline)
             until = time.monotonic() + patience_s
-            while len(self.client.ids) < self.size and time.monotonic() < until:
+            while self._missing() and time.monotonic() < until:
                 self._check_start(deadline)
                 time.sleep(self._poll_s)
-            if len(self.client.ids) >= self.size:
+            if not self._missing():
                 return
             # News of an engine that registers just while a client connects may be lost; a new client is told of all.
             self.client.close()
+            self.client = None
+
+    def _missing(self) -> int:
+        """How many ranks the client does not see yet. It may see more than were asked for."""
+        return len(set(range(self.size)) - set(self.client.ids))
 
     def _open_client(self, deadline: float) -> None:
         import ipyparallel
 
-        try:
-            self.client = ipyparallel.Client(
-                str(controller.connection_file(self._profile)),
-                profile_dir=str(self._profile),
-                ipython_dir=str(self.folder / "ipython"),
-                timeout=max(1.0, min(_ANSWER_S, deadline - time.monotonic())),
-            )
-        except TimeoutError:
-            raise NoAnswerError(
-                f"the controller of the ranks does not answer ({controller.connection_file(self._profile)} says where "
-                "it is): has the job ended, or may this machine not connect to compute nodes?\n"
-                + self.log("controller", "launcher")
-            ) from None
+        while True:
+            try:
+                self.client = ipyparallel.Client(
+                    str(controller.connection_file(self._profile)),
+                    profile_dir=str(self._profile),
+                    ipython_dir=str(self.folder / "ipython"),
+                    timeout=max(1.0, min(_ANSWER_S, deadline - time.monotonic())),
+                )
+                return
+            except TimeoutError:
+                # Another job would have to wait in the queue: ask this one's controller again, until the time is up.
+                if not self.remote or time.monotonic() >= deadline:
+                    raise (ClusterError if self.remote else NoAnswerError)(self._no_answer()) from None
+                self._check_start(deadline)
+
+    def _no_answer(self) -> str:
+        where = controller.connection_file(self._profile)
+        return (
+            f"the controller of the ranks does not answer ({where} says where it is): has the job ended, or may this "
+            "machine not connect to compute nodes?\n" + self.log("controller", "launcher")
+        )
 
     def _check_start(self, deadline: float) -> None:
         if controller.PORT_TAKEN in self.log("controller", lines=1000):
@@ -148,7 +162,7 @@ class Processes:
         if ends:
             raise ClusterError(f"the ranks did not start: {ends[0].message}\n{self.log(ends[0].log, *self._rank_logs)}")
         if time.monotonic() > deadline:
-            up = len(self.client.ids) if self.client else 0
+            up = self.size - self._missing() if self.client else 0
             raise ClusterError(
                 f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see what they say:\n"
                 + self.log("launcher", "controller", *self._rank_logs)
@@ -203,12 +217,14 @@ class Processes:
         there is no such job."""
         if not self._launcher.keeps_job():
             return False
-        self.client.close(linger=0)
+        if self.client is not None:
+            self.client.close(linger=0)
         self.client, self.pids = None, {}
         return True
 
-    def stop(self, grace_s: float = 0.0) -> None:
-        """End everything and remove the folder. With a grace, ranks are first asked politely."""
+    def stop(self, grace_s: float = 0.0, *, useless: bool = False) -> None:
+        """End everything and remove the folder. With a grace, ranks are first asked politely. useless: ranks that are
+        not ours to end can serve nobody else either."""
         if self.client is not None:
             self.client.close(linger=0)
         if grace_s and self.pids and not self._launcher.remote:
@@ -216,10 +232,14 @@ class Processes:
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and len(self._launcher.exits(self.pids)) < self.size:
                 time.sleep(_POLL_S)
-        self._launcher.stop(polite=grace_s > 0)
+        self._launcher.stop(useless)
         guard.kill_marked(self.id)
         self._watchman.stdin.close()
-        for process in (*self._launcher.processes, self._controller, self._watchman):
+        for process in (*self._launcher.processes, self._controller):
             if process is not None:
                 process.wait()
+        try:
+            self._watchman.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:  # Slurm does not answer: it goes on trying, and then removes the folder
+            return
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -18,7 +18,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from aiscale.cluster import engine
@@ -51,9 +51,9 @@ def start(
 
     engines: local (on this machine), mpi (the same, by mpiexec), slurm (by srun if this kernel is in a job, else in a
     job that is submitted, and cancelled when the ranks stop), or the folder of a job that `sbatch engines.sbatch` has
-    started; the environment's AISCALE_ENGINES if not given, so that a notebook need not be changed. job: what the
-    submitted job asks for besides the site's profile: account, time, nodes, partition, qos, reservation, site, script
-    (see `aiscale.cluster.job.Job`).
+    started, with at least so many ranks; the environment's AISCALE_ENGINES if not given, so that a notebook need not be
+    changed. job: what the submitted job asks for besides the site's profile: account, time, nodes, partition, qos,
+    reservation, site, script (see `aiscale.cluster.job.Job`).
 
     threads: of each rank; 0 shares the cores. timeout_s: after which a collective that hangs raises. start_timeout_s:
     in which ranks must be up, not counting the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read
@@ -192,11 +192,17 @@ class Ranks:
             self.view.block = True
             self._join(fresh=self._processes.used)
         except BaseException as error:
-            self._tear_down()
+            again = isinstance(error, PortTakenError) and tries > 1
+            kept = again and self._processes.keeps_job()
+            if not kept and self._processes is not None:
+                again = again and not self._processes.remote  # another job would have to wait in the queue
+                self._tear_down()
             if type(error) is KeyboardInterrupt:
-                raise RanksInterrupted("the ranks had not started, and what there was of them has been ended") from None
-            if not isinstance(error, PortTakenError) or tries == 1:
+                raise RanksInterrupted("the ranks had not started; what was started for them has been ended") from None
+            if not again:
                 raise
+            if kept:
+                print(f"{error}; starting them again in the same job")
             self._bring_up(tries - 1)
         self._lost = ""
 
@@ -205,13 +211,14 @@ class Ranks:
         from aiscale.dist import host_store
 
         r = self._request
+        self._leave_all_but(range(self.size))  # ranks beyond ours, which an earlier notebook may have joined
         if self._processes.remote:
             first = self._processes.client.direct_view([0])
             (rendezvous,) = self._finish(first.apply_async(engine.offer_store, r["timeout_s"]))
         else:
             self._store, rendezvous = host_store(r["timeout_s"])
         how = (r["device"], r["timeout_s"], sys.path, fresh, r["link_mbit_s"])
-        asked = self.view.apply_async(engine.join, rendezvous, *how)
+        asked = self.view.apply_async(engine.join, rendezvous, self.size, *how)
         self.info = self._finish(asked)
         order = [info["rank"] for info in self.info]
         if order != list(range(self.size)):  # engines are asked for by rank: everything else relies on it
@@ -261,11 +268,12 @@ class Ranks:
         """The ranks are beyond help: end them, but not a job in which new ones can start at once."""
         self._lost = why
         if not self._processes.keeps_job():
-            self._tear_down()
+            self._tear_down(useless=bool(self.info))
 
-    def _tear_down(self, grace_s: float = 0.0) -> None:
+    def _tear_down(self, grace_s: float = 0.0, *, useless: bool = False) -> None:
+        """useless: the ranks were joined, and can be of use to nobody any more."""
         if self._processes is not None:
-            self._processes.stop(grace_s)
+            self._processes.stop(grace_s, useless=useless)
             self._processes = None
         self._store = None
 
@@ -324,8 +332,8 @@ class Ranks:
         self._must_join = True
         return f"{name_ranks(busy)} interrupted; the next cell joins all ranks to a new process group"
 
-    def _leave_all_but(self, busy: list[int]) -> None:
-        free = [rank for rank in range(self.size) if rank not in busy]
+    def _leave_all_but(self, busy: Container[int]) -> None:
+        free = [rank for rank in self._processes.client.ids if rank not in busy]
         if free:
             self._processes.client.direct_view(free).apply_async(engine.leave)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -86,8 +87,8 @@ class SlurmLauncher(LocalLauncher):
     def _start_again(self) -> None:
         """New ranks in the job that has lost its own."""
         shutil.rmtree(self.folder / "profile")
-        for log in self.folder.glob("rank*.log"):
-            log.unlink()
+        for log in (*self.folder.glob("rank*.log"), self.folder / "controller.log"):
+            log.unlink(missing_ok=True)
         self._replaced, self._ends = self._replaced + 1, []
         (self.folder / "again").touch()
 
@@ -105,12 +106,12 @@ class SlurmLauncher(LocalLauncher):
         nodes = self.options.nodes_for(self.size)
         if nodes > have:
             raise ClusterError(
-                f"cluster.start: {self.size} ranks need {nodes} nodes of {place.title}, and job {self.job} has {have}: "
-                "start fewer, or engines='local' for ranks that share this node"
+                f"cluster.start: {self.size} ranks need {nodes} nodes{f' of {place.title}' if place else ''}, and job "
+                f"{self.job} has {have}: start fewer, or engines='local' for ranks that share this node"
             )
         # --overlap: this kernel may itself be in a step, which has all that the job has.
         words = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={self.size}"]
-        words += [f"--ntasks-per-node={-(-self.size // nodes)}", *(place.srun.split() if place else [])]
+        words += [f"--ntasks-per-node={-(-self.size // nodes)}", *(shlex.split(place.srun) if place else [])]
         if not shutil.which("srun"):
             raise ClusterError(
                 f"job {self.job} has no srun on PATH: set PATH as your site says, and start the kernel again"
@@ -183,7 +184,7 @@ class SlurmLauncher(LocalLauncher):
     def _ask(self) -> None:
         self._state = queue.ask(self.job) or self._state
 
-    def stop(self, polite: bool) -> None:
+    def stop(self, useless: bool) -> None:
         """End the step, and the job if it was submitted for it."""
         self._end_sharing()
         for srun in self.processes:  # ends a step that has not begun
@@ -202,7 +203,8 @@ class SlurmLauncher(LocalLauncher):
 
 
 class FolderLauncher(SlurmLauncher):
-    """Ranks of a job that somebody has submitted by hand: engines.sbatch says in which folder they can be found."""
+    """Ranks of a job that somebody has submitted by hand, all or the first of them: engines.sbatch says in which folder
+    they can be found."""
 
     used = True
 
@@ -221,17 +223,20 @@ class FolderLauncher(SlurmLauncher):
                 f"engines={str(self.files)!r} has no ranks: the job that engines.sbatch started has not come to them "
                 "yet, or has ended; else engines is local, mpi or slurm"
             ) from None
-        if there != self.size:
-            raise ClusterError(f"job {self.job} has {there} ranks, not {self.size}: cluster.start({there})")
+        if there < self.size:
+            raise ClusterError(
+                f"job {self.job} has {there} ranks, not {self.size}: cluster.start({there}), or a job of more, by "
+                f"AISCALE_RANKS={self.size} sbatch engines.sbatch"
+            )
         self._share_temporary_files()
 
     def keeps_job(self) -> bool:
         return False
 
-    def stop(self, polite: bool) -> None:
-        """Leave the ranks to the next notebook, unless they no longer answer."""
+    def stop(self, useless: bool) -> None:
+        """Leave the ranks to the next notebook, unless they served this one and no longer answer."""
         self._end_sharing()
-        if not polite:
+        if useless:
             guard.cancel(str(self.files))
 
 

@@ -84,7 +84,8 @@ def _sbatch(
     lines.append(
         (f"--time={_clock(hours)}", f"EDIT: here at most {_clock(longest)} on {nodes} node{'s' * (nodes > 1)}")
     )
-    lines.append((f"--nodes={nodes}", f"{nodes * place.node.ranks_per_node} ranks, one for each {place.node.gpu}"))
+    ranks = f"{nodes * place.node.ranks_per_node} ranks, one for each {place.node.gpu}"
+    lines.append((f"--nodes={nodes}", ranks if lesson.ranks else ""))  # a notebook starts its own
     lines.append((f"--ntasks-per-node={place.node.ranks_per_node}", ""))
     if place.node.gpus:
         lines.append((f"--gpus-per-node={place.node.gpus}", ""))
