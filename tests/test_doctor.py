@@ -11,12 +11,20 @@ import torch
 
 from aiscale.doctor import Finding, Preflight, preflight
 from aiscale.doctor.command import alike
-from aiscale.doctor.node import find_plugin, write_rate
+from aiscale.doctor.node import _libfabric, find_plugin, node_cores, usable_cores, write_rate
 from aiscale.doctor.preflight import Seat, _compare_seats, _slow_devices, _slow_links, partners
 from aiscale.verify.rungs import find_mpiexec
 from ranks import aiscale
 
 FAST, SLOW = 100e6, 20e6
+#: `aiscale` with a library that greets on standard output as ranks meet, as gloo does up to torch 2.12
+GREETED = """
+import os, torch.distributed as dist
+meet = dist.init_process_group
+dist.init_process_group = lambda *args, **options: (os.write(1, b"[Gloo] connected\\n"), meet(*args, **options))
+from aiscale.cli import main
+raise SystemExit(main())
+"""
 
 
 @pytest.mark.alone
@@ -37,7 +45,7 @@ def test_what_is_wrong_ends_in_a_no_with_its_remedy(tmp_path):
 
 @pytest.mark.alone
 def test_every_rank_of_a_job_is_measured_and_one_of_them_reports(tmp_path):
-    command = [find_mpiexec(), "-n", "3", sys.executable, "-m", "aiscale", "doctor", "--json", "--device", "cpu"]
+    command = [find_mpiexec(), "-n", "3", sys.executable, "-c", GREETED, "doctor", "--json", "--device", "cpu"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -65,7 +73,7 @@ def test_everyone_meets_everyone_once_and_nobody_two_at_a_time(size):
 
 def measured(rate, hosts) -> Preflight:
     """What ranks on `hosts` would have measured; rate(a, b) bytes a second."""
-    seats = [Seat(rank, host, "cpu", [rank]) for rank, host in enumerate(hosts)]
+    seats = [Seat(rank, host, "cpu", [rank], 8) for rank, host in enumerate(hosts)]
     pairs = [(a, b, rate(a, b)) for a, b in itertools.combinations(range(len(hosts)), 2)]
     return Preflight(seats, pairs=pairs)
 
@@ -102,28 +110,47 @@ def test_pairs_that_were_slow_for_a_moment_are_measured_again(monkeypatch):
     monkeypatch.setattr(module, "_time_all_reduce", lambda *_: None)
     monkeypatch.setattr(module, "_time_product", lambda world: 1.0)
     world = type("World", (), {"size": 4, "rank": 0, "device": torch.device("cpu")})()
-    seats = [Seat(rank, "a", "cpu", [rank]) for rank in range(4)]
+    seats = [Seat(rank, "a", "cpu", [rank], 8) for rank in range(4)]
     world.gather = lambda value: list(seats) if isinstance(value, Seat) else [value] * 4
     found = preflight(world)
     assert rounds == [None, {(0, 2), (1, 3)}] and not found.problems
     assert [line.partition(" exchange")[0] for line in found.warnings] == ["ranks 0 and 2 (a, a)"]
 
 
-def test_ranks_that_share_a_gpu_or_a_core_are_named():
-    found = Preflight([Seat(0, "a", "gpu1", [0]), Seat(1, "a", "gpu1", [1]), Seat(2, "b", "gpu1", [0])])
+def test_ranks_that_share_a_gpu_are_named():
+    seats = [("a", "gpu1", [0]), ("a", "gpu1", [1]), ("b", "gpu1", [0])]
+    found = Preflight([Seat(rank, *seat, 8) for rank, seat in enumerate(seats)])
     _compare_seats(found)
     assert found.problems == ["ranks 0, 1 on a share one GPU: srun --gpus-per-task=1 --gpu-bind=closest"]
-    found = Preflight([Seat(0, "a", "cpu", [0]), Seat(1, "a", "cpu", [0]), Seat(2, "a", "cpu", [1, 2])])
+
+
+@pytest.mark.parametrize(
+    "cores, told",
+    [
+        ([[0], [0], [1, 2]], "ranks 0, 1 on a are bound to 1 core of its 4"),
+        ([[3]] * 4, "ranks 0, 1, 2, 3 on a are bound to 1 core of its 4"),
+        ([[0, 1]] * 3 + [[0, 1, 2, 3]], "ranks 0, 1, 2 on a are bound to 2 cores of its 4"),
+        ([[0, 1]] * 4, "ranks 0, 1, 2, 3 on a are bound to 2 cores of its 4"),
+        ([[0, 1, 2]] * 3, ""),
+        ([[0], [1], [2], [3]], ""),
+    ],
+)
+def test_ranks_bound_to_fewer_cores_than_there_are_for_them_are_a_problem(cores, told):
+    found = Preflight([Seat(rank, "a", "cpu", own, 4) for rank, own in enumerate(cores)])
     _compare_seats(found)
-    assert found.problems == ["ranks 0, 1 on a are bound to the one core 0: srun --cpu-bind=cores"]
-    found = Preflight([Seat(rank, "a", "cpu", [0, 1]) for rank in range(4)])
+    assert [line.partition(" and take turns")[0] for line in found.problems] == [told] * bool(told)
+    assert not found.warnings and not found.takes_turns(), "then slow links are a problem too"
+
+
+def test_where_a_node_has_fewer_cores_than_ranks_that_is_a_warning():
+    found = Preflight([Seat(rank, "a", "cpu", [0, 1], 2) for rank in range(4)])
     _compare_seats(found)
-    assert not found.problems and found.warnings[0].startswith("4 ranks on a share 2 cores and take turns")
+    assert not found.problems and found.warnings == ["4 ranks on a share 2 cores and take turns: start fewer"]
     assert found.takes_turns(), "links that look slow are then no reason to stop a job"
 
 
 def test_a_slow_device_is_named():
-    seats = [Seat(rank, "a", "cpu", [rank], product_s=0.03 if rank == 1 else 0.01) for rank in range(4)]
+    seats = [Seat(rank, "a", "cpu", [rank], 8, product_s=0.03 if rank == 1 else 0.01) for rank in range(4)]
     (warning,) = _slow_devices(seats)
     assert warning.startswith("rank 1 on a multiplies matrices 3.0 times as slowly as the others")
 
@@ -138,6 +165,26 @@ def test_the_plugin_of_nccl_is_found_on_the_library_path(tmp_path):
     (tmp_path / "librccl-net.so").touch()
     assert find_plugin({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}) == tmp_path / "librccl-net.so"
     assert find_plugin({"LD_LIBRARY_PATH": "/nowhere"}) is None
+
+
+def test_libfabric_is_reported_where_its_program_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert list(_libfabric()) == []
+    (tmp_path / "fi_info").write_text(
+        "#!/bin/sh\n"
+        "[ $1 = --version ] && printf 'fi_info: 1.22.0\\nlibfabric: 1.22.0\\nlibfabric api: 1.22\\n' && exit\n"
+        "[ $1 = --list ] && printf 'cxi:\\n    version: 0.1\\ntcp:\\n    version: 122.0\\n'\n"
+    )
+    (tmp_path / "fi_info").chmod(0o755)
+    assert list(_libfabric()) == [Finding("libfabric", "ok", "1.22.0, providers cxi, tcp")]
+
+
+def test_the_cores_of_a_node_are_those_of_the_container(monkeypatch):
+    module = sys.modules["aiscale.doctor.node"]
+    monkeypatch.setattr(module, "_read", lambda path: "0-3,8,10-11" if "cpuset" in str(path) else "")
+    assert node_cores() == 7
+    monkeypatch.setattr(module, "_read", lambda path: "")
+    assert node_cores() == os.cpu_count() >= len(usable_cores())
 
 
 def test_measuring_a_disk_leaves_nothing_there(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import socket
@@ -59,6 +60,7 @@ def examine() -> Iterator[Finding]:
     yield _mpi()
     yield _host_name()
     yield from _network()
+    yield from _libfabric()
     yield from _storage()
 
 
@@ -120,6 +122,15 @@ def usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def node_cores() -> int:
+    """How many there are for a process that is bound to none: the node's, or a container's."""
+    for path in ("/sys/fs/cgroup/cpuset.cpus.effective", "/sys/fs/cgroup/cpuset/cpuset.effective_cpus"):
+        if text := _read(Path(path)):
+            ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
+            return sum(ends[-1] - ends[0] + 1 for ends in ranges)
+    return os.cpu_count() or 1
 
 
 def _cores() -> Finding:
@@ -207,6 +218,21 @@ def _network() -> Iterator[Finding]:
     else:
         remedy = "load its module (rccl-net-plugin at OLCF; NERSC's nccl has it), or NCCL talks over TCP"
         yield Finding("libfabric plugin", "warning", "neither in NCCL_NET_PLUGIN nor on LD_LIBRARY_PATH", remedy)
+
+
+def _libfabric() -> Iterator[Finding]:
+    """Its version and its providers, one for each kind of network, where its own program is there to say so."""
+    told = []
+    for option in ("--version", "--list"):
+        try:
+            done = subprocess.run(["fi_info", option], capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return
+        told.append(done.stdout)
+    version = re.search(r"^libfabric: *(\S+)", told[0], re.M)
+    providers = re.findall(r"^(\w\S*):", told[1], re.M)
+    if version:
+        yield Finding("libfabric", "ok", f"{version[1]}, providers {', '.join(providers) or 'none'}")
 
 
 def find_plugin(env: Mapping[str, str]) -> Path | None:

@@ -17,6 +17,7 @@ import os
 import socket
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ import torch.distributed as dist
 
 from aiscale.cost import wire_bytes
 from aiscale.dist import World
-from aiscale.doctor.node import usable_cores
+from aiscale.doctor.node import node_cores, usable_cores
 
 ALL_REDUCE_BYTES = 16 * 2**20
 MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: enough that starting a message is a small part of its time
@@ -41,7 +42,8 @@ class Seat:
     rank: int
     host: str
     device: str  #: a GPU's own number, or cpu
-    cores: list[int]
+    cores: list[int]  #: on which it may run
+    node_cores: int  #: on which it could
     product_s: float = 0.0  #: of one matrix product, alone on its device
 
 
@@ -66,9 +68,9 @@ class Preflight:
         return self.seats[a].host == self.seats[b].host
 
     def takes_turns(self) -> bool:
-        """Whether a node has more ranks than cores for them."""
-        here = [[seat for seat in self.seats if seat.host == host] for host in {seat.host for seat in self.seats}]
-        return any(len({core for seat in seats for core in seat.cores}) < len(seats) for seats in here)
+        """Whether a node has more ranks than cores."""
+        hosts = Counter(seat.host for seat in self.seats)
+        return any(seat.node_cores < hosts[seat.host] for seat in self.seats)
 
 
 def preflight(world: World) -> Preflight:
@@ -76,7 +78,7 @@ def preflight(world: World) -> Preflight:
     device = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else "cpu"
     # Slurm's own name for the node: virtual nodes, and containers, may share a host name.
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    found = Preflight(world.gather(Seat(world.rank, host, device, usable_cores())))
+    found = Preflight(world.gather(Seat(world.rank, host, device, usable_cores(), node_cores())))
     _compare_seats(found)
     if world.size > 1:
         _time_all_reduce(world, found)
@@ -95,7 +97,7 @@ def preflight(world: World) -> Preflight:
 
 
 def _compare_seats(found: Preflight) -> None:
-    """Two ranks on one GPU is wrong; on the same cores it is slow."""
+    """Two ranks on one GPU is wrong, and so is one core for several where the node has one for each."""
     for host in dict.fromkeys(seat.host for seat in found.seats):
         here = [seat for seat in found.seats if seat.host == host]
         for device in dict.fromkeys(seat.device for seat in here if seat.device != "cpu"):
@@ -104,19 +106,26 @@ def _compare_seats(found: Preflight) -> None:
                 found.problems.append(
                     f"ranks {', '.join(sharing)} on {host} share one GPU: srun --gpus-per-task=1 --gpu-bind=closest"
                 )
-        cores = {core for seat in here for core in seat.cores}
-        if len(cores) < len(here):
-            found.warnings.append(
-                f"{len(here)} ranks on {host} share {len(cores)} cores and take turns: srun --cpus-per-task=..., or "
-                "start fewer ranks"
-            )
-        elif len(here) > 1 and any(len(seat.cores) == 1 for seat in here):
-            crowded = [core for core in cores if sum(seat.cores == [core] for seat in here) > 1]
-            if crowded:
-                ranks = [str(seat.rank) for seat in here if seat.cores == [crowded[0]]]
+        if crowd := _crowd(here):
+            ranks, cores = ", ".join(str(seat.rank) for seat in crowd), {core for seat in crowd for core in seat.cores}
+            taken = f"{len(cores)} core{'s' * (len(cores) > 1)}"
+            if here[0].node_cores < len(here):
+                found.warnings.append(f"{len(here)} ranks on {host} share {taken} and take turns: start fewer")
+            else:
                 found.problems.append(
-                    f"ranks {', '.join(ranks)} on {host} are bound to the one core {crowded[0]}: srun --cpu-bind=cores"
+                    f"ranks {ranks} on {host} are bound to {taken} of its {here[0].node_cores} and take turns: "
+                    "srun --cpus-per-task=... --cpu-bind=cores"
                 )
+
+
+def _crowd(here: list[Seat]) -> list[Seat]:
+    """The most ranks of a node that share fewer cores than they are; empty: there is one for each."""
+    places = [set(seat.cores) for seat in here]
+    crowds = []
+    for place in [set().union(*places), *places]:
+        crowd = [seat for seat, cores in zip(here, places, strict=True) if cores <= place]
+        crowds += [crowd] if len(crowd) > len(place) else []
+    return max(crowds, key=len, default=[])
 
 
 def _time_all_reduce(world: World, found: Preflight) -> None:
