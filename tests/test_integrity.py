@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 
-from aiscale import checkpoint
+from aiscale import checkpoint, integrity
 from aiscale.soak.damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
-from aiscale.train import fit
+from aiscale.train import RunFolderError, fit, open_trained
+from aiscale.train.records import run_id_of
 from ranks import aiscale
 
 VARIANTS = 50
@@ -30,11 +31,64 @@ def test_what_is_wrong_is_told_by_name(trained, tmp_path, capsys):
     shutil.copytree(trained[0], tmp_path / "runs")
     newest = tmp_path / "runs/tiny/checkpoints/step_00000006"
     flip_a_bit(newest / ".metadata", random.Random(0))
+    torn, unfinished = newest.with_name("step_00000008"), newest.with_name(".step_00000010.partial")
+    for folder in (torn, unfinished):
+        shutil.copytree(newest, folder)
+        (folder / checkpoint.NOTE).unlink()
     fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False)
-    assert capsys.readouterr().err == (
+    assert capsys.readouterr().err.splitlines() == [
+        f"aiscale: {unfinished} was not finished: going on from step_00000008",
+        f"aiscale: {torn} is not whole (it has no aiscale.json): going back to step_00000006",
         f"aiscale: {newest} is damaged (.metadata is not what was written: its checksum differs): going back to "
-        "step_00000004\n"
-    )
+        "step_00000004",
+    ]
+    assert torn.is_dir() and not unfinished.exists()  # what has a checkpoint's name may be somebody's
+
+
+def other_run(trained, tmp_path):
+    """The runs of `trained` with a newer checkpoint of another run, its path, and that run's id."""
+    shutil.copytree(trained[0], tmp_path / "runs")
+    train_whole(tmp_path / "other")
+    foreign = tmp_path / "runs/tiny/checkpoints/step_00000007"
+    shutil.copytree(tmp_path / "other/tiny/checkpoints/step_00000006", foreign)
+    return foreign, run_id_of(tmp_path / "other/tiny")
+
+
+def test_a_checkpoint_of_another_run_is_passed_over_kept_and_never_the_only_one(trained, tmp_path, capsys):
+    foreign, theirs = other_run(trained, tmp_path)
+    folder, mine = foreign.parent, run_id_of(trained[0] / "tiny")
+    assert len(fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False).losses) == 1
+    said = f"{foreign} is of another run ({theirs}, not {mine} as in run.json)"
+    assert capsys.readouterr().err == f"aiscale: {said}: going back to step_00000006\n"
+    aside = folder / f"of_{theirs}_step_00000007"
+    assert checkpoint.read_note(aside)["run_id"] == theirs and checkpoint.read_note(foreign)["run_id"] == mine
+    for path in folder.glob("step_*"):
+        shutil.rmtree(path)
+    aside.rename(foreign)
+    with pytest.raises(checkpoint.CheckpointError) as refusal:
+        fit(TINY.override("loop.steps=8"), runs_dir=tmp_path / "runs", resume=True, progress=False)
+    assert str(refusal.value).startswith(f"{said}: nothing to resume from; start again")
+    with pytest.raises(RunFolderError, match="tiny holds no checkpoint yet"):
+        open_trained(tmp_path / "runs/tiny")
+
+
+def test_a_copied_run_goes_on_and_so_does_one_from_before_there_were_ids(trained, tmp_path, capsys):
+    def resume(name, steps):
+        run = TINY.override(f"name={name}", f"loop.steps={steps}")
+        assert len(fit(run, runs_dir=tmp_path, resume=True, progress=False).losses) == 1
+
+    copied = shutil.copytree(trained[0] / "tiny", tmp_path / "copied")
+    resume("copied", 7)
+    assert run_id_of(copied) == run_id_of(trained[0] / "tiny")
+    for path in (copied / "run.json", *copied.glob("checkpoints/*/aiscale.json")):
+        note = json.loads(path.read_text())
+        del note["run_id"]
+        path.write_text(json.dumps(note if path.name == "run.json" else integrity.seal(note)))
+    resume("copied", 8)
+    new = run_id_of(copied)
+    assert new and checkpoint.read_note(checkpoint.latest(copied / "checkpoints"))["run_id"] == new
+    resume("copied", 9)
+    assert run_id_of(copied) == new and capsys.readouterr().err == ""
 
 
 def test_a_note_that_says_something_else_is_damage(trained, tmp_path):
@@ -52,17 +106,18 @@ def test_where_all_are_damaged_the_run_is_refused_and_nothing_is_touched(trained
     for path in folder.iterdir():
         cut(next(path.glob("*.distcp")), random.Random(0))
     with pytest.raises(
-        checkpoint.CheckpointError, match="step_00000002 is damaged .* and so are those before it: noth"
+        checkpoint.CheckpointError, match="step_00000002 is damaged .*, and no newer one can be used either: noth"
     ):
         fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False)
     assert len(list(folder.iterdir())) == 3
 
 
-def test_a_run_that_died_before_its_first_checkpoint_starts_over(trained, tmp_path):
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(trained, tmp_path, capsys):
     shutil.copytree(trained[0], tmp_path / "runs")
     for path in (tmp_path / "runs/tiny/checkpoints").iterdir():
         path.rename(path.with_name(f".{path.name}.partial"))
     assert fit(TINY, runs_dir=tmp_path / "runs", resume=True, progress=False).losses == trained[1]
+    assert capsys.readouterr().err.endswith(".step_00000006.partial was not finished: going on from the start\n")
 
 
 def test_ranks_go_back_together(tmp_path):

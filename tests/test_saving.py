@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -9,11 +10,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
-from aiscale import checkpoint
+from aiscale import checkpoint, integrity
 from aiscale.bench.saving import show_saving
 from aiscale.config import Run
 from aiscale.dist import connect
@@ -22,6 +24,7 @@ from aiscale.recipes import recipe
 from aiscale.staging import Staging
 from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
+from aiscale.verify import rungs
 from aiscale.verify.jobs import Jobs
 from ranks import aiscale, run_ranks
 
@@ -62,7 +65,8 @@ def trained(tmp_path_factory):
             shutil.rmtree(folder / "tiny/checkpoints/step_00000004")
         return folder, *found
 
-    with Jobs() as jobs, ThreadPoolExecutor(2) as lanes:
+    with pytest.MonkeyPatch.context() as patch, Jobs() as jobs, ThreadPoolExecutor(2) as lanes:
+        patch.setattr(rungs, "PYTHON", (sys.executable, str(Path(__file__).with_name("recording.py"))))
         return dict(zip(STRATEGIES, lanes.map(lambda strategy: losses(strategy, jobs), STRATEGIES), strict=True))
 
 
@@ -70,6 +74,31 @@ def trained(tmp_path_factory):
 def test_a_run_goes_on_from_a_checkpoint_of_the_background_as_if_it_had_not_stopped(strategy, trained):
     _, first, again = trained[strategy]
     assert first == again and [step for step, _ in first] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_file_is_flushed_by_the_rank_that_wrote_it_before_its_checkpoint_has_a_name(strategy, trained):
+    folder = trained[strategy][0] / "tiny"
+    events = [json.loads(line) for line in (folder / "flushed.jsonl").read_text().splitlines()]
+    names = integrity.files(folder / "checkpoints/step_00000002")
+    writers = {name: int(found[1]) if (found := re.search(r"(?:__|rank_)(\d+)", name)) else 0 for name in names}
+    assert set(writers.values()) == set(range(1 if strategy == "serial" else 2)) and checkpoint.NOTE in names
+    named = [(i, Path(path)) for i, (_, what, path) in enumerate(events) if what == "named"]
+    named = [(i, path) for i, path in named if path.name.startswith("step_")]
+    assert [path.name[-1] for _, path in named] == ["2", "4", "4"]  # in the background, and waited for
+    begun = 0
+    for i, path in named:
+        partial = path.with_name(f".{path.name}.partial")
+        flushed = [(rank, where) for rank, what, where in events[begun:i] if what == "flushed"]
+        for name, rank in writers.items():
+            assert (rank, str(partial / name)) in flushed and (0, str((partial / name).parent)) in flushed, (path, name)
+        assert [0, "flushed", str(path.parent)] in events[i:]
+        begun = i
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_write_that_is_waited_for_is_no_hang_however_long_it_takes(strategy, trained):
+    assert '"watched"' not in (trained[strategy][0] / "tiny/flushed.jsonl").read_text()
 
 
 @pytest.fixture

@@ -152,11 +152,11 @@ def test_a_checkpoint_just_written_is_kept_beside_the_rest_of_a_newer_one(tmp_pa
     train(tmp_path, "loop.checkpoint_every=3", "loop.keep_checkpoints=1", "loop.steps=8")
     folder = tmp_path / "tiny/checkpoints"
     (folder / "step_00000008").rename(folder / "step_00000004")
-    (folder / "step_00000009").mkdir()  # what a broken deletion leaves: no note
+    (folder / "step_00000009").mkdir()  # torn: no note
     engine = build(TINY, connect("cpu"))
     checkpoint.save(engine, folder, step=5, keep=1)
     # 4 was the last of its run, so it was evaluated, and is the best.
-    assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000005"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000005", "step_00000009"]
 
 
 @pytest.mark.parametrize("settings", [("loop.precision=fp16",), ("optimizer.name=sgd", "optimizer.momentum=0")])

@@ -1,11 +1,11 @@
 """Saving and resuming: torch's distributed checkpoint, in a folder that is either whole or not there.
 
     save(engine, "runs/laptop/checkpoints", step=100)      # train.saving does it while training goes on
-    step = load(engine, newest_good("runs/laptop/checkpoints", world))
+    step = load(engine, newest_good("runs/laptop/checkpoints", world))      # of train.resuming
 
-A checkpoint is written to a hidden temporary folder, flushed to the disk, and then renamed: a job that dies while
-saving leaves the previous one untouched. Its note holds a checksum of every file (`integrity`), so that a damaged one
-is never taken for a good one: `newest_good` goes back to the one before it, and says so.
+A checkpoint is written to a hidden temporary folder, each file flushed to the disk by the rank that wrote it, and then
+renamed: a job that dies while saving leaves the previous one untouched. Its note holds a checksum of every file
+(`integrity`) and the id of the run, so that a damaged one, or another run's, is never taken for a good one.
 
 The weights carry GPT's own names and whole shapes, so a run may go on with another number of ranks, or under another
 strategy. Where a library has a format of its own (DeepSpeed, Megatron-Core), the folder holds that instead, and its
@@ -40,7 +40,7 @@ READERS = {
     "deepspeed": "aiscale.parallel.zero:weights",
     "megatron": "aiscale.parallel.megatron:weights",
 }
-_NOTE = "aiscale.json"
+NOTE = "aiscale.json"  #: the last file of a checkpoint that is written
 _OTHER = "it is of another model or optimizer: give this run the settings of that one"
 
 
@@ -61,28 +61,22 @@ class Saveable(Protocol):
 
     def load(self, state: dict) -> None: ...
 
-    def write(self, folder: Path) -> None:
-        """Fill an empty folder. All ranks call it; not for dcp."""
-
-    def write_later(self, folder: Path, staging: Staging) -> Callable[[], None]:
-        """The same in two parts: copy what is to be written, and return what writes it from any thread, without a
-        collective. All ranks call both; not for dcp."""
+    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
+        """Fill an empty folder in two parts: copy the state (without `staging` it will not change), and return what
+        writes and flushes it from any thread, without a collective. All ranks call both; not for dcp."""
 
     def read(self, folder: Path, note: dict) -> None:
-        """Take over what write() left, or raise CheckpointError before anything is changed."""
+        """Take over what was written, or raise CheckpointError before anything is changed."""
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read or written; the message is one line that says what to do."""
 
 
-def save(engine: Saveable, folder: str | Path, *, step: int, keep: int = 2, val_loss: float | None = None) -> Path:
-    """Write the engine's state after `step` optimizer steps. All ranks call it.
-
-    Of the checkpoints in `folder` the newest `keep` stay, and the one with the lowest validation loss.
-    """
+def save(engine: Saveable, folder: str | Path, **facts) -> Path:
+    """Write the engine's state now. All ranks call it, with the arguments of `prepare`."""
     with quiet():
-        return prepare(engine, folder, step=step, keep=keep, val_loss=val_loss)(engine.world)
+        return prepare(engine, folder, **facts)(engine.world)
 
 
 def prepare(
@@ -92,9 +86,12 @@ def prepare(
     step: int,
     keep: int = 2,
     val_loss: float | None = None,
+    run_id: str | None = None,
     staging: Staging | None = None,
 ) -> Callable[[World], Path]:
-    """What `save` does before it writes; returns the rest, a function of the world through which it may talk.
+    """Begin to save the state after `step` optimizer steps; returns what writes it, a function of the world through
+    which it may talk. Of the checkpoints of this run in `folder` the newest `keep` stay, and the one with the lowest
+    validation loss.
 
     With `staging` the state is copied to host memory: training may go on while any thread calls that function, with
     `world.apart()`. Without, it must be called before anything changes.
@@ -106,7 +103,7 @@ def prepare(
         world.from_rank0(lambda: _start(partial))
         with world.control():
             fill = _filling(engine, partial, staging)
-        about = _note(engine, step) | {"val_loss": val_loss}
+        about = _note(engine, step) | {"val_loss": val_loss, "run_id": run_id}
 
     def write(world: World) -> Path:
         with _written_or_gone(final, partial, world):
@@ -125,16 +122,16 @@ def prepare(
 def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callable[[World], None]:
     """What fills the empty folder, on every rank."""
     if engine.checkpoint_format != "dcp":
-        if staging is None:
-            return lambda world: engine.write(partial)
         finish = engine.write_later(partial, staging)
         return lambda world: world.together(finish)
-    state = engine.state()
-    if staging is None:
-        return lambda world: dcp.save(state, checkpoint_id=partial, no_dist=world.size == 1)
-    copied = staging.of(state)
-    # In a thread even a world of one has a group, or torch would warn that there is none.
-    return lambda world: dcp.save(copied, checkpoint_id=partial, process_group=world.group)
+    state = engine.state() if staging is None else staging.of(engine.state())
+
+    def fill(world: World) -> None:
+        # In a thread even a world of one has a group, or torch would warn that there is none.
+        alone = world.group is None and world.size == 1
+        dcp.save(state, checkpoint_id=partial, process_group=world.group, no_dist=alone)
+
+    return fill
 
 
 @contextmanager
@@ -185,66 +182,38 @@ def load_weights(model_state: dict, path: str | Path) -> None:
         tensor.copy_(weights[name])
 
 
-def latest(folder: str | Path) -> Path | None:
-    """The newest whole checkpoint below `folder`, or None."""
-    whole = _whole(Path(folder))
-    return whole[-1] if whole else None
+def latest(folder: str | Path, run_id: str | None = None) -> Path | None:
+    """The newest whole checkpoint below `folder`, or None. With `run_id`, another run's does not count."""
+    found = whole(Path(folder), run_id)
+    return found[-1] if found else None
 
 
-def best(folder: str | Path) -> Path | None:
+def best(folder: str | Path, run_id: str | None = None) -> Path | None:
     """The checkpoint with the lowest validation loss below `folder`; the newest where none was evaluated."""
-    return min(_whole(Path(folder))[::-1], key=_val_loss, default=None)
+    return min(whole(Path(folder), run_id)[::-1], key=_val_loss, default=None)
 
 
-def newest_good(folder: str | Path, world: World, say: Callable[[str], None] = print) -> Path | None:
-    """The newest checkpoint below `folder` whose files are what was written, or None where there is none at all.
-
-    All ranks call it: each reads a share of the files. `say` is told, on rank 0, of each that is passed over. Raises
-    CheckpointError where all are damaged.
-    """
-    found = world.from_rank0(lambda: _whole(Path(folder))[::-1])
-    for path, before in zip(found, [*found[1:], None], strict=False):  # none at all: a run that died before its first
-        wrong = world.from_rank0(lambda path=path: _unreadable(path))
-        if not wrong:
-            note = read_note(path)
-            mine = list(note["files"])[world.rank :: world.size]
-            wrong = next(filter(None, world.gather(integrity.damage(path, note, mine))), "")
-        if not wrong:
-            return path
-        if before is None:
-            others = " and so are those before it" if len(found) > 1 else ""
-            raise CheckpointError(
-                f"{path} is damaged ({wrong}){others}: nothing to resume from; start again without --resume, into "
-                "another run (--set name=...)"
-            )
-        if world.is_main:
-            say(f"{path} is damaged ({wrong}): going back to {before.name}")
-    return None
+def whole(folder: Path, run_id: str | None = None) -> list[Path]:
+    """Checkpoints that were finished, oldest first, without those of other runs than `run_id`."""
+    found = sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
+    return [path for path in found if not of_another_run(path, run_id)]
 
 
-def _whole(folder: Path) -> list[Path]:
-    """Checkpoints that were finished, oldest first."""
-    return sorted(path.parent for path in folder.glob(f"step_*/{_NOTE}"))
-
-
-def _unreadable(path: Path) -> str:
-    """Why the note of a checkpoint cannot be used; empty if it can."""
-    try:
-        read_note(path)
-    except CheckpointError as error:
-        return str(error).removeprefix(f"{path} ").partition(": use")[0]
-    return ""
+def of_another_run(path: Path, run_id: str | None) -> str:
+    """The id of the other run that wrote a checkpoint; empty if it is this one's, or nobody knows."""
+    theirs = _fact(path, "run_id")
+    return theirs if None not in (theirs, run_id) and theirs != run_id else ""
 
 
 def read_note(path: Path) -> dict:
     """The checkpoint's own description: format version, step, ranks that wrote it."""
     try:
-        note = json.loads((path / _NOTE).read_text())
+        note = json.loads((path / NOTE).read_text())
         version, _, found = note["format_version"], note["step"], note["format"]
     except (OSError, ValueError, TypeError, KeyError):
-        raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {_NOTE}") from None
+        raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {NOTE}") from None
     if not integrity.is_sealed(note):
-        raise CheckpointError(f"{path} is damaged: {_NOTE} is not what was written; delete it to use the one before")
+        raise CheckpointError(f"{path} is damaged: {NOTE} is not what was written; delete it to use the one before")
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
@@ -284,7 +253,7 @@ def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
 
 def _start(partial: Path) -> None:
     partial.parent.mkdir(parents=True, exist_ok=True)
-    for stale in partial.parent.glob(".step_*.partial"):
+    for stale in partial.parent.glob(".step_*"):
         shutil.rmtree(stale)
     partial.mkdir()
 
@@ -301,40 +270,51 @@ def _note(engine: Saveable, step: int) -> dict:
 
 
 def _finish(partial: Path, final: Path, note: dict, keep: int) -> None:
-    (partial / _NOTE).write_text(json.dumps(note, indent=2))
+    (partial / NOTE).write_text(json.dumps(note, indent=2))
     for path in (*partial.rglob("*"), partial):
-        _flush(path)
-    if final.exists():
-        shutil.rmtree(final)
+        flush(path)
+    if theirs := of_another_run(final, note["run_id"]):
+        final.rename(final.with_name(f"of_{theirs}_{final.name}"))  # not ours to delete
+    elif final.exists():
+        _delete(final)
     partial.rename(final)
-    _flush(final.parent)
-    _prune(final, keep)
+    flush(final.parent)
+    _prune(final, keep, note["run_id"])
 
 
-def _prune(final: Path, keep: int) -> None:
-    """Drop the oldest but `keep` and the best, and what has no note: the rest of a deletion that was broken off."""
-    whole = _whole(final.parent)
-    best = min(whole, key=_val_loss)
-    old = [path for path in whole if path <= final][:-keep]
-    if _val_loss(best) < math.inf and best in old:
-        old.remove(best)
-    for path in final.parent.glob("step_*"):
-        if path in old or path not in whole:
-            (path / _NOTE).unlink(missing_ok=True)  # first, so that a broken deletion is seen as one
-            shutil.rmtree(path)
+def _prune(final: Path, keep: int, run_id: str | None) -> None:
+    """Drop the oldest of this run but `keep` and the best."""
+    ours = whole(final.parent, run_id)
+    best = min(ours, key=_val_loss)
+    for path in [path for path in ours if path <= final][:-keep]:
+        if path != best or _val_loss(best) == math.inf:
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Take the name away first: what is left of a deletion that was broken off is no checkpoint."""
+    gone = path.with_name(f".{path.name}.old")
+    path.rename(gone)
+    shutil.rmtree(gone)
 
 
 def _val_loss(path: Path) -> float:
     """The validation loss that a checkpoint was saved with; infinite where none was measured or none can be read."""
-    try:
-        found = read_note(path).get("val_loss")
-    except CheckpointError:
-        return math.inf
+    found = _fact(path, "val_loss")
     return math.inf if found is None else found
 
 
-def _flush(path: Path) -> None:
-    """Make sure that a file, or a folder's list of names, is on the disk before we go on."""
+def _fact(path: Path, key: str) -> object:
+    """What a checkpoint's note says; None if it does not, or cannot be read."""
+    try:
+        return read_note(path).get(key)
+    except CheckpointError:
+        return None
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file, or a folder's list of names, is on the disk before we go on. Only the node that wrote it
+    can do so."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

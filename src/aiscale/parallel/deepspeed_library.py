@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from aiscale.checkpoint import flush
 from aiscale.dist import World
 from aiscale.staging import Staging
 
@@ -71,9 +72,11 @@ def quiet() -> Iterator[None]:
 
 
 class Kept:
-    """In the place of DeepSpeed's checkpoint engine: what it is told to save is copied, and written when asked for."""
+    """In the place of DeepSpeed's checkpoint engine: what it is told to save is written, and flushed, when asked for.
 
-    def __init__(self, real, staging: Staging) -> None:
+    With `staging` it is copied until then; without, nothing may change."""
+
+    def __init__(self, real, staging: Staging | None) -> None:
         self.real, self.staging = real, staging
         self._writing: list[Callable[[], None]] = []
 
@@ -81,9 +84,14 @@ class Kept:
         return getattr(self.real, name)
 
     def save(self, state_dict: dict, path: str) -> None:
-        """Copy the content of one file."""
-        copied = self.staging.of(state_dict, part=Path(path).name)
-        self._writing.append(lambda: self.real.save(copied, path))
+        """Keep the content of one file."""
+        kept = self.staging.of(state_dict, part=Path(path).name) if self.staging else state_dict
+
+        def write() -> None:
+            self.real.save(kept, path)
+            flush(Path(path))
+
+        self._writing.append(write)
 
     def write(self) -> None:
         """Write the files, from any thread."""

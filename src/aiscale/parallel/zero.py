@@ -231,17 +231,12 @@ class ZeROEngine(Engine):
         """DeepSpeed reads its own files: see read."""
         raise ConfigError("DeepSpeed reads its shards itself: use checkpoint.load")
 
-    def write(self, folder: Path) -> None:
-        """DeepSpeed's save_checkpoint into `folder`. All ranks call it."""
-        with calling(self.world):
+    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
+        """DeepSpeed's save_checkpoint into `folder`; its files come when the returned function is called."""
+        kept = Kept(self.engine.checkpoint_engine, staging)
+        with kept.instead(self.engine), calling(self.world):
             places = {"master_places": _master_places(self.model, self._zero)}
             self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
-
-    def write_later(self, folder: Path, staging: Staging) -> Callable[[], None]:
-        """The same, but its files come when the returned function is called."""
-        kept = Kept(self.engine.checkpoint_engine, staging)
-        with kept.instead(self.engine):
-            self.write(folder)
         return kept.write
 
     def read(self, folder: Path, note: dict) -> None:

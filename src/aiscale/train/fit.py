@@ -29,6 +29,7 @@ from aiscale.models import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records
+from aiscale.train.resuming import newest_good
 from aiscale.train.saving import Clock, Saver
 
 
@@ -112,7 +113,7 @@ class _Training:
         self.engine = build(run, world)
         try:
             # Nothing of an earlier run is touched before everything that could be refused has been.
-            world.from_rank0(lambda: self._claim_folder(overwrite))
+            self.run_id = world.from_rank0(lambda: self._claim_folder(overwrite))
             self.first_step = self._resume() if resume else 0
             self.meter = Meter(
                 world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision
@@ -124,8 +125,9 @@ class _Training:
             if self.records:
                 self.records.close()
 
-    def _claim_folder(self, overwrite: bool) -> None:
+    def _claim_folder(self, overwrite: bool) -> str:
         self.records = Records.open(self.path, overwrite=overwrite)
+        return self.records.run_id
 
     def _train_or_say_why_not(self) -> Result:
         try:
@@ -154,6 +156,7 @@ class _Training:
             self.engine,
             self.path / "checkpoints",
             keep=run.loop.keep_checkpoints,
+            run_id=self.run_id,
             background=run.loop.async_checkpoint,
             note=self.note_saved,
         )
@@ -233,7 +236,7 @@ class _Training:
             self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
 
     def _resume(self) -> int:
-        found = checkpoint.newest_good(self.path / "checkpoints", self.world, say=_tell)
+        found = newest_good(self.path / "checkpoints", self.world, _tell, self.run_id)
         step = checkpoint.load(self.engine, found) if found else 0
         if self.records:
             self.records.rewind(step)

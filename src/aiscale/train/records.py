@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import shutil
 import socket
 import subprocess
@@ -42,6 +43,7 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.run_id = ""  #: drawn once, the same after each resume: checkpoints carry it
         self._metrics = None
         self._lock = None
 
@@ -70,6 +72,7 @@ class Records:
             records = Records(path).lock()
             if overwrite and (path / "run.json").exists():
                 _clear(path)
+            records.run_id = run_id_of(path) or secrets.token_hex(4)
         except OSError as error:
             raise RunFolderError(
                 f"cannot write results to {path} ({error.strerror}): choose another folder with --runs-dir"
@@ -103,6 +106,7 @@ class Records:
     def describe(self, run: Run, world: World, **facts) -> None:
         """Write run.json; `facts` are added to it."""
         self._note = {
+            "run_id": self.run_id,
             "run": run.to_dict(),
             "status": "running",
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -159,6 +163,12 @@ def load_run(path: str | Path) -> Run:
         raise RunFolderError(
             f"{path} is no run folder: it has no readable run.json; name one like runs/laptop"
         ) from None
+
+
+def run_id_of(path: Path) -> str | None:
+    """The id that a run folder has in run.json; None where there is none yet, or an aiscale without ids began it."""
+    file = path / "run.json"
+    return json.loads(file.read_text()).get("run_id") if file.exists() else None
 
 
 def versions() -> dict[str, str]:

@@ -27,9 +27,17 @@ class Saver:
     """Writes an engine's checkpoints into a folder. All ranks make one, and call each method together."""
 
     def __init__(
-        self, engine: checkpoint.Saveable, folder: Path, *, keep: int, background: bool, note: str | Path | None = None
+        self,
+        engine: checkpoint.Saveable,
+        folder: Path,
+        *,
+        keep: int,
+        background: bool,
+        note: str | Path | None = None,
+        run_id: str | None = None,
     ) -> None:
-        self.engine, self.folder, self.keep, self.background, self.note = engine, folder, keep, background, note
+        self.engine, self.folder, self.background, self.note = engine, folder, background, note
+        self._facts = {"keep": keep, "run_id": run_id}
         self._writing: _Writing | None = None
         self._apart: World | None = None
         self._staging = Staging()
@@ -59,15 +67,18 @@ class Saver:
     def save(self, step: int, val_loss: float | None, *, wait: bool = False) -> None:
         """Keep the state after `step` steps; with `wait` it is on the disk when this returns."""
         self.finish()
-        facts = {"step": step, "keep": self.keep, "val_loss": val_loss}
-        if wait or not self.background:
-            self._note(checkpoint.save(self.engine, self.folder, **facts))
-            return
         if self._apart is None:
+            # Also for a write that is waited for: ranks may wait for each other's disks as long as it takes, and the
+            # watchdog must not take that for a hang.
             self._apart = self._closing.enter_context(self.engine.world.apart())
             self._closing.enter_context(checkpoint.quiet())  # here: a thread cannot do it without others noticing
-        write = checkpoint.prepare(self.engine, self.folder, **facts, staging=self._staging)
-        self._writing = _Writing(lambda: self._note(write(self._apart)))
+        background = self.background and not wait
+        facts = {**self._facts, "step": step, "val_loss": val_loss, "staging": self._staging if background else None}
+        write = checkpoint.prepare(self.engine, self.folder, **facts)
+        if background:
+            self._writing = _Writing(lambda: self._note(write(self._apart)))
+        else:
+            self._note(write(self._apart))
 
     def note_stop(self) -> None:
         """Say in that file that the run was told to stop, and has."""

@@ -11,7 +11,7 @@ from aiscale import checkpoint
 from aiscale.data import Tokenizer
 from aiscale.model import GPT
 from aiscale.models import HFModel, build_model
-from aiscale.train.records import RunFolderError, load_run
+from aiscale.train.records import RunFolderError, load_run, run_id_of
 
 
 def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel, Tokenizer]:
@@ -21,7 +21,7 @@ def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel
     """
     path = Path(path)
     run = load_run(path)
-    chosen = (checkpoint.best if best else checkpoint.latest)(path / "checkpoints")
+    chosen = (checkpoint.best if best else checkpoint.latest)(path / "checkpoints", run_id_of(path))
     if chosen is None:
         raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
     model = build_model(run.model, weights=False)

@@ -243,13 +243,10 @@ class MegatronEngine:
         with self.world.control(), self._adapted():
             self.core.publish(self.optimizer, self.chunks)
 
-    def write(self, folder: Path) -> None:
-        """A file for each rank that owns what no other writes."""
-        self.write_later(folder, Staging())()
-
-    def write_later(self, folder: Path, staging: Staging) -> Callable[[], None]:
-        """The same in two parts: the first copies, the second writes."""
+    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
+        """A file for each rank that owns what no other writes: copied here, and written by the function returned."""
         facts = {"rank": self.world.rank, "grid": self.grid, "model": self.run.model}
+        staging = staging or Staging()  # copied in any case: of a view, torch would save the whole buffer
         content = staging.of(shards.content(self._written(), **facts, optimizer=self.run.optimizer.name))
         return lambda: shards.write(folder, content)
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from aiscale.checkpoint import CheckpointError
+from aiscale.checkpoint import CheckpointError, flush
 from aiscale.config import ModelConfig
 from aiscale.dist import World
 from aiscale.model import GPT
@@ -89,8 +89,10 @@ def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfi
 
 
 def write(folder: Path, content: dict) -> None:
-    """Write what `content` gave, after copying it: of a view, torch would save the whole buffer."""
-    torch.save(content, folder / f"rank_{content['rank']:05d}.pt")
+    """Write what `content` gave, copied, and flush it."""
+    file = folder / f"rank_{content['rank']:05d}.pt"
+    torch.save(content, file)
+    flush(file)
 
 
 class Saved:

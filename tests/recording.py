@@ -1,0 +1,81 @@
+"""What ranks flush to the disk, in order: `python tests/recording.py -m aiscale.verify.starter ddp`, as `python -m`.
+
+Every job appends to runs/NAME/flushed.jsonl [rank, what, path]: what is "flushed", "named" when a file or a checkpoint
+gets its name, or "watched" when writing one for which training waits began something that the watchdog would see. One
+in the background is not begun to be written before the next step has begun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import threading
+from pathlib import Path
+
+import torch.distributed as dist
+
+import aiscale.train.fit  # noqa: F401
+from aiscale import checkpoint
+from aiscale.train import saving
+
+begun = threading.Event()  #: the step after a checkpoint
+
+
+def note(what: str, path: Path) -> None:
+    if "checkpoints" in path.parts:
+        run = Path(*path.parts[: path.parts.index("checkpoints")])
+        line = json.dumps([dist.get_rank(), what, str(path)]) + "\n"
+        with (run / "flushed.jsonl").open("a") as file:
+            file.write(line)
+
+
+def fsync(handle, real=os.fsync) -> None:
+    real(handle)
+    number = handle if isinstance(handle, int) else handle.fileno()
+    note("flushed", Path(os.readlink(f"/proc/self/fd/{number}")))
+
+
+def rename(self, target, real=Path.rename):
+    note("named", Path(target).absolute())
+    return real(self, target)
+
+
+def step(self, number, real=sys.modules["aiscale.train.fit"]._Training._step):
+    begun.set()
+    return real(self, number)
+
+
+def save(self, *args, real=saving.Saver.save, **keywords):
+    begun.clear()
+    real(self, *args, **keywords)
+
+
+def run(self, real=saving._Writing.run):
+    assert begun.wait(60), "training waits for a checkpoint in the background"
+    real(self)
+
+
+def prepare(engine, *args, real=checkpoint.prepare, **keywords):
+    write = real(engine, *args, **keywords)
+
+    def collectives() -> dict:
+        return {group: number for group, (number, *_) in engine.world.traffic.progress.table().items()}
+
+    def watched(world) -> Path:
+        before = collectives()
+        path = write(world)
+        if threading.current_thread() is threading.main_thread() and collectives() != before:
+            note("watched", path)
+        return path
+
+    return watched
+
+
+if __name__ == "__main__":
+    os.fsync, Path.rename = fsync, rename
+    sys.modules["aiscale.train.fit"]._Training._step = step
+    saving.Saver.save, saving._Writing.run, checkpoint.prepare = save, run, prepare
+    sys.argv = sys.argv[2:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
