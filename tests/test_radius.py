@@ -46,6 +46,18 @@ CASES = """
 def full_density_is_ddp():
     return torch.equal(trained(radius.override("compression.density=1")), trained(base))
 
+def full_density_at_once_is_dense_at_once():
+    at_once = ["compression.overlap=false"]
+    return torch.equal(trained(radius.override("compression.density=1", *at_once)), trained(base.override(*at_once)))
+
+def in_turns_with_divided_states_and_bf16():
+    divided = trained(radius.override(*turns, "parallel.distributed_optimizer=true"))
+    half = trained(radius.override(*wait, "compression.wire=bf16"))
+    near = ((half - trained(radius.override(*wait))).norm() / half.norm()).item()
+    # One entry that is chosen in the one run only moves the turns of all that come after it.
+    return [(divided - trained(radius.override(*turns))).abs().max().item() < 1e-6, 0 < near < 0.2,
+            len(set(world.gather(half.sum().item()))) == 1]
+
 def warmup_is_ddp():
     return torch.equal(trained(radius.override("compression.warmup_steps=7")), trained(base))
 
@@ -232,7 +244,13 @@ if world.is_main:
     say(json.dumps(found))
 """
 
-BITS = ["full_density_is_ddp", "warmup_is_ddp", "interval_1_is_ddp", "density_changes_something"]
+BITS = [
+    "full_density_is_ddp",
+    "full_density_at_once_is_dense_at_once",
+    "warmup_is_ddp",
+    "interval_1_is_ddp",
+    "density_changes_something",
+]
 ALWAYS = [
     *BITS,
     "conserved",
@@ -245,6 +263,7 @@ ALWAYS = [
 ]
 AT_2 = [*ALWAYS, "residual_is_empty_where_it_should_be", "payload", "range_sends_what_it_widened", "resumed"]
 AT_2 += [
+    "in_turns_with_divided_states_and_bf16",
     "payload_in_turns",
     "waiting_moves_only_what_arrived",
     "resumed_mean_and_global",
@@ -306,6 +325,10 @@ def test_in_turns_every_entry_goes_within_as_many_steps_and_no_step_sends_more_t
     assert 0.98 * without_turns < min(sent for sent, _ in rows) and abs(off) < 1e-9
     first, second, third, *_ = still_waiting
     assert first > 10_000 and 0.4 < second / first < 0.6 and third == 0
+
+
+def test_turns_go_with_divided_optimizer_states_and_with_bf16_on_the_wire(at_2_ranks):
+    assert at_2_ranks["in_turns_with_divided_states_and_bf16"] == [True] * 3
 
 
 def test_with_moments_that_wait_weight_and_moments_of_what_did_not_arrive_stay(at_2_ranks):
