@@ -10,6 +10,7 @@ import pytest
 
 from aiscale.config import ConfigError
 from aiscale.data import bigram_entropy, embedded_text, find_text, learn, toy_text
+from aiscale.data.corpora import stdlib_files
 from aiscale.data import corpora as corpora_module
 from aiscale.data.corpora import read_files
 
@@ -48,6 +49,14 @@ def test_the_embedded_corpus_is_clean_ascii_prose_without_repetitions():
     assert len(text) > 300_000 and text.isascii()
     assert len(set(paragraphs)) == len(paragraphs), "what is repeated leaks from training into validation"
     assert not re.search(r"^[*=~-]{3,}$|::=|[ \t]+$|\n{3,}", text, flags=re.MULTILINE)
+
+
+def test_the_standard_library_is_a_large_corpus_without_tests_and_tables_whose_order_mixes_its_packages():
+    files = stdlib_files()
+    names = [file.name for file in files]
+    assert {"argparse.py", "socket.py"} <= set(names) and not any("test" in file.parts for file in files)
+    assert sum(file.stat().st_size for file in files) > 8_000_000 and names != sorted(names)
+    assert sum(len(piece) for piece in find_text("stdlib").pieces()) > 8_000_000
 
 
 def test_bigram_entropy_of_a_text_whose_next_character_is_certain_is_zero():

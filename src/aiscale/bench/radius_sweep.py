@@ -29,7 +29,7 @@ from aiscale.bench.radius_runs import MARK, Case, Job, cases, wire_share
 from aiscale.bench.timing import machine_facts
 from aiscale.dist.forking import die_with
 
-RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 2000, 8000)
+RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 2000, 4000, 8000)
 WORKERS = min(2, os.cpu_count() or 1)
 DEFAULT_OUT = "runs/radius_sweep.jsonl"
 
