@@ -54,6 +54,17 @@ exec {sys.executable} "$@"
 """
 ACTIVATE = 'test -z "$NOBODY_SET_THIS"; PATH="$(dirname "${BASH_SOURCE[0]}"):$PATH"\n'
 
+#: in its place where only a job's end matters: all ranks but the first are frozen
+FROZEN = """#!/bin/bash
+case "$*" in *"-m aiscale doctor"*) exit ;; esac
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
+while [ "$1" != --note-saved ]; do shift; done
+[ "$SLURM_PROCID" = 0 ] || kill -STOP $$
+printf '%s\\n' step_1 hung > "$2"
+sleep 1
+exit 76
+"""
+
 
 @dataclass
 class Ended:
@@ -190,3 +201,12 @@ def test_others_at_perlmutter_on_the_sites_module(perlmutter, place, lesson, set
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(train)
     seats_of(ended, 4, cuda="3,2,1,0", master="node1", **{"from": f"{place}/.venv/bin"})
     losses_equal_those_without_slurm(ended, 8, place)
+
+
+def test_a_job_goes_on_whose_frozen_ranks_slurm_had_to_kill(perlmutter, place):
+    (place / ".venv/bin/python").write_text(FROZEN)
+    path = ROOT / "launchers/perlmutter/ddp.sbatch"
+    job = perlmutter.submit(path, "--nodes=1", "--time=60", cwd=place)
+    assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
+    shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
+    assert "Restarts=1" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -25,7 +26,7 @@ WHO = "echo $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES 
 
 @pytest.fixture(scope="module")
 def perlmutter():
-    with rehearsal.Cluster(site="perlmutter", nodes=2, link="1gbit") as nodes:
+    with rehearsal.Cluster(site="perlmutter", nodes=3, link="1gbit") as nodes:
         yield nodes
 
 
@@ -274,6 +275,31 @@ def test_links_are_as_slow_as_asked(perlmutter):
     with pytest.raises(rehearsal.RehearsalError, match="link could not be set to fast"):
         perlmutter.set_link("fast")
     perlmutter.set_link("off")
+
+
+# With messages as small as these links want them.
+DOCTOR = """
+import importlib, json
+from aiscale.dist import connect
+doctor = importlib.import_module("aiscale.doctor.preflight")
+doctor.ALL_REDUCE_BYTES, doctor.MESSAGE_BYTES = 2**18, {"cpu": 2**19}
+world = connect("cpu")
+found = doctor.preflight(world)
+if world.is_main:
+    print(json.dumps(found.problems))
+world.close()
+"""
+
+
+@pytest.mark.slurm
+@pytest.mark.alone
+def test_the_doctor_names_the_node_whose_links_are_slow(perlmutter):
+    perlmutter.set_link("100mbit")
+    perlmutter.set_link("20mbit", node=2)
+    done = perlmutter.run([sys.executable, "-c", DOCTOR], ntasks=3, capture_output=True, timeout=120)
+    perlmutter.set_link("off")
+    (problem,) = json.loads(done.stdout)
+    assert re.match(r"rank 1 on node2 sends [1-4] MiB/s between nodes, the others .* --exclude=node2", problem), problem
 
 
 def test_a_missing_program_is_named_with_its_remedy(monkeypatch):
