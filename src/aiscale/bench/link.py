@@ -2,7 +2,7 @@
 
 Each rank lives on a node of its own (`bench.nodes`). In turn, the kernel slows the nodes' network cards, or `dist.link`
 emulates cards of the same rate over unslowed ones. Timed are every collective, and a DDP step of the model of `bench
-radius`, overlapped and at once: at the rate that benchmark chooses, at a slower and at a faster one.
+radius`, dense and sparse, overlapped and at once: near the rate that benchmark chooses, at a slower and a faster one.
 
 DDP steps must take the same time to a tenth, up to the rate of `bench radius`. Faster ones are shown and not judged:
 there the kernel's own work for slowed cards, which no emulation has and no separate machine would do, takes the
@@ -58,10 +58,10 @@ def show_link(result: dict) -> None:
     machine = result["machine"]
     print(f"{machine['date']}  {machine['processor']}, {machine['cores']} cores, torch {machine['torch']}")
     print(f"{result['ranks']} ranks, {result['rounds']} rounds; a step without communication {result['quiet_s']:.3f} s")
-    print(f"{'what':18} {'Mbit/s':>8} {'payload MB':>10} {'real s':>8} {'emulated s':>10} {'ratio':>6}")
+    print(f"{'what':25} {'Mbit/s':>8} {'payload MB':>10} {'real s':>8} {'emulated s':>10} {'ratio':>6}")
     for row in result["rows"]:
         print(
-            f"{row['what']:18} {row['rate_mbit_s']:8.0f} {row['payload_bytes'] / 1e6:10.2f} {row['real_s']:8.3f} "
+            f"{row['what']:25} {row['rate_mbit_s']:8.0f} {row['payload_bytes'] / 1e6:10.2f} {row['real_s']:8.3f} "
             f"{row['emulated_s']:10.3f} {row['ratio']:6.2f}"
         )
 
@@ -144,10 +144,10 @@ def _rank(quick: bool, out: Path) -> None:
     ]
     run = recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", "parallel.bucket_mb=0.5")
     run = run.override("model.n_layer=1") if quick else run.override(*plan(False).model)
-    engines = {
-        "DDP step": build(run, world),
-        "DDP step, at once": build(run.override("compression.overlap=false"), world),
-    }
+    sparse = run.override("compression.method=radius", "compression.density=0.4", "compression.interval=1000000")
+    ways = {"DDP step": run, "DDP step, Radius": sparse}
+    ways |= {f"{what}, at once": way.override("compression.overlap=false") for what, way in ways.items()}
+    engines = {what: build(way, world) for what, way in ways.items()}
     tokens = torch.randint(0, 256, (run.loop.global_batch // world.size, run.loop.seq_len + 1))
     batch = [(tokens[:, :-1], tokens[:, 1:])]
     gradients = torch.zeros(cost.parameter_count(run.model))
@@ -166,7 +166,8 @@ def _rank(quick: bool, out: Path) -> None:
         rows.append(compare.row("all gradients", lambda: dist.all_reduce(gradients), rate_mbit_s, gradients.nbytes))
         for what, engine in engines.items():
             step = functools.partial(engine.step, batch, 1e-4)
-            rows.append(compare.row(what, step, rate_mbit_s, gradients.nbytes))
+            (payload_bytes,) = cost.step_traffic(ways[what], world.size).values()
+            rows.append(compare.row(what, step, rate_mbit_s, payload_bytes))
     if world.is_main:
         facts = {"ranks": world.size, "rounds": compare.rounds, "quiet_s": quiet_s, "radius_mbit_s": rates[1]}
         out.write_text(json.dumps({**facts, "rows": rows}))
