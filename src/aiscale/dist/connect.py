@@ -66,7 +66,8 @@ class World:
 
     def mesh(self, **axes: int) -> DeviceMesh:
         """Arrange the ranks on a grid, for example `world.mesh(dp=2, tp=2)`; the last axis varies fastest."""
-        return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+        with greetings_aside():
+            return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def control(self) -> AbstractContextManager[None]:
         """Communication inside is bookkeeping and is not counted as training traffic."""
@@ -142,7 +143,8 @@ class World:
     def apart(self) -> Iterator[World]:
         """The same ranks over a gloo group of their own, for a thread whose messages must not cross with training's.
         All ranks enter and leave it. What is sent there is bookkeeping and counted nowhere."""
-        group = dist.new_group(backend="gloo", group_desc="apart")
+        with greetings_aside():
+            group = dist.new_group(backend="gloo", group_desc="apart")
         try:
             yield dataclasses.replace(self, group=group, traffic=Traffic(), device=torch.device("cpu"), backend="gloo")
         finally:
