@@ -257,10 +257,10 @@ def memory_gb(place, path: str) -> float:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_radius_and_its_baselines_are_three_runs_of_the_same_budget(name, tmp_path):
+def test_radius_and_its_baselines_are_runs_of_the_same_budget_in_two_pairs(name, tmp_path):
     for size in ("355m", "2b"):
         runs = []
-        for variant in ("radius", "dense", "overlapped"):
+        for variant in ("radius", "radius-at-once", "dense", "overlapped"):
             folder = tmp_path / size / variant
             folder.mkdir(parents=True)
             job = Job(folder, f"{name}/radius_{size}.sbatch", AISCALE_VARIANT=variant)
@@ -268,18 +268,20 @@ def test_radius_and_its_baselines_are_three_runs_of_the_same_budget(name, tmp_pa
             [(step, words)] = job.steps("train")
             assert step["ntasks"] == "64"
             runs.append(run_of(words))
-        radius, dense, overlapped = runs
+        radius, at_once, dense, overlapped = runs
         assert radius.compression.method == "radius" and radius.compression.density == {"355m": 0.5, "2b": 0.4}[size]
         assert (dense.compression.method, dense.compression.overlap) == ("none", False)
         assert (overlapped.compression.method, overlapped.compression.overlap) == ("none", True)
-        assert len({run.name for run in runs}) == 3
+        assert len({run.name for run in runs}) == 4
+        assert at_once.compression == dataclasses.replace(radius.compression, overlap=False) != radius.compression
         assert radius.loop == dense.loop == overlapped.loop and radius.model == dense.model
     assert "hbm80g" in (FOLDER / "perlmutter/radius_2b.sbatch").read_text()
 
 
 def test_an_unknown_variant_is_refused_before_anything_is_trained(tmp_path):
     job = Job(tmp_path, "frontier/radius_2b.sbatch", AISCALE_VARIANT="sparse")
-    assert job.finish() == (2, "AISCALE_VARIANT is sparse: it must be radius or dense or overlapped\n")
+    known = "radius or radius-at-once or dense or overlapped"
+    assert job.finish() == (2, f"AISCALE_VARIANT is sparse: it must be {known}\n")
     assert job.steps("train") == []
 
 

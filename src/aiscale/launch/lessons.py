@@ -49,7 +49,12 @@ def _radius(size: str, published: str) -> tuple[Variant, ...]:
     recipe = f"radius-{size}"
     dense = "compression.method=none"
     return (
-        Variant(name="radius", what=published),
+        Variant(name="radius", what=f"{published}; sent during the backward pass"),
+        Variant(
+            name="radius-at-once",
+            what="the same as it was published: one all-reduce after the backward pass",
+            settings=(f"name={recipe}-at-once", "compression.overlap=false"),
+        ),
         Variant(
             name="dense",
             what="the published baseline: one all-reduce of all gradients after the backward pass",
