@@ -244,7 +244,7 @@ def test_ranks_of_a_job_submitted_by_hand_serve_one_notebook_after_another(front
     refused = (
         f"job {job} has 2 ranks, not 3: cluster.start(2), or a job of more, by AISCALE_RANKS=3 sbatch engines.sbatch"
     )
-    assert shown == [both, refused, one, both], done.stdout + done.stderr
+    assert shown == [both, refused, one, both], done.stdout + done.stderr + (place / "out").read_text()
     assert jobs(frontier)[job] == "RUNNING", "a notebook's mistake has ended a job that is not its own"
     frontier.login(["scancel", job])
     assert until(lambda: not (place / f"engines-{job}").exists()), "the key outlives the job"
@@ -327,6 +327,13 @@ def test_the_job_is_the_sites_and_as_large_as_the_ranks_need(size, nodes, lines)
     text = Job(account="m1_g", site="perlmutter", qos="debug", nodes=nodes).text(size)
     assert all(f"#SBATCH {line} " in text for line in lines)
     assert "#SBATCH --qos=debug" in text and "module load pytorch" in text
+
+
+def test_a_rank_that_is_there_before_rank_0_finds_its_profile(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(os, "umask", lambda mask: mask)
+    step.prepare(tmp_path, SimpleNamespace(rank=1, size=2))
+    assert (tmp_path / "profile/security").is_dir()
 
 
 def test_a_node_is_reached_by_the_address_that_the_login_node_sees():

@@ -54,6 +54,8 @@ def place(size: int) -> Launch:
 
 def prepare(folder: Path, task: Launch) -> None:
     """Set this task's variables, and on rank 0 start the controller."""
+    from IPython.core.profiledir import ProfileDir
+
     from aiscale.dist import ConnectError
 
     if not folder.is_dir():  # whoever asked for this job has gone, or the nodes do not see the same files
@@ -63,6 +65,7 @@ def prepare(folder: Path, task: Launch) -> None:
     # srun, so that connect() knows what the site's binding of GPUs means
     os.environ.update(AISCALE_LAUNCHER="srun", IPYTHONDIR=str(folder / "ipython"))
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    ProfileDir.create_profile_dir(str(folder / "profile"))  # by whoever comes first: an engine without one gives up
     if task.rank == 0:
         job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
         (folder / "ranks").write_text(str(task.size))
@@ -71,11 +74,8 @@ def prepare(folder: Path, task: Launch) -> None:
 
 
 def _start_controller(folder: Path) -> None:
-    from IPython.core.profiledir import ProfileDir
-
     from aiscale.dist.forking import die_with
 
-    ProfileDir.create_profile_dir(str(folder / "profile"))
     with open(folder / "controller.log", "ab") as log:
         subprocess.Popen(
             controller.command(folder / "profile", [os.environ[ADDRESS]]),
