@@ -68,8 +68,8 @@ class Saver:
         """Keep the state after `step` steps; with `wait` it is on the disk when this returns."""
         self.finish()
         if self._apart is None:
-            # Also for a write that is waited for: ranks may wait for each other's disks as long as it takes, and the
-            # watchdog must not take that for a hang.
+            # Also for a write that is waited for: ranks may wait for each other's disks longer than the watchdog lets
+            # them wait for a collective, until the half hour of this group is over.
             self._apart = self._closing.enter_context(self.engine.world.apart())
             self._closing.enter_context(checkpoint.quiet())  # here: a thread cannot do it without others noticing
         background = self.background and not wait
