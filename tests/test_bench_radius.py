@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import resources
 
 import pytest
 import torch
 
 from aiscale.bench import radius_runs, radius_sweep
 from aiscale.bench.nodes import why_no_nodes
-from aiscale.bench.radius import bench_radius, reckon
+from aiscale.bench.radius import bench_radius, checks, reckon
+from aiscale.bench.radius_tables import stored
 from aiscale.config import ConfigError
 from aiscale.parallel.radius import SimulatedRanks
 from ranks import aiscale, processes_with, wait_until
@@ -111,6 +113,26 @@ def test_speed_up_at_the_main_rate_stands_among_those_at_others():
     assert rates[0]["speedup"]["median"] == pytest.approx(2 / 1.4)
 
 
+def test_what_is_stored_was_measured_on_slowed_links_and_is_what_was_asked_for():
+    speed = stored()["speed"]
+    assert speed["link"] == "shaped" and len(speed["checks"]) == 5
+    assert speed["checks"] == checks(speed) and all(check["met"] for check in speed["checks"])
+    link = json.loads((resources.files("aiscale") / "data_measured/link_cpu.json").read_text())
+    judged = [check["name"].partition(" at ")[0] for check in link["checks"]]
+    assert len(judged) == 8 and any("Radius" in name for name in judged)
+    assert all(check["met"] and 0.9 <= check["value"] <= 1.1 for check in link["checks"])
+
+
+def test_the_stored_sweep_has_the_trend_over_three_lengths_with_seeds_and_bracketed_rates():
+    rows = {(row["case"], row["steps"]): row for row in stored()["sweep"]["rows"]}
+    published, ours = (f"radius d 0.4 T 200 {rule} switch 0.2" for rule in ("sum", "turns 4 wait"))
+    for steps in (500, 2000, 4000):
+        for case in ("dense", published, ours):
+            row = rows[case, steps]
+            assert row["seeds"] == [0, 1, 2] and row["rates_tried"] == 4 and not row["best_at_edge"], (case, steps)
+        assert rows[ours, steps]["wire_share"] <= rows[published, steps]["wire_share"]
+
+
 def _row(case, seed, lr, loss, steps=500):
     losses = {"train_loss": loss, "val_loss": loss, "train_curve": [[1, loss]], "val_curve": [[1, loss]]}
     return {"case": case, "steps": steps, "lr": lr, "seed": seed, "seconds": 1.0, **losses}
@@ -136,7 +158,7 @@ def test_other_seeds_come_once_every_rate_has_been_tried():
     losses = (1.2, 1.0, 1.1, 1.3)
     rows = [_row("dense", 0, rate, loss) for rate, loss in zip(radius_sweep.RATES, losses, strict=True)]
     others = [job for job in grid.pending(rows) if job.case == "dense" and job.steps == 500]
-    assert [(job.lr, job.seed) for job in others] == [(radius_sweep.RATES[1], 1), (radius_sweep.RATES[1], 2)]
+    assert [(job.lr, job.seed) for job in others] == [(radius_sweep.RATES[i], seed) for i in (1, 2) for seed in (1, 2)]
     assert grid.left(rows) == grid.left([]) - 4
 
 

@@ -3,9 +3,10 @@
     aiscale bench radius --sweep --out runs.jsonl --budget 60      # works for an hour; again, and it goes on
     table(load("runs.jsonl"))                                      # one row for each case and number of steps
 
-Every case (`radius_runs.cases`) is trained with the same four learning rates and seed 0; the other seeds with the rate
-that did best there. A run that is finished is a line of FILE at once; one that was broken off is made anew. At the
-lowest priority, as many at a time as there are cores, one thread each. On two cores the whole grid takes days.
+Every case (`radius_runs.cases`) is trained with the same four learning rates and seed 0, and with the other seeds at
+the two rates that did best there; of these two, that with the better mean counts. A run that is finished is a line of
+FILE at once; one that was broken off is made anew. At the lowest priority, as many at a time as there are cores, one
+thread each. On two cores the whole grid takes days.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from aiscale.bench.timing import machine_facts
 from aiscale.dist.forking import die_with
 
 RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 2000, 4000, 8000)
+FINALISTS = 2  #: rates of which every seed is tried: by one seed alone, the best two can hardly be told apart
 WORKERS = min(2, os.cpu_count() or 1)
 DEFAULT_OUT = "runs/radius_sweep.jsonl"
 
@@ -74,14 +76,14 @@ class Grid:
         done, jobs = {_key(row) for row in rows}, []
         for case, steps in self._order():
             candidates = [Job(case.name, steps, rate, self.seeds[0]) for rate in self.rates]
-            if rate := best_rate(rows, case.name, steps, self.rates, self.seeds[0]):
+            for rate in finalists(rows, case.name, steps, self.rates, self.seeds[0]):
                 candidates += [Job(case.name, steps, rate, seed) for seed in self.seeds[1:]]
             jobs += [job for job in candidates if _key(asdict(job)) not in done]
         return jobs
 
     def left(self, rows: list[dict]) -> int:
         """How many runs are still to be made altogether."""
-        total = len(self.known) * len(self.lengths) * (len(self.rates) + len(self.seeds) - 1)
+        total = len(self.known) * len(self.lengths) * (len(self.rates) + FINALISTS * (len(self.seeds) - 1))
         return total - len({_key(row) for row in rows if row["case"] in self.known and row["steps"] in self.lengths})
 
     def _order(self) -> Iterable[tuple[Case, int]]:
@@ -91,14 +93,15 @@ class Grid:
         return [(case, self.lengths[place]) for case, place in cells]
 
 
-def best_rate(rows: list[dict], case: str, steps: int, rates: tuple[float, ...], seed: int) -> float | None:
-    """The rate with the lowest validation loss at `seed`, once all have been tried; a run that diverged is worst."""
-    found = {
-        row["lr"]: row["val_loss"] for row in rows if (row["case"], row["steps"], row["seed"]) == (case, steps, seed)
-    }
-    if not set(rates) <= set(found):
-        return None
-    return min(rates, key=lambda rate: math.inf if found[rate] is None else found[rate])
+def finalists(rows: list[dict], case: str, steps: int, rates: tuple[float, ...], seed: int) -> list[float]:
+    """The rates with the lowest validation losses at `seed`, once all have been tried, none before."""
+    found = {row["lr"]: _loss(row) for row in rows if (row["case"], row["steps"], row["seed"]) == (case, steps, seed)}
+    return sorted(rates, key=found.__getitem__)[:FINALISTS] if set(rates) <= set(found) else []
+
+
+def _loss(row: dict) -> float:
+    """Of a run's validation; one that diverged is worst."""
+    return math.inf if row["val_loss"] is None else row["val_loss"]
 
 
 def table(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
@@ -107,12 +110,17 @@ def table(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
     known = known or cases()
     best, diverged = {}, {}
     for case, steps in dict.fromkeys((row["case"], row["steps"]) for row in rows):
-        rates = tuple({row["lr"] for row in rows if (row["case"], row["steps"]) == (case, steps)})
-        rate = best_rate(rows, case, steps, rates, SEEDS[0])
-        if rate is not None:
-            here = [row for row in rows if (row["case"], row["steps"], row["lr"]) == (case, steps, rate)]
-            best[case, steps] = {row["seed"]: row for row in here if row["val_loss"] is not None}
-            diverged[case, steps] = len(here) - len(best[case, steps])
+        by_rate: dict[float, list[dict]] = {}
+        for row in rows:
+            if (row["case"], row["steps"]) == (case, steps):
+                by_rate.setdefault(row["lr"], []).append(row)
+        most = max(map(len, by_rate.values()))
+        here = min(
+            (runs for runs in by_rate.values() if len(runs) == most),
+            key=lambda runs: statistics.fmean(map(_loss, runs)),
+        )
+        best[case, steps] = {row["seed"]: row for row in here if row["val_loss"] is not None}
+        diverged[case, steps] = len(here) - len(best[case, steps])
     found = []
     for (case, steps), runs in best.items():
         if case in known and runs:
