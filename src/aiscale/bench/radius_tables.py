@@ -131,7 +131,7 @@ def _show_sweep(console: Console, result: dict) -> None:
             table.add_row(
                 row["case"],
                 f"{row['wire_share']:.3f}",
-                f"{row['lr']:g} of {row['rates_tried']}",
+                f"{row['lr']:g} of {row['rates_tried']}{', at the edge' * row['best_at_edge']}",
                 str(len(row["seeds"])),
                 f"{row['train_ppl']['mean']:.3f}",
                 f"{row['val_ppl']['mean']:.3f}",
