@@ -55,7 +55,7 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
         known = _known(label)
         base = METHOD_COLORS[known] if known else next(spare)
         # Further variants of one method take other shades.
-        others = ([0.42 * c for c in to_rgb(base)], style.tint(base, 0.5), [0.7 * c for c in to_rgb(base)])
+        others = ([0.42 * c for c in to_rgb(base)], [0.7 * c for c in to_rgb(base)], style.tint(base, 0.5))
         shades = (base, *map(to_hex, others))
         colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
     return colors
