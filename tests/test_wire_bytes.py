@@ -28,14 +28,19 @@ works = {
     "all_to_all": lambda: dist.all_to_all_single(torch.empty(S), x),
     "send": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
 }
+def sent_by(work):
+    before = settled()
+    work()
+    return settled() - before
 for op, work in works.items():
     work()  # the first call connects
-    before, counted = settled(), world.traffic.groups()
-    work()
-    sent = settled() - before
+    counted = world.traffic.groups()
+    sends = [sent_by(work)]
     counts = {name: c.payload_bytes for (name, _), c in world.traffic.groups_since(counted).items()}
+    # A kernel that gets no core in time sends a segment twice; the payload itself can never be less.
+    sends += [sent_by(work) for _ in range(4)]
     if r == 0:
-        os.write(1, (json.dumps([op, sent, counts[op]]) + "\\n").encode())
+        os.write(1, (json.dumps([op, min(sends), counts[op]]) + "\\n").encode())
 """
 
 
