@@ -164,6 +164,18 @@ def test_other_seeds_come_once_every_rate_has_been_tried():
     assert grid.left(rows) == grid.left([]) - 4
 
 
+def test_a_longer_run_takes_the_rate_that_was_found_in_a_shorter_one():
+    grid, case = radius_sweep.Grid(), "radius d 0.9 T 50 mean switch 0.2"
+    rows = [_row(case, 0, rate, loss) for rate, loss in zip(radius_sweep.RATES, (1.2, 1.0, 1.1, 1.3), strict=True)]
+    rows += [_row(case, seed, rate, 0.8 * rate / 3e-3) for seed in (1, 2) for rate in (3e-3, 6e-3)]
+    assert not [job for job in grid.pending(rows[:-1]) if job.case == case and job.steps > 500]
+    longer = [(job.steps, job.lr, job.seed) for job in grid.pending(rows) if job.case == case]
+    assert longer == [(steps, 3e-3, seed) for steps in (1000, 2000) for seed in (0, 1, 2)]
+    rows += [_row(case, seed, 3e-3, 0.7, steps=1000) for seed in (0, 1, 2)]
+    assert {job.steps for job in grid.pending(rows) if job.case == case} == {2000}
+    assert grid.left(rows) == grid.left([]) - 8 - 3
+
+
 def test_competitors_send_no_more_than_radius_at_the_same_density():
     cases = radius_runs.cases()
     radius = radius_runs.wire_share(cases["radius d 0.4 T 200 sum switch 0.2"])

@@ -51,7 +51,7 @@ class Case:
     name: str
     settings: tuple[str, ...] = ()
     switch: float = 0.0
-    first: bool = False  #: among those that are run before the rest
+    contender: bool = False  #: among those that stand for the rest: run before it, longer, and tuned at every length
 
     def run(self, steps: int, lr: float, seed: int) -> Run:
         optimizer = (f"optimizer.lr={lr}", f"optimizer.min_lr={lr / 10}", f"optimizer.warmup_steps={steps // 50 + 1}")
@@ -80,7 +80,7 @@ def _model() -> Run:
 @cache
 def cases() -> dict[str, Case]:
     """The whole grid by name: dense, Radius at d x T x residual x switch, and its competitors at its wire volume."""
-    found = [Case("dense", first=True), Case("dense bf16", ("compression.wire=bf16",), first=True)]
+    found = [Case("dense", contender=True), Case("dense bf16", ("compression.wire=bf16",))]
     for switch in reversed(SWITCHES):
         for density in DENSITIES:
             found += [_radius(density, T, residual, switch) for T in INTERVALS for residual in RESIDUALS]
@@ -94,16 +94,15 @@ def _radius(
 ) -> Case:
     settings = ["method=radius", f"density={density}", f"interval={interval}", f"residual={residual}"]
     settings += [f"turns={turns}", f"moments={moments}"]
-    first = switch > 0 and (
-        (residual == "sum" and interval == 200 and not turns) or (density == 0.4 and interval < 400)
-    )
+    published = residual == "sum" and interval == 200 and not turns
+    contender = switch > 0 and density == 0.4 and (published or moments == "wait")
     taken = f"turns {turns}{' wait' * (moments == 'wait')}" if turns else residual
     name = f"radius d {density:g} T {interval} {taken} switch {switch:g}"
-    return Case(name, tuple(f"compression.{text}" for text in settings), switch, first)
+    return Case(name, tuple(f"compression.{text}" for text in settings), switch, contender)
 
 
 def _rivals(density: float, switch: float) -> list[Case]:
-    rank, first = powersgd_rank(_model(), density), switch > 0 and density == 0.4
+    rank = powersgd_rank(_model(), density)
     ways = {}
     for residual in RESIDUALS:
         mean, kept = " mean" if residual == "mean" else "", f"residual={residual}"
@@ -112,7 +111,12 @@ def _rivals(density: float, switch: float) -> list[Case]:
     if rank:
         ways[f"powersgd rank {rank}"] = ("method=powersgd", f"rank={rank}")
     return [
-        Case(f"{name} switch {switch:g}", tuple(f"compression.{text}" for text in texts), switch, first)
+        Case(
+            f"{name} switch {switch:g}",
+            tuple(f"compression.{text}" for text in texts),
+            switch,
+            contender=switch > 0 and density == 0.4 and "mean" not in name and not name.startswith("random"),
+        )
         for name, texts in ways.items()
     ]
 

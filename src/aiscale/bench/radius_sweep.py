@@ -3,10 +3,12 @@
     aiscale bench radius --sweep --out runs.jsonl --budget 60      # works for an hour; again, and it goes on
     table(load("runs.jsonl"))                                      # one row for each case and number of steps
 
-Every case (`radius_runs.cases`) is trained with the same four learning rates and seed 0, and with the other seeds at
-the two rates that did best there; of these two, that with the better mean counts. A run that is finished is a line of
-FILE at once; one that was broken off is made anew. At the lowest priority, as many at a time as there are cores, one
-thread each. On two cores the whole grid takes days.
+Every case (`radius_runs.cases`) is trained for 500 steps with the same four learning rates and seed 0, and with the
+other seeds at the two rates that did best there; of these two, that with the better mean counts. The contenders, which
+stand for the rest, are tuned like that up to 4,000 steps. Longer runs have every seed at the rate that was found so.
+
+A run that is finished is a line of FILE at once; one that was broken off is made anew. At the lowest priority, as many
+at a time as there are cores, one thread each. On two cores the whole grid takes more than a day.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from aiscale.bench.radius_runs import MARK, Case, Job, cases, wire_share
 from aiscale.bench.timing import machine_facts
 from aiscale.dist.forking import die_with
 
-RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 2000, 4000, 8000)
+RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000, 8000)
+TUNED, CONTENDERS_TUNED = 500, 4000  #: the longest runs for which rates are tried
+LONGEST = 2000  #: of those that are no contenders
 FINALISTS = 2  #: rates of which every seed is tried: by one seed alone, the best two can hardly be told apart
 WORKERS = min(2, os.cpu_count() or 1)
 DEFAULT_OUT = "runs/radius_sweep.jsonl"
@@ -75,28 +79,63 @@ class Grid:
         """The runs that `rows` lack and that can be made now, the most telling ones first."""
         done, jobs = {_key(row) for row in rows}, []
         for case, steps in self._order():
-            candidates = [Job(case.name, steps, rate, self.seeds[0]) for rate in self.rates]
-            for rate in finalists(rows, case.name, steps, self.rates, self.seeds[0]):
+            tuned = self._tuned_at(case, steps)
+            rates = self.rates if steps == tuned else self._found(rows, case, tuned)
+            candidates = [Job(case.name, steps, rate, self.seeds[0]) for rate in rates]
+            best = rates if len(rates) == 1 else finalists(rows, case.name, steps, rates, self.seeds[0])
+            for rate in best:
                 candidates += [Job(case.name, steps, rate, seed) for seed in self.seeds[1:]]
             jobs += [job for job in candidates if _key(asdict(job)) not in done]
         return jobs
 
     def left(self, rows: list[dict]) -> int:
         """How many runs are still to be made altogether."""
-        total = len(self.known) * len(self.lengths) * (len(self.rates) + FINALISTS * (len(self.seeds) - 1))
-        return total - len({_key(row) for row in rows if row["case"] in self.known and row["steps"] in self.lengths})
+        missing = 0
+        for case, steps in self._order():
+            rates = len(self.rates) if steps == self._tuned_at(case, steps) else 1
+            needed = rates + min(FINALISTS, rates) * (len(self.seeds) - 1)
+            missing += max(0, needed - len(_of(rows, case.name, steps)))
+        return missing
+
+    def _tuned_at(self, case: Case, steps: int) -> int:
+        """At which number of steps the rate is found for runs of this length."""
+        return max(self.lengths[0], min(steps, CONTENDERS_TUNED if case.contender else TUNED))
+
+    def _found(self, rows: list[dict], case: Case, steps: int) -> tuple[float, ...]:
+        """(the best rate at this number of steps,) once all of its runs are there, () before."""
+        best = finalists(rows, case.name, steps, self.rates, self.seeds[0])
+        done = {_key(row) for row in rows}
+        whole = best and all((case.name, steps, rate, seed) in done for rate in best for seed in self.seeds)
+        return (_best(_of(rows, case.name, steps))[0]["lr"],) if whole else ()
 
     def _order(self) -> Iterable[tuple[Case, int]]:
-        """What tells most comes first: the main cases, then all; short runs before long ones."""
+        """What tells most comes first: the contenders, then all; short runs before long ones."""
         cells = [(case, place) for place in range(len(self.lengths)) for case in self.known.values()]
-        cells.sort(key=lambda cell: cell[1] + (0 if cell[0].first else 1.5))
+        cells = [(case, place) for case, place in cells if case.contender or self.lengths[place] <= LONGEST]
+        cells.sort(key=lambda cell: cell[1] + (0 if cell[0].contender else 1.5))
         return [(case, self.lengths[place]) for case, place in cells]
 
 
 def finalists(rows: list[dict], case: str, steps: int, rates: tuple[float, ...], seed: int) -> list[float]:
     """The rates with the lowest validation losses at `seed`, once all have been tried, none before."""
-    found = {row["lr"]: _loss(row) for row in rows if (row["case"], row["steps"], row["seed"]) == (case, steps, seed)}
+    found = {row["lr"]: _loss(row) for row in _of(rows, case, steps) if row["seed"] == seed}
     return sorted(rates, key=found.__getitem__)[:FINALISTS] if set(rates) <= set(found) else []
+
+
+def _of(rows: list[dict], case: str, steps: int) -> list[dict]:
+    return [row for row in rows if (row["case"], row["steps"]) == (case, steps)]
+
+
+def _best(rows: list[dict]) -> list[dict]:
+    """Of one case and length, the runs at its best rate: of those with the most seeds, that with the best mean."""
+    by_rate: dict[float, list[dict]] = {}
+    for row in rows:
+        by_rate.setdefault(row["lr"], []).append(row)
+    most = max(map(len, by_rate.values()))
+    return min(
+        (runs for runs in by_rate.values() if len(runs) == most),
+        key=lambda runs: statistics.fmean(map(_loss, runs)),
+    )
 
 
 def _loss(row: dict) -> float:
@@ -110,21 +149,13 @@ def table(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
     known = known or cases()
     best, diverged = {}, {}
     for case, steps in dict.fromkeys((row["case"], row["steps"]) for row in rows):
-        by_rate: dict[float, list[dict]] = {}
-        for row in rows:
-            if (row["case"], row["steps"]) == (case, steps):
-                by_rate.setdefault(row["lr"], []).append(row)
-        most = max(map(len, by_rate.values()))
-        here = min(
-            (runs for runs in by_rate.values() if len(runs) == most),
-            key=lambda runs: statistics.fmean(map(_loss, runs)),
-        )
+        here = _best(_of(rows, case, steps))
         best[case, steps] = {row["seed"]: row for row in here if row["val_loss"] is not None}
         diverged[case, steps] = len(here) - len(best[case, steps])
     found = []
     for (case, steps), runs in best.items():
         if case in known and runs:
-            tried = {row["lr"] for row in rows if (row["case"], row["steps"]) == (case, steps)}
+            tried = {row["lr"] for row in _of(rows, case, steps)}
             cell = _cell(known[case], steps, runs, best.get(("dense", steps), {}))
             edge = len(tried) > 1 and cell["lr"] in (min(tried), max(tried))
             found.append({**cell, "rates_tried": len(tried), "best_at_edge": edge, "diverged": diverged[case, steps]})

@@ -149,7 +149,7 @@ def _collect(speed: Path | None, runs: Path) -> dict:
     rows, known = load(runs), cases()
     cells = table(rows)
     for cell in cells:
-        if not known[cell["case"]].first:
+        if not known[cell["case"]].contender:
             del cell["train_curve"], cell["val_curve"], cell["error_curve"]
     sweep = {"rows": cells, "runs": len(rows), "runs_left": Grid().left(rows), "machines": read_machines(runs)}
     return {"speed": json.loads(speed.read_text()) if speed else None, "sweep": sweep}
