@@ -114,6 +114,17 @@ def test_trend_of_what_was_lost_is_drawn_by_length():
     assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
 
 
+def test_settings_are_cells_with_mean_and_range_and_a_shade_for_worse_or_better():
+    cells = {("500 steps", "T 50", "d 0.4"): (4.2, -1.0, 11.4), ("2,000 steps", "T 200", "d 0.1"): (-5.0, -7.0, -4.0)}
+    short, long = plots.perplexity_settings(cells)
+    assert [text.get_text() for text in short.texts] == ["+4.2", "-1 to +11"]
+    assert [text.get_text() for text in long.texts] == ["-5.0", "-7 to -4"]
+    (red, _, blue), (red2, _, blue2) = (ax.patches[0].get_facecolor()[:3] for ax in (short, long))
+    assert red > blue and red2 < blue2
+    assert long.patches[0].get_xy() == pytest.approx((0.53, 0.54))  # second column, second row
+    assert [tick.get_text() for tick in short.get_yticklabels()] == ["T 50", "T 200"]
+
+
 def test_variants_of_a_method_differ_in_line_mark_and_shade():
     names = [f"radius T {T} {residual}" for T in (50, 200) for residual in ("sum", "mean")]
     ax = plots.perplexity_bytes({name: [(0.4, i, i, i)] for i, name in enumerate([*names, "top-k"])})
@@ -145,6 +156,7 @@ def test_a_method_has_one_colour_in_every_figure():
         lambda: plots.link_speedups({}),
         lambda: plots.perplexity_bytes({}),
         lambda: plots.perplexity_trend({}),
+        lambda: plots.perplexity_settings({}),
     ],
 )
 def test_nothing_to_draw_is_refused(draw):

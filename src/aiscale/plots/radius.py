@@ -10,6 +10,7 @@ plots.density_times(measured, predicted, published, source="...")        # where
 plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
 plots.perplexity_bytes({"radius d 0.4": [(share, mean, low, high)]})     # what the saved bytes cost
 plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # and whether longer runs pay less
+plots.perplexity_settings({("500 steps", "T 200, sum", "d 0.4"): (mean, low, high)})   # and which settings do
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_hex, to_rgb
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MultipleLocator
 
 from aiscale.config import ConfigError
@@ -340,6 +342,35 @@ def perplexity_trend(
     ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     ax.set_xlabel("optimizer steps of the whole run")
     return ax
+
+
+def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float, float]]) -> np.ndarray:
+    """What was lost under all settings, {(panel, row, column): (mean, low, high) in percent}; one Axes a panel.
+
+    A cell is the more orange the worse it is than the baseline, and the more blue the better; it has the mean in large
+    figures and the range in small ones. Settings that nobody has run stay empty.
+    """
+    _require(cells, "(mean, low, high) by (panel, row, column)")
+    panels, rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    size = (7.5, 1.1 + 0.46 * len(rows))
+    axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")[1][0]
+    better, worse = style.STRATEGY_COLORS["ddp"], _DENSITY_COLORS[0.1]
+    for ax, panel in zip(axes, panels, strict=True):
+        for (_, row, column), (mean, low, high) in ((key, cell) for key, cell in cells.items() if key[0] == panel):
+            x, y = columns.index(column), rows.index(row)
+            shade = style.tint(worse if mean > 0 else better, min(1.0, abs(mean) / 15))
+            ax.add_patch(Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, color=shade, linewidth=0))
+            told = {"ha": "center", "va": "center", "color": style.text_color(shade)}
+            ax.text(x, y - 0.14, f"{mean:+.1f}", fontsize=8.5, **told)
+            ax.text(x, y + 0.26, f"{low:+.0f} to {high:+.0f}", fontsize=5.5, **told)
+        ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=panel)
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(len(rows)), rows)
+        ax.xaxis.tick_top()
+        ax.tick_params(length=0)
+        ax.grid(False)
+        ax.spines[:].set_visible(False)
+    return axes
 
 
 def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: Axes | None) -> Axes:
