@@ -24,7 +24,7 @@ from aiscale.bench.ddp import BenchError
 from aiscale.bench.nodes import shape, start_on_nodes, why_no_nodes
 from aiscale.bench.timing import machine_facts
 
-RANKS, ROUNDS = 4, 5
+RANKS, ROUNDS = 4, 9
 TOLERANCE = 0.10  #: by which a DDP step on the emulated link may differ
 _SLOWER, _FASTER = 2.0, 0.25  #: seconds of an all-reduce of all gradients over those of a step without communication
 _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20

@@ -107,7 +107,7 @@ def plan(quick: bool) -> Plan:
         Contender(method="powersgd", rank=powersgd_rank(recipe("laptop").override(*shape), 0.4)),
     )
     rates = (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
-    return Plan(model=shape, contenders=(*dense, *radius, *turned, *refresh, *rivals), rounds=10, rates=rates)
+    return Plan(model=shape, contenders=(*dense, *radius, *turned, *refresh, *rivals), rounds=12, rates=rates)
 
 
 class Bench:
@@ -166,21 +166,22 @@ class Bench:
         with engine.module.no_sync():
             engine.step(self.batch, 1e-4)
 
-    def rate_mbit_s(self) -> float:
+    def rate_mbit_s(self, turns: dict[str, Callable[[], object]]) -> float:
         """The rate at which the baseline's all-reduce takes SHARE of its step; the links are left at it.
 
-        The first guess counts bytes. On real links and busy processors an exchange takes longer than that, so the rate
-        is put right by what it took.
+        The first guess counts bytes. On real links and busy processors an exchange takes longer than that, and longer
+        among all contenders (`turns`) than by itself, so the rate is put right by what it took, alone and among them.
         """
         rounds = max(3, self.plan.rounds)
         compute_s = self.timed({"": self.silent}, rounds).median_s("")
         nbytes = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(self.run.model), self.world.size)
         rate = nbytes * FRAMING * 8 / (compute_s * SHARE / (1 - SHARE)) / 1e6
-        for _ in range(2):
+        alone = {name: turns[name] for name in (SILENT, BASELINE.name)}
+        for actions, n in ((alone, rounds), (turns, max(2, self.plan.rounds // 2))):
             self.slow_down(rate := self.world.from_rank0(lambda rate=rate: rate))
-            turns = self.timed({SILENT: self.silent, "": lambda: self.step(BASELINE)}, rounds)
-            taken_s = turns.median_s("") - turns.median_s(SILENT)
-            rate *= min(max(taken_s / (turns.median_s(SILENT) * SHARE / (1 - SHARE)), 0.5), 2)
+            timed = self.timed(actions, n)
+            compute_s, taken_s = timed.median_s(SILENT), timed.median_s(BASELINE.name)
+            rate *= min(max((taken_s - compute_s) / (compute_s * SHARE / (1 - SHARE)), 0.5), 2)
         rate = self.world.from_rank0(lambda: rate)
         self.slow_down(rate)
         return rate
@@ -222,10 +223,10 @@ def measure(world: World, what: Plan, link: str = "emulated") -> dict:
     bench = Bench(world, what, link)
     sizes = {contender.name: bench.sent(contender) for contender in what.contenders}
     peaks = {contender.name: bench.peak_bytes(contender) for contender in what.contenders}
-    rate = bench.rate_mbit_s()
+    turns = {SILENT: bench.silent, **{c.name: (lambda c=c: bench.step(c)) for c in what.contenders}}
+    rate = bench.rate_mbit_s(turns)
     bench.say(f"the links are set to {rate:.1f} Mbit/s")
-    turns = {c.name: (lambda c=c: bench.step(c)) for c in what.contenders}
-    steps = bench.timed({SILENT: bench.silent, **turns}, what.rounds)
+    steps = bench.timed(turns, what.rounds)
     parts = bench.timed(_parts(bench, sizes), what.rounds)
     bench.say(f"{len(what.contenders)} contenders and their parts done, {what.rounds} rounds")
     few = [c for c in what.contenders if not c.dense_step and (c.method == "none" or c.density in (0.4, 0.1))]
@@ -233,8 +234,8 @@ def measure(world: World, what: Plan, link: str = "emulated") -> dict:
     at_rates = {}
     for factor in what.rates:
         bench.slow_down(rate * factor)
-        turns = bench.timed({c.name: (lambda c=c: bench.step(c)) for c in few}, max(2, what.rounds // 2))
-        at_rates[str(factor)] = turns.seconds
+        timed = bench.timed({c.name: turns[c.name] for c in few}, max(2, what.rounds // 2))
+        at_rates[str(factor)] = timed.seconds
         bench.say(f"{rate * factor:.1f} Mbit/s done")
     held = {c.name: _held(bench.engines[c.settings]) for c in what.contenders}
     return {
