@@ -54,15 +54,25 @@ exec {sys.executable} "$@"
 """
 ACTIVATE = 'test -z "$NOBODY_SET_THIS"; PATH="$(dirname "${BASH_SOURCE[0]}"):$PATH"\n'
 
-#: in its place where only a job's end matters: all ranks but the first are frozen
+#: in its place where only a job's end matters: all ranks but the first are frozen, and woken only to be killed
 FROZEN = """#!/bin/bash
 case "$*" in *"-m aiscale doctor"*) exit ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
 while [ "$1" != --note-saved ]; do shift; done
-[ "$SLURM_PROCID" = 0 ] || kill -STOP $$
+[ "$SLURM_PROCID" = 0 ] || { kill -STOP $$; exit 143; }
 printf '%s\\n' step_1 hung > "$2"
 sleep 1
 exit 76
+"""
+
+#: in its place where a job's time is nearly up: trains until it is told to stop, saves, and goes on in the next start
+STOPPING = """#!/bin/bash
+case "$*" in *"-m aiscale doctor"*) exit ;; esac
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
+while [ "$1" != --note-saved ]; do shift; done
+note=$2
+trap 'printf "%s\\n" step_1 stopped >> "$note"; exit 130' USR1
+for _ in $(seq 1000); do sleep 0.1; done
 """
 
 
@@ -207,6 +217,17 @@ def test_a_job_goes_on_whose_frozen_ranks_slurm_had_to_kill(perlmutter, place):
     (place / ".venv/bin/python").write_text(FROZEN)
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
     job = perlmutter.submit(path, "--nodes=1", "--time=60", cwd=place)
+    assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
+    shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
+    assert "Restarts=1" in shown
+
+
+@in_ci
+def test_slurm_itself_says_that_the_time_is_nearly_up_and_the_job_goes_on(perlmutter, place):
+    (place / ".venv/bin/python").write_text(STOPPING)
+    path = ROOT / "launchers/perlmutter/ddp.sbatch"
+    # Slurm looks every 30 s whether a job is that near to its end; the launcher asks for 300 s.
+    job = perlmutter.submit(path, "--nodes=1", "--time=1", "--signal=B:USR1@20", cwd=place)
     assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
     shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
     assert "Restarts=1" in shown
