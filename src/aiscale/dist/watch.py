@@ -166,7 +166,8 @@ class _Watch:
 
     def _end_unheard(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())
-        time.sleep(3 * self.beat_s)  # the launcher should see first how the one that spoke has ended
+        # The launcher should see first how the one that spoke has ended, and then it ends this one, too.
+        time.sleep(3 * self.beat_s + 5)
         end_now(LOST_STATUS)
 
 
