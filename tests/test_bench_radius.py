@@ -116,13 +116,11 @@ def test_speed_up_at_the_main_rate_stands_among_those_at_others():
 def test_what_is_stored_was_measured_on_slowed_links_and_is_what_was_asked_for():
     speed = stored()["speed"]
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4
-    assert abs(speed["share_here"] - speed["share"]) < 0.06  # "about half", as in the published baseline
+    assert abs(speed["share_here"] - speed["share"]) < 0.02
     assert speed["checks"] == checks(speed) and all(check["met"] for check in speed["checks"])
     link = json.loads((resources.files("aiscale") / "data_measured/link_cpu.json").read_text())
-    dense = [check for check in link["checks"] if "Radius" not in check["name"]]
-    assert len(link["checks"]) == 8 and len(dense) == 4
-    assert all(check["met"] and 0.9 <= check["value"] <= 1.1 for check in dense)
-    assert all(0.89 <= check["value"] <= 1.11 for check in link["checks"])
+    assert len(link["checks"]) == 8
+    assert all(check["met"] and 0.9 <= check["value"] <= 1.1 for check in link["checks"])
 
 
 def test_the_stored_sweep_has_the_trend_over_three_lengths_with_every_seed_and_rate():

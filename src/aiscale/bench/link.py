@@ -1,8 +1,9 @@
 """Does the emulated link behave like a real one? `aiscale bench link`, on four new ranks (Linux with namespaces).
 
 Each rank lives on a node of its own (`bench.nodes`). In turn, the kernel slows the nodes' network cards, or `dist.link`
-emulates cards of the same rate over unslowed ones. Timed are every collective, and a DDP step of the model of `bench
-radius`, dense and sparse, overlapped and at once: near the rate that benchmark chooses, at a slower and a faster one.
+emulates cards of the same rate over unslowed ones, and of the same latency, which an all-reduce of few bytes shows.
+Timed are every collective, and a DDP step of the model of `bench radius`, dense and sparse, overlapped and at once:
+near the rate that benchmark chooses, at a slower and a faster one.
 
 DDP steps must take the same time to a tenth, up to the rate of `bench radius`. Faster ones are shown and not judged:
 there the kernel's own work for slowed cards, which no emulation has and no separate machine would do, takes the
@@ -20,14 +21,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
+
 from aiscale.bench.ddp import BenchError
 from aiscale.bench.nodes import shape, start_on_nodes, why_no_nodes
 from aiscale.bench.timing import machine_facts
+from aiscale.dist.link import FRAMING, busiest_link
 
 RANKS, ROUNDS = 4, 9
 TOLERANCE = 0.10  #: by which a DDP step on the emulated link may differ
 _SLOWER, _FASTER = 2.0, 0.25  #: seconds of an all-reduce of all gradients over those of a step without communication
 _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20
+_FEW_BYTES = 4096  #: of the messages by which latency is measured
 
 
 def bench_link(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
@@ -58,10 +64,11 @@ def show_link(result: dict) -> None:
     machine = result["machine"]
     print(f"{machine['date']}  {machine['processor']}, {machine['cores']} cores, torch {machine['torch']}")
     print(f"{result['ranks']} ranks, {result['rounds']} rounds; a step without communication {result['quiet_s']:.3f} s")
-    print(f"{'what':25} {'Mbit/s':>8} {'payload MB':>10} {'real s':>8} {'emulated s':>10} {'ratio':>6}")
+    print(f"{'what':25} {'Mbit/s':>8} {'ms':>5} {'payload MB':>10} {'real s':>8} {'emulated s':>10} {'ratio':>6}")
     for row in result["rows"]:
         print(
-            f"{row['what']:25} {row['rate_mbit_s']:8.0f} {row['payload_bytes'] / 1e6:10.2f} {row['real_s']:8.3f} "
+            f"{row['what']:25} {row['rate_mbit_s']:8.0f} {1e3 * row['latency_s']:5.2f} "
+            f"{row['payload_bytes'] / 1e6:10.2f} {row['real_s']:8.3f} "
             f"{row['emulated_s']:10.3f} {row['ratio']:6.2f}"
         )
 
@@ -70,22 +77,40 @@ class _Comparison:
     """The two kinds of link under the same work; one on every rank."""
 
     def __init__(self, world, rounds: int) -> None:
-        self.world, self.rounds = world, rounds
+        self.world, self.rounds, self.latencies_s = world, rounds, {}
 
     def row(self, what: str, action: Callable[[], object], rate_mbit_s: float, payload_bytes: int) -> dict:
         """Median seconds of `action` on links of a rate, real and emulated in turn, and the median of their ratios."""
+        latency_s = self.latency_s(rate_mbit_s)
         seconds: dict[str, list[float]] = {"real": [], "emulated": []}
         for i in range(self.rounds):
             for kind in ("real", "emulated") if i % 2 else ("emulated", "real"):
                 seconds[kind].append(self._seconds(kind, action, rate_mbit_s))
         ratios = [e / r for e, r in zip(seconds["emulated"], seconds["real"], strict=True)]
         median_s = {f"{kind}_s": statistics.median(values) for kind, values in seconds.items()}
-        facts = {"what": what, "rate_mbit_s": rate_mbit_s, "payload_bytes": payload_bytes}
+        facts = {"what": what, "rate_mbit_s": rate_mbit_s, "latency_s": latency_s, "payload_bytes": payload_bytes}
         return {**facts, **median_s, "ratio": statistics.median(ratios), "seconds": seconds}
+
+    def latency_s(self, rate_mbit_s: float) -> float:
+        """Of one message on real links of this rate: what all-reduces of few bytes take beyond their bytes."""
+        if rate_mbit_s not in self.latencies_s:
+            few, in_a_row = torch.zeros(_FEW_BYTES // 4 * self.world.size), 10
+
+            def work() -> None:
+                for _ in range(in_a_row):
+                    dist.all_reduce(few)
+
+            shape(rate_mbit_s)
+            taken_s = statistics.median([self._timed(work) for _ in range(2 + self.rounds)][2:]) / in_a_row
+            messages, sent_bytes = busiest_link("all_reduce", few.nbytes, self.world.size)
+            found_s = (taken_s - 8 * FRAMING * sent_bytes / (1e6 * rate_mbit_s)) / messages
+            self.latencies_s[rate_mbit_s] = self.world.from_rank0(lambda: max(0.0, found_s))
+        return self.latencies_s[rate_mbit_s]
 
     def _seconds(self, kind: str, action: Callable[[], object], rate_mbit_s: float) -> float:
         shape(rate_mbit_s if kind == "real" else 0)
-        with self.world.link.at(rate_mbit_s if kind == "emulated" else 0):
+        emulated = (rate_mbit_s, self.latency_s(rate_mbit_s)) if kind == "emulated" else (0,)
+        with self.world.link.at(*emulated):
             self._timed(action)  # TCP has to find the new rate
             return self._timed(action)
 
@@ -99,9 +124,6 @@ class _Comparison:
 
 def _collectives(world) -> dict[str, Callable[[], object]]:
     """Every collective with the same payload."""
-    import torch
-    import torch.distributed as dist
-
     n, r, size = world.size, world.rank, _COLLECTIVES_BYTES // 4
     x, share = torch.ones(size), torch.ones(size // n)
 
@@ -123,14 +145,10 @@ def _collectives(world) -> dict[str, Callable[[], object]]:
 
 def _rank(quick: bool, out: Path) -> None:
     """What each rank does."""
-    import torch
-    import torch.distributed as dist
-
     from aiscale import cost
     from aiscale.bench.radius_steps import SHARE, plan
     from aiscale.bench.timing import paired
     from aiscale.dist import connect
-    from aiscale.dist.link import FRAMING
     from aiscale.parallel import build
     from aiscale.recipes import recipe
 

@@ -91,14 +91,14 @@ class Link:
         self._rate_mbit_s = float(rate_mbit_s)
 
     @contextmanager
-    def at(self, rate_mbit_s: float) -> Iterator[None]:
+    def at(self, rate_mbit_s: float, latency_s: float = 0.0) -> Iterator[None]:
         """Slowed to `rate_mbit_s` inside; every rank enters it."""
-        before = self.rate_mbit_s
-        self.rate_mbit_s = rate_mbit_s
+        before = self.rate_mbit_s, self.latency_s
+        self.rate_mbit_s, self.latency_s = rate_mbit_s, latency_s
         try:
             yield
         finally:
-            self.rate_mbit_s = before
+            self.rate_mbit_s, self.latency_s = before
 
     def carry(
         self, group: dist.ProcessGroup, op: str, nbytes: float, args: tuple, start: Callable[[], dist.Work]
