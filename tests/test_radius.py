@@ -64,6 +64,14 @@ def warmup_is_ddp():
 def interval_1_is_ddp():
     return torch.equal(trained(radius.override("compression.interval=1")), trained(base))
 
+def so_in_bf16_and_with_two_micro_batches():
+    half = ["compression.wire=bf16"]
+    dense, full = trained(base.override(*half)), [*half, "compression.density=1", "compression.residual=none"]
+    runs = [[*half, "compression.warmup_steps=7"], [*half, "compression.interval=1"], full]
+    same = [torch.equal(trained(radius.override(*more)), dense) for more in runs]
+    same.append(torch.equal(*(trained(run, n_micro=2) for run in (base, radius.override("compression.density=1")))))
+    return all(same)
+
 def density_changes_something():
     return not torch.equal(trained(radius), trained(base))
 
@@ -89,6 +97,64 @@ def conserved(settings=("compression.interval=4",)):
 
 def conserved_in_turns():
     return conserved([*turns[:2], "compression.interval=5"])
+
+def conserved_otherwise():
+    return [conserved(["compression.interval=4", *more]) for more in (
+        ["compression.overlap=false"], ["compression.scope=global"], ["compression.range=1"])]
+
+# The algorithm once more, on whole tensors and without a piece of the package.
+def written_down_again(settings, n_micro=1):
+    run = radius.override("loop.precision=fp64", "optimizer.clip_norm=0", *settings)
+    engine, local, right = build(run, world), {}, []
+    names, config, (b1, b2) = engine.compressor.names, run.compression, (run.optimizer.beta1, run.optimizer.beta2)
+    mask = {p: torch.ones(p.numel(), dtype=torch.bool) for p in names}
+    unsent, first, second = ({p: torch.zeros(p.numel(), dtype=p.dtype) for p in names} for _ in range(3))
+    pack = engine.compressor.pack
+    def noting(bucket):
+        local.update((p, g.flatten().clone()) for p, g in zip(bucket.parameters, bucket.gradients))
+        return pack(bucket)
+    engine.compressor.pack = noting
+    for step in range(8):
+        train(engine, step + 1, first=step, n_micro=n_micro)
+        dense = step % 3 == 0
+        for p in names:
+            unsent[p] += local[p]
+            sent = unsent[p].clone()
+            if dense and config.residual == "mean" and step:
+                sent[~mask[p]] /= 3
+            if not dense:
+                sent[~mask[p]] = 0
+            unsent[p] = torch.zeros_like(sent) if dense or config.residual == "none" else unsent[p].where(~mask[p], 0)
+            dist.all_reduce(sent)
+            right.append((p.grad.view(-1) - sent / n).abs().max().item() < 1e-13)
+            g = p.grad.view(-1)
+            first[p], second[p] = b1 * first[p] + (1 - b1) * g, b2 * second[p] + (1 - b2) * g * g
+        if dense:
+            t, weighed = step + 1, [p for p in names if not names[p].endswith("bias")]
+            def score(p):
+                if config.score == "gradient":
+                    return p.grad.view(-1).abs()
+                if config.score == "momentum":
+                    return first[p].abs()
+                return (first[p] / (1 - b1 ** t) / ((second[p] / (1 - b2 ** t)).sqrt() + run.optimizer.eps)).abs()
+            groups = [weighed] if config.scope == "global" else [[p] for p in weighed]
+            for group in groups:
+                together_ = torch.cat([score(p) for p in group])
+                best = torch.zeros(len(together_), dtype=torch.bool)
+                best[together_.argsort(descending=True, stable=True)[:int(0.3 * len(together_))]] = True
+                for p, part in zip(group, best.split([p.numel() for p in group])):
+                    mask[p] = part.clone()
+                    if config.range:
+                        mask[p][1:] |= part[:-1]
+                        mask[p][:-1] |= part[1:]
+        right += [torch.equal(mask[p], engine.compressor.mask[p]) for p in names]
+    return all(right)
+
+def as_written_down_again():
+    return [written_down_again(settings, n_micro) for settings, n_micro in (
+        ([], 1), (["compression.residual=mean", "compression.score=gradient"], 1),
+        (["compression.scope=global", "compression.score=momentum", "compression.range=1"], 2),
+        (["compression.residual=none", "compression.overlap=false"], 2))]
 
 def residual_is_empty_where_it_should_be():
     engine, found = build(radius, world), []
@@ -169,6 +235,11 @@ def resumed_mean_and_global():
 def resumed_in_turns():
     return resumed(wait)
 
+def resumed_otherwise():
+    lost = ["compression.residual=none", "compression.range=1", "compression.score=gradient"]
+    return [resumed(settings, steps=[3, 5]) for settings in (
+        ["compression.wire=bf16"], lost, ["compression.score=momentum", "parallel.distributed_optimizer=true"])]
+
 def waiting_moves_only_what_arrived():
     engine = train(build(radius.override(*wait, "optimizer.clip_norm=0", "loop.precision=fp64"), world), 7)
     found = []
@@ -239,6 +310,39 @@ def planted_mask():
     except MaskError as error:
         return str(error)
 
+# What ranks say after rank 1's mask of a weight was written to: at once, in a further step, and when they would save.
+def said_after(plant):
+    engine, said = train(build(radius, world), 2), []
+    if world.rank == 1:
+        plant(engine.compressor.mask[engine.model.blocks[1].mlp.up.weight])
+    for act in (lambda: train(engine, 7, first=2), lambda: train(engine, 8, first=7), engine.state):
+        try:
+            act()
+        except (GradientError, MaskError) as error:
+            said.append(type(error).__name__ + ": " + str(error))
+    return said
+
+def swapped_in_a_mask():
+    def swap(mask):
+        a, b = mask.nonzero()[0], (~mask).nonzero()[0]
+        mask[a], mask[b] = False, True
+    return said_after(swap)
+
+def one_more_in_a_mask():
+    def add(mask):
+        mask[(~mask).nonzero()[0]] = True
+    return said_after(add)
+
+def another_mask_in_a_checkpoint():
+    engine = train(build(radius, world), 2)
+    state = engine.compressor.state()
+    if world.rank == 1:
+        state["mask"] = {name: mask.roll(1) for name, mask in state["mask"].items()}
+    try:
+        engine.compressor.load(state)
+    except MaskError as error:
+        return str(error)
+
 found = {name: globals()[name]() for name in NAMES}
 if world.is_main:
     say(json.dumps(found))
@@ -249,6 +353,7 @@ BITS = [
     "full_density_at_once_is_dense_at_once",
     "warmup_is_ddp",
     "interval_1_is_ddp",
+    "so_in_bf16_and_with_two_micro_batches",
     "density_changes_something",
 ]
 ALWAYS = [
@@ -260,6 +365,9 @@ ALWAYS = [
     "masks_agree",
     "not_finite",
     "planted_mask",
+    "swapped_in_a_mask",
+    "one_more_in_a_mask",
+    "another_mask_in_a_checkpoint",
 ]
 AT_2 = [*ALWAYS, "residual_is_empty_where_it_should_be", "payload", "range_sends_what_it_widened", "resumed"]
 AT_2 += [
@@ -268,6 +376,9 @@ AT_2 += [
     "waiting_moves_only_what_arrived",
     "resumed_mean_and_global",
     "resumed_in_turns",
+    "resumed_otherwise",
+    "conserved_otherwise",
+    "as_written_down_again",
     "bf16_is_close",
     "held",
 ]
@@ -300,6 +411,14 @@ def test_where_everything_is_sent_radius_is_ddp_to_the_last_bit(case, at_2_ranks
 @pytest.mark.parametrize("case", ["conserved", "conserved_in_turns", "masks_agree"])
 def test_no_gradient_is_lost_and_ranks_choose_alike(case, at_2_ranks, at_3_ranks):
     assert at_2_ranks[case] is True and at_3_ranks[case] is True
+
+
+def test_no_gradient_is_lost_at_once_with_neighbours_or_where_all_tensors_compete(at_2_ranks):
+    assert at_2_ranks["conserved_otherwise"] == [True] * 3
+
+
+def test_gradients_and_masks_are_those_of_the_algorithm_written_down_a_second_time(at_2_ranks):
+    assert at_2_ranks["as_written_down_again"] == [True] * 4
 
 
 def test_one_process_that_plays_n_ranks_gives_the_weights_of_n_processes(at_2_ranks, at_3_ranks):
@@ -340,6 +459,10 @@ def test_a_run_that_goes_on_from_any_step_ends_at_the_same_weights(case, at_2_ra
     assert at_2_ranks[case] == [0] * 6
 
 
+def test_so_does_one_with_bf16_without_residual_or_with_divided_states(at_2_ranks):
+    assert at_2_ranks["resumed_otherwise"] == [[0, 0]] * 3
+
+
 def test_a_run_that_goes_on_with_three_ranks_differs_by_rounding_only(at_3_ranks):
     (apart,) = at_3_ranks["resumed_in_other_buckets"]
     assert apart < 1e-12
@@ -366,6 +489,21 @@ def test_a_rank_that_chose_other_entries_stops_the_run(n, at_2_ranks, at_3_ranks
     who, apart = ("rank 0, 1 of 2", "each other") if n == 2 else ("rank 1 of 3", "the rest")
     assert error.startswith(f"after step 4 {who} chose other gradient entries than {apart}, ")
     assert "\n" not in error
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_mask_that_was_written_to_stops_all_ranks_and_nothing_is_saved(n, at_2_ranks, at_3_ranks):
+    found = {2: at_2_ranks, 3: at_3_ranks}[n]
+    who, apart = ("rank 0, 1 of 2", "each other") if n == 2 else ("rank 1 of 3", "the rest")
+    first, then, saving = found["swapped_in_a_mask"]
+    assert first.startswith(f"MaskError: after step 4 {who} sent other gradient entries than {apart}, so means of ")
+    assert then.startswith("GradientError: no step can follow one that was broken off: after step 4 ")
+    assert saving.startswith("GradientError: nothing is saved after a step that was broken off: after step 4 ")
+    first, *_ = found["one_more_in_a_mask"]
+    assert first.startswith("GradientError: after step 2 the masks of ") and "blocks.1.mlp.up.weight" in first
+    assert "entries set on rank 1, where " in first and "\n" not in first
+    loaded = found["another_mask_in_a_checkpoint"]
+    assert loaded.startswith(f"after step 2 {who} loaded a mask of other entries than {apart}, so the checkpoint is ")
 
 
 def test_radius_trains_resumes_and_refuses_from_the_command_line(tmp_path):

@@ -56,11 +56,12 @@ class CompressionConfig:
             )
         require(
             0 < self.density <= 1,
-            f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1",
+            f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1: "
+            "set it to 0.4, for example",
         )
         for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("turns", 0), ("warmup_steps", 0)):
             value = getattr(self, name)
-            require(value >= least, f"compression.{name} is {value}: it must be at least {least}")
+            require(value >= least, f"compression.{name} is {value}: it must be at least {least}: set it so")
         require(
             self.turns or self.moments == "decay",
             "compression.moments is wait without turns: an entry that is not chosen would stand still until the next "

@@ -38,7 +38,6 @@ class Bucket:
     buffer: Tensor  #: (N,) the gradients of `parameters`, end to end
     parameters: list[nn.Parameter]
     gradients: list[Tensor]  #: views of the buffer, in the parameters' shapes
-    at: Tensor | None = None  #: (K,) where the entries that are on their way stand, if a method keeps that
 
     def fill_gradients(self) -> None:
         """Give the parameters what the buffer holds, where their gradients are no views of it."""
@@ -58,7 +57,8 @@ class Compressor:
         self.step = 0  #: optimizer steps taken with this method
         self._waiting: list[tuple[Bucket, Tensor]] = []  #: with overlap=false: (bucket, what is sent of it)
         self._norms: list[tuple[list[nn.Parameter], Tensor]] = []  #: of this rank's gradients in this step
-        self._broken = ""  #: what GradientError said
+        self._fault = ""  #: what this rank found wrong in this step
+        self._broken = ""  #: by which error a step was broken off
 
     # What a method changes -----------------------------------------------------------------------------------------
 
@@ -121,6 +121,8 @@ class Compressor:
 
     def after_backward(self) -> None:
         """Before clipping: send what waited, and raise GradientError if a rank had gradients that are not finite."""
+        if self._broken:
+            raise GradientError(f"no step can follow one that was broken off: {self._broken}")
         if self._waiting:
             sizes = [len(packed) for _, packed in self._waiting]
             mean = self.share(torch.cat([packed for _, packed in self._waiting]))
@@ -129,7 +131,7 @@ class Compressor:
                 self.unpack(bucket, part)
                 bucket.fill_gradients()
             self._waiting = []
-        self._raise_unless_finite()
+        self._raise_faults()
 
     def share(self, packed: Tensor) -> Tensor:
         """This rank's share of the mean, in the wire's precision; overwrites `packed`.
@@ -158,23 +160,22 @@ class Compressor:
         if self.config.method != "none":
             self._norms.append((parameters, torch.stack(torch._foreach_norm(gradients))))
 
-    def _raise_unless_finite(self) -> None:
+    def _raise_faults(self) -> None:
         norms, self._norms = self._norms, []
         if self.config.method == "none":
             return
-        found = ""
         if norms and not math.isfinite(torch.stack([norm.sum() for _, norm in norms]).sum().item()):
             flat = [(p, value) for ps, norm in norms for p, value in zip(ps, norm.tolist(), strict=True)]
-            found = next((self.names[p] for p, value in flat if not math.isfinite(value)), "")
-        if not self.world.any(bool(found)):
-            return
-        rank, name = next((rank, name) for rank, name in enumerate(self.world.gather(found)) if name)
-        self._broken = (
-            f"the gradient of {name} on rank {rank} is not finite at step {self._optimizer_steps() + 1}; "
-            f"compression.method {self.config.method} would keep it: lower optimizer.lr (now {self.run.optimizer.lr}) "
-            "or lengthen optimizer.warmup_steps, and resume from the last checkpoint, which is untouched"
-        )
-        raise GradientError(self._broken)
+            for name in [self.names[p] for p, value in flat if not math.isfinite(value)][:1]:
+                self._fault = (
+                    f"the gradient of {name} on rank {self.world.rank} is not finite at step "
+                    f"{self._optimizer_steps() + 1}; compression.method {self.config.method} would keep it: lower "
+                    f"optimizer.lr (now {self.run.optimizer.lr}) or lengthen optimizer.warmup_steps, and resume from "
+                    "the last checkpoint, which is untouched"
+                )
+        if self.world.any(bool(self._fault)):
+            self._broken = next(fault for fault in self.world.gather(self._fault) if fault)
+            raise GradientError(self._broken)
 
     def _optimizer_steps(self) -> int:
         """Steps that the optimizer has taken, also before this method came into use."""

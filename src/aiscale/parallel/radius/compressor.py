@@ -6,7 +6,8 @@ After `warmup_steps` dense steps (at least one) each parameter tensor keeps a ma
 entries. A sparse step averages those entries alone, bucket by bucket during the backward pass; the rest waits in a
 residual on its rank. Every `interval`-th step is dense: it sends everything, the residual with it, and after the
 optimizer's step the mask is chosen anew where AdamW's update is largest. Biases are always sent. With bf16 on the wire,
-what rounding takes off an entry in a sparse step waits in the residual as well.
+what rounding takes off an entry in a sparse step waits in the residual as well, which plain bf16 all-reduces lose: at
+density 1 fp32 on the wire gives what DDP gives to the last bit, and bf16 only with `residual=none`.
 
 The optimizer is a stock one: entries that are not sent have a zero gradient in that step, so their moments decay and
 they still move, as in the published runs. Source: Radius's artifact appendix and its authors' public code.
@@ -61,10 +62,9 @@ class Radius(Compressor):
     def pack(self, bucket: Bucket) -> Tensor:
         residual = self.residual.together(bucket.parameters) if self.residual else None
         if not self.is_dense(self.step):
+            # Found again for the way back, which is a sixth of Radius's own work: of buckets that are under way at the
+            # same time they would take 8 bytes for each entry that is sent.
             at = self._positions(bucket)
-            # Found once for both ways: a sixth of Radius's own work. With all buckets under way at the same time they
-            # would take 8 bytes for each entry that is sent, so there they are found again.
-            bucket.at = at if self.config.overlap else None
             return pack(bucket.buffer, at, residual, self._arriving if self.config.wire == "bf16" else None)
         if residual is not None and self.gathered:
             averaged = self.config.residual == "mean"
@@ -78,7 +78,7 @@ class Radius(Compressor):
             if when is not None:
                 bucket.buffer.div_(self._waited(when, bucket.buffer.dtype))
             return
-        at = self._positions(bucket) if bucket.at is None else bucket.at
+        at = self._positions(bucket)
         if when is not None:
             mean = mean.to(bucket.buffer.dtype) / self._waited(when.index_select(0, at), bucket.buffer.dtype)
         unpack(bucket.buffer, at, mean)
@@ -95,6 +95,12 @@ class Radius(Compressor):
     def after_update(self) -> None:
         """Count the step; where the first sparse one after a dense one comes next, choose what it will send."""
         was_dense = self.is_dense(self.step)
+        if was_dense and self.gathered:  # masks that were in use since the last one
+            self._agree(
+                "sent other gradient entries",
+                "means of different entries were mixed up: resume all ranks from the last checkpoint, and look for "
+                "what writes to a mask",
+            )
         super().after_update()
         self.gathered = 0 if was_dense else self.gathered + 1
         if was_dense and not self.is_dense(self.step):
@@ -116,14 +122,11 @@ class Radius(Compressor):
         for p in masked.values() if config.turns else ():
             self.mask[p].copy_(in_turns(self.mask[p].bool(), config.turns))
         self._count()
-        digests = self.world.gather(digest(self.mask[p] for p in self.names))
-        if odd := disagreeing(digests):
-            apart = "than each other" if len(odd) == self.world.size else "than the rest"
-            raise MaskError(
-                f"after step {self._optimizer_steps()} rank {', '.join(map(str, odd))} of {self.world.size} chose "
-                f"other gradient entries {apart}, so weights or moments are no longer the same: resume all ranks from "
-                "the last checkpoint, and look for what changes a model or optimizer on some ranks only"
-            )
+        self._agree(
+            "chose other gradient entries",
+            "weights or moments are no longer the same: resume all ranks from the last checkpoint, and look for what "
+            "changes a model or optimizer on some ranks only",
+        )
 
     def held(self) -> dict[str, list[Tensor]]:
         residual = self.residual.tensors() if self.residual else []
@@ -148,10 +151,31 @@ class Radius(Compressor):
             if self.residual:
                 self.residual[p].copy_(state["residual"][f"rank{self.world.rank}.{name}"])
         self._count()
+        self._agree("loaded a mask of other entries", "the checkpoint is damaged or not one: use the one before")
+
+    def _agree(self, differently: str, remedy: str) -> None:
+        """Raise MaskError if ranks hold different masks; from then on nothing is saved."""
+        digests = self.world.gather(digest(self.mask[p] for p in self.names))
+        if odd := disagreeing(digests):
+            apart = "than each other" if len(odd) == self.world.size else "than the rest"
+            self._broken = (
+                f"after step {self._optimizer_steps()} rank {', '.join(map(str, odd))} of {self.world.size} "
+                f"{differently} {apart}, so {remedy}"
+            )
+            raise MaskError(self._broken)
 
     def _positions(self, bucket: Bucket) -> Tensor:
         mask = self.mask.together(bucket.parameters)
-        return positions(sent_now(mask, self._turn) if self.config.turns else mask, self.entries(bucket.parameters))
+        at = positions(sent_now(mask, self._turn) if self.config.turns else mask, self.entries(bucket.parameters))
+        if len(at) == (k := self.entries(bucket.parameters)):
+            return at
+        # The others wait for a message of k entries: they get one, and all stop after the backward pass.
+        self._fault = (
+            f"after step {self._optimizer_steps()} the masks of {', '.join(self.names[p] for p in bucket.parameters)} "
+            f"have {len(at)} entries set on rank {self.world.rank}, where {k} were chosen: resume from the last "
+            "checkpoint, and look for what writes to a mask"
+        )
+        return torch.arange(k, device=mask.device)
 
     def _waited(self, when: Tensor, dtype: torch.dtype) -> Tensor:
         """Of how many gradients each entry sends the sum now, (N,); `when` (N,) is a mask with turns."""
