@@ -528,6 +528,9 @@ def test_radius_trains_resumes_and_refuses_from_the_command_line(tmp_path):
     assert status == 2 and error.startswith(
         "aiscale: the checkpoint was written with compression.density=0.5, not 0.25: set that again"
     )
+    status, error = train(2, 9, *radius, "optimizer.lr=1e30", "optimizer.clip_norm=0")
+    assert status != 0 and error.startswith("aiscale: the gradient of ") and "\n" not in error
+    assert " is not finite at step 9; compression.method radius would keep it: lower optimizer.lr (now 1e+30) " in error
     assert train(3, 8) == (0, "")  # back to whole gradients, on other ranks
     lines = (tmp_path / "laptop/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

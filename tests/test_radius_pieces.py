@@ -164,12 +164,23 @@ def test_the_ranks_that_differ_from_most_are_named(digests, odd):
         ("moments=wait", "compression.moments is wait without turns: "),
         ("turns=3 range=1", "compression.turns is 3: with scope tensor and range 1 what turns would send is not"),
         ("turns=3 residual=mean", "compression.turns is 3 with residual mean: "),
+        ("density=0.4 loop.precision=fp16", "compression.method radius with loop.precision fp16: unsent gradients "),
+        (
+            "turns=3 moments=wait optimizer.name=sgd",
+            "compression.moments wait with optimizer.name sgd and parallel.distributed_optimizer false: ",
+        ),
+        (
+            "turns=3 moments=wait parallel.distributed_optimizer=true",
+            "compression.moments wait with optimizer.name adamw and parallel.distributed_optimizer true: ",
+        ),
     ],
 )
 def test_a_density_or_an_interval_that_cannot_be_is_refused(setting, message):
     with pytest.raises(ConfigError) as error:
-        Run().override(*SETTINGS, *(f"compression.{word}" for word in setting.split()))
-    assert str(error.value).startswith(message)
+        Run().override(
+            *SETTINGS, *(word if "." in word.split("=")[0] else f"compression.{word}" for word in setting.split())
+        )
+    assert str(error.value).startswith(message) and "\n" not in str(error.value) and ": set " in str(error.value)
 
 
 def test_the_formula_of_the_payload_counts_k_of_each_tensor_and_biases_whole():

@@ -82,7 +82,7 @@ class Run:
         require(
             self.compression.method == "none" or self.loop.precision != "fp16",
             f"compression.method {self.compression.method} with loop.precision fp16: unsent gradients would be kept at "
-            "a loss scale that changes: use bf16 or fp32",
+            "a loss scale that changes: set loop.precision=bf16 or fp32",
         )
         self.parallel.check_model(self.model)
 

@@ -1,6 +1,6 @@
 """The command `aiscale evaluate RUN`: what a trained model can do on tasks of EleutherAI's lm-eval harness.
 
-    aiscale evaluate runs/radius-2b --tasks lambada_openai,wikitext,winogrande --device cuda --json
+    aiscale evaluate runs/radius-2b --tasks lambada_openai,lambada_standard,wikitext,winogrande --device cuda --json
     aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling,aiscale_two_choice
     results = evaluate("runs/laptop", ["aiscale_rolling"])      # {"results": {"aiscale_rolling": {...}}, ...}
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from aiscale.config import ConfigError
 
 #: The appendix's downstream tasks: the last word of a passage, perplexity of articles, what a pronoun stands for.
-TASKS = ("lambada_openai", "wikitext", "winogrande")
+TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
 OURS = Path(__file__).parent / "tasks"
 BOOTSTRAP_DRAWS = 1000  #: for the standard error of a perplexity; lm-eval's 100,000 take longer than a small evaluation
 

@@ -33,6 +33,7 @@ class Lesson:
     settings: Settings = ()
     layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs a node, the next lower number counts
     variants: tuple[Variant, ...] = ()
+    other: str = "loop.seed=1"  #: a setting that somebody may want to try
     ranks: int = 0  #: 0: one node
     gpu_memory_gb: float = 0  #: least that a GPU must have
     hours: float = 2
@@ -146,6 +147,7 @@ LESSONS: dict[str, Lesson] = {
             title="Radius, GPT-355M",
             about="Radius at density 0.5, as published for 64 A100 of 80 GB: 500,000 steps, days of training.",
             recipe="radius-355m",
+            other="compression.density=0.1",
             variants=_radius("355m", "density 0.5, a new mask every 200 steps, dense until step 80,000"),
             ranks=64,
             gpu_memory_gb=60,
@@ -157,6 +159,7 @@ LESSONS: dict[str, Lesson] = {
             title="Radius, GPT-2.0B",
             about="Radius at density 0.4, as published for 64 A100 of 80 GB: 300,000 steps, days of training.",
             recipe="radius-2b",
+            other="compression.density=0.1",
             variants=_radius("2b", "density 0.4, a new mask every 200 steps, dense until step 60,000"),
             ranks=64,
             gpu_memory_gb=60,
