@@ -26,7 +26,8 @@ def seconds(action):
     return time.monotonic() - start
 
 def on_link_s(op):
-    return busiest_link(op, x.nbytes, n)[1] * 8 / (RATE * 1e6)
+    messages, nbytes = busiest_link(op, x.nbytes, n)
+    return messages * world.link.latency_s + nbytes * 8 / (RATE * 1e6)
 from aiscale.dist.link import busiest_link
 """
 

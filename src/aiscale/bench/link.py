@@ -1,9 +1,9 @@
 """Does the emulated link behave like a real one? `aiscale bench link`, on four new ranks (Linux with namespaces).
 
 Each rank lives on a node of its own (`bench.nodes`). In turn, the kernel slows the nodes' network cards, or `dist.link`
-emulates cards of the same rate over unslowed ones, and of the same latency, which an all-reduce of few bytes shows.
-Timed are every collective, and a DDP step of the model of `bench radius`, dense and sparse, overlapped and at once:
-near the rate that benchmark chooses, at a slower and a faster one.
+emulates cards of the same rate over unslowed ones. Timed are every collective, and a DDP step of the model of `bench
+radius`, dense and sparse, overlapped and at once: near the rate that benchmark chooses, at a slower and a faster one.
+What a message takes beyond its bytes on the real cards, as all-reduces of few bytes show, is told beside.
 
 DDP steps must take the same time to a tenth, up to the rate of `bench radius`. Faster ones are shown and not judged:
 there the kernel's own work for slowed cards, which no emulation has and no separate machine would do, takes the
@@ -109,8 +109,7 @@ class _Comparison:
 
     def _seconds(self, kind: str, action: Callable[[], object], rate_mbit_s: float) -> float:
         shape(rate_mbit_s if kind == "real" else 0)
-        emulated = (rate_mbit_s, self.latency_s(rate_mbit_s)) if kind == "emulated" else (0,)
-        with self.world.link.at(*emulated):
+        with self.world.link.at(rate_mbit_s if kind == "emulated" else 0):
             self._timed(action)  # TCP has to find the new rate
             return self._timed(action)
 
