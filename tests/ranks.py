@@ -55,7 +55,7 @@ def run_ranks(
     folder: Path,
     *,
     launcher: str = "forked",
-    timeout: float = 120,
+    timeout: float = 400,
     env=None,
     connected=True,
     strategy: str = "serial",
@@ -91,7 +91,7 @@ def _said(stdout: str) -> str:
 
 
 def aiscale(
-    *arguments: str, timeout: float = 120, cwd: Path | None = None, env=None, strategy: str = ""
+    *arguments: str, timeout: float = 400, cwd: Path | None = None, env=None, strategy: str = ""
 ) -> subprocess.CompletedProcess:
     """Run the command line as a user does, but for the import of torch, and of the library of `strategy`."""
     env = {**os.environ, **(env or {})}

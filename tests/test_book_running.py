@@ -122,14 +122,14 @@ def test_a_cell_that_hangs_is_interrupted_and_shows_where(tmp_path):
     )
     assert result.failure.message == "the cell took longer than 4 s" and result.failure.cell == 12
     assert "time.sleep(1000)" in result.failure.traceback and "KeyboardInterrupt" in result.failure.traceback
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 120
 
 
 def test_a_notebook_that_takes_too_long_is_ended_even_if_it_will_not_be_interrupted(tmp_path, monkeypatch):
     monkeypatch.setattr("aiscale.book.running._AFTER_INTERRUPT_S", 1.0)
     stubborn = "import signal\nimport time\n\nsignal.signal(signal.SIGINT, signal.SIG_IGN)"
-    result = run(tmp_path, stubborn, "while True:\n    time.sleep(0.1)", timeout_s=12)
-    assert result.failure.message == "the notebook took longer than 12 s" and result.failure.cell == 10
+    result = run(tmp_path, stubborn, "while True:\n    time.sleep(0.1)", timeout_s=30)
+    assert result.failure.message == "the notebook took longer than 30 s" and result.failure.cell == 10
     assert carriers() == []
 
 
@@ -138,7 +138,7 @@ def test_a_kernel_that_dies_fails_the_notebook_within_seconds_and_leaves_nothing
     started = time.monotonic()
     result = run(tmp_path, sleeper, "os.kill(os.getpid(), 9)")
     assert result.failure.message == "the kernel died" and result.failure.cell == 10
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 120  # and not the notebook's hour
     assert result.left_behind == 1 and carriers() == []
 
 

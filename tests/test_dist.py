@@ -152,12 +152,12 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
     code = """
     import signal, time
     if world.rank == 1:
+        open("struck", "w").write(str(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
     """
-    start = time.monotonic()
     done = run_ranks(code, 3, tmp_path, launcher="aiscale")
-    assert time.monotonic() - start < 20 + 10  # of which starting takes some seconds
+    assert time.time() - float((tmp_path / "struck").read_text()) < 20
     assert "aiscale: rank 1 of 3 died: signal 9 (SIGKILL); stopping the other 2" in done.stderr
     assert done.returncode == 128 + signal.SIGKILL
     assert not processes_with(str(tmp_path / "ranks.py"))
@@ -222,7 +222,7 @@ def forked(code: str, folder, *, n: int = 2, warm_up: str = "None", before: str 
     (folder / "in_a_rank.py").write_text(code)
     command = [sys.executable, "-c", before + FORKED.format(n=n, module="in_a_rank", warm_up=warm_up)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
@@ -294,5 +294,5 @@ for strategy in ENGINES:
     assert can_fork(), strategy
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=env)
     assert done.returncode == 0, done.stderr

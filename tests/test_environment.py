@@ -227,7 +227,7 @@ def test_a_second_setup_starts_nothing_and_takes_no_time(clone):
     clone.setup()
     started = time.monotonic()
     assert clone.setup().returncode == 0
-    assert time.monotonic() - started < 2 and clone.calls.read_text() == ""
+    assert time.monotonic() - started < 10 and clone.calls.read_text() == ""
 
 
 @pytest.mark.parametrize("file", ["requirements.lock", "pyproject.toml"])

@@ -20,7 +20,7 @@ from aiscale.dist.hang import Told, find
 from aiscale.dist.progress import Progress, label, members, message
 from ranks import HEADER, aiscale, begun, run_ranks, wait_until
 
-T = 4  #: seconds; a busy machine must not look like a hang
+T = 6  #: seconds; a busy machine must not look like a hang
 #: what ranks do after a few all-reduces; in the end they wait for one that does not come
 SCENES = {
     "sleeps": """

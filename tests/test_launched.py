@@ -226,8 +226,8 @@ def test_a_job_goes_on_whose_frozen_ranks_slurm_had_to_kill(perlmutter, place):
 def test_slurm_itself_says_that_the_time_is_nearly_up_and_the_job_goes_on(perlmutter, place):
     (place / ".venv/bin/python").write_text(STOPPING)
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
-    # Slurm looks every 30 s whether a job is that near to its end; the launcher asks for 300 s.
-    job = perlmutter.submit(path, "--nodes=1", "--time=1", "--signal=B:USR1@20", cwd=place)
-    assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
+    # Slurm looks every 30 s whether a job will be that near to its end at the next look; the launcher asks for 300 s.
+    job = perlmutter.submit(path, "--nodes=1", "--time=1", "--signal=B:USR1@5", cwd=place)
+    assert perlmutter.wait(job, timeout_s=400) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
     shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
     assert "Restarts=1" in shown

@@ -64,8 +64,9 @@ link_s, x[0] = on_link_s("all_reduce"), r
 world.link.rate_mbit_s = RATE
 
 def after_computing():
+    world.barrier()
     work = dist.all_reduce(x, async_op=True)
-    time.sleep(link_s * 2)
+    time.sleep(link_s * 2 + 0.5)
     assert work.is_completed()
     begun = time.monotonic()
     work.wait()

@@ -18,6 +18,7 @@ from aiscale import rehearsal
 from aiscale.rehearsal import needs
 from aiscale.rehearsal.settings import Settings
 from aiscale.sites import site
+from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -198,6 +199,7 @@ def test_one_job_of_a_user_runs_in_the_extended_partition_and_the_next_waits(fro
     words = ["--account=ABC123", "--time=5", "--partition=extended", "--output=/dev/null"]
     first, second = (frontier.submit(script, *words) for _ in range(2))  # on a node each: there is room for both
     try:
+        wait_until(lambda: state(frontier, first) == "RUNNING", 60, "the first one runs")
         time.sleep(2.5)  # the scheduler has looked at both
         assert (state(frontier, first), state(frontier, second)) == ("RUNNING", "PENDING")
     finally:

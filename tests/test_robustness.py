@@ -38,8 +38,8 @@ raise SystemExit(main())
 def train(fault: str, launcher: str, folder, *settings: str):
     code = TRAIN.replace("FAULT", fault).replace("SETTINGS", ", ".join(map(repr, settings)))
     start = time.monotonic()
-    done = run_ranks(code, 2, folder, launcher=launcher, timeout=60, connected=False)
-    wait_until(lambda: not processes_with(str(folder / "ranks.py")), 5, "no process is left")
+    done = run_ranks(code, 2, folder, launcher=launcher, timeout=240, connected=False)
+    wait_until(lambda: not processes_with(str(folder / "ranks.py")), 20, "no process is left")
     return done, time.monotonic() - start
 
 
@@ -49,7 +49,7 @@ def train(fault: str, launcher: str, folder, *settings: str):
 def test_an_error_on_one_rank_ends_all_and_is_said_with_its_rank(launcher, strategy, tmp_path):
     fault = 'spoil(module._Training, "_step", ConfigError("shard 3 is truncated"), after=3)'
     done, seconds = train(fault, launcher, tmp_path, f"parallel.strategy={strategy}")
-    assert done.returncode != 0 and seconds < 40  # starting on a busy machine takes most of it
+    assert done.returncode != 0 and seconds < 120  # starting on a busy machine takes most of it
     assert "aiscale: rank 1 of 2: shard 3 is truncated" in done.stderr, done.stderr
     if launcher == "aiscale":
         assert "aiscale: rank 1 of 2 failed with exit status 2" in done.stderr, done.stderr
@@ -69,7 +69,7 @@ def step(self, number):
 module._Training._step = step
 """
     done, seconds = train(fault, launcher, tmp_path, "parallel.strategy=ddp")
-    assert done.returncode != 0 and seconds < 40
+    assert done.returncode != 0 and seconds < 120
     if launcher == "torchrun":  # it may end rank 0 before that speaks, and its own report names the rank
         assert re.search(r"rank\s*: 1 \(local_rank: 1\)\s*exitcode\s*: -9", done.stderr), done.stderr
     else:  # mpiexec may end rank 0 before it speaks, and itself knows process ids only: run.json tells whose they are

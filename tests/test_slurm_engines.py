@@ -100,7 +100,7 @@ def test_lesson_03_runs_unchanged_under_mpi(lessons):
 def test_from_the_login_node(frontier, place):
     """One kernel, since starts are dear: what is private, a rank that dies, and a kernel that does."""
     program = """
-        import contextlib, glob, json, os, psutil, signal, stat, threading
+        import contextlib, glob, json, os, psutil, signal, stat, threading, time
         from aiscale import cluster
         ranks = cluster.start(2, engines="slurm", nodes=2, device="cpu", threads=1)
         print("HOSTS", [info["host"] for info in ranks.info])
@@ -128,9 +128,14 @@ def test_from_the_login_node(frontier, place):
         print("LISTENING", sorted(listening))
         print("TOLD", ranks["'JPY_API_TOKEN' in os.environ"])
 
-        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        def stop():  # once both ranks are in their loops
+            while len(glob.glob("looping*")) < 2:
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=stop, daemon=True).start()
         try:
-            ranks.execute("kept = rank\\nwhile True: __import__('time').sleep(0.05)")
+            ranks.execute(f"open({os.getcwd()!r} + f'/looping{{rank}}', 'w').close(); kept = rank\\n"
+                          "while True: __import__('time').sleep(0.05)")
         except KeyboardInterrupt as error:
             print("STOPPED", error)
         print("KEPT", ranks["kept"])
@@ -163,14 +168,19 @@ def test_from_the_login_node(frontier, place):
 @pytest.mark.slurm
 def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(frontier, place):
     program = """
-        import os, signal, threading
+        import glob, os, signal, threading, time
         from aiscale import cluster
+        def stop():  # once the job exists, and a while after
+            while not glob.glob("runs/engines-*/job"):
+                time.sleep(0.05)
+            time.sleep(3)
+            os.kill(os.getpid(), signal.SIGINT)
         def attempt(**options):
             try:
                 cluster.start(2, engines="slurm", **options)
             except BaseException as error:
                 print(type(error).__name__, error)
-        threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=stop, daemon=True).start()
         attempt()
         attempt(queue_timeout_s=0.5)
         attempt(account="XYZ999")
@@ -187,7 +197,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(fro
     lines = done.stdout.splitlines()
     assert re.search(r"job \d+ waits in partition batch for 0:0\d: nodes must become free", done.stderr), done.stderr
     assert re.fullmatch(r"RanksInterrupted job \d+ had not started, and has been cancelled", lines[0]), lines
-    assert re.match(r"ClusterError job \d+ still waited after 1 s, and has been cancelled: waits in", lines[1])
+    assert re.match(r"ClusterError job \d+ still waited after [1-9]\d* s, and has been cancelled: waits in", lines[1])
     assert re.match(r"ClusterError Slurm refused the job: .*Invalid account.*\(asked for: .*--account=XYZ999", lines[2])
     assert re.match(r"ClusterError Slurm refused the job: .*time limit is invalid", lines[3])
     assert lines[4].startswith("ClusterError cluster.start: partition gpu is not among scheduler.partition")

@@ -37,7 +37,7 @@ def test_a_command_has_its_own_folder_environment_output_and_status(threads, tmp
 def test_a_command_that_does_not_end_is_killed_with_what_it_has_said(tmp_path):
     (tmp_path / "endless.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     with pytest.raises(subprocess.TimeoutExpired) as expired:
-        starter.run(["-m", "endless"], cwd=tmp_path, timeout=2)
+        starter.run(["-m", "endless"], cwd=tmp_path, timeout=8)
     assert not psutil.pid_exists(int(expired.value.stdout))
     began = time.monotonic()
     assert starter.run(["-m", "aiscale", "no-such-command"], timeout=60).returncode == 2

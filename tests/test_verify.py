@@ -71,9 +71,9 @@ def test_a_library_that_raises_turns_exactly_its_own_rungs_red(rung, verdicts):
     assert not verdict.holds and verdict.error == f"RuntimeError: the library of {strategy} was entered"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_strategy_gives_the_serial_result():
-    done = aiscale("verify", "--json", timeout=900)
+    done = aiscale("verify", "--json", timeout=1800)
     verdicts = json.loads(done.stdout)
     assert done.returncode == 0, [v for v in verdicts if not v["holds"]]
     assert [v["rung"] for v in verdicts] == list(RUNGS)
@@ -92,9 +92,15 @@ def test_a_rung_whose_job_fails_does_not_hold_and_says_why(monkeypatch):
 def test_a_job_that_does_not_end_is_ended(monkeypatch):
     endless = Rung(name="endless", strategy="ddp", ranks=2, options="loop.steps=1000000")
     monkeypatch.setitem(RUNGS, "endless", endless)
-    monkeypatch.setattr(jobs, "TIMEOUT_S", 20)  # its reference must come to its end
+    real = jobs.Jobs.run
+
+    def run(self, rung, *rest):  # its reference comes to its end, however long that takes
+        monkeypatch.setattr(jobs, "TIMEOUT_S", 5 if rung is endless else 180)
+        return real(self, rung, *rest)
+
+    monkeypatch.setattr(jobs.Jobs, "run", run)
     (verdict,) = climb(["endless"])
-    assert verdict.error == "no end after 20 s" and verdict.seconds < 80
+    assert verdict.error == "no end after 5 s" and verdict.seconds < 80
 
 
 def test_rungs_are_chosen_by_name_or_pattern():

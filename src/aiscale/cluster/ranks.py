@@ -327,6 +327,7 @@ class Ranks:
         except KeyboardInterrupt:  # Stop pressed again
             deaf = pending.ranks()
         if deaf:
+            self._raise_if_dead()  # of one that has died a busy machine may tell late
             self._lose(f"{name_ranks(deaf)} did not answer and had to be killed")
             return f"{self._lost}; the next cell starts new ranks, without their variables"
         self._must_join = True

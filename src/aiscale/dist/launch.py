@@ -28,6 +28,7 @@ from aiscale.dist.forking import Forked, can_fork, die_with
 Process = subprocess.Popen | Forked
 LOOPBACK = "127.0.0.1"
 BAD_INPUT_STATUS = 2  #: with which `aiscale` ends after a one-line refusal
+_INTERRUPTED_STATUS = 130  #: of a rank that was told to stop, and has saved
 
 
 def host_store(timeout_s: float = 300.0, address: str = LOOPBACK):
@@ -162,8 +163,9 @@ def _settle(ranks: list[Process]) -> list[int | None]:
     deadline = time.monotonic() + 0.5
     while True:
         codes = [process.poll() for process in ranks]
-        alike = {code for code in codes if code is not None} == {BAD_INPUT_STATUS}
-        if None not in codes or time.monotonic() > deadline + (3.0 if alike else 0.0):
+        alike = {code for code in codes if code is not None}
+        has_time = alike in ({BAD_INPUT_STATUS}, {_INTERRUPTED_STATUS})
+        if None not in codes or time.monotonic() > deadline + (3.0 if has_time else 0.0):
             return codes
         time.sleep(0.05)
 
