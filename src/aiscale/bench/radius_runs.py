@@ -52,9 +52,11 @@ class Case:
     settings: tuple[str, ...] = ()
     switch: float = 0.0
     contender: bool = False  #: among those that stand for the rest: run before it, longer, and tuned at every length
+    rate_warmup: float = 0.02  #: share of the steps in which the learning rate rises
 
     def run(self, steps: int, lr: float, seed: int) -> Run:
-        optimizer = (f"optimizer.lr={lr}", f"optimizer.min_lr={lr / 10}", f"optimizer.warmup_steps={steps // 50 + 1}")
+        rises = int(self.rate_warmup * steps) + 1
+        optimizer = (f"optimizer.lr={lr}", f"optimizer.min_lr={lr / 10}", f"optimizer.warmup_steps={rises}")
         loop = (f"loop.steps={steps}", f"loop.seed={seed}", f"data.seed={seed}")
         switch = (f"compression.warmup_steps={int(self.switch * steps)}",) if self.switch else ()
         return _model().override(*optimizer, *loop, *self.settings, *switch)
@@ -81,6 +83,7 @@ def _model() -> Run:
 def cases() -> dict[str, Case]:
     """The whole grid by name: dense, Radius at d x T x residual x switch, and its competitors at its wire volume."""
     found = [Case("dense", contender=True), Case("dense bf16", ("compression.wire=bf16",))]
+    found += [Case(f"dense, rate rises for {share:g}", rate_warmup=share) for share in SWITCHES if share]
     for switch in reversed(SWITCHES):
         for density in DENSITIES:
             found += [_radius(density, T, residual, switch) for T in INTERVALS for residual in RESIDUALS]

@@ -143,7 +143,8 @@ class _Watch:
         if self.world.rank not in hang.waiting:
             return False
         place = hang.waiting.index(self.world.rank)
-        return self._idle_s() >= self.timeout_s + min(place, 3) * max(2.0, 2 * self.beat_s)
+        # The one before takes up to three beats to end, and a launcher a moment to see it.
+        return self._idle_s() >= self.timeout_s + min(place, 3) * (4 * self.beat_s + 3.0)
 
     def _end(self, hang: Hang) -> None:
         line = (
