@@ -61,7 +61,7 @@ class CompressionConfig:
         )
         for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("turns", 0), ("warmup_steps", 0)):
             value = getattr(self, name)
-            require(value >= least, f"compression.{name} is {value}: it must be at least {least}: set it to {max(least, 1)} or more")
+            require(value >= least, f"compression.{name} is {value}: it must be at least {least}: set that or more")
         require(
             self.turns or self.moments == "decay",
             "compression.moments is wait without turns: an entry that is not chosen would stand still until the next "
