@@ -1,5 +1,6 @@
 """The benchmark of Radius: it runs, what it reckons from seconds and losses is right, and its sweep loses no run."""
 
+import itertools
 import json
 import math
 import os
@@ -123,14 +124,18 @@ def test_what_is_stored_was_measured_on_slowed_links_and_is_what_was_asked_for()
     assert all(check["met"] and 0.9 <= check["value"] <= 1.1 for check in link["checks"])
 
 
-def test_the_stored_sweep_has_the_trend_over_three_lengths_with_every_seed_and_rate():
+def test_the_stored_sweep_has_the_trend_and_the_grid_with_every_seed():
     rows = {(row["case"], row["steps"]): row for row in stored()["sweep"]["rows"]}
     published, ours = (f"radius d 0.4 T 200 {rule} switch 0.2" for rule in ("sum", "turns 4 wait"))
-    for steps in (500, 2000, 4000):
-        for case in ("dense", published, ours):
-            row = rows[case, steps]
-            assert row["seeds"] == [0, 1, 2] and row["rates_tried"] == 4, (case, steps)
-        assert rows[ours, steps]["wire_share"] <= rows[published, steps]["wire_share"]
+    rivals = ("top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2")
+    tuned = [(case, steps) for case in ("dense", published, ours) for steps in (500, 1000, 2000, 4000)]
+    for case, steps in [*tuned, *((case, steps) for case in rivals for steps in (500, 1000, 2000))]:
+        assert rows[case, steps]["seeds"] == [0, 1, 2] and rows[case, steps]["rates_tried"] == 4, (case, steps)
+        assert rows[case, steps]["wire_share"] <= rows[published, 500]["wire_share"] or case == "dense"
+    for d, T, residual, switch in itertools.product((0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.2, 0)):
+        for steps in (500, 1000, 2000) if d == 0.4 else (500, 1000):
+            row = rows[f"radius d {d:g} T {T} {residual} switch {switch:g}", steps]
+            assert row["seeds"] == [0, 1, 2] and row["val_over_dense_pct"], (row["case"], steps)
 
 
 def _row(case, seed, lr, loss, steps=500):

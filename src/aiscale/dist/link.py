@@ -42,7 +42,7 @@ FRAMING = 1514 / 1448
 #: 1.068 in all; a slowed interface sent 1.067 times the bytes of an all-reduce at 60 Mbit/s, 1.051 at 250.
 _ACKNOWLEDGED = FRAMING + 66 / 2 / 1448
 _ONE_WAY = ("send", "recv", "broadcast", "scatter", "gather")
-#: What a message takes beyond its bytes on cards that the kernel slows: `bench link` found 0.76 to 0.86 ms at 120 to 255
+#: What a message takes beyond its bytes on cards that the kernel slows: `bench link` found 0.65 to 1.1 ms at 118 to 255
 #: Mbit/s, where frames are handed on in pieces of 0.4 ms. Without it, many small buckets would seem up to 13 % too fast.
 LATENCY_S = 0.8e-3
 _STAMP_TAG = 2**30  #: of the message that goes before a message
