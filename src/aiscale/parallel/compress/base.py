@@ -120,7 +120,7 @@ class Compressor:
         return dist.all_reduce(self.share(packed), async_op=True).get_future().then(arrive)
 
     def after_backward(self) -> None:
-        """Before clipping: send what waited, and raise GradientError if a rank had gradients that are not finite."""
+        """Before clipping: send what waited, and raise GradientError on all ranks if one found a fault in this step."""
         if self._broken:
             raise GradientError(f"no step can follow one that was broken off: {self._broken}")
         if self._waiting:
@@ -166,7 +166,8 @@ class Compressor:
             return
         if norms and not math.isfinite(torch.stack([norm.sum() for _, norm in norms]).sum().item()):
             flat = [(p, value) for ps, norm in norms for p, value in zip(ps, norm.tolist(), strict=True)]
-            for name in [self.names[p] for p, value in flat if not math.isfinite(value)][:1]:
+            # Of large numbers the sum may overflow where each is finite.
+            if name := next((self.names[p] for p, value in flat if not math.isfinite(value)), ""):
                 self._fault = (
                     f"the gradient of {name} on rank {self.world.rank} is not finite at step "
                     f"{self._optimizer_steps() + 1}; compression.method {self.config.method} would keep it: lower "

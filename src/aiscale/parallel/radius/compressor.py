@@ -165,9 +165,9 @@ class Radius(Compressor):
             raise MaskError(self._broken)
 
     def _positions(self, bucket: Bucket) -> Tensor:
-        mask = self.mask.together(bucket.parameters)
-        at = positions(sent_now(mask, self._turn) if self.config.turns else mask, self.entries(bucket.parameters))
-        if len(at) == (k := self.entries(bucket.parameters)):
+        mask, k = self.mask.together(bucket.parameters), self.entries(bucket.parameters)
+        at = positions(sent_now(mask, self._turn) if self.config.turns else mask, k)
+        if len(at) == k:
             return at
         # The others wait for a message of k entries: they get one, and all stop after the backward pass.
         self._fault = (
