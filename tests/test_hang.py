@@ -234,6 +234,16 @@ def test_ranks_that_wait_in_a_circle_are_judged_by_who_stopped_first():
     assert hang.missing == [1] and hang.text.startswith("all_reduce of 8 bytes in group tp 0,1, number 5")
 
 
+def test_a_rank_that_began_to_wait_a_little_later_is_not_the_one_to_name():
+    ranks = {
+        0: Told(begun={"w 0,1": entry(2, age_s=10.1)}),
+        1: Told(begun={"2>1": entry(1, "recv", age_s=9.7)}),
+        2: Told(),
+    }
+    hang = find(ranks, silent=set(), timeout_s=10)
+    assert (hang.waiting, hang.missing) == ([1], [2]) and hang.text.startswith("recv of 8 bytes from rank 2 to rank 1")
+
+
 def test_who_receives_from_anybody_is_not_taken_for_late():
     sender, receiver = {"0>1": entry(4, "send")}, {"*>1": entry(4, "recv")}
     assert find({0: Told(begun=sender), 1: Told(begun=receiver)}, silent=set(), timeout_s=10) is None

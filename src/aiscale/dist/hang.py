@@ -59,10 +59,11 @@ def find(told: dict[int, Told], *, silent: set[int], timeout_s: float) -> Hang |
     """The hang that explains the others, or None. `silent`: ranks whose news are as old as the timeout."""
     if any(of.busy for rank, of in told.items() if rank not in silent):
         return None
-    pending = [found for group in _groups(told) if (found := _pending(group, told, timeout_s))]
     if silent:
-        return _of_silent(told, silent, pending, timeout_s)
-    if not pending:
+        return _of_silent(told, silent, timeout_s)
+    # Who keeps a rank waiting may itself have begun to wait a little later: that counts, too, once one is due.
+    pending = [found for group in _groups(told) if (found := _pending(group, told, timeout_s / 2))]
+    if all(each.entry[3] < timeout_s for each in pending):
         return next(filter(None, (_mismatch(group, told, timeout_s) for group in _groups(told))), None)
     waits = {rank for each in pending for rank in each.waiting}
     behind = {rank for each in pending for rank in each.behind}
@@ -77,7 +78,7 @@ def _groups(told: dict[int, Told]) -> list[str]:
     return sorted({group for rank in told.values() for group in rank.begun})
 
 
-def _pending(group: str, told: dict[int, Told], timeout_s: float) -> _Pending | None:
+def _pending(group: str, told: dict[int, Told], longer_than_s: float) -> _Pending | None:
     ranks = [rank for rank in members(group) if rank in told]
     if ">" in group and any(message(ANY_SOURCE, rank) in told[rank].begun for rank in ranks):
         return None  # who receives from anybody does not say from whom
@@ -85,7 +86,7 @@ def _pending(group: str, told: dict[int, Told], timeout_s: float) -> _Pending | 
     waiting = [rank for rank in ranks if told[rank].number(group) == first]
     behind = [rank for rank in ranks if told[rank].number(group) < first]
     entry = max((told[rank].begun[group] for rank in waiting), key=lambda entry: entry[3])
-    if not behind or entry[3] < timeout_s:
+    if not behind or entry[3] < longer_than_s:
         return None
     return _Pending(group, entry, waiting, behind)
 
@@ -112,7 +113,7 @@ def _mismatch(group: str, told: dict[int, Told], timeout_s: float) -> Hang | Non
     return Hang(right, sorted(rank for _, wrong in others for rank in wrong), text)
 
 
-def _of_silent(told: dict[int, Told], silent: set[int], pending: list[_Pending], timeout_s: float) -> Hang:
+def _of_silent(told: dict[int, Told], silent: set[int], timeout_s: float) -> Hang:
     missing, waiting = sorted(silent), sorted(set(told) - silent)
     why = f"{_ranks(missing)} no longer answer{'s' * (len(missing) == 1)}: stopped, out of memory, or the node is gone"
     # It may have begun the collective before it fell silent: then no count shows it.
