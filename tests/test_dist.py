@@ -168,10 +168,11 @@ def test_ranks_do_not_outlive_their_launcher(tmp_path):
     script = tmp_path / "sleep.py"
     script.write_text("import time; time.sleep(600)")
     parent = subprocess.Popen([sys.executable, "-c", f"from aiscale.dist import launch; launch(2, [{str(script)!r}])"])
-    ranks = lambda: [p for p in processes_with(str(script)) if p.cmdline()[1:2] == [str(script)]]  # noqa: E731
-    wait_until(lambda: len(ranks()) == 2, 60, "two ranks started")
+    ranks = lambda: [p.pid for p in processes_with(str(script)) if p.pid != parent.pid]  # noqa: E731
+    wait_until(lambda: len(ranks()) == 2, 120, "two ranks started")
     parent.kill()
-    wait_until(lambda: not ranks(), 10, "the ranks are gone")
+    wait_until(lambda: not ranks(), 60, "the ranks are gone")
+    parent.wait()
 
 
 def test_every_collective_is_counted_with_its_payload(tmp_path):
@@ -261,7 +262,7 @@ print("buffered", flush=False)
 atexit.register(print, "at the end")
 if os.environ["RANK"] == "1":
     {end}
-time.sleep(5)
+time.sleep(600)
 """
     done = forked(code, tmp_path)
     assert done.returncode == status and message in done.stderr, done.stderr
@@ -275,10 +276,10 @@ def test_forked_ranks_do_not_outlive_their_launcher(tmp_path):
     (tmp_path / "in_a_rank.py").write_text(code)
     command = [sys.executable, "-c", FORKED.format(n=2, module="in_a_rank", warm_up=None)]
     parent = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)})
-    wait_until(lambda: note.exists() and note.read_text().count("\n") == 2, 60, "two ranks started")
+    wait_until(lambda: note.exists() and note.read_text().count("\n") == 2, 120, "two ranks started")
     pids = [int(line) for line in note.read_text().split()]
     parent.kill()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 10, "the ranks are gone")
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 60, "the ranks are gone")
     parent.wait()
 
 

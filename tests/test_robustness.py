@@ -72,10 +72,11 @@ module._Training._step = step
     assert done.returncode != 0 and seconds < 120
     if launcher == "torchrun":  # it may end rank 0 before that speaks, and its own report names the rank
         assert re.search(r"rank\s*: 1 \(local_rank: 1\)\s*exitcode\s*: -9", done.stderr), done.stderr
-    else:  # mpiexec may end rank 0 before it speaks, and itself knows process ids only: run.json tells whose they are
+    else:  # whichever is first: rank 0, or mpiexec, which knows process ids only: run.json tells whose they are
         note = json.loads((tmp_path / "runs/laptop/run.json").read_text())
         _, pid = note["world"]["processes"][1]
-        assert f"PID {pid} RUNNING AT" in done.stdout, done.stdout
+        told = f"PID {pid} RUNNING AT" in done.stdout, "lost its connection to rank 1" in done.stderr
+        assert any(told), (done.stdout, done.stderr)
 
 
 def test_an_unexpected_error_on_one_rank_keeps_its_traceback(tmp_path):
@@ -119,7 +120,7 @@ def test_an_uncaught_error_in_a_script_of_ones_own_ends_the_mpi_job(tmp_path):
         raise RuntimeError("boom")
     MPI.COMM_WORLD.Barrier()
     """
-    done = run_ranks(code, 2, tmp_path, launcher="mpiexec", timeout=60)
+    done = run_ranks(code, 2, tmp_path, launcher="mpiexec")
     assert done.returncode != 0 and "RuntimeError: boom" in done.stderr
 
 

@@ -430,7 +430,7 @@ def test_three_ranks_compute_the_same_bits_whoever_starts_them(tmp_path):
             [*command, "--set", f"name={name}"],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=400,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert done.returncode == 0, done.stderr

@@ -11,7 +11,10 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 from pathlib import Path
+
+from aiscale.cluster import controller
 
 START_LIMIT_S = 600  #: for an engine to find the controller; who waits for it gives up earlier
 _PR_SET_PDEATHSIG = 1
@@ -37,6 +40,7 @@ def _preload() -> None:
     """Whatever every rank needs, imported once."""
     sys.modules.setdefault("debugpy", None)  # ipykernel would load it, 0.2 s a rank, and nothing can reach it here
     import ipyparallel.engine.app  # noqa: F401
+    import stack_data  # noqa: F401  # for a first traceback, which a Stop on a busy machine would have to wait for
     import torch.distributed  # noqa: F401
 
     import aiscale.dist  # noqa: F401
@@ -124,12 +128,12 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size:
     from ipyparallel.engine.app import IPEngine
 
     profile = folder / "profile"
+    _await_controller(profile)
     IPEngine.launch_instance(
         [
             f"--profile-dir={profile}",
-            f"--file={profile}/security/ipcontroller-engine.json",
+            f"--file={controller.connection_file(profile, 'engine')}",
             f"--IPEngine.id={rank}",
-            f"--IPEngine.wait_for_url_file={START_LIMIT_S}",
             f"--IPEngine.timeout={START_LIMIT_S}",
             # Deaths are noticed by waiting for processes, signals go straight to them.
             "--IPEngine.enable_nanny=False",
@@ -137,6 +141,13 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size:
             "--log-level=ERROR",
         ]
     )
+
+
+def _await_controller(profile: Path) -> None:
+    """An engine waits for the file only to exist, and would die of one that is not whole."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while not controller.is_ready(profile, "engine") and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

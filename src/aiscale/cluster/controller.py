@@ -32,14 +32,14 @@ def command(profile: Path, addresses: list[str]) -> list[str]:
     ]
 
 
-def connection_file(profile: Path) -> Path:
-    """Where the controller writes how to reach it."""
-    return profile / "security" / "ipcontroller-client.json"
+def connection_file(profile: Path, reader: str = "client") -> Path:
+    """Where the controller writes how a client, or an engine, reaches it."""
+    return profile / "security" / f"ipcontroller-{reader}.json"
 
 
-def is_ready(profile: Path) -> bool:
-    """Whether the connection file has been written to its end."""
-    path = connection_file(profile)
+def is_ready(profile: Path, reader: str = "client") -> bool:
+    """Whether that file has been written to its end."""
+    path = connection_file(profile, reader)
     return path.exists() and path.read_text().rstrip().endswith("}")
 
 

@@ -55,10 +55,11 @@ class Board:
                 self._update(text)
             return
         for i, child in enumerate(self._children):
-            lines = self._lines(i, complete=everything or child.done())
+            complete = everything or child.output.done()  # a rank's answer may be here before its last lines
+            lines = self._lines(i, complete)
             print(*lines[self._printed[i] :], sep="\n", end="\n" if lines[self._printed[i] :] else "", flush=True)
             self._printed[i] = len(lines)
-            if not (everything or child.done()):
+            if not complete:
                 break
 
     def _update(self, text: str) -> None:

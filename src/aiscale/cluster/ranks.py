@@ -294,7 +294,7 @@ class Ranks:
             self._wait(pending, board)
         finally:
             if board:
-                asked.wait_for_output(1.0)
+                pending.await_output(lambda: bool(self._lost or self._processes.exits()))
                 board.finish()
         return pending.results()
 

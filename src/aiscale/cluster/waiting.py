@@ -17,9 +17,11 @@ from aiscale.cluster.errors import Failure, own_frames, without_source
 TICK_S = 0.05
 #: How long the other ranks may take to finish or fail by themselves once one has failed.
 GRACE_S = 1.0
-#: How long a rank may take to answer a signal, and then the loss of its connections.
+#: How long a rank may take to answer a signal, and then the loss of its connections: its first traceback takes long.
 SIGNAL_ANSWER_S = 0.5
-ANSWER_S = 5.0
+ANSWER_S = 15.0
+#: How long text may take to arrive once every rank has answered: it comes by another way.
+OUTPUT_S = 30.0
 
 #: Words in a rank's error that mean that its process group is broken and must not be used again.
 _BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
@@ -63,6 +65,13 @@ class Pending:
             free_others(self.ranks())
             self.wait(ANSWER_S, _nothing)
         return self.ranks()
+
+    def await_output(self, is_in_vain: Callable[[], bool]) -> None:
+        """Wait until all that the ranks have printed and drawn is here."""
+        outputs = [child.output for child in self._children.values()]
+        deadline = time.monotonic() + OUTPUT_S
+        while not is_in_vain() and wait(outputs, timeout=TICK_S).not_done and time.monotonic() < deadline:
+            pass
 
 
 def breaks_group(failures: list[Failure]) -> bool:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import itertools
 import os
 import pickle
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from aiscale.dist import wire
 from aiscale.dist.failing import end_job_on_uncaught_error
 from aiscale.dist.greeting import greetings_aside
-from aiscale.dist.launch import LOOPBACK
+from aiscale.dist.launch import LOOPBACK, RENDEZVOUS
 from aiscale.dist.launchers import ConnectError, Launch, find_launch, slurm_first_host, slurm_port
 from aiscale.dist.link import Link
 from aiscale.dist.loopback import choose_gloo_interface, private_store
@@ -36,7 +36,7 @@ from aiscale.dist.wire import Traffic
 __all__ = ["ConnectError", "RankError", "World", "connect"]
 
 
-_worlds = itertools.count()  #: that this process has joined; ranks join and leave them together
+_worlds = Counter()  #: that this process has joined, by rendezvous: its ranks join and leave them together
 
 
 class RankError(RuntimeError):
@@ -103,9 +103,9 @@ class World:
         if not failed:
             return result
         if len(failed) == self.size:
-            raise failure
+            raise _alike(failure)
         ranks = ", ".join(map(str, failed))
-        raise RankError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}") from failure
+        raise _alike(RankError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")) from failure
 
     def from_rank0(self, make: Callable[[], Any]) -> Any:
         """Run `make` on rank 0 and give its result, or its exception, to every rank."""
@@ -123,7 +123,7 @@ class World:
                 dist.broadcast_object_list(parcel, src=0, group=self.group)
         result, error = parcel[0]
         if error is not None:
-            raise error
+            raise _alike(error)
         return result
 
     def any(self, flag: bool) -> bool:
@@ -214,6 +214,13 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+def _alike(error: Exception) -> Exception:
+    """`error`, which all ranks raise now."""
+    with suppress(AttributeError):  # of a class with slots
+        error.failed_alike = True
+    return error
+
+
 def _portable(error: Exception) -> Exception:
     """`error`, or what it says where it cannot travel to another process."""
     try:
@@ -274,7 +281,9 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
             if store is None:
                 store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
             # It may outlive a world, and a second one must not read where the first one's ranks could be found.
-            where["store"] = dist.PrefixStore(f"world{next(_worlds)}", store)
+            rendezvous = os.environ.get(RENDEZVOUS, "")
+            where["store"] = dist.PrefixStore(f"world{_worlds[rendezvous]}", store)
+            _worlds[rendezvous] += 1
         dist.init_process_group(backend, **where)
     except (RuntimeError, ValueError, OSError) as error:
         raise ConnectError(_explain(error, place, address, timeout_s)) from error

@@ -8,9 +8,14 @@ A rank that leaves in the usual way may wait for ever: MPI_Finalize, which runs 
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
+import struct
 import sys
+import termios
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -35,9 +40,12 @@ def lost_another_rank(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(w in text for w in _LOST)
 
 
-def failed_alike(error: BaseException, size: int, timeout_s: float = 2.0) -> bool:
-    """Whether all `size` ranks call this within `timeout_s`: then none has to be ended, and one may speak for all."""
-    if size == 1:
+def failed_alike(error: BaseException, size: int, timeout_s: float = 5.0) -> bool:
+    """Whether all `size` ranks call this within `timeout_s`: then none has to be ended, and one may speak for all.
+
+    What was raised on all ranks at once carries the answer, as an attribute of this name.
+    """
+    if size == 1 or getattr(error, "failed_alike", False):
         return True
     if lost_another_rank(error) or not dist.is_initialized():
         return False
@@ -59,9 +67,23 @@ def end_now(status: int) -> NoReturn:
     sys.stderr.flush()
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-        time.sleep(0.5)  # mpiexec drops what it has not read when a job aborts: let the message through
+        # mpiexec drops what it has not read when a job aborts: let the message through.
+        _wait_until_read()
+        time.sleep(0.5)
         MPI.COMM_WORLD.Abort(status)
     os._exit(status)
+
+
+def _wait_until_read(timeout_s: float = 15.0) -> None:
+    """Until whoever reads this process's output has read all of it, where that is a pipe."""
+    deadline = time.monotonic() + timeout_s
+    for fd in (1, 2):
+        with suppress(OSError):
+            while stat.S_ISFIFO(os.fstat(fd).st_mode) and time.monotonic() < deadline:
+                (waiting,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
+                if not waiting:
+                    break
+                time.sleep(0.02)
 
 
 def end_job_on_uncaught_error() -> None:

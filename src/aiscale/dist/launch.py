@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -27,6 +28,7 @@ from aiscale.dist.forking import Forked, can_fork, die_with
 
 Process = subprocess.Popen | Forked
 LOOPBACK = "127.0.0.1"
+RENDEZVOUS = "AISCALE_RENDEZVOUS"  #: a name for it: its address may have been an earlier one's, of other ranks
 BAD_INPUT_STATUS = 2  #: with which `aiscale` ends after a one-line refusal
 _INTERRUPTED_STATUS = 130  #: of a rank that was told to stop, and has saved
 
@@ -50,6 +52,7 @@ def _listen(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        RENDEZVOUS: uuid.uuid4().hex,
     }
 
 
@@ -165,7 +168,7 @@ def _settle(ranks: list[Process]) -> list[int | None]:
         codes = [process.poll() for process in ranks]
         alike = {code for code in codes if code is not None}
         has_time = alike in ({BAD_INPUT_STATUS}, {_INTERRUPTED_STATUS})
-        if None not in codes or time.monotonic() > deadline + (3.0 if has_time else 0.0):
+        if None not in codes or time.monotonic() > deadline + (15.0 if has_time else 0.0):
             return codes
         time.sleep(0.05)
 

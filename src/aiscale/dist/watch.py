@@ -10,7 +10,8 @@ begun nothing new for half the timeout reads what the others wrote; after all of
 rank that waits prints one line and ends the job. Where all have arrived and the network loses what they send, the
 backend's own timeout has the last word, and so it has for messages between two ranks under NCCL.
 
-The time in which this process itself was stopped (Ctrl-Z, a suspended job) does not count.
+The time in which this process itself was stopped (Ctrl-Z, a suspended job) does not count. And while a rank has neither
+spoken lately nor been silent for long, nobody is judged: a busy machine may hold up any process for some seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,7 +36,9 @@ from aiscale.dist.failing import HANG_STATUS, LOST_STATUS, end_now
 from aiscale.dist.hang import Hang, Told, find
 
 _LONGEST_BEAT_S = 5.0
-_OVER = "over"  #: key in the store, set when a rank has spoken
+_SILENT_S = 12.0  #: whoever is taken for dead has said nothing for at least as long
+_HEARD_S = 15.0  #: for the others to hear that a rank has spoken, and for the next one to speak where that did not help
+_OVER, _SPEAKS, _HEARD = "over", "speaks", "heard"  #: keys in the store: a rank has spoken; how many wanted to, have heard
 _watches = itertools.count()  #: of this process; ranks begin them together
 
 
@@ -52,14 +56,27 @@ def watching(world: World, timeout_s: float, tell: Callable[[str], None] | None 
         watch.stop()
 
 
+@dataclass(frozen=True)
+class _News:
+    """The latest that a rank wrote."""
+
+    beat: int
+    since_s: float  #: when it was first seen
+    moved: bool  #: an earlier beat was seen as well, so that it is known when this one came
+    told: Told
+
+
 class _Watch:
     def __init__(self, world: World, timeout_s: float, tell: Callable[[str], None]) -> None:
         self.world, self.timeout_s, self.tell = world, timeout_s, tell
         self.beat_s = min(timeout_s / 8, _LONGEST_BEAT_S)
+        self.patience_s = max(timeout_s / 2 - self.beat_s, _SILENT_S)  #: with the store, and with a rank
         self.progress = world.traffic.progress
         self.awake_since_s = time.monotonic()  #: time before does not count: the process was stopped
         self.heard_s = time.monotonic()  #: when the store last answered
-        self.told: dict[int, tuple[int, float, Told]] = {}  #: rank -> (beat, when it was first seen, what it says)
+        self.news: dict[int, _News] = {}  #: by rank
+        self.silent: set[int] = set()  #: ranks, as of the last judgement
+        self.speaks, self.next_s = False, 0.0  #: this rank; not before, since another one does
         self._over, self._beat = threading.Event(), 0
         # A connection of its own: torch's may be held by somebody who waits for a key.
         store = dist.distributed_c10d._get_default_store().clone()
@@ -82,7 +99,7 @@ class _Watch:
                 self._write()
                 if self._idle_s() >= self.timeout_s / 2:
                     self._read()
-                    if self._store.check([_OVER]):
+                    if self._store.check([_OVER]) and not self.speaks:
                         self._end_unheard()
                 self.heard_s = time.monotonic()
             self._write()
@@ -113,19 +130,22 @@ class _Watch:
         now = time.monotonic()
         for rank, note in enumerate(map(json.loads, notes)):
             beat, step, where, left, begun = note
-            if rank not in self.told or self.told[rank][0] != beat:
-                self.told[rank] = (beat, now, Told(step, where, left, begun or {}, busy=begun is None))
+            before = self.news.get(rank)
+            if before is None or before.beat != beat:
+                told = Told(step, where, left, begun or {}, busy=begun is None)
+                self.news[rank] = _News(beat, now, before is not None, told)
 
     def _find(self) -> Hang | None:
-        now, patience_s = time.monotonic(), self.timeout_s / 2 - self.beat_s
-        if now - max(self.heard_s, self.awake_since_s) > patience_s:
+        now, news = time.monotonic(), dict(self.news)
+        if not self._store_answers():
             return self._of_store()
-        if len(self.told) < self.world.size:
+        if len(news) < self.world.size:
             return None
-        told = dict(self.told)
-        late = {rank for rank, (_, seen_s, of) in told.items() if now - max(seen_s, self.awake_since_s) > patience_s}
-        silent = {rank for rank in late if not told[rank][2].left}
-        return find({rank: of for rank, (*_, of) in told.items()}, silent=silent, timeout_s=self.timeout_s)
+        ages_s = {r: now - max(of.since_s, self.awake_since_s) for r, of in news.items() if not of.told.left}
+        self.silent = {rank for rank, age_s in ages_s.items() if age_s > self.patience_s}
+        if any(age_s > 3 * self.beat_s or not news[r].moved for r, age_s in ages_s.items() if r not in self.silent):
+            return None
+        return find({rank: of.told for rank, of in news.items()}, silent=self.silent, timeout_s=self.timeout_s)
 
     def _of_store(self) -> Hang:
         in_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -139,27 +159,50 @@ class _Watch:
         return Hang(list(range(first, self.world.size)), [0] * in_rank_0, text)
 
     def _is_my_turn(self, hang: Hang) -> bool:
-        """The lowest rank that waits speaks. If that does not end the job, the next one does, a little later."""
+        """One of the ranks that wait speaks, the lowest if it can. If that does not end the job, the next one does."""
         if self.world.rank not in hang.waiting:
             return False
         place = hang.waiting.index(self.world.rank)
-        # The one before takes up to three beats to end, and a launcher a moment to see it.
-        return self._idle_s() >= self.timeout_s + min(place, 3) * (4 * self.beat_s + 3.0)
+        if self._idle_s() < self.timeout_s + min(place, 3) * 2 * self.beat_s or time.monotonic() < self.next_s:
+            return False
+        if self.next_s or self._is_first():
+            return True
+        self.next_s = time.monotonic() + (place + 1) * (_HEARD_S + 5.0)
+        return False
+
+    def _is_first(self) -> bool:
+        try:
+            return not self._store_answers() or self._store.add(_SPEAKS, 1) == 1
+        except RuntimeError:  # it has just ended
+            return True
+
+    def _store_answers(self) -> bool:
+        return time.monotonic() - max(self.heard_s, self.awake_since_s) <= self.patience_s
 
     def _end(self, hang: Hang) -> None:
         line = (
             f"{hang.text}; the job ends here; if a rank may take that long between two collectives, raise "
             f"loop.hang_timeout_s above {self.timeout_s:g}"
         )
+        self.speaks = True
         print(f"aiscale: {line}", file=sys.stderr, flush=True)
         # In a thread, since all may wait for a file system, which then does not take this either.
         note = threading.Thread(target=self._tell, args=(line,), daemon=True)
         note.start()
         # Ranks that only lose their connection to this one have nothing to add: let them know before it is cut.
-        threading.Thread(target=lambda: self._store.set(_OVER, "1"), daemon=True).start()
-        time.sleep(2 * self.beat_s)
-        note.join(self.beat_s)
+        known = threading.Thread(target=self._make_known, daemon=True)
+        known.start()
+        known.join(_HEARD_S if self._store_answers() else 0)
+        note.join(3 * self.beat_s)
         end_now(HANG_STATUS)
+
+    def _make_known(self) -> None:
+        """Returns when all ranks have heard that nobody else needs to speak, but for those that cannot."""
+        with suppress(RuntimeError):
+            self._store.set(_OVER, "1")
+            deaf = self.silent | {rank for rank, of in self.news.items() if of.told.left}
+            while self._store.add(_HEARD, 0) < self.world.size - 1 - len(deaf):
+                time.sleep(0.05)
 
     def _tell(self, line: str) -> None:
         with suppress(Exception):  # such as a full disk
@@ -167,8 +210,9 @@ class _Watch:
 
     def _end_unheard(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())
+        self._store.add(_HEARD, 1)
         # The launcher should see first how the one that spoke has ended, and then it ends this one, too.
-        time.sleep(3 * self.beat_s + 5)
+        time.sleep(_HEARD_S + 3 * self.beat_s + 5)
         end_now(LOST_STATUS)
 
 
