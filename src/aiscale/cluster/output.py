@@ -80,7 +80,7 @@ class Board:
             blocks.append(result["data"].get(_PLAIN, ""))
         text = "".join(block if block.endswith("\n") or not block else block + "\n" for block in blocks)
         if not complete:
-            text = (md["stdout"] or "").rpartition("\n")[0]
+            text = "".join((md["stdout"] or "").rpartition("\n")[:2])
         label = self._label(self.ranks[i])
         # A progress bar returns to the start of its line; what it wrote last is what counts.
         return [f"{label} {line.rstrip().rpartition(chr(13))[2]}".rstrip() for line in text.split("\n")[:-1]]
