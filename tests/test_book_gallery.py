@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
-import subprocess
 from pathlib import Path
 
 import nbformat
@@ -15,6 +13,7 @@ from aiscale import book
 from aiscale.book.formula import to_html
 from aiscale.book.page import loads
 from aiscale.book.results import Failure, Ledger, Result
+from browser import Browser, find_browser
 from lessons import write
 
 PNG = base64.b64encode(
@@ -124,30 +123,18 @@ def test_a_formula_that_cannot_be_drawn_stays_readable():
     assert "<svg" in to_html(r"$$\frac{\partial \ell}{\partial W} = \delta x^\top$$")
 
 
-def browser() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if shutil.which(name):
-            return name
-    pytest.skip("no chromium on this machine")
-
-
-def look(page: Path, width: int, tmp_path: Path, script: str) -> str:
-    """What `script` writes when a browser of that width shows the page."""
-    shown = page.with_name("look.html")
-    decoded = "Promise.allSettled([...document.images].map(i => { i.loading = 'eager'; return i.decode() }))"
-    report = f"<script>onload = () => {decoded}.then(() => document.title = {script})</script>"
-    shown.write_text(page.read_text().replace("</body>", report + "</body>"))
-    options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync"
-    command = [browser(), *options.split(), f"--user-data-dir={tmp_path / 'browser'}", f"--window-size={width},900"]
-    command += ["--virtual-time-budget=2000", "--dump-dom", shown.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    return dom.partition("<title>")[2].partition("</title>")[0]
-
-
+@pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
 def test_index_and_page_fit_a_phone_and_show_their_figures(shelf, tmp_path):
     wide = display(text_html="<table><tr>" + "<td>a wide cell</td>" * 40 + "</tr></table>")
     executed(shelf, tmp_path, "00_start", display(image_png=PNG), wide, new_output("stream", text="x" * 500))
     index = book.build_gallery(shelf, tmp_path)
-    script = "[document.documentElement.scrollWidth - innerWidth <= 0, [...document.images].every(i => i.naturalWidth)]"
-    for page in (index, index.with_name("00_start.html")):
-        assert look(page, 500, tmp_path, script) == "true,true", page.name
+    fits = "document.documentElement.scrollWidth <= innerWidth"
+    script = f"[innerWidth, {fits}, [...document.images].every(image => image.naturalWidth)]"
+    with Browser(tmp_path, size=(500, 900)) as browser:
+        for path in (index, index.with_name("00_start.html")):
+            page = browser.page()
+            page.goto(path.as_uri())
+            page.wait("location.protocol == 'file:' && document.readyState == 'complete'")
+            page.evaluate("for (const image of document.images) image.loading = 'eager'")
+            page.wait("[...document.images].every(image => image.complete)")
+            assert page.evaluate(script) == [500, True, True], path.name

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from traitlets.config import Config
 
 from aiscale import cli
 from aiscale.jupyter import KernelError, Spec, install, installed, kernels_dir, uninstall
@@ -19,11 +20,14 @@ from aiscale.sites import names, site
 
 #: A `module` that writes what it is asked for; bash takes the function from the environment.
 MODULE = {"BASH_FUNC_module%%": '() { echo "$*" >> "$MODULE_CALLS"; }'}
+#: Kernels listen on files of the folder in which they start: a port may be somebody else's when a kernel takes it.
+SOCKETS = Config({"KernelManager": {"transport": "ipc", "ip": "kernel"}})
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A Jupyter that knows no kernel but those that are installed here."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("MODULE_CALLS", str(tmp_path / "modules.txt"))
@@ -49,18 +53,22 @@ def test_a_notebook_runs_in_the_installed_kernel_with_modules_environment_and_si
     code = "import sys, os, shutil; print(sys.prefix, os.environ['AISCALE_SITE'], shutil.which('python'), "
     code += "oct(os.stat(os.path.dirname(os.environ['TORCH_EXTENSIONS_DIR'])).st_mode))"
     notebook = v4.new_notebook(cells=[v4.new_code_cell(code)])
-    NotebookClient(notebook, kernel_name="aiscale-frontier", timeout=60).execute()
+    NotebookClient(notebook, kernel_name="aiscale-frontier", timeout=60, iopub_timeout=60, config=SOCKETS).execute()
     assert notebook.cells[0].outputs[0].text.split() == [sys.prefix, "frontier", f"{sys.prefix}/bin/python", "0o40700"]
     loaded = (home / "modules.txt").read_text()
     assert loaded.index("load PrgEnv-gnu") < loaded.index("load rocm") < loaded.index("load rccl-net-plugin")
 
 
 def test_an_interrupt_reaches_python_through_the_start_script(home):
-    from jupyter_client.manager import start_new_kernel
+    from jupyter_client import KernelManager
 
     install(spec(), kernels_dir())
-    manager, client = start_new_kernel(kernel_name="mine", startup_timeout=60)
+    manager = KernelManager(kernel_name="mine", config=SOCKETS)
+    manager.start_kernel()
+    client = manager.blocking_client()
     try:
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
         asked = client.execute("import time; print('on', flush=True); time.sleep(60)")
         while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
             pass

@@ -1,7 +1,8 @@
 """One notebook in a process of its own: `python -m aiscale.book.execute JOB.json`, started by `aiscale.book.running`.
 
-Papermill runs the notebook here. Each cell that starts is reported as a line of JSON on the file descriptor that the
-job names; the process that reads it decides about time-outs, because it can still act when everything here hangs.
+Papermill runs the notebook here. Each cell that starts, and that the kernel is about to end, is reported as a line of
+JSON in the file that the job names; the process that reads it decides about time-outs, because it can still act when
+everything here hangs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 import warnings
 from pathlib import Path
@@ -17,6 +19,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 #: nbclient's own time-out is a second line of defence behind that of the process that watches.
 _GRACE_S = 30.0
+#: From a cell's answer until the kernel has said that it is idle: its own four seconds are few on a busy machine.
+_IDLE_S = 60
 
 
 def main() -> int:
@@ -32,7 +36,36 @@ def main() -> int:
 
 def _execute(job: dict, report) -> int:
     import papermill
-    from papermill.engines import NBClientEngine, papermill_engines
+    from papermill.engines import papermill_engines
+
+    _let_tagged_cells_fail()
+    papermill_engines.register("aiscale", _engine(report))
+    warnings.filterwarnings("ignore", module="papermill|nbformat|nbclient|traitlets")
+    try:
+        papermill.execute_notebook(
+            job["source"],
+            job["target"],
+            job["parameters"],
+            engine_name="aiscale",
+            kernel_name="python3",
+            language="python",
+            cwd=job["cwd"],
+            progress_bar=False,
+            start_timeout=job["start_timeout_s"],
+            execution_timeout=int(job["cell_timeout_s"] + _GRACE_S),
+            iopub_timeout=_IDLE_S,
+            kernel_manager_class=_manager(report),
+            config=_sockets(job["sockets"]),
+        )
+    except Exception as error:
+        report(event="error", kind=type(error).__name__, message=str(error))
+        return 1
+    report(event="done")
+    return 0
+
+
+def _engine(report):
+    from papermill.engines import NBClientEngine
 
     class Engine(NBClientEngine):
         """Papermill's own, which also says where it is."""
@@ -49,27 +82,34 @@ def _execute(job: dict, report) -> int:
             nb_man.cell_start = cell_start
             return super().execute_managed_notebook(nb_man, kernel_name, **options)
 
-    _let_tagged_cells_fail()
-    papermill_engines.register("aiscale", Engine)
-    warnings.filterwarnings("ignore", module="papermill|nbformat|nbclient|traitlets")
+    return Engine
+
+
+def _manager(report):
+    from jupyter_client import AsyncKernelManager
+
+    class Manager(AsyncKernelManager):
+        """Jupyter's own, which also says that it ends the kernel: to whoever watches, this would look like a death."""
+
+        async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
+            report(event="shutdown")
+            await super().shutdown_kernel(now=now, restart=restart)
+
+    return Manager
+
+
+def _sockets(name: str):
+    """Have the kernel listen on files `name`-1 to -5. Of ports that are free when they are chosen, one may be somebody
+    else's when the kernel takes it, seconds later; they serve where a file cannot, because its name is too long, say.
+    """
+    from traitlets.config import Config
+
     try:
-        papermill.execute_notebook(
-            job["source"],
-            job["target"],
-            job["parameters"],
-            engine_name="aiscale",
-            kernel_name="python3",
-            language="python",
-            cwd=job["cwd"],
-            progress_bar=False,
-            start_timeout=job["start_timeout_s"],
-            execution_timeout=int(job["cell_timeout_s"] + _GRACE_S),
-        )
-    except Exception as error:
-        report(event="error", kind=type(error).__name__, message=str(error))
-        return 1
-    report(event="done")
-    return 0
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(f"{name}-0")
+    except (AttributeError, OSError):
+        return Config()
+    return Config({"KernelManager": {"transport": "ipc", "ip": name}})
 
 
 def _let_tagged_cells_fail() -> None:

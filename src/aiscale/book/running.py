@@ -40,7 +40,8 @@ START_TIMEOUT_S = 60
 MOST_THREADS = 4
 _POLL_S = 0.1
 _AFTER_INTERRUPT_S = 15.0  #: within which an interrupted cell is expected to end
-_KERNEL_GONE_S = 5.0  #: nbclient sees a dead kernel itself, except when it dies between two cells
+_KERNEL_GONE_S = 30.0  #: nbclient sees a dead kernel itself within seconds, except when it dies between two cells
+_KERNEL_DIED = "the kernel died"
 _GRACE_S = 3.0  #: for engines to end after their kernel
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -134,7 +135,7 @@ class _Execution:
         """Execute; never raises for what the notebook does. Ctrl-C gives a result of state interrupted."""
         self.target.unlink(missing_ok=True)
         started = time.monotonic()
-        interrupted, left_behind = False, 0
+        interrupted, left_behind, cut_short = False, 0, False
         with tempfile.TemporaryDirectory(prefix="aiscale-book-", ignore_cleanup_errors=True) as private:
             try:
                 self.progress.started(self.notebook, len(self.numbers))
@@ -142,7 +143,8 @@ class _Execution:
             except KeyboardInterrupt:
                 interrupted = True
             finally:
-                left_behind = reaping.reap(self.id, 0.0 if interrupted or self.ending else _GRACE_S)
+                cut_short = interrupted or self.ending not in ("", _KERNEL_DIED)
+                left_behind = reaping.reap(self.id, 0.0 if cut_short else _GRACE_S)
         failure = None
         if not interrupted and (self.ending or self.event.get("event") != "done"):
             failure = explain(self.notebook, self.target, self.current, self.ending, self.event, self.log)
@@ -156,7 +158,7 @@ class _Execution:
             parameters=self.parameters,
             failure=failure,
             executed=str(self.target),
-            left_behind=0 if interrupted or self.ending else left_behind,
+            left_behind=0 if cut_short else left_behind,
             key=key,
         )
 
@@ -171,6 +173,7 @@ class _Execution:
             "cell_timeout_s": self.cell_timeout_s,
             "start_timeout_s": START_TIMEOUT_S,
             "events": str(private / "events"),
+            "sockets": str(private / "kernel"),
             "parent": os.getpid(),
         }
         (private / "job.json").write_text(json.dumps(job))
@@ -202,7 +205,7 @@ class _Execution:
                     elif now - started > self.timeout_s:
                         self.ending = f"the notebook took longer than {self.timeout_s:g} s"
                     elif self._kernel_is_gone(process, now):
-                        self.ending = "the kernel died"
+                        self.ending = _KERNEL_DIED
                         process.kill()
                     if self.ending:
                         self._interrupt_kernel()
@@ -234,7 +237,9 @@ class _Execution:
         return None
 
     def _kernel_is_gone(self, process: subprocess.Popen, now: float) -> bool:
-        """Whether the kernel has been dead for longer than its own process takes to notice."""
+        """Whether the kernel has been dead for longer than the process that executes takes to notice."""
+        if self.event.get("event", "cell") != "cell":  # that process ends it
+            return False
         if self._kernel is None:
             self._kernel = self._find_kernel(process)
             return False
