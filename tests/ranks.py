@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -77,13 +78,23 @@ def run_ranks(
             "mpiexec": [str(Path(python).parent / "mpiexec"), "-n", str(n), python, str(script)],
         }[launcher]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=env)
-    done.stdout = _said(done.stdout)
+    done.stdout, done.stderr = _said(done.stdout), without_greetings(done.stderr)
     return done
 
 
+#: Up to torch 2.12, gloo greets in these pieces, between which those of other ranks may fall.
+GREETING = r"(\[Gloo\] Rank |\d| is connected to | peer ranks\. |Expected number of connected peer ranks is : )*\n?"
+
+
+def without_greetings(stderr: str) -> str:
+    """What was said without gloo's greetings, which `connect` sends to standard error."""
+    if "[Gloo]" not in stderr:
+        return stderr
+    return "".join(line for line in stderr.splitlines(keepends=True) if not re.fullmatch(GREETING, line))
+
+
 def _said(stdout: str) -> str:
-    """Up to torch 2.12, gloo greets on standard output in several pieces, between which lines of other ranks may fall.
-    What `say` printed comes after a mark; where there is none, all that does not look like a greeting counts."""
+    """What `say` printed comes after a mark; where there is none, all that does not look like a greeting counts."""
     lines = stdout.splitlines(keepends=True)
     if marked := [line.rpartition("\x02")[2] for line in lines if "\x02" in line]:
         return "".join(marked)
@@ -95,7 +106,9 @@ def aiscale(
 ) -> subprocess.CompletedProcess:
     """Run the command line as a user does, but for the import of torch, and of the library of `strategy`."""
     env = {**os.environ, **(env or {})}
-    return starter.run(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
+    done = starter.run(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
+    done.stderr = without_greetings(done.stderr)
+    return done
 
 
 def processes_with(marker: str) -> list[psutil.Process]:

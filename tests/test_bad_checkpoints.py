@@ -8,6 +8,7 @@ import pytest
 
 from aiscale import checkpoint
 from aiscale.verify.jobs import Jobs
+from ranks import without_greetings
 
 TINY = (
     *("model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
@@ -38,7 +39,7 @@ def train(jobs, folder, strategy, *more, nproc=2, settings=None):
     log.unlink(missing_ok=True)
     arguments = ["train", "--runs-dir", str(folder), "--quiet", "--nproc", str(nproc), *more, *words]
     status = jobs.start(strategy, arguments, log)
-    return status, log.read_text().splitlines()
+    return status, without_greetings(log.read_text()).splitlines()
 
 
 @pytest.fixture(scope="module")

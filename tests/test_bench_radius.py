@@ -32,7 +32,9 @@ def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # a ring of 4
     assert sparse["held_bytes"] == 5 * result["parameters"]  # an fp32 residual and a byte of mask
     assert dense["peak_bytes"] < sparse["peak_bytes"] <= dense["peak_bytes"] + 5 * result["parameters"]
-    assert 0 < result["share_here"] < 1
+    # On a busy machine the median of two rounds may even be below the step without communication.
+    assert result["share_here"] == pytest.approx(1 - result["compute_s"] / dense["step_s"]["median"])
+    assert result["share_here"] < 1
     assert result["link_mbit_s"] > 0 and result["machine"]["torch"] and result["checks"] == []
 
 
@@ -133,7 +135,7 @@ def test_the_stored_sweep_has_the_trend_and_the_grid_with_every_seed():
         assert rows[case, steps]["seeds"] == [0, 1, 2] and rows[case, steps]["rates_tried"] == 4, (case, steps)
         assert rows[case, steps]["wire_share"] <= rows[published, 500]["wire_share"] or case == "dense"
     for d, T, residual, switch in itertools.product((0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.2, 0)):
-        for steps in (500, 1000, 2000) if d == 0.4 else (500, 1000):
+        for steps in (500, 1000, 2000):
             row = rows[f"radius d {d:g} T {T} {residual} switch {switch:g}", steps]
             assert row["seeds"] == [0, 1, 2] and row["val_over_dense_pct"], (row["case"], steps)
 

@@ -298,6 +298,7 @@ def not_finite():
         try:
             act()
         except GradientError as error:
+            assert said or error.failed_alike
             said.append(str(error))
     return said + [torch.equal(weights(engine), before) and engine.compressor.step == step]
 
@@ -308,6 +309,7 @@ def planted_mask():
     try:
         train(engine, 4, first=3)
     except MaskError as error:
+        assert error.failed_alike
         return str(error)
 
 # What ranks say after rank 1's mask of a weight was written to: at once, in a further step, and when they would save.

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from aiscale import integrity
 from aiscale.config import Run
-from aiscale.dist import RankError, World
+from aiscale.dist import RankError, World, alike
 from aiscale.staging import Staging
 
 FORMAT_VERSION = 1
@@ -149,21 +149,26 @@ def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]
 
 def load(engine: Saveable, path: str | Path) -> int:
     """Bring the engine to the state in `path`; returns the number of optimizer steps it had taken."""
-    path = Path(path)
+    path, world = Path(path), engine.world
+    note = world.together(lambda: _readable_note(engine, path))
+    with world.control(), quiet(), _refusal(f"cannot read {path}", _OTHER):
+        if engine.checkpoint_format != "dcp":
+            engine.read(path, note)
+            return note["step"]
+        state = world.together(lambda: engine.loadable(note))
+        dcp.load(state, checkpoint_id=path, no_dist=world.size == 1)
+    engine.load(state)
+    return note["step"]
+
+
+def _readable_note(engine: Saveable, path: Path) -> dict:
     note = read_note(path)
     if note["format"] != engine.checkpoint_format:
         raise CheckpointError(
             f"{path} was written by strategy {note['layout']['strategy']} in the format {note['format']}, but strategy "
             f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy to the first"
         )
-    with engine.world.control(), quiet(), _refusal(f"cannot read {path}", _OTHER):
-        if engine.checkpoint_format != "dcp":
-            engine.read(path, note)
-            return note["step"]
-        state = engine.loadable(note)
-        dcp.load(state, checkpoint_id=path, no_dist=engine.world.size == 1)
-    engine.load(state)
-    return note["step"]
+    return note
 
 
 def load_weights(model_state: dict, path: str | Path) -> None:
@@ -244,11 +249,14 @@ def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
         short = any(part in str(error) for part in ("inline_container", "PytorchStreamWriter", "unexpected pos"))
         if isinstance(error, CheckpointError) or type(error) is RuntimeError and not short:
             raise
+        # DCP raises on all ranks what went wrong on one.
+        on_all_ranks = isinstance(error, CheckpointException) or getattr(error, "failed_alike", False)
         if short:
             error = OSError("torch could write only a part: the disk, or your share of it, is full")
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
         reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
-        raise CheckpointError(f"{what} ({reason}): {remedy}") from error
+        refusal = CheckpointError(f"{what} ({reason}): {remedy}")
+        raise (alike(refusal) if on_all_ranks else refusal) from error
 
 
 def _start(partial: Path) -> None:

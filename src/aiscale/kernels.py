@@ -31,17 +31,17 @@ from torch.utils.flop_counter import register_flop_formula
 def _onednn_is_faster() -> bool:
     """Decided by the maker, not by a race: a race could end differently on two ranks, and their sums with it."""
     try:
-        maker_is_amd = "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+        return HAS_ONEDNN and "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
-    return maker_is_amd and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 ONEDNN_IS_FASTER = _onednn_is_faster()
 MIN_WEIGHTS = 2**17  #: for a smaller weight the preparation costs more than it saves
 MIN_WEIGHTS_SLICED = 2**18  #: a product of one row with fewer is done before a second thread has woken up
 
-if ONEDNN_IS_FASTER:
+if HAS_ONEDNN:
 
     @register_flop_formula(torch.ops.mkldnn._linear_pointwise)
     def _linear_flops(x_shape, weight_shape, *_, **__) -> int:

@@ -29,7 +29,7 @@ from aiscale.bench.nodes import shape, start_on_nodes, why_no_nodes
 from aiscale.bench.timing import machine_facts
 from aiscale.dist.link import FRAMING, busiest_link
 
-RANKS, ROUNDS = 4, 9
+RANKS, ROUNDS, QUICK_ROUNDS = 4, 9, 3
 TOLERANCE = 0.10  #: by which a DDP step on the emulated link may differ
 _SLOWER, _FASTER = 2.0, 0.25  #: seconds of an all-reduce of all gradients over those of a step without communication
 _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20
@@ -37,10 +37,10 @@ _FEW_BYTES = 4096  #: of the messages by which latency is measured
 
 
 def bench_link(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
-    """Rows of real and emulated seconds, and the check that DDP steps agree. quick: one round, judged by nothing."""
+    """Rows of real and emulated seconds, and the check that DDP steps agree. quick: few rounds, judged by nothing."""
     if why := why_no_nodes():
         return {"skipped": why, "rows": [], "checks": [], "machine": machine_facts()}
-    report(f"{RANKS} ranks on nodes of their own, {1 if quick else ROUNDS} rounds")
+    report(f"{RANKS} ranks on nodes of their own, {QUICK_ROUNDS if quick else ROUNDS} rounds")
     with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
         out = Path(folder) / "link.json"
         status = start_on_nodes(RANKS, ["-m", "aiscale.bench.link", "quick" if quick else "full", str(out)])
@@ -153,7 +153,7 @@ def _rank(quick: bool, out: Path) -> None:
 
     torch.set_num_threads(1)
     world = connect("cpu")
-    compare = _Comparison(world, 1 if quick else ROUNDS)
+    compare = _Comparison(world, QUICK_ROUNDS if quick else ROUNDS)
     rows = [
         compare.row(what, action, _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES)
         for what, action in _collectives(world).items()

@@ -6,7 +6,7 @@ world.traffic.snapshot()              # bytes by collective since the start
 """
 
 from aiscale.dist.connect import ConnectError, RankError, World, connect
-from aiscale.dist.failing import HANG_STATUS, LOST_STATUS, end_now, failed_alike, lost_another_rank
+from aiscale.dist.failing import HANG_STATUS, LOST_STATUS, alike, end_now, failed_alike, lost_another_rank
 from aiscale.dist.launch import host_store, launch, rank_environment
 from aiscale.dist.launchers import Launch, find_launch
 from aiscale.dist.watch import watching
@@ -20,6 +20,7 @@ __all__ = [
     "RankError",
     "Traffic",
     "World",
+    "alike",
     "connect",
     "end_now",
     "failed_alike",

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aiscale.dist import wire
-from aiscale.dist.failing import end_job_on_uncaught_error
+from aiscale.dist.failing import alike, end_job_on_uncaught_error
 from aiscale.dist.greeting import greetings_aside
 from aiscale.dist.launch import LOOPBACK, RENDEZVOUS
 from aiscale.dist.launchers import ConnectError, Launch, find_launch, slurm_first_host, slurm_port
@@ -103,9 +103,9 @@ class World:
         if not failed:
             return result
         if len(failed) == self.size:
-            raise _alike(failure)
+            raise alike(failure)
         ranks = ", ".join(map(str, failed))
-        raise _alike(RankError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")) from failure
+        raise alike(RankError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")) from failure
 
     def from_rank0(self, make: Callable[[], Any]) -> Any:
         """Run `make` on rank 0 and give its result, or its exception, to every rank."""
@@ -123,7 +123,7 @@ class World:
                 dist.broadcast_object_list(parcel, src=0, group=self.group)
         result, error = parcel[0]
         if error is not None:
-            raise _alike(error)
+            raise alike(error)
         return result
 
     def any(self, flag: bool) -> bool:
@@ -212,13 +212,6 @@ def _has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _alike(error: Exception) -> Exception:
-    """`error`, which all ranks raise now."""
-    with suppress(AttributeError):  # of a class with slots
-        error.failed_alike = True
-    return error
 
 
 def _portable(error: Exception) -> Exception:

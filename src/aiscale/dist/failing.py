@@ -1,6 +1,7 @@
 """When a rank fails: the others must not wait for it, and what went wrong should be said once.
 
-    alike = failed_alike(error, world.size)     # did all ranks fail, as they do over one wrong setting?
+    raise alike(error)                          # by all ranks at once, as they have found out together
+    alone = not failed_alike(error, world.size) # did all ranks fail, as they do over one wrong setting?
     end_now(status)                             # if not: leave without waiting for those that still work
 
 A rank that leaves in the usual way may wait for ever: MPI_Finalize, which runs when Python ends, is a collective.
@@ -40,10 +41,17 @@ def lost_another_rank(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(w in text for w in _LOST)
 
 
+def alike(error: Exception) -> Exception:
+    """`error`, which all ranks raise now: nobody has to find that out by waiting for the others."""
+    with suppress(AttributeError):  # of a class with slots
+        error.failed_alike = True
+    return error
+
+
 def failed_alike(error: BaseException, size: int, timeout_s: float = 5.0) -> bool:
     """Whether all `size` ranks call this within `timeout_s`: then none has to be ended, and one may speak for all.
 
-    What was raised on all ranks at once carries the answer, as an attribute of this name.
+    What `alike` marked carries the answer, as an attribute of this name.
     """
     if size == 1 or getattr(error, "failed_alike", False):
         return True

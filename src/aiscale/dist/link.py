@@ -124,6 +124,12 @@ class Link:
         """Find out when `carried` arrives, after what was asked for before it and has begun."""
         carried.hear()
         with self._lock:
+            if carried not in self._under_way:
+                return
+            # All ranks have begun those of its group that come before, but the thread of gloo that ends one may be late.
+            for each in self._under_way[: self._under_way.index(carried)]:
+                if each.group_id == carried.group_id is not None:
+                    each.hear()
             for each in [c for c in self._under_way if c is carried or c.has_heard()]:
                 self._occupy(each)
                 self._under_way.remove(each)
@@ -151,6 +157,7 @@ class Carried(dist._Work):
         self.link, self.op = link, op
         self.work: dist.Work | None = None
         self.done_s: float | None = None  #: on this process's monotonic clock
+        self.group_id = None if op in ("send", "recv") else id(group)  #: of a collective, which keeps its group's order
         self._asked_s = time.monotonic()
         self._messages, busiest_bytes = busiest_link(op, nbytes, group.size())
         self._bits = 8 * busiest_bytes * (FRAMING if op in _ONE_WAY else _ACKNOWLEDGED)

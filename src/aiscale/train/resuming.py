@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiscale import integrity
 from aiscale.checkpoint import NOTE, CheckpointError, of_another_run, read_note
-from aiscale.dist import World
+from aiscale.dist import World, alike
 
 
 def newest_good(
@@ -34,10 +34,8 @@ def newest_good(
             return path
         if before is None:
             others = ", and no newer one can be used either" if len(found) > 1 else ""
-            raise CheckpointError(
-                f"{path} {wrong}{others}: nothing to resume from; start again without --resume, into another run "
-                "(--set name=...)"
-            )
+            refusal = f"{path} {wrong}{others}: nothing to resume from; start again without --resume, into another run "
+            raise alike(CheckpointError(refusal + "(--set name=...)"))
         if world.is_main:
             say(f"{path} {wrong}: going back to {before.name}")
     return None
@@ -63,7 +61,9 @@ def _unusable(path: Path, run_id: str | None) -> str:
 
 
 def _damage(path: Path, world: World) -> str:
-    note = read_note(path)
-    mine = list(note["files"])[world.rank :: world.size]
-    wrong = next(filter(None, world.gather(integrity.damage(path, note, mine))), "")
+    def mine() -> str:
+        note = read_note(path)
+        return integrity.damage(path, note, list(note["files"])[world.rank :: world.size])
+
+    wrong = next(filter(None, world.gather(world.together(mine))), "")
     return wrong and f"is damaged ({wrong})"

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aiscale.config import Run
 from aiscale.cost.compression import is_exempt, kept_entries
-from aiscale.dist import World
+from aiscale.dist import World, alike
 
 __all__ = ["Bucket", "Compressor", "GradientError", "is_exempt", "kept_entries"]
 
@@ -176,7 +176,7 @@ class Compressor:
                 )
         if self.world.any(bool(self._fault)):
             self._broken = next(fault for fault in self.world.gather(self._fault) if fault)
-            raise GradientError(self._broken)
+            raise alike(GradientError(self._broken))
 
     def _optimizer_steps(self) -> int:
         """Steps that the optimizer has taken, also before this method came into use."""

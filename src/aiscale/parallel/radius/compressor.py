@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from aiscale.config import Run
 from aiscale.cost.compression import is_dense_step, is_exempt
-from aiscale.dist import World
+from aiscale.dist import World, alike
 from aiscale.parallel.compress.base import Bucket, Compressor
 from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now, turn_sizes
 from aiscale.parallel.radius.memory import ByParameter
@@ -162,7 +162,7 @@ class Radius(Compressor):
                 f"after step {self._optimizer_steps()} rank {', '.join(map(str, odd))} of {self.world.size} "
                 f"{differently} {apart}, so {remedy}"
             )
-            raise MaskError(self._broken)
+            raise alike(MaskError(self._broken))
 
     def _positions(self, bucket: Bucket) -> Tensor:
         mask, k = self.mask.together(bucket.parameters), self.entries(bucket.parameters)
