@@ -43,7 +43,7 @@ FRAMING = 1514 / 1448
 _ACKNOWLEDGED = FRAMING + 66 / 2 / 1448
 _ONE_WAY = ("send", "recv", "broadcast", "scatter", "gather")
 #: What a message takes beyond its bytes on cards that the kernel slows: `bench link` found 0.65 to 1.1 ms at 118 to 255
-#: Mbit/s, where frames are handed on in pieces of 0.4 ms. Without it, many small buckets would seem up to 13 % too fast.
+#: Mbit/s, where frames are handed on in pieces of 0.4 ms. Without it, small buckets would seem up to 13 % too fast.
 LATENCY_S = 0.8e-3
 _STAMP_TAG = 2**30  #: of the message that goes before a message
 
@@ -126,7 +126,7 @@ class Link:
         with self._lock:
             if carried not in self._under_way:
                 return
-            # All ranks have begun those of its group that come before, but the thread of gloo that ends one may be late.
+            # All ranks have begun what comes before it in its group, but a thread of gloo may be late in ending that.
             for each in self._under_way[: self._under_way.index(carried)]:
                 if each.group_id == carried.group_id is not None:
                     each.hear()
