@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import os
 import pickle
 import socket
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -35,8 +36,7 @@ from aiscale.dist.wire import Traffic
 
 __all__ = ["ConnectError", "RankError", "World", "connect"]
 
-
-_worlds = Counter()  #: that this process has joined, by rendezvous: its ranks join and leave them together
+_worlds = defaultdict(itertools.count)  #: that this process has joined, by rendezvous: all its ranks join them
 
 
 class RankError(RuntimeError):
@@ -274,9 +274,8 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
             if store is None:
                 store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
             # It may outlive a world, and a second one must not read where the first one's ranks could be found.
-            rendezvous = os.environ.get(RENDEZVOUS, "")
-            where["store"] = dist.PrefixStore(f"world{_worlds[rendezvous]}", store)
-            _worlds[rendezvous] += 1
+            count = next(_worlds[os.environ.get(RENDEZVOUS, "")])
+            where["store"] = dist.PrefixStore(f"world{count}", store)
         dist.init_process_group(backend, **where)
     except (RuntimeError, ValueError, OSError) as error:
         raise ConnectError(_explain(error, place, address, timeout_s)) from error
