@@ -64,7 +64,7 @@ def _card_towards(host: str) -> str:
 
 
 def _found_by_name() -> bool:
-    """Whether other machines would find this one at the address of its host name that gloo takes, the first of its own."""
+    """Whether other machines would find this one at its host name's address that gloo takes, the first of its own."""
     try:
         named = [address[0] for *_, address in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:

@@ -38,7 +38,8 @@ from aiscale.dist.hang import Hang, Told, find
 _LONGEST_BEAT_S = 5.0
 _SILENT_S = 12.0  #: whoever is taken for dead has said nothing for at least as long
 _HEARD_S = 15.0  #: for the others to hear that a rank has spoken, and for the next one to speak where that did not help
-_OVER, _SPEAKS, _HEARD = "over", "speaks", "heard"  #: keys in the store: a rank has spoken; how many wanted to, have heard
+#: keys in the store: a rank has spoken; how many wanted to; how many have heard it
+_OVER, _SPEAKS, _HEARD = "over", "speaks", "heard"
 _watches = itertools.count()  #: of this process; ranks begin them together
 
 
