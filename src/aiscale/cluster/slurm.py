@@ -30,6 +30,7 @@ _LOG_S = 0.3  #: between looks at a log, which may lie on a file system that man
 _NEW_RANKS = "new ranks\n"  #: what engines.sbatch writes when it starts some in the place of others
 _NO_RANKS = "srun has ended\n"  #: what it writes when there are none any more
 _END_S = 5.0  #: that a cancelled job may take to end before its files go
+_PATIENCE_S = 60.0  #: with a Slurm that does not answer, before a job is given up in which ranks could start again
 
 
 class SlurmLauncher(LocalLauncher):
@@ -98,7 +99,8 @@ class SlurmLauncher(LocalLauncher):
         if not self._is_ours or lost_job or not self.job:
             return False
         state = queue.ask(self.job)
-        return bool(state and state.name == "RUNNING") and guard.cancel(str(self.folder), "step")
+        runs = bool(state and state.name == "RUNNING")
+        return runs and guard.cancel(str(self.folder), "step", patience_s=_PATIENCE_S)
 
     def _srun(self) -> list[str]:
         """The command of a step in the job that this kernel is in."""

@@ -120,7 +120,7 @@ def _start_node(name: str, folder: Path, plan: dict) -> None:
 def _await_idle(folder: Path, nodes: int) -> None:
     end_at = time.monotonic() + START_LIMIT_S
     while time.monotonic() < end_at:
-        state = subprocess.run(["sinfo", "-h", "-a", "-N", "-o", "%N %t"], capture_output=True, text=True).stdout
+        state = _states()
         if len({line for line in state.splitlines() if line.endswith(" idle")}) == nodes:
             return
         for log in (folder / "log").glob("*.log"):
@@ -128,6 +128,14 @@ def _await_idle(folder: Path, nodes: int) -> None:
                 raise Failed(f"{log.stem}: {fatal[0].partition('fatal:')[2].strip()}")
         time.sleep(0.02)
     raise Failed(f"after {START_LIMIT_S} s the virtual nodes were not idle: {' '.join(state.split()) or 'no answer'}")
+
+
+def _states() -> str:
+    try:  # sinfo would ask a slurmctld that has ended for a minute
+        done = subprocess.run(["sinfo", "-h", "-a", "-N", "-o", "%N %t"], capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout
 
 
 def _serve(plan: dict) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 
@@ -28,6 +29,13 @@ class RehearsalError(ConfigError):
 
 def search_path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PATH}"
+
+
+def slurm_version() -> tuple[int, ...]:
+    """Of this machine's Slurm, such as (22, 5, 8); empty if it does not say."""
+    said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, env={"PATH": search_path()}).stdout
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def unshare() -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiscale.rehearsal import shifter
-from aiscale.rehearsal.needs import RehearsalError
+from aiscale.rehearsal.needs import RehearsalError, slurm_version
 from aiscale.sites import Site
 
 HERE = Path(__file__).parent
@@ -151,6 +151,8 @@ class Settings:
             user=user_name(),
             node=f"CPUs={node.cores * threads} Sockets=1 CoresPerSocket={node.cores} ThreadsPerCore={threads}"
             f" RealMemory=256000{gres}{feature}",
+            # so that a job finds what the prolog makes on every node; an older Slurm would refuse to start
+            prolog_flags="Alloc,DeferBatch" if slurm_version() >= (22, 5) else "Alloc",
             nodes_and_partitions="\n".join(lines),
         )
 

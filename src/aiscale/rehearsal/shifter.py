@@ -7,12 +7,11 @@ Without a C compiler the rehearsal does without: its sbatch then refuses --image
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
-from aiscale.rehearsal.needs import search_path
+from aiscale.rehearsal.needs import slurm_version
 
 SOURCE = Path(__file__).parent / "templates/shifter.c"
 
@@ -20,11 +19,10 @@ SOURCE = Path(__file__).parent / "templates/shifter.c"
 def build(etc: Path) -> None:
     """Slurm loads what `etc`/plugstack.conf names, and a plugin only if it says that it is of the same version."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
-    said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, env={"PATH": search_path()}).stdout
-    version = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
+    version = slurm_version()
     if not compiler or not version:
         return
-    major, minor, micro = map(int, version.groups())
+    major, minor, micro = version
     number = f"-DSLURM_VERSION={major << 16 | minor << 8 | micro}"
     words = [compiler, "-shared", "-fPIC", number, "-o", etc / "shifter.so", SOURCE]
     if subprocess.run(words, capture_output=True).returncode == 0:

@@ -3,15 +3,14 @@
 # at a site two minutes: here it may start at once.
 export SLURM_CONF=@folder@/etc/slurm.conf
 again() {
-  for _ in {1..50}; do
+  for _ in {1..600}; do # then it starts by itself
     sleep 0.1
     case "$(scontrol --oneliner show job "$SLURM_JOB_ID")" in
-      *JobState=COMPLETING* | *JobState=RUNNING*) ;; # not put back yet
+      "" | *JobState=COMPLETING* | *JobState=RUNNING*) ;; # no answer, or not put back yet
       *JobState=PENDING*Reason=JobHeld*) return ;;
       *JobState=PENDING*) # a credential of the second in which the last one was revoked is taken for that one
         sleep 1.1
-        scontrol update jobid="$SLURM_JOB_ID" StartTime=now
-        return ;;
+        scontrol update jobid="$SLURM_JOB_ID" StartTime=now && return ;;
       *) return ;;
     esac
   done
