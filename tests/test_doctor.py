@@ -149,6 +149,19 @@ def test_where_a_node_has_fewer_cores_than_ranks_that_is_a_warning():
     assert found.takes_turns(), "links that look slow are then no reason to stop a job"
 
 
+def test_virtual_nodes_that_share_a_machine_share_its_cores():
+    def takes_turns(machines, cores) -> bool:
+        seats = [
+            Seat(rank, f"node{rank // 4}", "cpu", own, 4, machine=machines[rank // 4]) for rank, own in enumerate(cores)
+        ]
+        return Preflight(seats).takes_turns()
+
+    every, bound = [list(range(4))] * 8, [[rank] for rank in range(8)]
+    assert takes_turns(["one", "one"], every)
+    assert not takes_turns(["one", "other"], every) and not takes_turns(["", ""], every)
+    assert not takes_turns(["one", "one"], bound), "containers that share no core"
+
+
 def test_a_slow_device_is_named():
     seats = [Seat(rank, "a", "cpu", [rank], 8, product_s=0.03 if rank == 1 else 0.01) for rank in range(4)]
     (warning,) = _slow_devices(seats)

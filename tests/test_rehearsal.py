@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from aiscale import rehearsal
+from aiscale.doctor.node import node_cores
 from aiscale.rehearsal import needs
 from aiscale.rehearsal.settings import Settings
 from aiscale.sites import site
@@ -266,14 +267,18 @@ else:
 @pytest.mark.slurm
 @pytest.mark.alone
 def test_links_are_as_slow_as_asked(perlmutter):
-    def measured_mbit_s() -> float:
-        done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=60)
-        return float(done.stdout)
+    def sends_mbit_s(least: float, most: float) -> None:
+        """Once in three times: a pause of the machine shows in half a second of sending."""
+        measured = []
+        while not (measured and least < measured[-1] < most):
+            assert len(measured) < 3, measured
+            done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=60)
+            measured.append(float(done.stdout))
 
     perlmutter.set_link("40mbit")  # 3 MB in 0.6 s, of which a burst of 128 kB passes at once
-    assert 20 < measured_mbit_s() < 50
+    sends_mbit_s(20, 50)
     perlmutter.set_link("10mbit", node=2)
-    assert 5 < measured_mbit_s() < 13
+    sends_mbit_s(5, 13)
     with pytest.raises(rehearsal.RehearsalError, match="link could not be set to fast"):
         perlmutter.set_link("fast")
     perlmutter.set_link("off")
@@ -288,7 +293,7 @@ doctor.ALL_REDUCE_BYTES, doctor.MESSAGE_BYTES = 2**18, {"cpu": 2**19}
 world = connect("cpu")
 found = doctor.preflight(world)
 if world.is_main:
-    print(json.dumps(found.problems))
+    print(json.dumps([found.problems, found.warnings]))
 world.close()
 """
 
@@ -300,8 +305,11 @@ def test_the_doctor_names_the_node_whose_links_are_slow(perlmutter):
     perlmutter.set_link("20mbit", node=2)
     done = perlmutter.run([sys.executable, "-c", DOCTOR], ntasks=3, capture_output=True, timeout=120)
     perlmutter.set_link("off")
-    (problem,) = json.loads(done.stdout)
-    assert re.match(r"rank 1 on node2 sends [1-4] MiB/s between nodes, the others .* --exclude=node2", problem), problem
+    problems, warnings = json.loads(done.stdout)
+    # Where ranks wait for a core, a link that looks slow is no reason to stop a job.
+    found = [line for line in (problems if node_cores() >= 3 else warnings) if " sends " in line]
+    assert len(found) == 1 and len(problems) == (node_cores() >= 3), (problems, warnings)
+    assert re.match(r"rank 1 on node2 sends [1-4] MiB/s between nodes, the others .* --exclude=node2", found[0])
 
 
 def test_a_missing_program_is_named_with_its_remedy(monkeypatch):

@@ -133,6 +133,11 @@ def node_cores() -> int:
     return os.cpu_count() or 1
 
 
+def machine() -> str:
+    """The same for all that share this kernel, such as virtual nodes and containers; empty where it does not say."""
+    return _read(Path("/proc/sys/kernel/random/boot_id"))
+
+
 def _cores() -> Finding:
     cores, threads = usable_cores(), os.environ.get("OMP_NUM_THREADS", "")
     found = f"{len(cores)} of {os.cpu_count()} usable, load {os.getloadavg()[0]:.1f}"

@@ -17,7 +17,6 @@ import os
 import socket
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -26,7 +25,7 @@ import torch.distributed as dist
 
 from aiscale.cost import wire_bytes
 from aiscale.dist import World
-from aiscale.doctor.node import node_cores, usable_cores
+from aiscale.doctor.node import machine, node_cores, usable_cores
 
 ALL_REDUCE_BYTES = 16 * 2**20
 MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: enough that starting a message is a small part of its time
@@ -45,6 +44,7 @@ class Seat:
     cores: list[int]  #: on which it may run
     node_cores: int  #: on which it could
     product_s: float = 0.0  #: of one matrix product, alone on its device
+    machine: str = ""  #: told by its kernel: virtual nodes and containers may share one; empty: the host's own
 
 
 @dataclass
@@ -68,9 +68,11 @@ class Preflight:
         return self.seats[a].host == self.seats[b].host
 
     def takes_turns(self) -> bool:
-        """Whether a node has more ranks than cores."""
-        hosts = Counter(seat.host for seat in self.seats)
-        return any(seat.node_cores < hosts[seat.host] for seat in self.seats)
+        """Whether a machine has more ranks than cores."""
+        machines: dict[str, list[Seat]] = {}
+        for seat in self.seats:
+            machines.setdefault(seat.machine or seat.host, []).append(seat)
+        return any(_cores_of(seats) < len(seats) for seats in machines.values())
 
 
 def preflight(world: World) -> Preflight:
@@ -78,7 +80,8 @@ def preflight(world: World) -> Preflight:
     device = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else "cpu"
     # Slurm's own name for the node: virtual nodes, and containers, may share a host name.
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    found = Preflight(world.gather(Seat(world.rank, host, device, usable_cores(), node_cores())))
+    seat = Seat(world.rank, host, device, usable_cores(), node_cores(), machine=machine())
+    found = Preflight(world.gather(seat))
     _compare_seats(found)
     if world.size > 1:
         _time_all_reduce(world, found)
@@ -94,6 +97,11 @@ def preflight(world: World) -> Preflight:
         seat.product_s = product_s
     found.warnings += _slow_devices(found.seats)
     return found
+
+
+def _cores_of(seats: list[Seat]) -> int:
+    """How many a machine has for these ranks. Bound to few, they could have the node's; containers may share none."""
+    return max(len({core for seat in seats for core in seat.cores}), *(seat.node_cores for seat in seats))
 
 
 def _compare_seats(found: Preflight) -> None:
