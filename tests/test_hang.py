@@ -18,7 +18,7 @@ from aiscale.dist import HANG_STATUS, rank_environment
 from aiscale.dist.flight import latest
 from aiscale.dist.hang import Told, find
 from aiscale.dist.progress import Progress, label, members, message
-from ranks import HEADER, aiscale, begun, run_ranks, wait_until
+from ranks import HEADER, aiscale, begun, run_ranks, wait_until, without_greetings
 
 T = 6  #: seconds; a busy machine must not look like a hang
 #: what ranks do after a few all-reduces; in the end they wait for one that does not come
@@ -140,8 +140,9 @@ def played(tmp_path_factory):
 def line_of(scene, played) -> str:
     """The one line in which a scene ended."""
     status, err = played[0][scene]
-    assert status == HANG_STATUS and err.count("\n") == 1, (status, err)
-    return err.strip()
+    said = without_greetings(err)
+    assert status == HANG_STATUS and said.count("\n") == 1, (status, err)
+    return said.strip()
 
 
 def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(played):
