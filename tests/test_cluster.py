@@ -286,6 +286,7 @@ class Kernel:
         request, shown, began = self.client.execute(code), [], time.monotonic()
         while True:
             if stop_at and shown[-1:] == [stop_at]:
+                time.sleep(1)  # ipykernel may lose what interrupts it while it sends
                 self.manager.interrupt_kernel()
                 stop_at = ""
             assert time.monotonic() - began < 60, f"{code} did not end"

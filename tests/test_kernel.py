@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from aiscale import cli
 from aiscale.jupyter import KernelError, Spec, install, installed, kernels_dir, uninstall
 from aiscale.jupyter.kernel import start_script
 from aiscale.sites import names, site
+from ranks import wait_until
 
 #: A `module` that writes what it is asked for; bash takes the function from the environment.
 MODULE = {"BASH_FUNC_module%%": '() { echo "$*" >> "$MODULE_CALLS"; }'}
@@ -69,11 +71,12 @@ def test_an_interrupt_reaches_python_through_the_start_script(home):
     try:
         client.start_channels()
         client.wait_for_ready(timeout=60)
-        asked = client.execute("import time; print('on', flush=True); time.sleep(60)")
-        while client.get_iopub_msg(timeout=30)["msg_type"] != "stream":
-            pass
+        # A file says that it is there: ipykernel may lose what interrupts it while it sends something printed.
+        asked = client.execute("import time; open('on', 'w').close(); time.sleep(600)")
+        wait_until((home / "on").exists, 60, "the cell has begun")
+        time.sleep(1)
         manager.interrupt_kernel()
-        while (reply := client.get_shell_msg(timeout=30))["parent_header"]["msg_id"] != asked:
+        while (reply := client.get_shell_msg(timeout=120))["parent_header"]["msg_id"] != asked:
             pass
         assert reply["content"]["ename"] == "KeyboardInterrupt"
     finally:

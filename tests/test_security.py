@@ -105,7 +105,7 @@ def test_the_instrument_sees_a_port_that_is_open_to_the_network():
     import socket
 
     with socket.create_server(("0.0.0.0", 0)), socket.create_server(("127.0.0.1", 0)):
-        assert listening.beyond_loopback([os.getpid()])[-1:] == [f"{os.getpid()}: 0.0.0.0"]
+        assert f"{os.getpid()}: 0.0.0.0" in listening.beyond_loopback([os.getpid()])
 
 
 def test_gloo_finds_the_network_where_ranks_meet_on_it(monkeypatch):
