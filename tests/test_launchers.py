@@ -22,8 +22,8 @@ import pytest
 from aiscale import cost
 from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
-from aiscale.launch import LESSONS, SHIPPED, drift, render_all
 from aiscale.sites import load, names, site
+from aiscale.sites.batch import LESSONS, SHIPPED, drift, render_all
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"

@@ -24,8 +24,8 @@ from packaging.utils import canonicalize_name
 
 from aiscale import rehearsal
 from aiscale.cli import _parser, main
-from aiscale.launch.render import BUILD, SHIPPED
 from aiscale.sites import site
+from aiscale.sites.batch.render import BUILD, SHIPPED
 from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]

@@ -328,7 +328,7 @@ _DELEGATED = {
         "aiscale kernel install --site perlmutter",
         "aiscale.jupyter.command",
     ),
-    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.launch.command"),
+    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.launch"),
     "rehearse": (
         "run a command beside a private Slurm cluster of virtual nodes",
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",

@@ -114,7 +114,7 @@ class Job:
         """The job's script."""
         if self.script:
             return Path(self.script).read_text()
-        from aiscale.launch import LESSONS, render  # jinja2, which only this needs
+        from aiscale.sites.batch import LESSONS, render  # jinja2, which only this needs
 
         place = self.place
         if place is None:

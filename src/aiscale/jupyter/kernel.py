@@ -22,8 +22,8 @@ from pathlib import Path
 import jinja2
 
 from aiscale.config import ConfigError
-from aiscale.launch.render import sources_of
 from aiscale.sites import Site
+from aiscale.sites.batch.render import sources_of
 
 _MARK = "aiscale"  #: of our own kernels, in kernel.json's metadata
 _NAME = re.compile(r"[A-Za-z0-9._-]+")  # as jupyter_client allows

@@ -21,10 +21,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aiscale.launch import LESSONS, render
 from aiscale.rehearsal import Cluster
 from aiscale.rehearsal.settings import user_name
 from aiscale.sites import Site, site
+from aiscale.sites.batch import LESSONS, render
 from aiscale.soak.plan import KINDS, STEPS, Event, SoakError, TooLate
 
 RANKS = 2

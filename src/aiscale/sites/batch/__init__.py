@@ -1,4 +1,4 @@
-"""Launchers: one sbatch file for each lesson at each site, rendered from one body and the site's profile.
+"""Batch files: one sbatch file for each lesson at each site, rendered from one body and the site's profile.
 
 Beside them, from the same profile, the script that makes the environment in which they run.
 
@@ -9,10 +9,9 @@ Beside them, from the same profile, the script that makes the environment in whi
 lessons.py    what each launcher starts, and how much of a machine it needs
 render.py     a lesson and a site become a file
 templates/    body.sbatch.j2, the frame of all, and what it includes; build_environment.sh.j2
-command.py    the command line
 """
 
-from aiscale.launch.lessons import LESSONS, Lesson, Variant
-from aiscale.launch.render import SHIPPED, drift, render, render_all, write
+from aiscale.sites.batch.lessons import LESSONS, Lesson, Variant
+from aiscale.sites.batch.render import SHIPPED, drift, render, render_all, write
 
 __all__ = ["LESSONS", "SHIPPED", "Lesson", "Variant", "drift", "render", "render_all", "write"]

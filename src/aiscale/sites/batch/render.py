@@ -14,8 +14,8 @@ from pathlib import Path
 
 import jinja2
 
-from aiscale.launch.lessons import LESSONS, Lesson
 from aiscale.sites import GpuKind, Site, SiteError, site
+from aiscale.sites.batch.lessons import LESSONS, Lesson
 
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed

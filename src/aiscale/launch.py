@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from aiscale.launch.lessons import LESSONS
-from aiscale.launch.render import BUILD, SHIPPED, drift, fits, nodes_of, write
 from aiscale.sites import Site, load, names, site
+from aiscale.sites.batch.lessons import LESSONS
+from aiscale.sites.batch.render import BUILD, SHIPPED, drift, fits, nodes_of, write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
