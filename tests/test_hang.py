@@ -10,14 +10,17 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from torch.distributed import HashStore
 
 from aiscale.dist import HANG_STATUS, rank_environment
 from aiscale.dist.flight import latest
-from aiscale.dist.hang import Told, find
+from aiscale.dist.hang import Hang, Told, find
 from aiscale.dist.progress import Progress, label, members, message
+from aiscale.dist.watch import _News, _Watch
 from ranks import HEADER, aiscale, begun, run_ranks, wait_until, without_greetings
 
 T = 6  #: seconds; a busy machine must not look like a hang
@@ -243,6 +246,34 @@ def test_a_rank_that_began_to_wait_a_little_later_is_not_the_one_to_name():
     }
     hang = find(ranks, silent=set(), timeout_s=10)
     assert (hang.waiting, hang.missing) == ([1], [2]) and hang.text.startswith("recv of 8 bytes from rank 2 to rank 1")
+
+
+def watch(rank: int, store, *, heard_ago_s: float = 0, first_time: bool = False) -> _Watch:
+    """The watchdog of a rank of two that waits for rank 1, of which it last heard so long ago."""
+    now, made = time.monotonic(), object.__new__(_Watch)
+    news = {
+        0: _News(9, now, True, Told(begun={"w 0,1": entry(2)})),
+        1: _News(9, now - heard_ago_s, not first_time, Told(begun={"w 0,1": entry(1)})),
+    }
+    made.__dict__ |= {"world": SimpleNamespace(rank=rank, size=2), "progress": SimpleNamespace(latest_s=now - 100)}
+    made.__dict__ |= {"timeout_s": T, "beat_s": T / 8, "patience_s": 12.0, "news": news, "_store": store}
+    made.__dict__ |= {"heard_s": now, "awake_since_s": now - 100, "next_s": 0.0}
+    return made
+
+
+def test_a_rank_that_was_only_held_up_is_neither_late_nor_dead():
+    assert "rank 1 did not come to it" in watch(0, None, heard_ago_s=1)._find().text
+    assert watch(0, None, heard_ago_s=5)._find() is None
+    assert watch(0, None, heard_ago_s=1, first_time=True)._find() is None, "its only note may be of any age"
+    assert "rank 1 no longer answers" in watch(0, None, heard_ago_s=13)._find().text
+
+
+def test_of_ranks_that_would_speak_at_the_same_time_one_does():
+    store, hang = HashStore(), Hang(waiting=[0, 1], missing=[2], text="")
+    first, second = (watch(rank, store) for rank in (1, 0))
+    assert [first._is_my_turn(hang), second._is_my_turn(hang), second._is_my_turn(hang)] == [True, False, False]
+    second.next_s = time.monotonic()
+    assert second._is_my_turn(hang), "where the first one did not end the job"
 
 
 def test_who_receives_from_anybody_is_not_taken_for_late():
