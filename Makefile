@@ -22,7 +22,7 @@ test: setup  ## run the tests, every notebook among them
 	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
-	@$(WITH_PATH) $(BIN)/aiscale soak $(ARGS)
+	@$(WITH_PATH) PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
 
 lab: setup  ## open the notebooks in JupyterLab
 	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks

@@ -30,7 +30,7 @@ if [ -z "$site" ]; then
 else
   found=$("$python" -c '
 import sys
-from aiscale.sites import SiteError, find
+from aiscale.hpc.sites import SiteError, find
 try:
     place = find(sys.argv[1])
 except SiteError as error:

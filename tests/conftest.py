@@ -46,7 +46,7 @@ def _skip_without_slurm(items):
     """Where it is lacking in CI they fail, and say why: CI installs it."""
     marked = [item for item in items if item.get_closest_marker("slurm")]
     if marked and not IN_CI:
-        from aiscale import rehearsal
+        from aiscale.hpc import rehearsal
 
         if why_not := rehearsal.why_not():
             for item in marked:
@@ -116,7 +116,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="module")
 def frontier():
     """Two virtual nodes of Frontier under a private Slurm."""
-    from aiscale import rehearsal
+    from aiscale.hpc import rehearsal
 
     with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
         yield nodes

@@ -93,7 +93,7 @@ def loss_divided_by_the_wrong_n():
 
         return wrong
 
-    for module in ("aiscale.model", "aiscale.parallel.parts"):
+    for module in ("aiscale.model.gpt", "aiscale.parallel.parts"):
         if module in sys.modules:
             replace(f"{module}:cross_entropy", make)
 
@@ -146,7 +146,7 @@ def decay_applied_to_biases():
 
 @fault
 def learning_rate_off_by_one_step():
-    replace("aiscale.train.fit:lr_at", lambda real: lambda step, *rest: real(step + 1, *rest))
+    replace("aiscale.train.loop:lr_at", lambda real: lambda step, *rest: real(step + 1, *rest))
 
 
 @fault

@@ -10,7 +10,7 @@ from pathlib import Path
 
 RANK = """
 import os, time, torch, torch.distributed as dist
-from aiscale.dist import connect
+from aiscale.distributed import connect
 world = connect("cpu")
 
 def interface_bytes():  # sent on the loopback so far
@@ -29,7 +29,7 @@ LAUNCH = """
 import fcntl, socket, struct, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # the new namespace's loopback is down: set IFF_UP
     fcntl.ioctl(s, 0x8914, struct.pack("16sh", b"lo", 1))
-import aiscale.dist as d
+import aiscale.distributed as d
 raise SystemExit(d.launch(int(sys.argv[1]), [sys.argv[2]]))
 """
 

@@ -18,7 +18,7 @@ import starter
 
 HEADER = """
 import os, torch, torch.distributed as dist
-from aiscale.dist import connect
+from aiscale.distributed import connect
 world = connect()
 def say(*values):  # in one write, so that ranks do not mix their lines
     os.write(1, ("\\x02" + " ".join(map(str, values)) + "\\n").encode())
@@ -26,7 +26,7 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 
 
 START = """
-import aiscale.dist as d, aiscale.parallel as p
+import aiscale.distributed as d, aiscale.parallel as p
 raise SystemExit(d.launch({n}, ["-m", "ranks"], warm_up=lambda: p.preload({strategy!r})))
 """
 
@@ -71,7 +71,8 @@ def run_ranks(
         (folder / "start.py").write_text(START.format(n=n, strategy=strategy))
         done = starter.run(["-m", "start"], timeout=timeout, cwd=folder, env=env, strategy=strategy)
     else:
-        python, launch = sys.executable, f"import aiscale.dist as d; raise SystemExit(d.launch({n}, [{str(script)!r}]))"
+        launch = f"from aiscale.distributed import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
+        python = sys.executable
         command = {
             "aiscale": [python, "-c", launch],
             "torchrun": [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", str(script)],

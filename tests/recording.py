@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-import aiscale.train.fit  # noqa: F401
+import aiscale.train.loop  # noqa: F401
 from aiscale import checkpoint
 from aiscale.train import saving
 
@@ -42,7 +42,7 @@ def rename(self, target, real=Path.rename):
     return real(self, target)
 
 
-def step(self, number, real=sys.modules["aiscale.train.fit"]._Training._step):
+def step(self, number, real=sys.modules["aiscale.train.loop"]._Training._step):
     begun.set()
     return real(self, number)
 
@@ -75,7 +75,7 @@ def prepare(engine, *args, real=checkpoint.prepare, **keywords):
 
 if __name__ == "__main__":
     os.fsync, Path.rename = fsync, rename
-    sys.modules["aiscale.train.fit"]._Training._step = step
+    sys.modules["aiscale.train.loop"]._Training._step = step
     saving.Saver.save, saving._Writing.run, checkpoint.prepare = save, run, prepare
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

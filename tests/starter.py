@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aiscale.dist.forking import Forked, can_fork
+from aiscale.distributed.forking import Forked, can_fork
 
 TORCH = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.pipelining", "safetensors.torch")
 #: Strategies whose libraries change torch as they are imported, and so have a starter of their own.

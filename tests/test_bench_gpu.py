@@ -6,7 +6,7 @@ import torch
 from aiscale import cost
 from aiscale.bench.gpu import measure_training, show_gpu, training_run
 from aiscale.config import ConfigError
-from aiscale.dist import connect
+from aiscale.distributed import connect
 from aiscale.model import GPT
 from ranks import aiscale
 
@@ -32,7 +32,7 @@ def test_the_355m_run_is_gpt2_medium_with_a_vocabulary_for_matrix_units():
 
 
 def test_the_compiler_sees_the_whole_model_as_one_graph_and_it_computes_the_same(monkeypatch):
-    from aiscale import kernels
+    from aiscale.model import kernels
 
     monkeypatch.setattr(kernels, "MIN_WEIGHTS", 2**60)  # as on a GPU, where products are torch's own
     torch.manual_seed(0)

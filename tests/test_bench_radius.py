@@ -7,15 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from importlib import resources
 
 import pytest
 import torch
 
-from aiscale.bench import radius_runs, radius_sweep
-from aiscale.bench.nodes import why_no_nodes
-from aiscale.bench.radius import bench_radius, checks, reckon
-from aiscale.bench.radius_tables import stored
+from aiscale import published
+from aiscale.bench.radius import runs as radius_runs
+from aiscale.bench.radius import sweep as radius_sweep
+from aiscale.bench.radius.nodes import why_no_nodes
+from aiscale.bench.radius.study import bench_radius, checks, reckon
+from aiscale.bench.radius.tables import stored
 from aiscale.config import ConfigError
 from aiscale.parallel.radius import SimulatedRanks
 from ranks import aiscale, processes_with, wait_until
@@ -53,7 +54,7 @@ def test_the_benchmark_runs_on_links_that_the_kernel_slows():
 
 
 def test_shaped_links_are_refused_where_the_kernel_gives_none(monkeypatch):
-    monkeypatch.setattr("aiscale.bench.nodes.why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
+    monkeypatch.setattr("aiscale.bench.radius.nodes.why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
     with pytest.raises(
         ConfigError, match="^--link shaped: nodes need Linux's unshare, ip and tc; without --link it is"
     ):
@@ -121,7 +122,7 @@ def test_what_is_stored_was_measured_on_slowed_links_and_is_what_was_asked_for()
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4
     assert abs(speed["share_here"] - speed["share"]) < 0.02
     assert speed["checks"] == checks(speed) and all(check["met"] for check in speed["checks"])
-    link = json.loads((resources.files("aiscale") / "data_measured/link_cpu.json").read_text())
+    link = published.measured("link_cpu")
     assert len(link["checks"]) == 8
     assert all(check["met"] and 0.9 <= check["value"] <= 1.1 for check in link["checks"])
 

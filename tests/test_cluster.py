@@ -20,12 +20,12 @@ import papermill
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import engine, guard, launchers, processes
+from aiscale.cluster import engine, guard, local, processes
 from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
-from aiscale.cluster.launchers import _mpi_exit
+from aiscale.cluster.local import _mpi_exit
 from aiscale.cluster.output import Board
 from aiscale.cluster.waiting import Pending
-from aiscale.dist import host_store
+from aiscale.distributed import host_store
 
 SRC = str(Path(__file__).parents[1] / "src")
 
@@ -458,10 +458,10 @@ def test_mpi_ranks_are_the_joined_world_and_a_killed_one_is_named():
 
 
 def test_no_mpi_is_one_line_that_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(local.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(cluster.ClusterError, match=r"no.* on PATH: pip install mpich, or load your site's MPI module"):
-        launchers.find_mpiexec()
+        local.find_mpiexec()
 
 
 def test_the_first_rank_to_die_is_read_from_either_mpi():

@@ -6,10 +6,10 @@ from textwrap import indent
 import pytest
 import torch
 
-from aiscale.bench import radius_runs
+from aiscale.bench.radius import runs as radius_runs
 from aiscale.checkpoint import CheckpointError
 from aiscale.config import ConfigError, Run
-from aiscale.dist import connect
+from aiscale.distributed import connect
 from aiscale.parallel import build
 from aiscale.parallel.compress.topk import Unsent
 from ranks import run_ranks

@@ -9,9 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale import cost, kernels, published
+from aiscale import cost, published
 from aiscale.config import ConfigError, ModelConfig, OptimizerConfig
-from aiscale.model import GPT, cross_entropy_plain
+from aiscale.model import GPT, cross_entropy_plain, kernels
 from aiscale.optim import build_optimizer
 
 SMALL = {"n_layer": 3, "n_head": 4, "d_model": 64, "vocab_size": 130, "max_seq_len": 64}

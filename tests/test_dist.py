@@ -11,9 +11,9 @@ import psutil
 import pytest
 import torch
 
-from aiscale.dist import ConnectError, Traffic, connect, find_launch
-from aiscale.dist.connect import _meeting_point, mpi_world
-from aiscale.dist.launchers import Launch, slurm_first_host
+from aiscale.distributed import ConnectError, Traffic, connect, find_launch
+from aiscale.distributed.connect import _meeting_point, mpi_world
+from aiscale.distributed.environment import Launch, slurm_first_host
 from ranks import processes_with, run_ranks, wait_until
 
 SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
@@ -69,7 +69,7 @@ def test_single_ranks_where_mpi_should_have_joined_several_are_refused():
 
 def test_a_missing_mpi_library_is_said_with_the_remedy(tmp_path):
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
-    code = "from aiscale.dist import connect; connect('cpu')"
+    code = "from aiscale.distributed import connect; connect('cpu')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert "mpi4py cannot load an MPI library" in last and "pip install mpich, or load your site's MPI module" in last
@@ -105,7 +105,7 @@ def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        code = "from aiscale.dist import connect; connect('cpu', timeout_s=20)"
+        code = "from aiscale.distributed import connect; connect('cpu', timeout_s=20)"
         done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.endswith(f"127.0.0.1:{port} is already in use by another process: set MASTER_PORT to a free port")
@@ -116,7 +116,7 @@ def test_a_rank_whose_partner_never_comes_says_whom_it_waited_for():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    code = "from aiscale.dist import connect; connect('cpu', timeout_s=2)"
+    code = "from aiscale.distributed import connect; connect('cpu', timeout_s=2)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
     assert f"rank 1 of 2 waited 2 s at 127.0.0.1:{port} for the others" in done.stderr.strip().splitlines()[-1]
 
@@ -167,7 +167,9 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
 def test_ranks_do_not_outlive_their_launcher(tmp_path):
     script = tmp_path / "sleep.py"
     script.write_text("import time; time.sleep(600)")
-    parent = subprocess.Popen([sys.executable, "-c", f"from aiscale.dist import launch; launch(2, [{str(script)!r}])"])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"from aiscale.distributed import launch; launch(2, [{str(script)!r}])"]
+    )
     ranks = lambda: [p.pid for p in processes_with(str(script)) if p.pid != parent.pid]  # noqa: E731
     wait_until(lambda: len(ranks()) == 2, 120, "two ranks started")
     parent.kill()
@@ -213,9 +215,10 @@ def test_a_missing_gpu_is_said_when_one_is_asked_for():
         connect("cuda")
 
 
-FORKED = (
-    "import aiscale.dist as d, torch; raise SystemExit(d.launch({n}, ['-m', {module!r}], warm_up=lambda: {warm_up}))"
-)
+FORKED = """
+import aiscale.distributed, torch
+raise SystemExit(aiscale.distributed.launch({n}, ['-m', {module!r}], warm_up=lambda: {warm_up}))
+"""
 
 
 def forked(code: str, folder, *, n: int = 2, warm_up: str = "None", before: str = "") -> subprocess.CompletedProcess:
@@ -234,7 +237,7 @@ def forked(code: str, folder, *, n: int = 2, warm_up: str = "None", before: str 
 def test_ranks_are_forked_only_from_a_process_without_other_threads(before, are_forked, tmp_path):
     code = """
 import os, sys
-from aiscale.dist import connect
+from aiscale.distributed import connect
 world = connect("cpu")
 as_new = sys.argv[0] == __file__ and __name__ == "__main__"
 os.write(1, f"{sys.orig_argv[1] == '-c'} {world.sum(world.rank)} {world.launcher} {as_new}\\n".encode())
@@ -287,7 +290,7 @@ def test_forked_ranks_do_not_outlive_their_launcher(tmp_path):
 def test_no_strategys_libraries_start_a_thread_that_would_forbid_forking():
     code = """
 import aiscale.train
-from aiscale.dist.forking import can_fork
+from aiscale.distributed.forking import can_fork
 from aiscale.parallel import preload
 from aiscale.parallel.build import ENGINES
 for strategy in ENGINES:

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from aiscale.doctor import Finding, Preflight, preflight
-from aiscale.doctor.command import alike
-from aiscale.doctor.node import _libfabric, find_plugin, node_cores, usable_cores, write_rate
-from aiscale.doctor.preflight import Seat, _compare_seats, _slow_devices, _slow_links, partners
+from aiscale.hpc.doctor import Finding, Preflight, preflight
+from aiscale.hpc.doctor.command import alike
+from aiscale.hpc.doctor.node import _libfabric, find_plugin, node_cores, usable_cores, write_rate
+from aiscale.hpc.doctor.preflight import Seat, _compare_seats, _slow_devices, _slow_links, partners
 from aiscale.verify.rungs import find_mpiexec
 from ranks import aiscale
 
@@ -97,7 +97,7 @@ def test_links_between_nodes_are_not_held_to_those_within():
 
 
 def test_pairs_that_were_slow_for_a_moment_are_measured_again(monkeypatch):
-    module = sys.modules["aiscale.doctor.preflight"]  # the package has a function of this name
+    module = sys.modules["aiscale.hpc.doctor.preflight"]  # the package has a function of this name
 
     rounds = []
 
@@ -193,7 +193,7 @@ def test_libfabric_is_reported_where_its_program_is_there(tmp_path, monkeypatch)
 
 
 def test_the_cores_of_a_node_are_those_of_the_container(monkeypatch):
-    module = sys.modules["aiscale.doctor.node"]
+    module = sys.modules["aiscale.hpc.doctor.node"]
     monkeypatch.setattr(module, "_read", lambda path: "0-3,8,10-11" if "cpuset" in str(path) else "")
     assert node_cores() == 7
     monkeypatch.setattr(module, "_read", lambda path: "")
@@ -206,7 +206,7 @@ def test_measuring_a_disk_leaves_nothing_there(tmp_path):
 
 
 def test_one_rank_has_nobody_to_talk_to():
-    from aiscale.dist import connect
+    from aiscale.distributed import connect
 
     found = preflight(connect("cpu"))
     assert (found.pairs, found.problems, len(found.seats)) == ([], [], 1)

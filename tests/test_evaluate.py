@@ -17,14 +17,14 @@ from aiscale import cli
 from aiscale.config import ConfigError, ModelConfig, Run
 from aiscale.data import Tokenizer, embedded_text
 from aiscale.data.tokenizers import ByteTokenizer, CharTokenizer, learn
-from aiscale.evaluate import command, evaluate
-from aiscale.evaluate.command import OURS, rows
-from aiscale.evaluate.tokenizer import end_of_text, hugging_face_tokenizer
 from aiscale.model import GPT
+from aiscale.train.evaluate import command, evaluate
+from aiscale.train.evaluate.command import OURS, rows
+from aiscale.train.evaluate.tokenizer import end_of_text, hugging_face_tokenizer
 
 pytest.importorskip("lm_eval", reason="pip install 'aiscale[eval]'")
 
-from aiscale.evaluate.adapter import TrainedLM  # noqa: E402
+from aiscale.train.evaluate.adapter import TrainedLM  # noqa: E402
 
 TASKS = ["aiscale_last_word", "aiscale_rolling", "aiscale_two_choice"]
 WINDOW = 48

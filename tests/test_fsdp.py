@@ -8,8 +8,8 @@ import torch
 
 from aiscale import checkpoint
 from aiscale.config import ConfigError, Run
-from aiscale.dist import connect
-from aiscale.models import build_model
+from aiscale.distributed import connect
+from aiscale.model.build import build_model
 from aiscale.parallel import build
 from ranks import run_ranks
 
@@ -21,7 +21,7 @@ import dataclasses, json
 from pathlib import Path
 from aiscale import checkpoint
 from aiscale.config import ParallelConfig, Run
-from aiscale.dist import Traffic, World
+from aiscale.distributed import Traffic, World
 from aiscale.meter import held_bytes
 from aiscale.parallel import build
 base = Run().override(*{TINY!r})
@@ -193,7 +193,7 @@ def test_prefetch_gathers_as_many_blocks_ahead_as_it_says(tmp_path):
 
 
 MEMORY = """
-from aiscale.parallel.memory import step_memory
+from aiscale.parallel.memory_trace import step_memory
 for settings in ((), ("parallel.prefetch=0",), ("parallel.reshard_after_forward=false",)):
     engine = make(*settings)
     train(engine, 0, 1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aiscale.config import ConfigError, ModelConfig
-from aiscale.generation import sample, window_start
 from aiscale.model import GPT
+from aiscale.model.generation import sample, window_start
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=24)
 MODERN = dataclasses.replace(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from aiscale.config import ConfigError, Run
-from aiscale.dist import Launch
-from aiscale.dist.connect import ConnectError, _pick_device
+from aiscale.distributed import Launch
+from aiscale.distributed.connect import ConnectError, _pick_device
 from aiscale.recipes import recipe
 from aiscale.train import fit
 from ranks import run_ranks
@@ -125,7 +125,7 @@ def test_gpt2_355m_reaches_45_percent_of_a_hopper_gpus_peak():
 # Without -------------------------------------------------------------------------------------------------------------
 
 STAGED = """
-from aiscale.dist import wire
+from aiscale.distributed import wire
 wire.on_gpu = lambda tensor: True
 world = connect("cpu")
 """

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from torch.distributed import HashStore
 
-from aiscale.dist import HANG_STATUS, rank_environment
-from aiscale.dist.flight import latest
-from aiscale.dist.hang import Hang, Told, find
-from aiscale.dist.progress import Progress, label, members, message
-from aiscale.dist.watch import _News, _Watch
+from aiscale.distributed import HANG_STATUS, rank_environment
+from aiscale.distributed.flight import latest
+from aiscale.distributed.hang import Hang, Told, find
+from aiscale.distributed.progress import Progress, label, members, message
+from aiscale.distributed.watch import _News, _Watch
 from ranks import HEADER, aiscale, begun, run_ranks, wait_until, without_greetings
 
 T = 6  #: seconds; a busy machine must not look like a hang
@@ -55,7 +55,7 @@ SCENES = {
 }
 SCRIPT = f"""
 import contextlib, time
-from aiscale.dist import watching
+from aiscale.distributed import watching
 ones = torch.ones(1000)
 stuck_s = 0
 watch = contextlib.ExitStack()

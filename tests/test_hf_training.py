@@ -9,7 +9,7 @@ import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
-from aiscale.models import build_model, count_parameters, parameter_shapes
+from aiscale.model.build import build_model, count_parameters, parameter_shapes
 from aiscale.parallel.radius import simulate
 from aiscale.recipes import recipe
 from aiscale.train import fit, open_trained

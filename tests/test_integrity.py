@@ -6,11 +6,12 @@ import shutil
 
 import pytest
 
-from aiscale import checkpoint, integrity
-from aiscale.soak.damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
+from aiscale import checkpoint
+from aiscale.checkpoint import integrity
 from aiscale.train import RunFolderError, fit, open_trained
 from aiscale.train.records import run_id_of
 from ranks import aiscale, run_ranks
+from soak.damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
 
 VARIANTS = 50
 
@@ -50,7 +51,7 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_refused_on_all(trained, tmp_p
     code = f"""
     from types import SimpleNamespace
     from aiscale import checkpoint
-    from aiscale.dist import RankError
+    from aiscale.distributed import RankError
     try:
         checkpoint.load(SimpleNamespace(world=world, checkpoint_format="dcp"), "{newest}" + "/no" * world.rank)
     except RankError as error:

@@ -22,7 +22,7 @@ from nbformat import v4
 from traitlets.config import Config
 
 import listening
-from aiscale.jupyter import Spec, install
+from aiscale.hpc.jupyter import Spec, install
 from browser import Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[1]

@@ -15,9 +15,9 @@ import pytest
 from traitlets.config import Config
 
 from aiscale import cli
-from aiscale.jupyter import KernelError, Spec, install, installed, kernels_dir, uninstall
-from aiscale.jupyter.kernel import start_script
-from aiscale.sites import names, site
+from aiscale.hpc.jupyter import KernelError, Spec, install, installed, kernels_dir, uninstall
+from aiscale.hpc.jupyter.kernel import start_script
+from aiscale.hpc.sites import names, site
 from ranks import wait_until
 
 #: A `module` that writes what it is asked for; bash takes the function from the environment.
@@ -114,7 +114,7 @@ def test_versions_that_are_loaded_at_installation_are_the_ones_that_the_kernel_l
 
 def test_a_profile_of_ones_own_is_what_cluster_start_will_follow(home, tmp_path):
     mine = tmp_path / "mine.toml"
-    mine.write_text((Path(sys.modules["aiscale.sites"].__file__).parent / "generic.toml").read_text())
+    mine.write_text((Path(sys.modules["aiscale.hpc.sites"].__file__).parent / "generic.toml").read_text())
     assert cli.main(["kernel", "install", "--site", str(mine), "--name", "own"]) == 0
     assert f"export AISCALE_SITE={mine}  #" in (kernels_dir() / "own/start.sh").read_text()
 

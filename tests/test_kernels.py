@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale import kernels
 from aiscale.config import ModelConfig
-from aiscale.kernels import Linear, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain, stream_by_columns
-from aiscale.model import GPT
+from aiscale.model import GPT, kernels
+from aiscale.model.kernels import Linear, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain, stream_by_columns
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
 

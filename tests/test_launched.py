@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import starter
-from aiscale import rehearsal
-from aiscale.rehearsal import needs
-from aiscale.rehearsal.settings import user_name
+from aiscale.hpc import rehearsal
+from aiscale.hpc.rehearsal import needs
+from aiscale.hpc.rehearsal.settings import user_name
 from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]

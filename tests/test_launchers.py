@@ -22,8 +22,8 @@ import pytest
 from aiscale import cost
 from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
-from aiscale.sites import load, names, site
-from aiscale.sites.batch import LESSONS, SHIPPED, drift, render_all
+from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
+from aiscale.hpc.sites import load, names, site
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -500,7 +500,7 @@ def test_every_rule_of_a_profile_names_its_source(name):
     ],
 )
 def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
-    text = (ROOT / "src/aiscale/sites/generic.toml").read_text()
+    text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text()
     assert change[0] in text
     (tmp_path / "mine.toml").write_text(text.replace(*change))
     assert main(["launchers", "--site", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "out")]) == 2
@@ -516,7 +516,7 @@ def test_a_profile_that_is_not_there_is_refused_in_one_line(tmp_path, capsys):
 
 
 def test_a_profile_of_ones_own_renders_what_it_says(tmp_path):
-    text = (ROOT / "src/aiscale/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
+    text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
     (tmp_path / "mine.toml").write_text(text.replace("memory_gb = 80", "memory_gb = 48"))
     files = render_all(load(tmp_path / "mine.toml"))
     assert "ddp.sbatch" in files and "3d_175b.sbatch" not in files, "GPUs of 48 GB do not hold it"

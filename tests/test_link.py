@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from aiscale import cost
-from aiscale.bench.link import bench_link
-from aiscale.bench.nodes import why_no_nodes
+from aiscale.bench.radius.link import bench_link
+from aiscale.bench.radius.nodes import why_no_nodes
 from aiscale.config import ConfigError
-from aiscale.dist.link import Link, busiest_link
+from aiscale.distributed.link import Link, busiest_link
 from ranks import aiscale, run_ranks
 
 TIMED = """
@@ -29,7 +29,7 @@ def seconds(action):
 def on_link_s(op):
     messages, nbytes = busiest_link(op, x.nbytes, n)
     return messages * world.link.latency_s + nbytes * 8 / (RATE * 1e6)
-from aiscale.dist.link import busiest_link
+from aiscale.distributed.link import busiest_link
 """
 
 COLLECTIVES = """
@@ -193,7 +193,7 @@ def test_a_rank_that_dies_is_reported_at_once(tmp_path):
     try:
         dist.all_reduce(x, async_op=True).get_future().wait()
     except RuntimeError as error:
-        from aiscale.dist import lost_another_rank
+        from aiscale.distributed import lost_another_rank
         say("lost", lost_another_rank(error), time.monotonic() - start < 30)
     """
     done = run_ranks(code, 2, tmp_path)

@@ -10,7 +10,7 @@ from ranks import run_ranks
 SETUP = """
 import copy, dataclasses
 from aiscale.config import ParallelConfig, Run
-from aiscale.dist import Traffic, World
+from aiscale.distributed import Traffic, World
 from aiscale.parallel import build
 base = Run().override("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.max_seq_len=24",
                       "model.vocab_size=67", "loop.seq_len=16", "loop.global_batch=8", "loop.micro_batch=2",

@@ -6,8 +6,8 @@ import pytest
 
 from aiscale import cost
 from aiscale.config import Run
-from aiscale.dist import connect
-from aiscale.dist.traffic import Count, Group
+from aiscale.distributed import connect
+from aiscale.distributed.counter import Count, Group
 from aiscale.meter import payload_bytes, step_peak_bytes, traffic_rows
 from aiscale.parallel import build
 from aiscale.train import fit, read_metrics

@@ -3,7 +3,7 @@
 import pytest
 
 from aiscale.config import ConfigError, Run
-from aiscale.dist import connect
+from aiscale.distributed import connect
 from aiscale.parallel import build
 from ranks import run_ranks
 
@@ -22,7 +22,7 @@ def share(rank, size, n_micro=1):
 def gradients(engine):
     return torch.cat([p.grad.reshape(-1) for p in engine.model.parameters()])
 def serial_gradients():
-    from aiscale.dist import World, Traffic
+    from aiscale.distributed import World, Traffic
     alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
                   traffic=Traffic())
     engine = build(dataclasses.replace(run, parallel=ParallelConfig(), compression=CompressionConfig()), alone)

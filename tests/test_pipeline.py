@@ -17,7 +17,7 @@ SETUP = """
 import dataclasses, json
 from aiscale import checkpoint
 from aiscale.config import ParallelConfig, Run
-from aiscale.dist import Traffic, World
+from aiscale.distributed import Traffic, World
 from aiscale.parallel import build
 BASE = ["model.n_layer=8", "model.n_head=2", "model.d_model=32", "loop.precision=fp64", "loop.global_batch=8",
         "loop.micro_batch=1", "loop.device=cpu", "optimizer.clip_norm=0.5", "optimizer.eps=1e-5"]

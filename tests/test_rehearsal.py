@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aiscale import rehearsal
-from aiscale.doctor.node import node_cores
-from aiscale.rehearsal import needs
-from aiscale.rehearsal.settings import Settings
-from aiscale.sites import site
+from aiscale.hpc import rehearsal
+from aiscale.hpc.doctor.node import node_cores
+from aiscale.hpc.rehearsal import needs
+from aiscale.hpc.rehearsal.settings import Settings
+from aiscale.hpc.sites import site
 from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def test_up_and_down_leaves_nothing_behind_and_two_run_side_by_side():
 @pytest.mark.slurm
 def test_a_killed_owner_takes_its_cluster_with_it():
     code = (
-        "import os, signal; from aiscale import rehearsal; nodes = rehearsal.Cluster(nodes=1).start();"
+        "import os, signal; from aiscale.hpc import rehearsal; nodes = rehearsal.Cluster(nodes=1).start();"
         "print(nodes.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -287,8 +287,8 @@ def test_links_are_as_slow_as_asked(perlmutter):
 # With messages as small as these links want them.
 DOCTOR = """
 import importlib, json
-from aiscale.dist import connect
-doctor = importlib.import_module("aiscale.doctor.preflight")
+from aiscale.distributed import connect
+doctor = importlib.import_module("aiscale.hpc.doctor.preflight")
 doctor.ALL_REDUCE_BYTES, doctor.MESSAGE_BYTES = 2**18, {"cpu": 2**19}
 world = connect("cpu")
 found = doctor.preflight(world)

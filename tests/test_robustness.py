@@ -7,17 +7,17 @@ import time
 import pytest
 import torch
 
-from aiscale.dist import ConnectError, find_launch
-from aiscale.dist.connect import _pick_device, _refuse_shared_gpus
-from aiscale.dist.launch import _culprit
-from aiscale.dist.launchers import Launch
+from aiscale.distributed import ConnectError, find_launch
+from aiscale.distributed.connect import _pick_device, _refuse_shared_gpus
+from aiscale.distributed.environment import Launch
+from aiscale.distributed.spawn import _culprit
 from ranks import processes_with, run_ranks, wait_until
 
 #: `aiscale train` without end, as a script, so that a fault can be put into one rank.
 TRAIN = """
 import os, sys
 import aiscale.train
-module = sys.modules["aiscale.train.fit"]  # the package hands on a function of the same name
+module = sys.modules["aiscale.train.loop"]  # the package hands on a function of the same name
 from aiscale.cli import main
 from aiscale.config import ConfigError
 def spoil(owner, name, error, after=0):  # on rank 1, from the call number `after`

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiscale import checkpoint, integrity
+from aiscale import checkpoint
 from aiscale.bench.saving import show_saving
+from aiscale.checkpoint import integrity, store
+from aiscale.checkpoint.staging import Staging
 from aiscale.config import Run
-from aiscale.dist import connect
+from aiscale.distributed import connect
 from aiscale.parallel import build
 from aiscale.recipes import recipe
-from aiscale.staging import Staging
 from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
 from aiscale.verify import rungs
@@ -125,14 +126,14 @@ class Gate:
     """Holds back what comes just before a checkpoint gets its name."""
 
     def __init__(self, monkeypatch):
-        self.open, self.names, real = threading.Event(), [], checkpoint._finish
+        self.open, self.names, real = threading.Event(), [], store._finish
 
         def finish(partial, final, *rest):
             assert self.open.wait(60)
             real(partial, final, *rest)
             self.names.append(final.name)
 
-        monkeypatch.setattr(checkpoint, "_finish", finish)
+        monkeypatch.setattr(store, "_finish", finish)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(engine, tmp_path, monkeypatch):
@@ -184,9 +185,9 @@ def test_tied_tensors_are_copied_once_and_other_values_are_as_they_were():
 
 
 def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_before(tmp_path, monkeypatch):
-    import aiscale.train.fit  # noqa: F401
+    import aiscale.train.loop  # noqa: F401
 
-    real, failed = checkpoint._finish, threading.Event()
+    real, failed = store._finish, threading.Event()
 
     def full_at_step_4(partial, final, *rest):
         if final.name == "step_00000004":
@@ -194,9 +195,9 @@ def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_befo
             raise OSError(28, "No space left on device")
         real(partial, final, *rest)
 
-    training = sys.modules["aiscale.train.fit"]._Training
+    training = sys.modules["aiscale.train.loop"]._Training
     real_step = training._step
-    monkeypatch.setattr(checkpoint, "_finish", full_at_step_4)
+    monkeypatch.setattr(store, "_finish", full_at_step_4)
     # The fifth step ends only when the write has failed, so that a sixth or seventh shows that nobody looked.
     slow = lambda self, step: (step == 5 and failed.wait(60), real_step(self, step))[1]  # noqa: E731
     monkeypatch.setattr(training, "_step", slow)
@@ -210,9 +211,9 @@ def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_befo
 
 
 def test_a_signal_waits_for_what_is_being_written(tmp_path, monkeypatch):
-    import aiscale.train.fit  # noqa: F401
+    import aiscale.train.loop  # noqa: F401
 
-    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.fit"]._Training
+    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.loop"]._Training
     real_step = training._step
 
     def stop_at_4(self, step):
@@ -228,9 +229,9 @@ def test_a_signal_waits_for_what_is_being_written(tmp_path, monkeypatch):
 
 
 def test_a_run_that_fails_by_itself_keeps_what_was_being_written(tmp_path, monkeypatch):
-    import aiscale.train.fit  # noqa: F401
+    import aiscale.train.loop  # noqa: F401
 
-    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.fit"]._Training
+    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.loop"]._Training
     real_step = training._step
 
     def fail_at_4(self, step):
@@ -248,7 +249,8 @@ def test_a_run_that_fails_by_itself_keeps_what_was_being_written(tmp_path, monke
 def test_a_rank_that_cannot_write_is_named_by_all_and_no_half_of_a_checkpoint_stays(tmp_path):
     code = f"""
     from pathlib import Path
-    from aiscale import checkpoint, integrity
+    from aiscale import checkpoint
+    from aiscale.checkpoint import integrity
     from aiscale.config import Run
     from aiscale.train import fit
     real, count = integrity.fingerprints, []

@@ -17,7 +17,7 @@ import pytest
 import listening
 from aiscale import cluster
 from aiscale.cluster import guard
-from aiscale.dist.loopback import choose_gloo_interface, is_loopback
+from aiscale.distributed.loopback import choose_gloo_interface, is_loopback
 from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +61,7 @@ def seen(processes, wanted):
 
 train = ["-m", "aiscale", "train", "--runs-dir", {runs!r}, *{tiny!r}]
 launched = subprocess.Popen([sys.executable, *train, "--set", "parallel.strategy=ddp", "--nproc", "2"])
-code = "from aiscale.dist import connect; world = connect('cpu'); world.barrier(); input()"
+code = "from aiscale.distributed import connect; world = connect('cpu'); world.barrier(); input()"
 by_hand = []
 for rank in range(2):
     env = os.environ | dict(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="29577")
@@ -115,7 +115,7 @@ def test_gloo_finds_the_network_where_ranks_meet_on_it(monkeypatch):
     own = {"lo": ["127.0.0.1", "127.0.1.1"], "hsn0": ["10.1.2.3"]}
     cards = {card: [SimpleNamespace(address=address) for address in addresses] for card, addresses in own.items()}
     monkeypatch.setattr("psutil.net_if_addrs", lambda: cards)
-    monkeypatch.setattr("aiscale.dist.loopback._card_towards", lambda host: f"card to {host}")
+    monkeypatch.setattr("aiscale.distributed.loopback._card_towards", lambda host: f"card to {host}")
 
     def name_leads_to(*addresses):
         monkeypatch.setattr("socket.getaddrinfo", lambda *_: [(None, None, None, "", (each, 0)) for each in addresses])

@@ -22,10 +22,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from aiscale import rehearsal
 from aiscale.cli import _parser, main
-from aiscale.sites import site
-from aiscale.sites.batch.render import BUILD, SHIPPED
+from aiscale.hpc import rehearsal
+from aiscale.hpc.launchers.render import BUILD, SHIPPED
+from aiscale.hpc.sites import site
 from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
@@ -305,7 +305,7 @@ def test_without_a_network_it_says_so_and_how_to_do_without(tmp_path):
 
 
 def test_a_site_of_ones_own_gets_a_script_too_which_takes_the_projects_lock(tmp_path):
-    text = (ROOT / "src/aiscale/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
+    text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
     build = "[build]\npython = '3.12'\ntorch = '2.13.0'\ncreate = 'python3 -m venv $PREFIX'\n"
     (tmp_path / "mine.toml").write_text(text + build)
     assert main(["launchers", "--site", str(tmp_path / "mine.toml"), "--out", str(tmp_path)]) == 0

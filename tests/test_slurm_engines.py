@@ -17,12 +17,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from aiscale import cluster, rehearsal
+from aiscale import cluster
 from aiscale.cluster import guard, processes, queue, step
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.slurm import SlurmLauncher, first_end
-from aiscale.sites import names as site_names
-from aiscale.sites import site
+from aiscale.hpc import rehearsal
+from aiscale.hpc.sites import names as site_names
+from aiscale.hpc.sites import site
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # of lesson 03

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from aiscale.soak import KINDS, SoakError, damage, plan
-from aiscale.soak.journal import Journal
-from aiscale.soak.plan import STEPS
-from aiscale.soak.rounds import Reference, difference
 from ranks import aiscale
+from soak import KINDS, SoakError, damage, plan
+from soak.journal import Journal
+from soak.plan import STEPS
+from soak.rounds import Reference, difference
 
 
 @pytest.mark.slurm
@@ -92,7 +92,7 @@ def test_other_seeds_other_code_and_a_fresh_start_do_not_go_on(tmp_path, monkeyp
     assert entries(ABOUT) == 0 and entries(ABOUT) == 1
     assert entries({"seed": 1}) == 0 and entries({"seed": 1}) == 1
     assert entries({"seed": 1}, fresh=True) == 0
-    monkeypatch.setattr("aiscale.soak.journal._fingerprint", lambda: "another")
+    monkeypatch.setattr("soak.journal._fingerprint", lambda: "another")
     assert entries({"seed": 1}) == 0
 
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from aiscale import checkpoint
+from aiscale.checkpoint import store
 from aiscale.cli import main
 from aiscale.config import ConfigError, Run
-from aiscale.dist import connect
+from aiscale.distributed import connect
 from aiscale.parallel import build
 from aiscale.train import RunFolderError, TrainingError, fit, open_trained, read_metrics
-from aiscale.train.fit import load_corpus
+from aiscale.train.loop import load_corpus
 from ranks import aiscale, processes_with, wait_until
 
 TINY = Run().override(
@@ -111,7 +112,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, monkeypatch):
     def evaluate(training, step, result):
         result.val_losses.append((step, next(losses)))
 
-    monkeypatch.setattr(sys.modules["aiscale.train.fit"]._Training, "_evaluate", evaluate)
+    monkeypatch.setattr(sys.modules["aiscale.train.loop"]._Training, "_evaluate", evaluate)
     result = train(tmp_path, "loop.checkpoint_every=1", "loop.eval_every=1", "loop.keep_checkpoints=2")
     folder = result.path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000002", "step_00000005", "step_00000006"]
@@ -125,7 +126,7 @@ def test_a_half_written_checkpoint_is_never_taken_for_a_whole_one(tmp_path, monk
 
     result = train(tmp_path, "loop.steps=3")
     before = checkpoint.latest(result.path / "checkpoints")
-    monkeypatch.setattr(checkpoint.dcp, "save", fail)
+    monkeypatch.setattr(store.dcp, "save", fail)
     with pytest.raises(checkpoint.CheckpointError, match="step_00000006 .*No space left on device.*: free some space"):
         train(tmp_path, "loop.steps=6", resume=True)
     assert [path.name for path in before.parent.iterdir()] == [before.name]  # nothing left to fill the disk
@@ -228,9 +229,9 @@ def test_a_peak_measured_on_a_busy_machine_never_gives_an_mfu_above_1(tmp_path, 
 
 
 def test_a_run_that_is_stopped_saves_and_evaluates_no_more(tmp_path, monkeypatch):
-    import aiscale.train.fit  # noqa: F401
+    import aiscale.train.loop  # noqa: F401
 
-    module, order = sys.modules["aiscale.train.fit"], []
+    module, order = sys.modules["aiscale.train.loop"], []
     training = module._Training
     for owner, name in ((module.Saver, "save"), (training, "_evaluate")):
         real = getattr(owner, name)
@@ -247,9 +248,9 @@ def test_a_run_that_is_stopped_saves_and_evaluates_no_more(tmp_path, monkeypatch
 
 
 def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeypatch):
-    import aiscale.train.fit  # noqa: F401
+    import aiscale.train.loop  # noqa: F401
 
-    module = sys.modules["aiscale.train.fit"]
+    module = sys.modules["aiscale.train.loop"]
     real = module.build
     monkeypatch.setattr(module, "build", lambda *a: (os.kill(os.getpid(), signal.SIGUSR1), real(*a))[1])
     result = train(tmp_path, note_saved=tmp_path / "saved")

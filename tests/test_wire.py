@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from aiscale.dist import flight
-from aiscale.dist.traffic import Count, Group, Traffic, group_name
+from aiscale.distributed import flight
+from aiscale.distributed.counter import Count, Group, Traffic, group_name
 from ranks import run_ranks
 
 CALLS = """

@@ -8,8 +8,8 @@ import torch
 
 from aiscale import checkpoint, cost
 from aiscale.config import ConfigError, Run
-from aiscale.dist import connect
-from aiscale.models import build_model
+from aiscale.distributed import connect
+from aiscale.model.build import build_model
 from aiscale.optim import parameter_groups
 from aiscale.parallel import build
 from aiscale.parallel.zero import deepspeed_config
@@ -22,9 +22,10 @@ ZERO = [*TINY, "parallel.strategy=zero"]
 SETUP = f"""
 import dataclasses, json
 from pathlib import Path
-from aiscale import checkpoint, integrity
+from aiscale import checkpoint
+from aiscale.checkpoint import integrity
 from aiscale.config import ParallelConfig, Run
-from aiscale.dist import Traffic, World
+from aiscale.distributed import Traffic, World
 from aiscale.meter import held_bytes, payload_bytes
 from aiscale.parallel import build
 base = Run().override(*{ZERO!r})

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _fail(error: Exception) -> int:
     """Say what went wrong, and see to it that no other rank waits for this one; returns the exit status."""
-    from aiscale.dist import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
+    from aiscale.distributed import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
 
     if isinstance(error, ConnectError):
         print(f"aiscale: {error}", file=sys.stderr)
@@ -171,7 +171,7 @@ def _train_here(args: argparse.Namespace, run) -> int:
     if args.nproc < 1:
         raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
     _share_cores(args.nproc)
-    from aiscale.dist import find_launch, launch
+    from aiscale.distributed import find_launch, launch
 
     place = find_launch(os.environ)
     if place.size > 1 or "RANK" in os.environ:
@@ -311,12 +311,16 @@ def _verify(args: argparse.Namespace) -> int:
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
     "bench": ("measure this machine", "aiscale bench model --json", "aiscale.bench.command"),
-    "doctor": ("say whether this machine, or job, is ready to train", "srun aiscale doctor", "aiscale.doctor.command"),
+    "doctor": (
+        "say whether this machine, or job, is ready to train",
+        "srun aiscale doctor",
+        "aiscale.hpc.doctor.command",
+    ),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
     "evaluate": (
         "run tasks of the lm-eval harness on a trained model",
         "aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling",
-        "aiscale.evaluate.command",
+        "aiscale.train.evaluate.command",
     ),
     "export": (
         "write a trained model as a Hugging Face folder",
@@ -326,18 +330,13 @@ _DELEGATED = {
     "kernel": (
         "make a Jupyter kernel that loads a site's modules",
         "aiscale kernel install --site perlmutter",
-        "aiscale.jupyter.command",
+        "aiscale.hpc.jupyter.command",
     ),
-    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.launch"),
+    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
     "rehearse": (
         "run a command beside a private Slurm cluster of virtual nodes",
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
-        "aiscale.rehearsal.command",
-    ),
-    "soak": (
-        "disturb jobs over and over, and see whether anything gets lost",
-        "aiscale soak --rounds 3",
-        "aiscale.soak.command",
+        "aiscale.hpc.rehearsal.command",
     ),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from aiscale import cost, machines
-from aiscale.dist import World
-from aiscale.dist.traffic import Count, Group
+from aiscale.distributed import World
+from aiscale.distributed.counter import Count, Group
 
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES["fp64"] = torch.float64

@@ -181,7 +181,7 @@ def show_bytes(result: dict) -> None:
 
 def _serve(library: str, folder: str, plan: str) -> None:
     """Import the library, then run its cases on each number of ranks in turn. plan: {ranks: [case, ...]} as JSON."""
-    from aiscale.dist.forking import Forked, can_fork
+    from aiscale.distributed.forking import Forked, can_fork
     from aiscale.parallel import preload
 
     for strategy in _STRATEGIES[library]:
@@ -194,7 +194,7 @@ def _serve(library: str, folder: str, plan: str) -> None:
 
 
 def _launch(world_size: str, out: str, *names: str) -> None:
-    from aiscale.dist import launch
+    from aiscale.distributed import launch
 
     command = ["-m", "aiscale.bench.bytes", "rank", out, *names]
     raise SystemExit(launch(int(world_size), command, warm_up=lambda: None))  # its parent has imported already
@@ -204,7 +204,7 @@ def _rank(out: str, *names: str) -> None:
     """What each rank does."""
     import torch
 
-    from aiscale.dist import connect
+    from aiscale.distributed import connect
 
     torch.set_num_threads(1)
     world = connect("cpu")

@@ -37,13 +37,13 @@ BENCHMARKS = {
     ),
     "link": (
         "the emulated slow link against links that the kernel has slowed: every collective, and a DDP step",
-        "aiscale.bench.link:bench_link",
-        "aiscale.bench.link:show_link",
+        "aiscale.bench.radius.link:bench_link",
+        "aiscale.bench.radius.link:show_link",
     ),
     "radius": (
         "Radius against dense all-reduces and competitors, on a link as slow as published: time, perplexity",
-        "aiscale.bench.radius:bench_radius",
-        "aiscale.bench.radius_tables:show_radius",
+        "aiscale.bench.radius.study:bench_radius",
+        "aiscale.bench.radius.tables:show_radius",
     ),
     "gpu": (
         "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",

@@ -25,7 +25,7 @@ class BenchError(RuntimeError):
 
 def bench_ddp(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
     """Median seconds of the three, and the check that DDP wastes little. quick: a tiny model, judged by nothing."""
-    from aiscale.dist import launch
+    from aiscale.distributed import launch
 
     report(f"{RANKS} ranks, {3 if quick else ROUNDS} rounds")
     with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
@@ -56,7 +56,7 @@ def _rank(quick: bool, out: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from aiscale.dist import connect
+    from aiscale.distributed import connect
     from aiscale.parallel import build
     from aiscale.recipes import recipe
 

@@ -16,9 +16,9 @@ import torch
 from aiscale import cost
 from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError, Run
-from aiscale.dist import World, connect
+from aiscale.distributed import World, connect
 from aiscale.meter import Meter, peak_memory_bytes
-from aiscale.models import count_parameters
+from aiscale.model.build import count_parameters
 from aiscale.parallel import build
 from aiscale.recipes import recipe
 

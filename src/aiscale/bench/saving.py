@@ -32,7 +32,7 @@ STRATEGIES = {
 
 def bench_saving(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
     """Median seconds of a step, of both ways to save, and the steps lost. quick: ddp with a tiny model."""
-    from aiscale.dist import launch
+    from aiscale.distributed import launch
 
     rows = {}
     with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
@@ -78,7 +78,7 @@ def _rank(strategy: str, quick: bool, folder: Path) -> None:
     """What each rank does."""
     import torch
 
-    from aiscale.dist import connect
+    from aiscale.distributed import connect
     from aiscale.parallel import build
     from aiscale.recipes import recipe
     from aiscale.train.saving import Saver

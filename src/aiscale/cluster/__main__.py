@@ -43,7 +43,7 @@ def _preload() -> None:
     import stack_data  # noqa: F401  # for a first traceback, which a Stop on a busy machine would have to wait for
     import torch.distributed  # noqa: F401
 
-    import aiscale.dist  # noqa: F401
+    import aiscale.distributed  # noqa: F401
 
 
 def _fork(folder: Path, ranks: list[int], size: int) -> None:
@@ -84,8 +84,8 @@ def _differ() -> None:
 def _mpi_rank(folder: Path, size: int) -> int:
     from mpi4py import MPI  # before torch, as some sites' MPI asks for
 
-    from aiscale.dist import Launch
-    from aiscale.dist.connect import mpi_world
+    from aiscale.distributed import Launch
+    from aiscale.distributed.connect import mpi_world
 
     place = Launch(launcher="mpiexec", rank=MPI.COMM_WORLD.rank, size=size)
     _log_to(folder, place.rank)
@@ -98,7 +98,7 @@ def _serve_task(folder: Path, size: int) -> None:
     from aiscale.cluster import step
 
     step.limit_threads()
-    from aiscale.dist import ConnectError
+    from aiscale.distributed import ConnectError
 
     try:
         task = step.place(size)

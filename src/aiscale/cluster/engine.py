@@ -30,7 +30,7 @@ def join(
     import torch
     import torch.distributed as dist
 
-    import aiscale.dist
+    import aiscale.distributed
 
     shell = _shell()
     if fresh:
@@ -41,7 +41,7 @@ def join(
             torch.cuda.empty_cache()
     sys.path += [folder for folder in path if folder not in sys.path]
     os.environ.update(rendezvous, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(_ranks_here(size)))
-    world = aiscale.dist.connect(device=device, timeout_s=timeout_s)
+    world = aiscale.distributed.connect(device=device, timeout_s=timeout_s)
     world.link.rate_mbit_s = link_mbit_s
     names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
     shell.push(names, interactive=False)
@@ -66,7 +66,7 @@ def _ranks_here(size: int) -> int:
 def offer_store(timeout_s: float) -> dict[str, str]:
     """On rank 0 of a job: a new store at which its ranks meet; the variables by which they find it."""
     from aiscale.cluster.step import ADDRESS
-    from aiscale.dist import host_store
+    from aiscale.distributed import host_store
 
     global _store
     _store, found = host_store(timeout_s, os.environ[ADDRESS])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from aiscale.cluster import guard
 from aiscale.cluster.errors import ClusterError
-from aiscale.sites import Site, SiteError, find, here, names
+from aiscale.hpc.sites import Site, SiteError, find, here, names
 
 #: Variables of a notebook server, secrets among them, that have no business in a job; and those of the job we are in.
 _PRIVATE = ("JPY_", "JUPYTER", "CONFIGPROXY_", "SLURM_", "PMI", guard.MARKER)
@@ -114,7 +114,7 @@ class Job:
         """The job's script."""
         if self.script:
             return Path(self.script).read_text()
-        from aiscale.sites.batch import LESSONS, render  # jinja2, which only this needs
+        from aiscale.hpc.launchers import LESSONS, render  # jinja2, which only this needs
 
         place = self.place
         if place is None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from aiscale.cluster import controller, guard
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.job import Job, public
-from aiscale.cluster.launchers import THREAD_VARIABLES, THREADS, Exit, LocalLauncher, MpiLauncher
+from aiscale.cluster.local import THREAD_VARIABLES, THREADS, Exit, LocalLauncher, MpiLauncher
 from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
@@ -95,7 +95,7 @@ class Processes:
             self._start_controller()
         self._launcher.await_start()
         deadline = time.monotonic() + timeout_s  # it does not count how long a job waits in the queue
-        import aiscale.dist  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
+        import aiscale.distributed  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
 
         while not controller.is_ready(self._profile):
             self._check_start(deadline)

@@ -208,7 +208,7 @@ class Ranks:
 
     def _join(self, *, fresh: bool) -> None:
         """Join all ranks to a process group of their own, at a new store: nothing of an older group can matter."""
-        from aiscale.dist import host_store
+        from aiscale.distributed import host_store
 
         r = self._request
         self._leave_all_but(range(self.size))  # ranks beyond ours, which an earlier notebook may have joined

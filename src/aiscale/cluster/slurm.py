@@ -24,7 +24,7 @@ from pathlib import Path
 from aiscale.cluster import guard, queue
 from aiscale.cluster.errors import ClusterError, RanksInterrupted
 from aiscale.cluster.job import Job
-from aiscale.cluster.launchers import Exit, LocalLauncher
+from aiscale.cluster.local import Exit, LocalLauncher
 
 _LOG_S = 0.3  #: between looks at a log, which may lie on a file system that many share
 _NEW_RANKS = "new ranks\n"  #: what engines.sbatch writes when it starts some in the place of others

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiscale.cluster import controller
-from aiscale.cluster.launchers import THREAD_VARIABLES, THREADS
+from aiscale.cluster.local import THREAD_VARIABLES, THREADS
 
 if TYPE_CHECKING:  # it loads torch, which must not happen before limit_threads
-    from aiscale.dist import Launch
+    from aiscale.distributed import Launch
 
 ADDRESS = "AISCALE_ADDRESS"  #: of this node, for the others
 
@@ -42,7 +42,7 @@ def limit_threads() -> None:
 
 def place(size: int) -> Launch:
     """This task's place in the step; raises ConnectError if this is no task of a step of `size`."""
-    from aiscale.dist import ConnectError, find_launch
+    from aiscale.distributed import ConnectError, find_launch
 
     found = find_launch(os.environ)
     if found.launcher != "srun" or found.size != size:
@@ -56,7 +56,7 @@ def prepare(folder: Path, task: Launch) -> None:
     """Set this task's variables, and on rank 0 start the controller."""
     from IPython.core.profiledir import ProfileDir
 
-    from aiscale.dist import ConnectError
+    from aiscale.distributed import ConnectError
 
     if not folder.is_dir():  # whoever asked for this job has gone, or the nodes do not see the same files
         raise ConnectError(f"{folder} is not on {socket.gethostname()}: name one that all nodes see by AISCALE_RUNS")
@@ -74,7 +74,7 @@ def prepare(folder: Path, task: Launch) -> None:
 
 
 def _start_controller(folder: Path) -> None:
-    from aiscale.dist.forking import die_with
+    from aiscale.distributed.forking import die_with
 
     with open(folder / "controller.log", "ab") as log:
         subprocess.Popen(

@@ -7,7 +7,7 @@ import pkgutil
 from contextlib import suppress
 
 from aiscale.config import Run
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.parallel.serial import Engine
 
 #: strategy -> "module:class", imported when it is asked for: DeepSpeed and Megatron-Core take seconds to import

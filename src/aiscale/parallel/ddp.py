@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aiscale.checkpoint import CheckpointError
 from aiscale.config import CompressionConfig, Run
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.parallel import sharded_optimizer
 from aiscale.parallel.compress import build_compressor
 from aiscale.parallel.serial import Engine

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from aiscale.checkpoint import flush
-from aiscale.dist import World
-from aiscale.staging import Staging
+from aiscale.checkpoint.staging import Staging
+from aiscale.distributed import World
 
 
 def import_deepspeed(device: torch.device):

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from aiscale.config import ConfigError, Run
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.parallel.serial import Engine, MicroBatch
 
 

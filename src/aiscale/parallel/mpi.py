@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from aiscale.config import ConfigError, Run
-from aiscale.dist import Launch, World
-from aiscale.dist.connect import mpi_world
-from aiscale.dist.failing import end_job_on_uncaught_error
-from aiscale.dist.progress import label
+from aiscale.distributed import Launch, World
+from aiscale.distributed.connect import mpi_world
+from aiscale.distributed.failing import end_job_on_uncaught_error
+from aiscale.distributed.progress import label
 from aiscale.parallel.serial import Engine
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import checkpoint
 
-from aiscale.kernels import Linear
 from aiscale.model import GPT, cross_entropy, cross_entropy_plain, rotary_angles
+from aiscale.model.kernels import Linear
 
 #: (kind, piece, micro-batch) -> the context in which that work is done; parallel.trace has one with a clock
 Watch = Callable[[str, int, int], AbstractContextManager]

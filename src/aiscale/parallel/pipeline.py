@@ -36,7 +36,7 @@ from torch.torch_version import TorchVersion
 
 from aiscale.config import ConfigError, Run
 from aiscale.cost import stage_ranks
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.optim import build_optimizer, set_lr
 from aiscale.parallel.parts import Part, Watch, WatchedStage

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from aiscale.config import Run
-from aiscale.dist import World
-from aiscale.models import build_model
+from aiscale.distributed import World
+from aiscale.model.build import build_model
 from aiscale.optim import build_optimizer, clip_, set_lr
 
 MicroBatch = tuple[Tensor, Tensor]  # tokens (B, T), targets (B, T)

@@ -29,14 +29,14 @@ from torch import Tensor, nn
 
 from aiscale import cost
 from aiscale.checkpoint import CheckpointError
+from aiscale.checkpoint.staging import Staging
 from aiscale.config import ConfigError, Run
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.meter import held_bytes
-from aiscale.models import count_parameters
+from aiscale.model.build import count_parameters
 from aiscale.optim import clip_, set_lr
 from aiscale.parallel.deepspeed_library import Kept, calling, forget_groups, import_deepspeed, quiet
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
-from aiscale.staging import Staging
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
 _LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it also allocates for a model of a thousand

@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from aiscale.config import Run
-from aiscale.dist import World
+from aiscale.distributed import World
 
 try:
     import fcntl

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from aiscale import integrity
-from aiscale.checkpoint import NOTE, CheckpointError, of_another_run, read_note
-from aiscale.dist import World, alike
+from aiscale.checkpoint import NOTE, CheckpointError, integrity, of_another_run, read_note
+from aiscale.distributed import World, alike
 
 
 def newest_good(

@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from aiscale import checkpoint
-from aiscale.dist import World
-from aiscale.staging import Staging
+from aiscale.checkpoint.staging import Staging
+from aiscale.distributed import World
 
 
 class Saver:

@@ -10,7 +10,7 @@ from pathlib import Path
 from aiscale import checkpoint
 from aiscale.data import Tokenizer
 from aiscale.model import GPT
-from aiscale.models import HFModel, build_model
+from aiscale.model.build import HFModel, build_model
 from aiscale.train.records import RunFolderError, load_run, run_id_of
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import aiscale.train  # noqa: F401  for every job
-from aiscale.dist.forking import Forked, can_fork
+from aiscale.distributed.forking import Forked, can_fork
 from aiscale.parallel import preload
 
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from aiscale.config import Run
 from aiscale.cost.compression import is_exempt, kept_entries
-from aiscale.dist import World, alike
+from aiscale.distributed import World, alike
 
 __all__ = ["Bucket", "Compressor", "GradientError", "is_exempt", "kept_entries"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from aiscale.config import Run
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.parallel.compress.base import Compressor
 
 #: method -> "module:class", imported when it is asked for

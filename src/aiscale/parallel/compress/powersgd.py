@@ -27,7 +27,7 @@ from torch.futures import Future
 from aiscale.config import ConfigError, ParallelConfig, Run
 from aiscale.cost.compression import FIRST_POWERSGD_STEP
 from aiscale.cost.rivals import powersgd_rank
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.parallel.compress.base import Compressor
 
 _MIB = 2**20

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from aiscale.config import ConfigError, Run
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.parallel.compress.base import Compressor, is_exempt, kept_entries
 
 _LARGEST_INDEX = 2**31 - 1

@@ -25,9 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aiscale.checkpoint import CheckpointError
+from aiscale.checkpoint.staging import Staging
 from aiscale.config import ConfigError, Run
 from aiscale.config.errors import require
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.optim import set_lr
 from aiscale.parallel.megatron import shards
@@ -35,7 +36,6 @@ from aiscale.parallel.megatron.adapt import adapted
 from aiscale.parallel.megatron.layout import Grid, slots
 from aiscale.parallel.megatron.shards import Saved, Shard
 from aiscale.parallel.serial import MicroBatch, StepResult
-from aiscale.staging import Staging
 
 
 def preload() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from aiscale.checkpoint import CheckpointError, flush
 from aiscale.config import ModelConfig
-from aiscale.dist import World
+from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.parallel.megatron.layout import Grid, Slot, slots
 

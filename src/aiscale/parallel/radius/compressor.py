@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 from aiscale.config import Run
 from aiscale.cost.compression import is_dense_step, is_exempt
-from aiscale.dist import World, alike
+from aiscale.distributed import World, alike
 from aiscale.parallel.compress.base import Bucket, Compressor
 from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now, turn_sizes
-from aiscale.parallel.radius.memory import ByParameter
 from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
 from aiscale.parallel.radius.sharded import spread
+from aiscale.parallel.radius.state import ByParameter
 from aiscale.parallel.radius.waiting import step_arrived, waits
 from aiscale.parallel.sharded_optimizer import owner
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aiscale.config import ConfigError, Run
-from aiscale.dist import Traffic, World
+from aiscale.distributed import Traffic, World
 from aiscale.parallel.compress import Compressor, build_compressor
 from aiscale.parallel.compress.base import Bucket
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult

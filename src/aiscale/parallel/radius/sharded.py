@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from aiscale.dist import World
+from aiscale.distributed import World
 
 
 def spread(world: World, masks: Mapping[str, Tensor], owners: Mapping[str, int]) -> None:

@@ -1,0 +1,195 @@
+"""Does the emulated link behave like a real one? `aiscale bench link`, on four new ranks (Linux with namespaces).
+
+Each rank lives on a node of its own (`bench.nodes`). In turn, the kernel slows the nodes' network cards, or `dist.link`
+emulates cards of the same rate over unslowed ones. Timed are every collective, and a DDP step of the model of `bench
+radius`, dense and sparse, overlapped and at once: near the rate that benchmark chooses, at a slower and a faster one.
+What a message takes beyond its bytes on the real cards, as all-reduces of few bytes show, is told beside.
+
+DDP steps must take the same time to a tenth, up to the rate of `bench radius`. Faster ones are shown and not judged:
+there the kernel's own work for slowed cards, which no emulation has and no separate machine would do, takes the
+processors from the ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from aiscale.bench.ddp import BenchError
+from aiscale.bench.radius.nodes import shape, start_on_nodes, why_no_nodes
+from aiscale.bench.timing import machine_facts
+from aiscale.distributed.link import FRAMING, busiest_link
+
+RANKS, ROUNDS, QUICK_ROUNDS = 4, 9, 3
+TOLERANCE = 0.10  #: by which a DDP step on the emulated link may differ
+_SLOWER, _FASTER = 2.0, 0.25  #: seconds of an all-reduce of all gradients over those of a step without communication
+_COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20
+_FEW_BYTES = 4096  #: of the messages by which latency is measured
+
+
+def bench_link(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
+    """Rows of real and emulated seconds, and the check that DDP steps agree. quick: few rounds, judged by nothing."""
+    if why := why_no_nodes():
+        return {"skipped": why, "rows": [], "checks": [], "machine": machine_facts()}
+    report(f"{RANKS} ranks on nodes of their own, {QUICK_ROUNDS if quick else ROUNDS} rounds")
+    with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
+        out = Path(folder) / "link.json"
+        status = start_on_nodes(RANKS, ["-m", "aiscale.bench.radius.link", "quick" if quick else "full", str(out)])
+        if status:
+            raise BenchError(f"the ranks of bench link ended with status {status}; what went wrong stands above")
+        result = json.loads(out.read_text())
+    checks = [
+        {"name": f"{row['what']} at {row['rate_mbit_s']:.0f} Mbit/s, emulated over real", "value": row["ratio"]}
+        | {"target": [1 - TOLERANCE, 1 + TOLERANCE], "met": abs(row["ratio"] - 1) <= TOLERANCE}
+        for row in result["rows"]
+        if row["what"].startswith("DDP step") and row["rate_mbit_s"] <= result["radius_mbit_s"]
+    ]
+    return {**result, "checks": [] if quick else checks, "machine": machine_facts()}
+
+
+def show_link(result: dict) -> None:
+    """Print what bench_link returned."""
+    if "skipped" in result:
+        print(f"not measured: {result['skipped']}")
+        return
+    machine = result["machine"]
+    print(f"{machine['date']}  {machine['processor']}, {machine['cores']} cores, torch {machine['torch']}")
+    print(f"{result['ranks']} ranks, {result['rounds']} rounds; a step without communication {result['quiet_s']:.3f} s")
+    print(f"{'what':25} {'Mbit/s':>8} {'ms':>5} {'payload MB':>10} {'real s':>8} {'emulated s':>10} {'ratio':>6}")
+    for row in result["rows"]:
+        print(
+            f"{row['what']:25} {row['rate_mbit_s']:8.0f} {1e3 * row['latency_s']:5.2f} "
+            f"{row['payload_bytes'] / 1e6:10.2f} {row['real_s']:8.3f} "
+            f"{row['emulated_s']:10.3f} {row['ratio']:6.2f}"
+        )
+
+
+class _Comparison:
+    """The two kinds of link under the same work; one on every rank."""
+
+    def __init__(self, world, rounds: int) -> None:
+        self.world, self.rounds, self.latencies_s = world, rounds, {}
+
+    def row(self, what: str, action: Callable[[], object], rate_mbit_s: float, payload_bytes: int) -> dict:
+        """Median seconds of `action` on links of a rate, real and emulated in turn, and the median of their ratios."""
+        latency_s = self.latency_s(rate_mbit_s)
+        seconds: dict[str, list[float]] = {"real": [], "emulated": []}
+        for i in range(self.rounds):
+            for kind in ("real", "emulated") if i % 2 else ("emulated", "real"):
+                seconds[kind].append(self._seconds(kind, action, rate_mbit_s))
+        ratios = [e / r for e, r in zip(seconds["emulated"], seconds["real"], strict=True)]
+        median_s = {f"{kind}_s": statistics.median(values) for kind, values in seconds.items()}
+        facts = {"what": what, "rate_mbit_s": rate_mbit_s, "latency_s": latency_s, "payload_bytes": payload_bytes}
+        return {**facts, **median_s, "ratio": statistics.median(ratios), "seconds": seconds}
+
+    def latency_s(self, rate_mbit_s: float) -> float:
+        """Of one message on real links of this rate: what all-reduces of few bytes take beyond their bytes."""
+        if rate_mbit_s not in self.latencies_s:
+            few, in_a_row = torch.zeros(_FEW_BYTES // 4 * self.world.size), 10
+
+            def work() -> None:
+                for _ in range(in_a_row):
+                    dist.all_reduce(few)
+
+            shape(rate_mbit_s)
+            taken_s = statistics.median([self._timed(work) for _ in range(2 + self.rounds)][2:]) / in_a_row
+            messages, sent_bytes = busiest_link("all_reduce", few.nbytes, self.world.size)
+            found_s = (taken_s - 8 * FRAMING * sent_bytes / (1e6 * rate_mbit_s)) / messages
+            self.latencies_s[rate_mbit_s] = self.world.from_rank0(lambda: max(0.0, found_s))
+        return self.latencies_s[rate_mbit_s]
+
+    def _seconds(self, kind: str, action: Callable[[], object], rate_mbit_s: float) -> float:
+        shape(rate_mbit_s if kind == "real" else 0)
+        with self.world.link.at(rate_mbit_s if kind == "emulated" else 0):
+            self._timed(action)  # TCP has to find the new rate
+            return self._timed(action)
+
+    def _timed(self, action: Callable[[], object]) -> float:
+        self.world.barrier()
+        start = time.perf_counter()
+        action()
+        self.world.barrier()  # it takes as long as on its slowest rank
+        return time.perf_counter() - start
+
+
+def _collectives(world) -> dict[str, Callable[[], object]]:
+    """Every collective with the same payload."""
+    n, r, size = world.size, world.rank, _COLLECTIVES_BYTES // 4
+    x, share = torch.ones(size), torch.ones(size // n)
+
+    def parts() -> list | None:
+        return list(torch.empty(size).chunk(n)) if r == 0 else None
+
+    return {
+        "all-reduce": lambda: dist.all_reduce(x),
+        "all-gather": lambda: dist.all_gather(list(torch.empty(size).chunk(n)), share),
+        "reduce-scatter": lambda: dist.reduce_scatter(torch.empty(size // n), list(x.chunk(n))),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "reduce": lambda: dist.reduce(x, 0),
+        "gather": lambda: dist.gather(share, parts(), 0),
+        "scatter": lambda: dist.scatter(torch.empty(size // n), parts(), 0),
+        "all-to-all": lambda: dist.all_to_all_single(torch.empty(size), x),
+        "send, receive": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
+    }
+
+
+def _rank(quick: bool, out: Path) -> None:
+    """What each rank does."""
+    from aiscale import cost
+    from aiscale.bench.radius.steps import SHARE, plan
+    from aiscale.bench.timing import paired
+    from aiscale.distributed import connect
+    from aiscale.parallel import build
+    from aiscale.recipes import recipe
+
+    torch.set_num_threads(1)
+    world = connect("cpu")
+    compare = _Comparison(world, QUICK_ROUNDS if quick else ROUNDS)
+    rows = [
+        compare.row(what, action, _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES)
+        for what, action in _collectives(world).items()
+        if not quick or what == "all-reduce"
+    ]
+    run = recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", "parallel.bucket_mb=0.5")
+    run = run.override("model.n_layer=1") if quick else run.override(*plan(False).model)
+    sparse = run.override("compression.method=radius", "compression.density=0.4", "compression.interval=1000000")
+    ways = {"DDP step": run, "DDP step, Radius": sparse}
+    ways |= {f"{what}, at once": way.override("compression.overlap=false") for what, way in ways.items()}
+    engines = {what: build(way, world) for what, way in ways.items()}
+    tokens = torch.randint(0, 256, (run.loop.global_batch // world.size, run.loop.seq_len + 1))
+    batch = [(tokens[:, :-1], tokens[:, 1:])]
+    gradients = torch.zeros(cost.parameter_count(run.model))
+
+    def quiet_step() -> None:
+        with engines["DDP step"].module.no_sync():
+            engines["DDP step"].step(batch, 1e-4)
+        world.barrier()
+
+    for engine in engines.values():
+        engine.step(batch, 1e-4)
+    quiet_s = world.sum(paired({"quiet": quiet_step}, 3 if quick else 9).median_s("quiet")) / world.size
+    sent_bits = 8 * FRAMING * cost.all_reduce_wire_bytes(gradients.nbytes, world.size)
+    rates = [sent_bits / (ratio * quiet_s) / 1e6 for ratio in (_SLOWER, SHARE / (1 - SHARE), _FASTER)]
+    for rate_mbit_s in rates[:1] if quick else rates:
+        rows.append(compare.row("all gradients", lambda: dist.all_reduce(gradients), rate_mbit_s, gradients.nbytes))
+        for what, engine in engines.items():
+            step = functools.partial(engine.step, batch, 1e-4)
+            (payload_bytes,) = cost.step_traffic(ways[what], world.size).values()
+            rows.append(compare.row(what, step, rate_mbit_s, payload_bytes))
+    if world.is_main:
+        facts = {"ranks": world.size, "rounds": compare.rounds, "quiet_s": quiet_s, "radius_mbit_s": rates[1]}
+        out.write_text(json.dumps({**facts, "rows": rows}))
+    world.close()
+
+
+if __name__ == "__main__":
+    _rank(sys.argv[1] == "quick", Path(sys.argv[2]))

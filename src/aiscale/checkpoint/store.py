@@ -1,0 +1,330 @@
+"""Saving and resuming: torch's distributed checkpoint, in a folder that is either whole or not there.
+
+    save(engine, "runs/laptop/checkpoints", step=100)      # train.saving does it while training goes on
+    step = load(engine, newest_good("runs/laptop/checkpoints", world))      # of train.resuming
+
+A checkpoint is written to a hidden temporary folder, each file flushed to the disk by the rank that wrote it, and then
+renamed: a job that dies while saving leaves the previous one untouched. Its note holds a checksum of every file
+(`integrity`) and the id of the run, so that a damaged one, or another run's, is never taken for a good one.
+
+The weights carry GPT's own names and whole shapes, so a run may go on with another number of ranks, or under another
+strategy. Where a library has a format of its own (DeepSpeed, Megatron-Core), the folder holds that instead, and its
+note says so: such a run goes on in the layout that wrote it, and `load_weights` reads its weights all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pkgutil
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from aiscale.checkpoint import integrity
+from aiscale.checkpoint.staging import Staging
+from aiscale.config import Run
+from aiscale.distributed import RankError, World, alike
+
+FORMAT_VERSION = 1
+#: format -> "module:function" that reads the weights of such a folder: function(folder) -> {GPT's name: tensor}
+READERS = {
+    "deepspeed": "aiscale.parallel.zero:weights",
+    "megatron": "aiscale.parallel.megatron:weights",
+}
+NOTE = "aiscale.json"  #: the last file of a checkpoint that is written
+_OTHER = "it is of another model or optimizer: give this run the settings of that one"
+
+
+class Saveable(Protocol):
+    """What a checkpoint needs of an engine: a state for torch's distributed checkpoint, or a format of its own."""
+
+    run: Run
+    world: World
+    checkpoint_format: str  #: "dcp", or one of READERS
+
+    def state(self) -> dict: ...
+
+    def note(self) -> dict:
+        """What the folder's note says beside the layout; an engine may have none."""
+
+    def loadable(self, note: dict) -> dict:
+        """A state to be filled from a folder with this note; raises CheckpointError where it cannot be. dcp only."""
+
+    def load(self, state: dict) -> None: ...
+
+    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
+        """Fill an empty folder in two parts: copy the state (without `staging` it will not change), and return what
+        writes and flushes it from any thread, without a collective. All ranks call both; not for dcp."""
+
+    def read(self, folder: Path, note: dict) -> None:
+        """Take over what was written, or raise CheckpointError before anything is changed."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read or written; the message is one line that says what to do."""
+
+
+def save(engine: Saveable, folder: str | Path, **facts) -> Path:
+    """Write the engine's state now. All ranks call it, with the arguments of `prepare`."""
+    with quiet():
+        return prepare(engine, folder, **facts)(engine.world)
+
+
+def prepare(
+    engine: Saveable,
+    folder: str | Path,
+    *,
+    step: int,
+    keep: int = 2,
+    val_loss: float | None = None,
+    run_id: str | None = None,
+    staging: Staging | None = None,
+) -> Callable[[World], Path]:
+    """Begin to save the state after `step` optimizer steps; returns what writes it, a function of the world through
+    which it may talk. Of the checkpoints of this run in `folder` the newest `keep` stay, and the one with the lowest
+    validation loss.
+
+    With `staging` the state is copied to host memory: training may go on while any thread calls that function, with
+    `world.apart()`. Without, it must be called before anything changes.
+    """
+    folder, world = Path(folder), engine.world
+    final = folder / f"step_{step:08d}"
+    partial = folder / f".step_{step:08d}.partial"
+    with _written_or_gone(final, partial, world):
+        world.from_rank0(lambda: _start(partial))
+        with world.control():
+            fill = _filling(engine, partial, staging)
+        about = _note(engine, step) | {"val_loss": val_loss, "run_id": run_id}
+
+    def write(world: World) -> Path:
+        with _written_or_gone(final, partial, world):
+            with world.control():
+                fill(world)
+            world.barrier()  # a file that another rank has not finished must not be called whole
+            mine = integrity.files(partial)[world.rank :: world.size]
+            prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
+            note = about | {"files": {name: print_ for part in prints for name, print_ in part.items()}}
+            world.from_rank0(lambda: _finish(partial, final, integrity.seal(note), keep))
+        return final
+
+    return write
+
+
+def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callable[[World], None]:
+    """What fills the empty folder, on every rank."""
+    if engine.checkpoint_format != "dcp":
+        finish = engine.write_later(partial, staging)
+        return lambda world: world.together(finish)
+    state = engine.state() if staging is None else staging.of(engine.state())
+
+    def fill(world: World) -> None:
+        # In a thread even a world of one has a group, or torch would warn that there is none.
+        alone = world.group is None and world.size == 1
+        dcp.save(state, checkpoint_id=partial, process_group=world.group, no_dist=alone)
+
+    return fill
+
+
+@contextmanager
+def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]:
+    """Say in one line why a checkpoint was not written, and leave nothing of it."""
+    remedy = "free some space or ask for it; earlier checkpoints are untouched"
+    with _refusal(f"cannot write {final}", remedy, RankError, RuntimeError):
+        try:
+            yield
+        except BaseException:
+            if world.is_main:
+                shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of it would be in the way
+            raise
+
+
+def load(engine: Saveable, path: str | Path) -> int:
+    """Bring the engine to the state in `path`; returns the number of optimizer steps it had taken."""
+    path, world = Path(path), engine.world
+    note = world.together(lambda: _readable_note(engine, path))
+    with world.control(), quiet(), _refusal(f"cannot read {path}", _OTHER):
+        if engine.checkpoint_format != "dcp":
+            engine.read(path, note)
+            return note["step"]
+        state = world.together(lambda: engine.loadable(note))
+        dcp.load(state, checkpoint_id=path, no_dist=world.size == 1)
+    engine.load(state)
+    return note["step"]
+
+
+def _readable_note(engine: Saveable, path: Path) -> dict:
+    note = read_note(path)
+    if note["format"] != engine.checkpoint_format:
+        raise CheckpointError(
+            f"{path} was written by strategy {note['layout']['strategy']} in the format {note['format']}, but strategy "
+            f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy to the first"
+        )
+    return note
+
+
+def load_weights(model_state: dict, path: str | Path) -> None:
+    """Fill `model_state` (a model's state_dict) from a checkpoint, in this process alone, without the optimizer."""
+    path = Path(path)
+    note = read_note(path)
+    found = note["format"]
+    if wrong := integrity.damage(path, note, note["files"]):
+        raise CheckpointError(f"{path} is damaged ({wrong}): delete it to use the one before")
+    with quiet(), _refusal(f"cannot read {path}", _OTHER):
+        if found == "dcp":
+            dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
+            return
+        weights = pkgutil.resolve_name(READERS[found])(Path(path))
+    for name, tensor in model_state.items():
+        tensor.copy_(weights[name])
+
+
+def latest(folder: str | Path, run_id: str | None = None) -> Path | None:
+    """The newest whole checkpoint below `folder`, or None. With `run_id`, another run's does not count."""
+    found = whole(Path(folder), run_id)
+    return found[-1] if found else None
+
+
+def best(folder: str | Path, run_id: str | None = None) -> Path | None:
+    """The checkpoint with the lowest validation loss below `folder`; the newest where none was evaluated."""
+    return min(whole(Path(folder), run_id)[::-1], key=_val_loss, default=None)
+
+
+def whole(folder: Path, run_id: str | None = None) -> list[Path]:
+    """Checkpoints that were finished, oldest first, without those of other runs than `run_id`."""
+    found = sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
+    return [path for path in found if not of_another_run(path, run_id)]
+
+
+def of_another_run(path: Path, run_id: str | None) -> str:
+    """The id of the other run that wrote a checkpoint; empty if it is this one's, or nobody knows."""
+    theirs = _fact(path, "run_id")
+    return theirs if None not in (theirs, run_id) and theirs != run_id else ""
+
+
+def read_note(path: Path) -> dict:
+    """The checkpoint's own description: format version, step, ranks that wrote it."""
+    try:
+        note = json.loads((path / NOTE).read_text())
+        version, _, found = note["format_version"], note["step"], note["format"]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {NOTE}") from None
+    if not integrity.is_sealed(note):
+        raise CheckpointError(f"{path} is damaged: {NOTE} is not what was written; delete it to use the one before")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
+        )
+    if found not in ("dcp", *READERS):
+        raise CheckpointError(
+            f"{path} has the format {found}, this aiscale reads dcp, {', '.join(READERS)}: use the one that wrote it"
+        )
+    return note
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """torch warns that a single process saves in a single process, and older ones of their own calls."""
+    with warnings.catch_warnings():
+        for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
+@contextmanager
+def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
+    """Turn what the disk and DCP (and `more`) raise into one line: DCP's own lists every rank's traceback."""
+    try:
+        yield
+    except (OSError, CheckpointException, *more) as error:
+        # Of a full disk torch.save says only that its writer is not where it should be.
+        short = any(part in str(error) for part in ("inline_container", "PytorchStreamWriter", "unexpected pos"))
+        if isinstance(error, CheckpointError) or type(error) is RuntimeError and not short:
+            raise
+        # DCP raises on all ranks what went wrong on one.
+        on_all_ranks = isinstance(error, CheckpointException) or getattr(error, "failed_alike", False)
+        if short:
+            error = OSError("torch could write only a part: the disk, or your share of it, is full")
+        causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
+        reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
+        refusal = CheckpointError(f"{what} ({reason}): {remedy}")
+        raise (alike(refusal) if on_all_ranks else refusal) from error
+
+
+def _start(partial: Path) -> None:
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    for stale in partial.parent.glob(".step_*"):
+        shutil.rmtree(stale)
+    partial.mkdir()
+
+
+def _note(engine: Saveable, step: int) -> dict:
+    return {
+        "format_version": FORMAT_VERSION,
+        "format": engine.checkpoint_format,
+        "step": step,
+        "world_size": engine.world.size,
+        "layout": dataclasses.asdict(engine.run.parallel),
+        **getattr(engine, "note", dict)(),
+    }
+
+
+def _finish(partial: Path, final: Path, note: dict, keep: int) -> None:
+    (partial / NOTE).write_text(json.dumps(note, indent=2))
+    for path in (*partial.rglob("*"), partial):
+        flush(path)
+    if theirs := of_another_run(final, note["run_id"]):
+        final.rename(final.with_name(f"of_{theirs}_{final.name}"))  # not ours to delete
+    elif final.exists():
+        _delete(final)
+    partial.rename(final)
+    flush(final.parent)
+    _prune(final, keep, note["run_id"])
+
+
+def _prune(final: Path, keep: int, run_id: str | None) -> None:
+    """Drop the oldest of this run but `keep` and the best."""
+    ours = whole(final.parent, run_id)
+    best = min(ours, key=_val_loss)
+    for path in [path for path in ours if path <= final][:-keep]:
+        if path != best or _val_loss(best) == math.inf:
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Take the name away first: what is left of a deletion that was broken off is no checkpoint."""
+    gone = path.with_name(f".{path.name}.old")
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def _val_loss(path: Path) -> float:
+    """The validation loss that a checkpoint was saved with; infinite where none was measured or none can be read."""
+    found = _fact(path, "val_loss")
+    return math.inf if found is None else found
+
+
+def _fact(path: Path, key: str) -> object:
+    """What a checkpoint's note says; None if it does not, or cannot be read."""
+    try:
+        return read_note(path).get(key)
+    except CheckpointError:
+        return None
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file, or a folder's list of names, is on the disk before we go on. Only the node that wrote it
+    can do so."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

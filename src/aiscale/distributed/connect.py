@@ -1,0 +1,349 @@
+"""`connect()`: from a process that knows nothing to a rank in a world.
+
+Three questions have to be answered before a collective can run: who am I (`launchers`), where do we meet (a
+rendezvous: an address and a port at which rank 0 listens), and over what do we talk (gloo on CPU, NCCL or RCCL on
+GPUs). This file answers the last two and hands out a `World`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import os
+import pickle
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from aiscale.distributed import wire
+from aiscale.distributed.environment import ConnectError, Launch, find_launch, slurm_first_host, slurm_port
+from aiscale.distributed.failing import alike, end_job_on_uncaught_error
+from aiscale.distributed.greeting import greetings_aside
+from aiscale.distributed.link import Link
+from aiscale.distributed.loopback import choose_gloo_interface, private_store
+from aiscale.distributed.spawn import LOOPBACK, RENDEZVOUS
+from aiscale.distributed.wire import Traffic
+
+__all__ = ["ConnectError", "RankError", "World", "connect"]
+
+_worlds = defaultdict(itertools.count)  #: that this process has joined, by rendezvous: all its ranks join them
+
+
+class RankError(RuntimeError):
+    """What failed on some of the ranks only; the message is one line that says on which."""
+
+
+@dataclass
+class World:
+    """This process's place among the ranks that train together."""
+
+    rank: int
+    size: int
+    local_rank: int  #: among the ranks of this node
+    local_size: int
+    device: torch.device
+    launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec or none
+    backend: str  #: what carries the collectives
+    traffic: Traffic  #: bytes by collective
+    link: Link = field(default_factory=Link)  #: to the other ranks; may be slowed
+    processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
+    group: dist.ProcessGroup | None = None  #: over which the methods below talk; None: torch's default
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and writes."""
+        return self.rank == 0
+
+    def mesh(self, **axes: int) -> DeviceMesh:
+        """Arrange the ranks on a grid, for example `world.mesh(dp=2, tp=2)`; the last axis varies fastest."""
+        with greetings_aside():
+            return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+    def control(self) -> AbstractContextManager[None]:
+        """Communication inside is bookkeeping and is not counted as training traffic."""
+        return self.traffic.control()
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        # NCCL would guess the device from the rank, and hang where it guesses wrong.
+        devices = [self.device.index] if self.backend == "nccl" else None
+        with self.control():
+            dist.barrier(group=self.group, device_ids=devices)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in rank order, on every rank."""
+        values: list[Any] = [value]
+        if self.size > 1:
+            values *= self.size
+            with self.control():
+                dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def together(self, make: Callable[[], Any]) -> Any:
+        """Run `make` on every rank; if it fails on some, raise RankError on all, so that none waits for another."""
+        result, failure = None, None
+        try:
+            result = make()
+        except Exception as error:
+            if self.size == 1:
+                raise
+            failure = error
+        failures = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
+        failed = [rank for rank, text in enumerate(failures) if text]
+        if not failed:
+            return result
+        if len(failed) == self.size:
+            raise alike(failure)
+        ranks = ", ".join(map(str, failed))
+        raise alike(RankError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")) from failure
+
+    def from_rank0(self, make: Callable[[], Any]) -> Any:
+        """Run `make` on rank 0 and give its result, or its exception, to every rank."""
+        parcel: list[Any] = [None]
+        if self.is_main:
+            try:
+                parcel = [(make(), None)]
+                if self.size > 1:
+                    pickle.dumps(parcel)
+            except Exception as error:  # every rank must fail with it, or the others wait for ever
+                parcel = [(None, _portable(error) if self.size > 1 else error)]
+        if self.size > 1:
+            with self.control():
+                # On the CPU: the group has a gloo half everywhere.
+                dist.broadcast_object_list(parcel, src=0, group=self.group)
+        result, error = parcel[0]
+        if error is not None:
+            raise alike(error)
+        return result
+
+    def any(self, flag: bool) -> bool:
+        """Whether `flag` is true on at least one rank."""
+        return bool(self.sum(float(flag)))
+
+    def sum(self, value: float) -> float:
+        """The sum of one number over all ranks, in fp64."""
+        if self.size == 1:
+            return value
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
+        with self.control():
+            dist.all_reduce(total, group=self.group)
+        return total.item()
+
+    @contextmanager
+    def apart(self) -> Iterator[World]:
+        """The same ranks over a gloo group of their own, for a thread whose messages must not cross with training's.
+        All ranks enter and leave it. What is sent there is bookkeeping and counted nowhere."""
+        with greetings_aside():
+            group = dist.new_group(backend="gloo", group_desc="apart")
+        try:
+            yield dataclasses.replace(self, group=group, traffic=Traffic(), device=torch.device("cpu"), backend="gloo")
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group(group)
+
+    def gone(self, timeout_s: float = 1.0) -> list[int]:
+        """The ranks on this host whose process has ended; waits `timeout_s` for a first one."""
+        host, deadline = socket.gethostname(), time.monotonic() + timeout_s
+        here = [(rank, pid) for rank, (where, pid) in enumerate(self.processes) if where == host]
+        # A process that dies closes its connections first, and a moment later it has ended.
+        while not (ended := [rank for rank, pid in here if _has_ended(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return ended
+
+    def close(self) -> None:
+        """Leave the world. A second call does nothing."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+            # gloo's threads let go of the last message's tensors a moment after they reported it. A Python that ends
+            # in that moment, with the group still held by a DDP module, is aborted ("terminate called ...").
+            time.sleep(0.2 if self.size > 1 else 0)
+
+
+def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "auto") -> World:
+    """Join the ranks that were started together with this one; alone, be a world of one.
+
+    `device` is auto (a GPU where there is one), cpu or cuda. `backend` is auto (NCCL between GPUs, else gloo), or gloo:
+    then several ranks may share a GPU, slowly, for every message passes through host memory. Calling it again in one
+    process leaves the old world and joins a new one. Raises ConnectError when the ranks cannot meet.
+    """
+    parents = [process.name() for process in psutil.Process().parents()[:3]]
+    place = find_launch(os.environ, parents)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    here = _pick_device(device, place, shared=backend == "gloo")
+    nccl = here.type == "cuda" and backend != "gloo"
+    link = Link("between GPUs NCCL's links are real: leave loop.link_mbit_s at 0, or set loop.backend=gloo" * nccl)
+    metered = wire.backend_for(traffic := Traffic(), here, backend, link)
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    with greetings_aside():
+        _init_process_group(metered, place, timeout_s)
+    world = World(
+        rank=place.rank,
+        size=place.size,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        device=here,
+        launcher=place.launcher,
+        backend="nccl" if nccl else "gloo",
+        traffic=traffic,
+        link=link,
+    )
+    if place.launcher == "mpiexec" and place.size > 1:
+        end_job_on_uncaught_error()  # after torch, whose own hook holds back what the one before it prints
+    world.processes = world.gather((socket.gethostname(), os.getpid()))
+    if world.backend == "nccl":
+        _refuse_shared_gpus(world.gather((socket.gethostname(), str(torch.cuda.get_device_properties(here).uuid))))
+    return world
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _portable(error: Exception) -> Exception:
+    """`error`, or what it says where it cannot travel to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RankError(f"rank 0 failed: {type(error).__name__}: {error}")
+
+
+def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
+    """NCCL wants one GPU a rank and says so late and at length. `gpus`: (host, GPU) of every rank."""
+    for rank, gpu in enumerate(gpus):
+        if (first := gpus.index(gpu)) != rank:
+            raise ConnectError(
+                f"ranks {first} and {rank} on {gpu[0]} were given the same GPU: start one rank for each GPU "
+                "(srun --gpus-per-task=1), or set loop.backend=gloo to share it, or loop.device=cpu"
+            )
+
+
+def _pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConnectError("loop.device is cuda, but torch sees no GPU here: set loop.device=auto, or check the driver")
+    count = torch.cuda.device_count()
+    # All ranks of a node must decide alike: some on GPUs and some on the CPU could not talk to each other.
+    if shared or count >= place.local_size:
+        return torch.device("cuda", place.local_rank % count)
+    # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees one device, its own.
+    if count == 1 and (device == "cuda" or place.launcher == "srun"):
+        return torch.device("cuda", 0)
+    if device == "cuda":
+        raise ConnectError(
+            f"{place.local_size} ranks on this node, but torch sees {count} GPUs: start {count} ranks a node, "
+            "or set loop.backend=gloo to share them, or loop.device=cpu"
+        )
+    return torch.device("cpu")
+
+
+def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
+    timeout = datetime.timedelta(seconds=timeout_s)
+    where: dict[str, Any] = {"rank": place.rank, "world_size": place.size, "timeout": timeout}
+    if place.size == 1 and place.launcher in ("none", "srun", "mpiexec"):
+        where["store"] = dist.HashStore()
+        address = "this process"
+        choose_gloo_interface(LOOPBACK)
+    else:
+        host, port = _meeting_point(place)
+        # DeepSpeed and others read these; AISCALE_LAUNCHER keeps who started us when we connect a second time.
+        known = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
+        known |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
+        os.environ.update({key: str(value) for key, value in known.items()}, AISCALE_LAUNCHER=place.launcher)
+        address = f"{host}:{port}"
+        choose_gloo_interface(host)
+    try:
+        if "store" not in where:
+            store = private_store(host, port, place.rank, timeout)
+            if store is None:
+                store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+            # It may outlive a world, and a second one must not read where the first one's ranks could be found.
+            count = next(_worlds[os.environ.get(RENDEZVOUS, "")])
+            where["store"] = dist.PrefixStore(f"world{count}", store)
+        dist.init_process_group(backend, **where)
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ConnectError(_explain(error, place, address, timeout_s)) from error
+
+
+def _explain(error: Exception, place: Launch, address: str, timeout_s: float) -> str:
+    text = " ".join(str(error).split())
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return f"{address} is already in use by another process: set MASTER_PORT to a free port"
+    if isinstance(error, dist.DistStoreError) or "timed out" in text.lower() or "timeout" in text.lower():
+        return (
+            f"rank {place.rank} of {place.size} waited {timeout_s:.0f} s at {address} for the others: "
+            "check that every rank was started and can reach that address"
+        )
+    return f"rank {place.rank} of {place.size} could not join at {address}: {text[:300]}"
+
+
+def _meeting_point(place: Launch) -> tuple[str, int]:
+    """Address and port at which rank 0 listens."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if port and (not port.isdigit() or not 0 < int(port) < 65536):
+        raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
+    if host and port:
+        return host, int(port)
+    if place.launcher == "srun":
+        return host or slurm_first_host(), int(port or slurm_port())
+    if place.launcher == "mpiexec":
+        return _ask_mpi(place)
+    raise ConnectError(
+        f"{place.launcher} gave RANK {place.rank} of WORLD_SIZE {place.size} but no MASTER_ADDR and MASTER_PORT: "
+        "set both, or start the job with torchrun, srun, mpiexec or aiscale train --nproc"
+    )
+
+
+def _ask_mpi(place: Launch) -> tuple[str, int]:
+    """Let rank 0 pick a free port and tell the others through MPI itself."""
+    comm = mpi_world(place)
+    found = None
+    if place.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        same_node = place.local_size == place.size
+        found = (LOOPBACK if same_node else _own_address(), port)
+    return comm.bcast(found, root=0)
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return LOOPBACK
+
+
+def mpi_world(place: Launch):
+    """mpi4py's COMM_WORLD, after checking that it is the world that the launcher meant."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConnectError(
+            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load your site's MPI module"
+        ) from None
+    comm = MPI.COMM_WORLD
+    if comm.size != place.size:
+        raise ConnectError(
+            f"{place.launcher} started {place.size} processes, but MPI joined {comm.size}: its library "
+            f"({MPI.Get_library_version().splitlines()[0].strip()}) does not belong to this launcher; "
+            "use that MPI's own mpiexec, or srun --mpi=pmix"
+        )
+    return comm

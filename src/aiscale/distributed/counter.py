@@ -1,0 +1,162 @@
+"""What a rank has communicated, by collective, by process group and by peer.
+
+    traffic.snapshot()             # {("all_reduce", 4): Count(calls=1, payload_bytes=...)} by group size
+    traffic.groups()               # {("all_reduce", Group("dp", (0, 2))): Count(...)} by group
+    traffic.peers()                # {("send", 3): Count(...)} point-to-point messages by the other rank
+    with traffic.control(): ...    # what is sent inside is bookkeeping and counts apart
+
+`snapshot` and `groups` each have a `since`: the difference from an earlier one. `wire` fills it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from aiscale.distributed.progress import Progress
+
+Key = TypeVar("Key")
+
+#: part of the description that a library gives its groups -> our name; the first that matches. Megatron-Core's are in
+#: capitals ("DATA_PARALLEL_GROUP_WITH_CP"), a device mesh calls the group of its axis dp "mesh_dp".
+_NAMES = (
+    ("default_pg", "world"),
+    ("EXPERT_DATA", "expert-dp"),
+    ("EXPERT_TENSOR_MODEL_PIPELINE", "ep-pp"),
+    ("EXPERT", "ep"),
+    ("OPTIMIZER_INSTANCE", "optimizer"),
+    ("POSITION_EMBEDDING", "position embedding"),
+    ("EMBEDDING", "embedding"),
+    ("TENSOR_AND_DATA", "tp-dp"),
+    ("DATA_PARALLEL", "dp"),
+    ("CONTEXT_PARALLEL", "cp"),
+    ("TENSOR_MODEL_PARALLEL", "tp"),
+    ("PIPELINE_MODEL_PARALLEL", "pp"),
+    ("MODEL_PARALLEL", "tp-pp"),
+)
+
+
+class Group(NamedTuple):
+    """The label of a process group."""
+
+    name: str  #: world, dp, tp, pp, ...; "ranks" where nobody named it
+    ranks: tuple[int, ...]  #: global ranks, in the order of the group
+
+    def __str__(self) -> str:
+        return f"{self.name} {','.join(map(str, self.ranks))}"
+
+
+def group_name(description: str, ranks: tuple[int, ...], world_size: int) -> str:
+    """Our name for a group that torch knows by `description`; unnamed ones are world (all ranks) or ranks."""
+    if description.startswith("mesh_"):
+        return description.removeprefix("mesh_")
+    for part, name in _NAMES:
+        if part in description:
+            return name
+    if description and description != "undefined":
+        return description
+    return "world" if len(ranks) == world_size else "ranks"
+
+
+@dataclass
+class Count:
+    """How often one collective was called, and with how many bytes."""
+
+    calls: int = 0
+    payload_bytes: int = 0
+
+    def __sub__(self, earlier: Count) -> Count:
+        return Count(self.calls - earlier.calls, self.payload_bytes - earlier.payload_bytes)
+
+
+@dataclass
+class Traffic:
+    """What this rank has communicated. Calls made for bookkeeping count apart."""
+
+    progress: Progress = field(default_factory=Progress, repr=False)  #: latest collective of each group
+    _counts: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
+    _control: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _in_control: int = 0
+    _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: when, for what is pulled later
+    pull: Callable[[], None] | None = field(default=None, repr=False)  #: brings in what is counted elsewhere (`flight`)
+
+    def add(
+        self, op: str, group: Group | int, payload_bytes: int, peer: int | None = None, time_ns: int | None = None
+    ) -> None:
+        """Note one call, of now or of time_ns.
+
+        group: its label, or the size of a group of the first ranks; peer: the other rank of a send or recv.
+        """
+        if isinstance(group, int):
+            group = Group("world", tuple(range(group)))
+        with self._lock:
+            control = self._in_control if time_ns is None else any(a <= time_ns <= b for a, b in self._control_ns)
+            count = (self._control if control else self._counts)[op, group, peer]
+            count.calls += 1
+            count.payload_bytes += payload_bytes
+
+    @contextmanager
+    def control(self) -> Iterator[None]:
+        """Count what is sent inside as bookkeeping (loss averages, stop flags, saving), not as training traffic."""
+        self._in_control += 1
+        start_ns = time.time_ns()
+        try:
+            yield
+        finally:
+            self._in_control -= 1
+            if self.pull and not self._in_control:
+                self._control_ns.append((start_ns, time.time_ns()))
+
+    @property
+    def in_control(self) -> bool:
+        """Whether what is sent now is bookkeeping."""
+        return self._in_control > 0
+
+    @property
+    def control_counts(self) -> dict[tuple[str, int], Count]:
+        """The bookkeeping so far, by (collective, group size)."""
+        return self._by(self._control, lambda op, group, peer: (op, len(group.ranks)))
+
+    def snapshot(self) -> dict[tuple[str, int], Count]:
+        """The training traffic so far, by (collective, group size)."""
+        return self._by(self._counts, lambda op, group, peer: (op, len(group.ranks)))
+
+    def since(self, earlier: dict[tuple[str, int], Count]) -> dict[tuple[str, int], Count]:
+        """The training traffic that came after `earlier`, a snapshot."""
+        return _difference(self.snapshot(), earlier)
+
+    def groups(self) -> dict[tuple[str, Group], Count]:
+        """The training traffic so far, by (collective, group)."""
+        return self._by(self._counts, lambda op, group, peer: (op, group))
+
+    def groups_since(self, earlier: dict[tuple[str, Group], Count]) -> dict[tuple[str, Group], Count]:
+        """The training traffic that came after `earlier`, which groups() gave."""
+        return _difference(self.groups(), earlier)
+
+    def peers(self) -> dict[tuple[str, int | None], Count]:
+        """Point-to-point messages so far, by (send or recv, the other rank)."""
+        return self._by(self._counts, lambda op, group, peer: (op, peer) if op in ("send", "recv") else None)
+
+    def _by(self, counts: dict, key: Callable[[str, Group, int | None], Key | None]) -> dict[Key, Count]:
+        if self.pull and not self._in_control:
+            self.pull()
+            self._control_ns.clear()
+        totals: dict[Key, Count] = {}
+        with self._lock:
+            for cell, count in counts.items():
+                if (k := key(*cell)) is not None:
+                    total = totals.setdefault(k, Count())
+                    total.calls += count.calls
+                    total.payload_bytes += count.payload_bytes
+        return totals
+
+
+def _difference(later: dict[Key, Count], earlier: dict[Key, Count]) -> dict[Key, Count]:
+    diff = {key: count - earlier.get(key, Count()) for key, count in later.items()}
+    return {key: count for key, count in diff.items() if count.calls}

@@ -1,5 +1,0 @@
-"""Downstream evaluation of a trained model by EleutherAI's lm-eval harness; see command for the call."""
-
-from aiscale.evaluate.command import evaluate
-
-__all__ = ["evaluate"]

@@ -1,0 +1,274 @@
+"""The ranks of a job before they train: do they reach each other, how fast, and who holds the others up?
+
+    world = connect()
+    found = preflight(world)          # the same on every rank
+    found.problems                    # one line each, with the rank and the remedy; empty: all is well
+
+Three measurements: an all-reduce of all ranks (also checked for its result), a message both ways between every pair,
+and the same matrix product on every rank. Pairs are compared with their like, inside a node and between nodes; those
+that were slow are measured again, since a moment's congestion is no fault. A rank that is slow with most of its
+partners is a problem and is named rather than its pairs; a single slow pair is a warning. Where two ranks share a GPU
+or a core, that is said first: it explains the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from aiscale.cost import wire_bytes
+from aiscale.distributed import World
+from aiscale.hpc.doctor.node import machine, node_cores, usable_cores
+
+ALL_REDUCE_BYTES = 16 * 2**20
+MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: enough that starting a message is a small part of its time
+ROUNDS = 3
+SLOW = 0.5  #: of the rate of its like
+MAX_PARTNERS = 64  #: a rank of a large job talks to so many others only
+
+
+@dataclass
+class Seat:
+    """Where a rank runs."""
+
+    rank: int
+    host: str
+    device: str  #: a GPU's own number, or cpu
+    cores: list[int]  #: on which it may run
+    node_cores: int  #: on which it could
+    product_s: float = 0.0  #: of one matrix product, alone on its device
+    machine: str = ""  #: told by its kernel: virtual nodes and containers may share one; empty: the host's own
+
+
+@dataclass
+class Preflight:
+    """What was measured; the same on every rank."""
+
+    seats: list[Seat]
+    all_reduce_bytes: int = ALL_REDUCE_BYTES
+    all_reduce_s: float = 0.0
+    bus_bytes_s: float = 0.0  #: bytes that each rank sends and receives in it, a second
+    pairs: list[tuple[int, int, float]] = field(default_factory=list)  #: (rank, rank, bytes a second, each way)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def rates(self, inside: bool) -> list[float]:
+        """Of the pairs within a node, or of those between nodes."""
+        return [rate for a, b, rate in self.pairs if self.is_inside(a, b) == inside]
+
+    def is_inside(self, a: int, b: int) -> bool:
+        """Whether two ranks share a node."""
+        return self.seats[a].host == self.seats[b].host
+
+    def takes_turns(self) -> bool:
+        """Whether a machine has more ranks than cores."""
+        machines: dict[str, list[Seat]] = {}
+        for seat in self.seats:
+            machines.setdefault(seat.machine or seat.host, []).append(seat)
+        return any(_cores_of(seats) < len(seats) for seats in machines.values())
+
+
+def preflight(world: World) -> Preflight:
+    """Measure, compare, and name what is wrong. All ranks call it."""
+    device = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else "cpu"
+    # Slurm's own name for the node: virtual nodes, and containers, may share a host name.
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    seat = Seat(world.rank, host, device, usable_cores(), node_cores(), machine=machine())
+    found = Preflight(world.gather(seat))
+    _compare_seats(found)
+    if world.size > 1:
+        _time_all_reduce(world, found)
+        found.pairs = _time_pairs(world)
+        if suspects := {pair for inside in (True, False) for pair in _slow_pairs(found, inside)}:
+            again = {(a, b): rate for a, b, rate in _time_pairs(world, only=suspects)}
+            found.pairs = [(a, b, max(rate, again.get((a, b), 0.0))) for a, b, rate in found.pairs]
+        ranks, pairs = _slow_links(found)
+        # Ranks that wait for a core make links look slow that are not: no reason to stop a job.
+        (found.warnings if found.takes_turns() else found.problems).extend(ranks)
+        found.warnings += pairs
+    for seat, product_s in zip(found.seats, world.gather(_time_product(world)), strict=True):
+        seat.product_s = product_s
+    found.warnings += _slow_devices(found.seats)
+    return found
+
+
+def _cores_of(seats: list[Seat]) -> int:
+    """How many a machine has for these ranks. Bound to few, they could have the node's; containers may share none."""
+    return max(len({core for seat in seats for core in seat.cores}), *(seat.node_cores for seat in seats))
+
+
+def _compare_seats(found: Preflight) -> None:
+    """Two ranks on one GPU is wrong, and so is one core for several where the node has one for each."""
+    for host in dict.fromkeys(seat.host for seat in found.seats):
+        here = [seat for seat in found.seats if seat.host == host]
+        for device in dict.fromkeys(seat.device for seat in here if seat.device != "cpu"):
+            sharing = [str(seat.rank) for seat in here if seat.device == device]
+            if len(sharing) > 1:
+                found.problems.append(
+                    f"ranks {', '.join(sharing)} on {host} share one GPU: srun --gpus-per-task=1 --gpu-bind=closest"
+                )
+        if crowd := _crowd(here):
+            ranks, cores = ", ".join(str(seat.rank) for seat in crowd), {core for seat in crowd for core in seat.cores}
+            taken = f"{len(cores)} core{'s' * (len(cores) > 1)}"
+            if here[0].node_cores < len(here):
+                found.warnings.append(f"{len(here)} ranks on {host} share {taken} and take turns: start fewer")
+            else:
+                found.problems.append(
+                    f"ranks {ranks} on {host} are bound to {taken} of its {here[0].node_cores} and take turns: "
+                    "srun --cpus-per-task=... --cpu-bind=cores"
+                )
+
+
+def _crowd(here: list[Seat]) -> list[Seat]:
+    """The most ranks of a node that share fewer cores than they are; empty: there is one for each."""
+    places = [set(seat.cores) for seat in here]
+    crowds = []
+    for place in [set().union(*places), *places]:
+        crowd = [seat for seat, cores in zip(here, places, strict=True) if cores <= place]
+        crowds += [crowd] if len(crowd) > len(place) else []
+    return max(crowds, key=len, default=[])
+
+
+def _time_all_reduce(world: World, found: Preflight) -> None:
+    ones = torch.ones(ALL_REDUCE_BYTES // 4, device=world.device)
+    times = []
+    for _ in range(ROUNDS + 1):
+        values = ones.clone()
+        world.barrier()
+        began = time.perf_counter()
+        with world.control():
+            dist.all_reduce(values)
+        _finish(world)
+        times.append(time.perf_counter() - began)
+    if not world.sum(float((values == world.size).all())) == world.size:
+        found.problems.append("an all-reduce of ones did not give the number of ranks: the network corrupts data")
+    found.all_reduce_s = max(world.gather(statistics.median(times[1:])))  # the first one opens connections
+    sent = wire_bytes("all_reduce", ALL_REDUCE_BYTES, world.size)
+    found.bus_bytes_s = sent / found.all_reduce_s
+
+
+def _time_pairs(world: World, only: set[tuple[int, int]] | None = None) -> list[tuple[int, int, float]]:
+    """(rank, rank, bytes a second, each way) of all pairs, or of `only` some; the same on every rank."""
+    rates = []
+    for partner in partners(world.rank, world.size):
+        world.barrier()  # rounds must not overlap, or a rank's rate would be that of two messages
+        if partner is not None and (only is None or _pair(world.rank, partner) in only):
+            rates.append((world.rank, partner, _exchange(world, partner)))
+    slower: dict[tuple[int, int], float] = {}
+    for mine in world.gather(rates):
+        for a, b, rate in mine:
+            pair = _pair(a, b)
+            slower[pair] = min(rate, slower.get(pair, rate))
+    return [(a, b, rate) for (a, b), rate in sorted(slower.items())]
+
+
+def _pair(a: int, b: int) -> tuple[int, int]:
+    return min(a, b), max(a, b)
+
+
+def partners(rank: int, size: int) -> Iterator[int | None]:
+    """With whom a rank talks in each round of a round-robin tournament; None: it pauses. Everyone meets everyone, up to
+    MAX_PARTNERS."""
+    seats = size + size % 2
+    for turn in range(min(seats - 1, MAX_PARTNERS)):
+        order = [0, *((place + turn) % (seats - 1) + 1 for place in range(seats - 1))]
+        at = order.index(rank)
+        partner = order[seats - 1 - at]
+        yield partner if partner < size else None
+
+
+def _exchange(world: World, partner: int) -> float:
+    """Bytes a second, each way at once."""
+    nbytes = MESSAGE_BYTES[world.device.type]
+    out = torch.zeros(nbytes, dtype=torch.uint8, device=world.device)
+    back = torch.empty_like(out)
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        with world.control():
+            both = [dist.P2POp(dist.isend, out, partner), dist.P2POp(dist.irecv, back, partner)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+        _finish(world)
+        times.append(time.perf_counter() - began)
+    return nbytes / min(times)  # the first one opens a connection
+
+
+def _slow_pairs(found: Preflight, inside: bool) -> list[tuple[int, int]]:
+    """Those of less than SLOW times the usual rate of their like: pairs inside a node, or between nodes."""
+    usual = _usual(found, inside)
+    return [(a, b) for a, b, rate in found.pairs if found.is_inside(a, b) == inside and rate < SLOW * usual]
+
+
+def _usual(found: Preflight, inside: bool) -> float:
+    """Bytes a second; 0: there is nothing to compare with."""
+    alike = found.rates(inside)
+    # The upper quartile, for of one slow rank half of all pairs may be slow.
+    return statistics.quantiles(alike, n=4)[2] if len(alike) > 2 else 0.0
+
+
+def _slow_links(found: Preflight) -> tuple[list[str], list[str]]:
+    """A line for each rank that is slow with most of its partners, and for each slow pair besides."""
+    ranks, pairs = [], []
+    for inside in (True, False):
+        usual, slow = _usual(found, inside), _slow_pairs(found, inside)
+        where, named = "inside its node" if inside else "between nodes", set()
+        for seat in found.seats:
+            mine = {
+                (a, b): rate for a, b, rate in found.pairs if seat.rank in (a, b) and found.is_inside(a, b) == inside
+            }
+            if len(mine) > 1 and len(mine.keys() & set(slow)) > len(mine) / 2:
+                named.add(seat.rank)
+                ranks.append(
+                    f"rank {seat.rank} on {seat.host} sends {_rate(statistics.median(mine.values()))} {where}, the "
+                    f"others {_rate(usual)}: look at its network interface and binding, or leave the node out "
+                    f"(sbatch --exclude={seat.host})"
+                )
+        rates = {(a, b): rate for a, b, rate in found.pairs}
+        pairs += [
+            f"ranks {a} and {b} ({found.seats[a].host}, {found.seats[b].host}) exchange {_rate(rates[a, b])}, pairs "
+            f"like them {_rate(usual)}: the link between them is slow"
+            for a, b in slow
+            if not {a, b} & named
+        ]
+    return ranks, pairs
+
+
+def _time_product(world: World) -> float:
+    """Seconds of a matrix product, the best of a few."""
+    width = 4096 if world.device.type == "cuda" else 512
+    matrix = torch.ones(width, width, device=world.device)
+    world.barrier()
+    times = []
+    for _ in range(4):
+        began = time.perf_counter()
+        matrix @ matrix
+        _finish(world)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def _slow_devices(seats: list[Seat]) -> Iterator[str]:
+    median = statistics.median(seat.product_s for seat in seats)
+    for seat in seats:
+        if len(seats) > 2 and seat.product_s * SLOW > median:
+            yield (
+                f"rank {seat.rank} on {seat.host} multiplies matrices {seat.product_s / median:.1f} times as slowly as "
+                "the others: something else uses its device or cores"
+            )
+
+
+def _finish(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _rate(bytes_s: float) -> str:
+    return f"{bytes_s / 2**20:,.0f} MiB/s"

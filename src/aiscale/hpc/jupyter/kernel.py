@@ -1,0 +1,199 @@
+"""A Jupyter kernel as a folder: kernel.json, and start.sh, which loads a site's modules and activates an environment.
+
+    spec = Spec("mine", "My kernel", environment=Path(sys.prefix), site=site("frontier"))
+    install(spec, kernels_dir())                  # ~/.local/share/jupyter/kernels/mine
+    uninstall("mine", kernels_dir())
+
+A hub starts kernels without the modules that the libraries of an environment were built on. NERSC's way out is a
+script before Python, named in kernel.json relative to it; OLCF's, a kernel of the environment's own. This is both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from aiscale.config import ConfigError
+from aiscale.hpc.launchers.render import sources_of
+from aiscale.hpc.sites import Site
+
+_MARK = "aiscale"  #: of our own kernels, in kernel.json's metadata
+_NAME = re.compile(r"[A-Za-z0-9._-]+")  # as jupyter_client allows
+
+
+class KernelError(ConfigError):
+    """A kernel that cannot be installed or removed; the message is one line that says what to change."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a kernel is to be."""
+
+    name: str  #: of its folder, and for `jupyter run --kernel`
+    title: str  #: what Jupyter shows
+    environment: Path  #: the folder of a venv or conda environment with aiscale in it
+    site: Site | None = None  #: whose modules are loaded; None: none
+    profile: str = ""  #: the name of the site, or the .toml file it was read from; empty: the site's name
+    modules: tuple[str, ...] = ()  #: loaded in this order in place of the site's own
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise KernelError(f"kernel name {self.name!r}: it may have letters, digits, '.', '_' and '-' only")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A kernel of ours that Jupyter finds."""
+
+    name: str
+    title: str
+    folder: Path
+    environment: Path
+    site: str  #: empty: none
+
+    @property
+    def problem(self) -> str:
+        """Why it will not start, in a few words; empty where nothing is seen."""
+        if not (self.environment / "bin/python").exists():
+            return f"{self.environment} is gone"
+        return "" if os.access(self.folder / "start.sh", os.X_OK) else "start.sh is gone"
+
+
+def kernels_dir(prefix: str | Path | None = None) -> Path:
+    """Where kernels lie: the user's own, or those of a Jupyter that has `prefix` on its path."""
+    if prefix is not None:
+        return Path(prefix).absolute() / "share/jupyter/kernels"
+    from jupyter_core.paths import jupyter_data_dir
+
+    return Path(jupyter_data_dir()) / "kernels"
+
+
+def install(spec: Spec, where: Path) -> Path:
+    """Write the kernel into the folder `where`; returns its own folder. One of ours by that name is replaced."""
+    _check_environment(spec.environment)
+    folder = where / spec.name
+    if folder.exists() and not _ours(folder):
+        raise KernelError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # 0755 and 0644 whatever the umask: others of a class may use it, and nobody else may write it.
+        folder.chmod(0o755)
+        _write(folder / "start.sh", start_script(spec), 0o755)
+        _write(folder / "kernel.json", json.dumps(_kernel_json(spec), indent=1) + "\n", 0o644)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise KernelError(f"{folder}: {reason}; choose a folder of your own with --prefix, or --user") from None
+    return folder
+
+
+def uninstall(name: str, where: Path) -> Path:
+    """Remove a kernel of ours from the folder `where`; returns the folder that is gone."""
+    folder = where / name
+    if not _NAME.fullmatch(name) or not folder.is_dir():
+        raise KernelError(f"no kernel {name} in {where}: aiscale kernel list names those that there are")
+    if not _ours(folder):
+        raise KernelError(f"{folder} is a kernel that aiscale has not made: jupyter kernelspec remove {name}")
+    shutil.rmtree(folder)
+    return folder
+
+
+def installed(where: Path | None = None) -> list[Installed]:
+    """The kernels of ours in the folder `where`, or those that Jupyter finds from here."""
+    if where is None:
+        from jupyter_client.kernelspec import KernelSpecManager
+
+        folders = [Path(folder) for folder in KernelSpecManager().find_kernel_specs().values()]
+    else:
+        folders = list(where.glob("*/"))
+    found = []
+    for folder in sorted(folders):
+        if about := _ours(folder):
+            title = json.loads((folder / "kernel.json").read_text())["display_name"]
+            found.append(Installed(folder.name, title, folder, Path(about["environment"]), about["site"]))
+    return found
+
+
+def start_script(spec: Spec) -> str:
+    """The text of start.sh."""
+    modules = "\n".join(f"module load {shlex.quote(name)}" for name in spec.modules)
+    if not modules and spec.site:
+        modules = _pinned(spec.site.shell.modules, os.environ.get("LOADEDMODULES", ""))
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["quote"] = shlex.quote
+    text = made.get_template("start.sh.j2").render(
+        spec=spec,
+        site=spec.site,
+        profile=spec.profile or (spec.site.name if spec.site else ""),
+        modules=modules,
+    )
+    return text + (sources_of(text, spec.site) if spec.site else "")
+
+
+def _pinned(script: str, loaded: str) -> str:
+    """The lines of a profile, with the versions that are loaded now, for with them the environment works."""
+    versions = dict(name.split("/", 1) for name in loaded.split(":") if "/" in name)
+
+    def pin(match: re.Match) -> str:
+        name = match[0].partition("/")[0]
+        return f"{name}/{versions[name]}" if name in versions else match[0]
+
+    def pin_line(match: re.Match) -> str:
+        return match[1] + re.sub(r"\S+", pin, match[2])
+
+    return re.sub(r"(?m)^(\s*module load )([^#\n]*[^#\s])", pin_line, script)
+
+
+def _kernel_json(spec: Spec) -> dict:
+    about = {"environment": str(spec.environment), "site": spec.site.name if spec.site else ""}
+    return {
+        "argv": ["{resource_dir}/start.sh", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": spec.title,
+        "language": "python",
+        "metadata": {"debugger": True, _MARK: about},
+    }
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Whole or not at all: a kernel may be started at this moment."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.chmod(mode)
+    draft.replace(path)
+
+
+def _ours(folder: Path) -> dict | None:
+    """What kernel.json says of a kernel of ours; None where it is somebody else's."""
+    try:
+        about = json.loads((folder / "kernel.json").read_text()).get("metadata", {}).get(_MARK)
+    except (OSError, ValueError):
+        return None
+    return about if isinstance(about, dict) and {"environment", "site"} <= about.keys() else None
+
+
+def _check_environment(environment: Path) -> None:
+    python = environment / "bin/python"
+    if not python.exists():
+        raise KernelError(
+            f"environment {environment} has no bin/python: name the folder of a venv or conda environment, unpacked"
+        )
+    # By its own start, without the modules: what it finds of packages is enough.
+    looked = "from importlib.util import find_spec as f; print(*(n for n in ('ipykernel', 'aiscale') if not f(n)))"
+    done = subprocess.run([python, "-c", looked], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise KernelError(f"{python} does not run here ({last}): load the modules it needs, then install again")
+    if lacking := done.stdout.split():
+        raise KernelError(f"{python} has no {' and no '.join(lacking)}: pip install that there, then install again")

@@ -1,0 +1,223 @@
+"""The face of a rehearsal: a private Slurm cluster as a context manager.
+
+    with Cluster(site="frontier", nodes=2, link="1gbit") as nodes:
+        nodes.login(["sbatch", "--wait", "job.sbatch"])     # a command beside the cluster, as on a login node
+        nodes.run(["hostname"], ntasks=16)                  # srun, with the account and time the site asks for
+        nodes.calls("module")                               # what jobs asked of the site's programs
+
+Everything lives in namespaces of its own and ends with the context, or with this process. Nodes share the machine's
+cores and its files, except /tmp: of that each node has its own, but for folders named in `share` and this Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from aiscale.hpc.rehearsal.needs import RehearsalError, search_path, unshare, why_not
+from aiscale.hpc.rehearsal.settings import LOGIN, Settings, address, user_name
+from aiscale.hpc.sites import Site, load, names, site
+
+_UNFINISHED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a program that a site has and this machine has not."""
+
+    node: str
+    program: str
+    args: tuple[str, ...]
+
+
+class Cluster:
+    """A private Slurm cluster; see the module. Raises RehearsalError if it cannot be."""
+
+    def __init__(
+        self,
+        *,
+        site: str | Site = "generic",
+        nodes: int = 4,
+        link: str = "",
+        accounts: Sequence[str] = (),
+        share: Sequence[str | Path] = (),
+    ):
+        if reason := why_not():
+            raise RehearsalError(reason)
+        self.nodes = nodes
+        self.link = link
+        self._site = _name(site)
+        # Below /var/tmp since nodes do not see this machine's /tmp.
+        self.folder = Path(tempfile.mkdtemp(prefix="aiscale-rehearsal-", dir="/var/tmp"))
+        try:
+            self.settings = Settings(site=_profile(site), nodes=nodes, folder=self.folder, accounts=tuple(accounts))
+            self.settings.write()
+            self._write_plan(share)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        self._keeper: subprocess.Popen | None = None
+        self._inside = 0  # the keeper's id, as seen from here
+
+    def _write_plan(self, share: Sequence[str | Path]) -> None:
+        plan = {
+            "names": self.settings.names,
+            "addresses": [address(i) for i in range(1, self.nodes + 1)],
+            "login": LOGIN,
+            "link": self.link,
+            "nvme": self.settings.habits.nvme,
+            "share": _below_tmp([Path.cwd(), sys.prefix, sys.base_prefix, Path(__file__).parents[2], *share]),
+        }
+        (self.folder / "plan.json").write_text(json.dumps(plan))
+
+    # up and down -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Cluster:
+        keeper = [sys.executable, "-m", "aiscale.hpc.rehearsal.keeper", str(self.folder)]
+        env = {**self._env(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._keeper = subprocess.Popen(
+            [*unshare(), *keeper],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd="/",
+            start_new_session=True,  # a terminal's Ctrl-C ends the command; the cluster ends after it
+        )
+        try:
+            self._hear("the rehearsal could not start")
+            (child,) = psutil.Process(self._keeper.pid).children()
+            self._inside = child.pid
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every process of the rehearsal and remove its files; returns when they are gone."""
+        if self._keeper:
+            self._keeper.stdin.close()
+            try:
+                self._keeper.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()  # its child, and with it the namespaces, end too: --kill-child
+                self._keeper.wait()
+            self._keeper.stdout.close()
+            self._keeper = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _hear(self, what: str) -> None:
+        answer = self._keeper.stdout.readline()
+        if answer != "\n":
+            raise RehearsalError(f"{what}: {answer.strip() or 'its first process has ended'}")
+
+    # use -------------------------------------------------------------------------------------------------------------
+
+    def set_link(self, rate: str, node: int | None = None) -> None:
+        """Send and receive at `rate`, such as 100mbit, "off" for no limit; on all nodes, or one, counted from 1."""
+        if node is not None and not 1 <= node <= self.nodes:
+            raise RehearsalError(f"node {node} of {self.nodes}: nodes count from 1")
+        self._keeper.stdin.write(json.dumps({"link": rate, "node": node}) + "\n")
+        self._keeper.stdin.flush()
+        self._hear(f"the link could not be set to {rate}")
+        self.link = rate
+
+    def login(
+        self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: str | Path = "", **options
+    ) -> subprocess.CompletedProcess:
+        """Run a command as on the cluster's login node; `options` are subprocess.run's (output is text)."""
+        enter = ["nsenter", f"--target={self._inside}", "--net", "--mount", "--uts", "--pid"]
+        if os.geteuid() != 0:
+            enter += ["--user", "--preserve-credentials"]
+        # Entering the mount namespace leads to /: from there to where the command belongs.
+        words = ["sh", "-c", 'cd -- "$0" && exec "$@"', str(cwd or Path.cwd()), *map(str, command)]
+        return subprocess.run([*enter, "--", *words], env={**self._env(), **(env or {})}, **{"text": True, **options})
+
+    def run(
+        self, command: Sequence[str | Path], *, ntasks: int | None = None, nodes: int | None = None, srun=(), **options
+    ) -> subprocess.CompletedProcess:
+        """Run a command as `ntasks` tasks (default: one for each node) by srun, with the options that the site asks
+        for and those in `srun`; keywords as for `login`."""
+        nodes = nodes or min(self.nodes, ntasks or self.nodes)
+        ntasks = ntasks or nodes
+        size = [f"--nodes={nodes}", f"--ntasks={ntasks}", f"--ntasks-per-node={-(-ntasks // nodes)}"]
+        return self.login(
+            ["srun", "--quiet", "--kill-on-bad-exit=1", *self.settings.asked, *size, *srun, *command], **options
+        )
+
+    def submit(self, script: str | Path, *options: str, args: Sequence[str | Path] = (), **keywords) -> str:
+        """sbatch with `options`, and `args` for the script; returns the job's number, or raises RehearsalError with
+        what sbatch said. Keywords as for `login`."""
+        done = self.login(["sbatch", "--parsable", *options, script, *args], capture_output=True, **keywords)
+        if done.returncode:
+            raise RehearsalError(done.stderr.strip())
+        return done.stdout.strip()
+
+    def wait(self, job: str, *, timeout_s: float = 120) -> str:
+        """Wait for a job to end; returns its state, such as COMPLETED."""
+        end_at = time.monotonic() + timeout_s
+        while time.monotonic() < end_at:
+            shown = self.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True)
+            state = re.search(r"JobState=(\S+)", shown.stdout)
+            if not state:
+                raise RehearsalError(f"job {job!r}: {(shown.stderr or shown.stdout).strip()}")
+            if state[1] not in _UNFINISHED:
+                return state[1]
+            time.sleep(0.1)
+        raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.stdout.split()[:12])}")
+
+    def calls(self, program: str = "") -> list[Call]:
+        """What was asked of the site's programs so far, in order; of one of them if it is named."""
+        log = self.folder / "calls"
+        rows = [line.split("\t") for line in log.read_text().splitlines()] if log.exists() else []
+        found = [Call(node, name, tuple(args)) for node, name, *args in rows]
+        return [call for call in found if program in ("", call.program)]
+
+    def _env(self) -> dict[str, str]:
+        """The environment of a login shell there: nothing of a job that we may be in, the site's programs first."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "PMI"))}
+        return {
+            **kept,
+            "SLURM_CONF": str(self.folder / "etc/slurm.conf"),
+            "BASH_ENV": str(self.folder / "etc/bash_env.sh"),
+            "PATH": f"{self.folder}/shims:{Path(sys.executable).parent}:{search_path()}",
+            "USER": user_name(),
+            **({"AISCALE_SITE": self._site} if self._site else {}),
+        }
+
+
+def _name(wanted: str | Site) -> str:
+    """The site in a form that says from anywhere which one is played; empty for a profile that is in no file."""
+    if isinstance(wanted, Site):
+        return wanted.name if wanted.name in names() else ""
+    return str(Path(wanted).absolute()) if wanted.endswith(".toml") else wanted
+
+
+def _profile(wanted: str | Site) -> Site:
+    if isinstance(wanted, Site):
+        return wanted
+    return site(wanted) if wanted in names() or not wanted.endswith(".toml") else load(wanted)
+
+
+def _below_tmp(paths: Sequence[str | Path]) -> list[str]:
+    """Those that a node with a /tmp of its own would miss, each once."""
+    found = sorted({str(Path(path).absolute()) for path in paths})
+    found = [path for path in found if path.startswith("/tmp/")]
+    return [path for path in found if not any(path.startswith(other + "/") for other in found if other != path)]

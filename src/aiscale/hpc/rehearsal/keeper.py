@@ -1,0 +1,187 @@
+"""Process 1 of a rehearsal: starts its network and daemons, then keeps them until whoever started it ends.
+
+    unshare --net --mount --uts --pid --fork --kill-child --mount-proc python -m aiscale.hpc.rehearsal.keeper FOLDER
+
+FOLDER/plan.json says what to start. Requests come as lines on standard input, {"link": "100mbit", "node": 2}; each is
+answered by a line on standard output, empty or saying what went wrong. When standard input closes, by intent or
+because its owner was killed, everything here is killed and the folder removed: nothing outlives a rehearsal.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_LIMIT_S = 60
+
+
+class Failed(Exception):
+    """A step of the start that failed; the message is one line."""
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    plan = json.loads((folder / "plan.json").read_text())
+    try:
+        start(folder, plan)
+        _answer("")
+        _serve(plan)
+    except Failed as error:
+        _answer(str(error))
+    except BrokenPipeError:  # whoever started it has ended
+        pass
+    finally:
+        end(folder)
+    return 0
+
+
+def start(folder: Path, plan: dict) -> None:
+    os.environ["SLURM_CONF"] = str(folder / "etc/slurm.conf")
+    do("mount", "-t", "tmpfs", "none", "/run")
+    os.mkdir("/run/netns")
+    do("hostname", "login")
+    for name in ("hosts", "nsswitch.conf"):
+        do("mount", "--bind", str(folder / "etc" / name), f"/etc/{name}")
+    if plan["nvme"]:
+        _make_room(Path(plan["nvme"]))
+    _start_network(plan["names"], plan["addresses"], plan["login"])
+    if plan["link"]:
+        shape(range(1, len(plan["names"]) + 1), plan["link"])
+    _start_daemons(folder, plan)
+
+
+def _make_room(path: Path) -> None:
+    """An empty folder where this machine may not let us make one: the folder above becomes our own, with all it had."""
+    above = path.parent
+    had = [(entry.name, os.open(entry, os.O_PATH)) for entry in above.iterdir() if entry.is_dir()]
+    do("mount", "-t", "tmpfs", "none", str(above))
+    for name, handle in had:
+        (above / name).mkdir()
+        do("mount", "-c", "--rbind", f"/proc/self/fd/{handle}", str(above / name), pass_fds=[handle])
+        os.close(handle)
+    path.mkdir(exist_ok=True)
+
+
+def _start_network(names: list[str], addresses: list[str], login: str) -> None:
+    """A bridge, and behind it a network namespace for each node."""
+    here = ["link set lo up", "link add rehearsal type bridge", f"addr add {login}/24 dev rehearsal"]
+    here += ["link set rehearsal up", *(f"netns add {name}" for name in names)]
+    for i, name in enumerate(names, 1):
+        here += [f"link add node{i} type veth peer name eth0 netns {name}", f"link set node{i} master rehearsal up"]
+    do("ip", "-batch", "-", input="\n".join(here))
+    for name, address in zip(names, addresses, strict=True):
+        inside = [f"addr add {address}/24 dev eth0", "link set lo up", "link set eth0 up"]
+        do("ip", "-n", name, "-batch", "-", input="\n".join([*inside, f"route add default via {login}"]))
+
+
+def shape(nodes, rate: str) -> None:
+    """Send and receive at `rate` on these nodes, from now on; "off": as fast as the machine can."""
+    for i in nodes:
+        for where, device in ((["-n", f"node{i}"], "eth0"), ([], f"node{i}")):
+            if rate == "off":
+                with contextlib.suppress(Failed):  # it had no limit
+                    do("tc", *where, "qdisc", "del", "dev", device, "root")
+            else:  # burst: what passes at once, at least one large packet; latency: the longest queue
+                limit = ["rate", rate, "burst", "128kb", "latency", "20ms"]
+                do("tc", *where, "qdisc", "replace", "dev", device, "root", "tbf", *limit)
+
+
+def _start_daemons(folder: Path, plan: dict) -> None:
+    munge = folder / "munge"
+    key = munge / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    files = {"key": key, "log": munge / "log", "pid": munge / "pid", "seed": munge / "seed"}
+    words = ["--key-file", files["key"], "--log-file", files["log"], "--pid-file", files["pid"]]
+    do("munged", "--force", "--socket", munge / "munge.sock", *words, "--seed-file", files["seed"])
+    do("slurmctld", "-i")
+    # slurmd turns into a daemon, so that each of these ends at once; side by side they take half the time
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(_start_node, name, folder, plan) for name in plan["names"]]:
+            done.result()
+    _await_idle(folder, len(plan["names"]))
+
+
+def _start_node(name: str, folder: Path, plan: dict) -> None:
+    script = Path(__file__).parent / "templates" / "node.sh"
+    node = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--mount", "--uts", "--propagation=private"]
+    do(*node, "bash", script, name, folder, plan["nvme"], *plan["share"])
+
+
+def _await_idle(folder: Path, nodes: int) -> None:
+    end_at = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < end_at:
+        state = _states()
+        if len({line for line in state.splitlines() if line.endswith(" idle")}) == nodes:
+            return
+        for log in (folder / "log").glob("*.log"):
+            if fatal := [line for line in log.read_text(errors="replace").splitlines() if "fatal:" in line]:
+                raise Failed(f"{log.stem}: {fatal[0].partition('fatal:')[2].strip()}")
+        time.sleep(0.02)
+    raise Failed(f"after {START_LIMIT_S} s the virtual nodes were not idle: {' '.join(state.split()) or 'no answer'}")
+
+
+def _states() -> str:
+    try:  # sinfo would ask a slurmctld that has ended for a minute
+        done = subprocess.run(["sinfo", "-h", "-a", "-N", "-o", "%N %t"], capture_output=True, text=True, timeout=10)
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout
+
+
+def _serve(plan: dict) -> None:
+    signal.signal(signal.SIGCHLD, _reap)
+    for line in sys.stdin:
+        request = json.loads(line)
+        chosen = [request["node"]] if request.get("node") else range(1, len(plan["names"]) + 1)
+        said = ""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the status of `do`'s children would be reaped away
+        try:
+            shape(chosen, request["link"])
+        except Failed as error:
+            said = str(error)
+        signal.signal(signal.SIGCHLD, _reap)
+        _reap()
+        _answer(said)
+
+
+def end(folder: Path) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)  # of this process namespace
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def do(*command: object, **options) -> None:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, **options)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
+        raise Failed(f"{' '.join(words[:6])}: {said[-1] if said else f'status {done.returncode}'}")
+
+
+def _reap(*_: object) -> None:
+    """Orphans of jobs become children of process 1, which must see them off."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _answer(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""What the daemons of a rehearsal read: Slurm's files, rendered from a site's profile.
+
+    Settings(site=site("frontier"), nodes=4, folder=Path("/var/tmp/x")).write()
+
+The rules by which jobs are accepted are the profile's (aiscale.hpc.sites); what stands here besides is how the site's
+Slurm shows GPUs to a task, which no launcher has to know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import string
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiscale.hpc.rehearsal import shifter
+from aiscale.hpc.rehearsal.needs import RehearsalError, slurm_version
+from aiscale.hpc.sites import Site
+
+HERE = Path(__file__).parent
+LOGIN = "10.77.0.254"
+MAX_NODES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """What a site's Slurm does to tasks beyond its rules."""
+
+    gpu_flag: str = "nvidia_gpu_env"  #: gres.conf: which vendor's variables name a task's GPUs
+    closest: tuple[int, ...] = ()  #: --gpu-bind=closest: the GPU of each local rank
+    nvme: str = ""  #: the folder that jobs with the constraint nvme find on each node
+    slingshot: bool = False  #: HPE's network, whose plugin reads --network
+    shifter: bool = False  #: containers by Shifter, whose plugin reads --image and --module
+    shared_qos: str = ""  #: the QOS whose jobs share nodes; every other job has its nodes for itself
+
+
+HABITS = {
+    "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb", slingshot=True),
+    "perlmutter": Habits(slingshot=True, shifter=True, shared_qos="shared"),
+    "lumi": Habits(gpu_flag="amd_gpu_env", slingshot=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One rehearsal: whose machine it plays, how many nodes, and where its files are."""
+
+    site: Site
+    nodes: int
+    folder: Path
+    accounts: tuple[str, ...] = ()  #: besides the profile's example
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= MAX_NODES:
+            raise RehearsalError(f"--nodes is {self.nodes}: a rehearsal has 1 to {MAX_NODES} virtual nodes")
+        rules = self.site.scheduler
+        for account in self.accounts:
+            if not re.fullmatch(rules.account_pattern, account):
+                hint = f" ({rules.account_hint})" if rules.account_hint else ""
+                raise RehearsalError(
+                    f"--account {account}: {self.site.title} has no such account for GPUs{hint}; "
+                    f"one looks like {rules.account_example}"
+                )
+
+    @property
+    def habits(self) -> Habits:
+        return HABITS.get(self.site.name, Habits())
+
+    @property
+    def names(self) -> list[str]:
+        return [f"node{i}" for i in range(1, self.nodes + 1)]
+
+    @property
+    def features(self) -> list[str]:
+        """All virtual nodes are of the site's best kind with GPUs."""
+        words = {word for kind in self.site.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
+        return sorted(words)
+
+    @property
+    def partitions(self) -> dict[str, float]:
+        """Partition -> the longest time of any job in it, in hours."""
+        found = {name: max(limit.max_hours for limit in p.limits) for name, p in self.site.scheduler.partitions.items()}
+        return found or {"nodes": 48.0}
+
+    @property
+    def max_running(self) -> dict[str, int]:
+        """Partition -> how many jobs of a user run in it at once, where that is limited."""
+        return {name: p.max_running for name, p in self.site.scheduler.partitions.items() if p.max_running}
+
+    @property
+    def asked(self) -> list[str]:
+        """Options that the site asks every job for, with values that it accepts."""
+        rules, site = self.site.scheduler, self.site
+        hours = rules.hours_for(self.nodes, site.partition, site.qos) or 1
+        values = {
+            "account": (*self.accounts, rules.account_example)[0],
+            "constraint": "&".join(self.features),
+            "time": str(round(hours * 60)),  # the most: a bench must not end early
+        }
+        words = [f"--{name}={values[name]}" for name in rules.required if values.get(name)]
+        words += [f"--partition={site.partition}"] if site.partition else []
+        return words + ([f"--qos={site.qos}"] if site.qos else [])
+
+    def write(self) -> None:
+        etc = self.folder / "etc"
+        for name in ("etc", "state", "log", "munge", "spool", "dev", "shims"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(self.site.node.gpus):
+            (self.folder / "dev" / f"gpu{number}").touch()
+        hosts = ["127.0.0.1 localhost", f"{LOGIN} login"]
+        hosts += [f"{address(i)} {name}" for i, name in enumerate(self.names, 1)]
+        (etc / "hosts").write_text("\n".join(hosts) + "\n")
+        # torch's store asks for the name of ::ffff:10.77.0.x, which is in no file: DNS would let each rank wait 10 s
+        (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
+        (etc / "slurm.conf").write_text(self._slurm_conf())
+        (etc / "plugstack.conf").write_text("")
+        (etc / "gres.conf").write_text(self._gres_conf())
+        (etc / "job_submit.lua").write_text(f"local site = {_lua(self._rules())}\n\n" + _template("job_submit.lua"))
+        (etc / "node.json").write_text(json.dumps({"nvme": self.habits.nvme}))
+        self._write_scripts(etc)
+        if self.habits.shifter:
+            shifter.build(etc)
+
+    def _slurm_conf(self) -> str:
+        node = self.site.node
+        threads = max(1, round(node.cpus_per_rank * node.ranks_per_node / node.cores))
+        lines = [
+            f"NodeName={name} NodeHostname={name} NodeAddr={address(i)} Port=17000"
+            for i, name in enumerate(self.names, 1)
+        ]
+        first = self.site.partition or self.site.scheduler.default_partition or next(iter(self.partitions))
+        every = ",".join(self.names)
+        if self.max_running:  # job_submit.lua makes jobs of the partition ask for one
+            lines.insert(0, "Licenses=" + ",".join(f"running_{name}:{n}" for name, n in self.max_running.items()))
+        for name, hours in self.partitions.items():
+            default = "YES" if name == first else "NO"
+            lines.append(f"PartitionName={name} Nodes={every} Default={default} MaxTime={round(hours * 60)}")
+        # jobs of a QOS that may be preempted go here; see job_submit.lua
+        lines.append(
+            f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
+        )
+        gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
+        feature = f" Feature={','.join(self.features)}" if self.features else ""
+        return string.Template(_template("slurm.conf")).substitute(
+            site=self.site.title,
+            folder=self.folder,
+            login=LOGIN,
+            user=user_name(),
+            node=f"CPUs={node.cores * threads} Sockets=1 CoresPerSocket={node.cores} ThreadsPerCore={threads}"
+            f" RealMemory=256000{gres}{feature}",
+            # so that a job finds what the prolog makes on every node; an older Slurm would refuse to start
+            prolog_flags="Alloc,DeferBatch" if slurm_version() >= (22, 5) else "Alloc",
+            nodes_and_partitions="\n".join(lines),
+        )
+
+    def _gres_conf(self) -> str:
+        gpus = self.site.node.gpus
+        if not gpus:
+            return ""
+        devices = f"{self.folder}/dev/gpu[0-{gpus - 1}]" if gpus > 1 else f"{self.folder}/dev/gpu0"
+        return f"NodeName={','.join(self.names)} Name=gpu File={devices} Flags={self.habits.gpu_flag}\n"
+
+    def _rules(self) -> dict:
+        """The profile's rules, as job_submit.lua reads them."""
+        rules = self.site.scheduler
+        partitions = {
+            name: [[limit.max_nodes, round(limit.max_hours * 60)] for limit in partition.limits]
+            for name, partition in rules.partitions.items()
+        }
+        qos = {
+            name: {
+                "max_nodes": q.max_nodes,
+                "max_min": round(q.max_hours * 60),
+                "max_jobs": q.max_jobs,
+                "preemptible": q.preemptible,
+                "may_chain": q.may_chain,
+            }
+            for name, q in rules.qos.items()
+        }
+        return {
+            "accounts": {name.lower(): True for name in (rules.account_example, *self.accounts)},
+            "account_hint": rules.account_hint,
+            "required": {name: True for name in rules.required},
+            "default_partition": self.site.scheduler.default_partition,
+            "default_qos": rules.default_qos,
+            "max_jobs": rules.max_jobs,
+            "max_running": self.max_running,
+            "slingshot": self.habits.slingshot,
+            "shared_qos": self.habits.shared_qos,
+            "partitions": partitions,
+            "qos": qos,
+        }
+
+    def _write_scripts(self, etc: Path) -> None:
+        values = {
+            "folder": self.folder,
+            "nvme": self.habits.nvme,
+            "closest": " ".join(map(str, self.habits.closest)),
+        }
+        for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh"):
+            path = etc / name
+            path.write_text(_At(_template(name)).substitute(values))
+            path.chmod(0o755)
+        shim = self.folder / "shims" / "shim"
+        shim.write_text(_At(_template("shim.sh")).substitute(values))
+        shim.chmod(0o755)
+        for name in SHIMS:
+            (self.folder / "shims" / name).symlink_to("shim")
+
+
+#: Programs that a site has, stood in for or watched: each call is recorded.
+SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz")
+
+
+class _At(string.Template):
+    """Shell scripts have dollars of their own: here @name@ is filled in."""
+
+    delimiter = "@"
+    pattern = r"@(?:(?P<named>[a-z]+)@|(?P<escaped>@@)|(?P<braced>$^)|(?P<invalid>$^))"
+
+
+def address(i: int) -> str:
+    """Of node i, which counts from 1."""
+    return f"10.77.0.{i}"
+
+
+def user_name() -> str:
+    """Who runs this, and so everything in it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise RehearsalError(f"user {os.geteuid()} has no name in /etc/passwd, which Slurm asks for") from None
+
+
+def _template(name: str) -> str:
+    return (HERE / "templates" / name).read_text()
+
+
+def _lua(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"[{json.dumps(key)}] = {_lua(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "{" + ", ".join(map(_lua, value)) + "}"
+    return json.dumps(value)

@@ -1,0 +1,25 @@
+"""Accelerators and systems, a file each with its sources; see catalogue for the calls."""
+
+from aiscale.machines.catalogue import (
+    ACCELERATORS,
+    MACHINES,
+    Accelerator,
+    Machine,
+    Network,
+    Node,
+    find,
+    find_device,
+    find_machine,
+)
+
+__all__ = [
+    "ACCELERATORS",
+    "MACHINES",
+    "Accelerator",
+    "Machine",
+    "Network",
+    "Node",
+    "find",
+    "find_device",
+    "find_machine",
+]

@@ -1,0 +1,146 @@
+"""Accelerators, nodes and networks: what a data sheet or a site's documentation says, with its source.
+
+    find("a100-sxm4-80gb").peak_flops("bf16")               # 312e12 FLOP/s, dense; None without such a unit
+    find_machine("frontier").node.accelerator.memory_bytes  # one GCD of an MI250X
+    find_device(torch.cuda.get_device_name())               # the accelerator that torch sees here, or None
+
+Only figures that were read in a source are here. `verification` says how: "primary" (the maker's or the site's own
+documentation), "secondary" (a maintained collection of data sheets), "measured". Figures that we remember but could
+not read again (MI100's matrix units, IPUs, node counts) are left out on purpose: None, or no file at all.
+Each accelerator is a file in accelerators/, each system one in systems/.
+
+FLOP/s are dense: data sheets of NVIDIA also print twice that for sparse matrices. A data sheet's GB is taken as 10^9
+bytes, up to 7 % below what the device reports. Bandwidths are in one direction.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+
+from aiscale.config import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One device as torch sees it: a GPU, one GCD of an MI250X, one tile of a Max 1550, a TPU chip."""
+
+    name: str
+    tflops: Mapping[str, float]  #: dense peak by precision, 10^12 FLOP/s
+    memory_gb: float  #: 10^9 bytes
+    memory_tb_s: float  #: 10^12 bytes/s between the device and its memory
+    link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
+    torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
+    verification: str = "secondary"
+    sources: Mapping[str, str] = field(default_factory=dict)  #: of tflops, memory, link; "all" for one source of all
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_gb * 1e9
+
+    @property
+    def memory_bytes_s(self) -> float:
+        return self.memory_tb_s * 1e12
+
+    @property
+    def link_bytes_s(self) -> float | None:
+        return None if self.link_gb_s is None else self.link_gb_s * 1e9
+
+    def peak_flops(self, precision: str) -> float | None:
+        """FLOP/s at best in fp32, tf32, fp16, bf16 or fp8; None where there is no unit for it, or no figure."""
+        known = self.tflops.get(precision)
+        return None if known is None else known * 1e12
+
+    def source(self, figure: str) -> str:
+        """Where a figure (tflops, memory, link) was read."""
+        return f"{self.sources.get(figure, self.sources['all'])} ({self.verification})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """What connects the nodes."""
+
+    name: str
+    injection_gb_s: float  #: 10^9 bytes/s from one node into the network, all its adapters, one direction
+    source: str
+    verification: str = "primary"
+
+    @property
+    def injection_bytes_s(self) -> float:
+        return self.injection_gb_s * 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """Devices that share one operating system."""
+
+    accelerator: Accelerator
+    devices: int  #: as torch counts them
+    intra_gb_s: float  #: 10^9 bytes/s between neighbours on a ring through all devices of the node, one direction
+    note: str = ""
+    source: str
+    verification: str = "primary"
+
+    @property
+    def intra_bytes_s(self) -> float:
+        return self.intra_gb_s * 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A system: many nodes and a network."""
+
+    name: str
+    site: str
+    node: Node
+    network: Network
+    nodes: int | None = None  #: None where the count was not read in a source
+
+
+def _files(folder: str) -> Iterator[tuple[str, dict]]:
+    for file in sorted((resources.files("aiscale.machines") / folder).iterdir(), key=lambda file: file.name):
+        yield file.name.removesuffix(".toml"), tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _machine(name: str, known: dict) -> Machine:
+    node = Node(**known["node"] | {"accelerator": ACCELERATORS[known["node"]["accelerator"]]})
+    return Machine(name=name, **known | {"node": node, "network": Network(**known["network"])})
+
+
+ACCELERATORS: dict[str, Accelerator] = {
+    name: Accelerator(name=name, **known | {"torch_names": tuple(known.get("torch_names", ()))})
+    for name, known in _files("accelerators")
+}
+MACHINES: dict[str, Machine] = {name: _machine(name, known) for name, known in _files("systems")}
+
+
+def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
+    key = name.lower().replace("_", "-").replace(" ", "-")
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]}?" if close else f"it may be one of {', '.join(known)}"
+    return ConfigError(f"unknown {kind} {name!r}: {hint}")
+
+
+def find(name: str) -> Accelerator:
+    """The accelerator of that name; raises ConfigError that names the nearest one."""
+    if name not in ACCELERATORS:
+        raise _nearest("accelerator", name, ACCELERATORS)
+    return ACCELERATORS[name]
+
+
+def find_machine(name: str) -> Machine:
+    """The machine of that name; raises ConfigError that names the nearest one."""
+    if name not in MACHINES:
+        raise _nearest("machine", name, MACHINES)
+    return MACHINES[name]
+
+
+def find_device(torch_name: str) -> Accelerator | None:
+    """The accelerator behind torch's name of a device ("NVIDIA A100-SXM4-80GB"), or None if it is not known here."""
+    for device in ACCELERATORS.values():
+        if device.torch_names and all(part in torch_name for part in device.torch_names):
+            return device
+    return None

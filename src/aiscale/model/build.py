@@ -1,0 +1,233 @@
+"""From a run's model to the module that is trained: our GPT, or one of Hugging Face's behind the same face.
+
+    model = build_model(run.model)
+    loss = model(tokens, targets)        # mean cross-entropy, a scalar, whichever of the two it is
+    model.blocks                         # the layers, which strategies shard and recompute one by one
+
+Weights come from torch's global random generator (the caller seeds it), or from the folder that the model names.
+Both also build on the meta device, where they cost no memory.
+
+Shapes: B batch, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aiscale import cost
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig
+from aiscale.model.generation import sample
+from aiscale.model.gpt import GPT
+
+#: our name -> the name that every configuration of transformers answers to
+_CANONICAL = {
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "d_model": "hidden_size",
+    "vocab_size": "vocab_size",
+    "max_seq_len": "max_position_embeddings",
+}
+
+
+def build_model(config: ModelConfig | HFModelConfig, *, weights: bool = True) -> GPT | HFModel:
+    """The model that `config` describes, in fp32. weights: where it names a folder that holds some, start from them."""
+    return HFModel(config, weights=weights) if isinstance(config, HFModelConfig) else GPT(config)
+
+
+def count_parameters(config: ModelConfig | HFModelConfig) -> int:
+    """All parameters, exactly; a tied head counts once. Where there is no formula, counted on the meta device."""
+    try:
+        return cost.parameter_count(config)
+    except ConfigError:
+        with torch.device("meta"):
+            return build_model(config, weights=False).num_parameters()
+
+
+def parameter_shapes(config: ModelConfig | HFModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter tensor, as the module that is trained names them; a tied head counts once."""
+    with torch.device("meta"):
+        return {name: tuple(p.shape) for name, p in build_model(config, weights=False).named_parameters()}
+
+
+def transformers_config(config: HFModelConfig):
+    """The configuration of transformers, dropout switched off; raises ConfigError where it cannot be had."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if config.model_type not in CONFIG_MAPPING:
+        raise ConfigError(f"model.model_type is {config.model_type!r}: this transformers has no such architecture")
+    if config.folder:
+        path = Path(config.folder)
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model.folder {config.folder} has no config.json: bring it back, or name another folder")
+        found = AutoConfig.from_pretrained(path)
+    else:
+        found = _from_shape(CONFIG_MAPPING[config.model_type], config)
+    for key, value in config.options.items():
+        _set(found, key, value)
+    for ours, theirs in _CANONICAL.items():
+        if (has := getattr(found, theirs, None)) not in (None, getattr(config, ours)):
+            raise ConfigError(f"model.{ours} is {getattr(config, ours)}, but {config.folder or theirs} has {has}")
+    for key in vars(found):  # every strategy must give the same loss, and dropout draws differently on every rank
+        if "dropout" in key or key.endswith("_pdrop"):
+            setattr(found, key, 0.0)
+    if "rotary_dim" not in config.options and (getattr(found, "rotary_dim", None) or 0) > config.d_head:
+        found.rotary_dim = config.d_head  # GPT-J turns 64 channels of a head, unless it has fewer
+    found.use_cache = False
+    return found
+
+
+def _from_shape(kind: type, config: HFModelConfig):
+    usual = kind()  # it says what this architecture has
+    sizes = {"n_inner" if hasattr(usual, "n_inner") else "intermediate_size": config.ff_width}
+    sizes |= {theirs: getattr(config, ours) for ours, theirs in _CANONICAL.items()}
+    if config.kv_heads == config.n_head and not hasattr(usual, "num_key_value_heads"):
+        del sizes["num_key_value_heads"]
+    for key in sizes:
+        _check_has(usual, key)
+    # Of another vocabulary than its own, transformers does not know which tokens begin and end a text.
+    if config.vocab_size != usual.vocab_size:
+        sizes |= {"bos_token_id": None, "eos_token_id": None}
+    return kind(**sizes)
+
+
+def _set(found, key: str, value: object) -> None:
+    _check_has(found, key)
+    setattr(found, key, value)
+
+
+def _check_has(found, key: str) -> None:
+    if not hasattr(found, key):
+        raise ConfigError(
+            f"{type(found).__name__} has no {key}: leave it out of model.settings, or name another model.model_type"
+        )
+
+
+class HFModel(nn.Module):
+    """A causal language model of transformers that takes (tokens, targets) and gives the loss, as GPT does.
+
+    The parts of the model are registered here under their own names and the model itself is not, so that parameters
+    and checkpoints are called as in transformers.
+    """
+
+    def __init__(self, config: HFModelConfig, *, weights: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        inner = _instantiate(config, transformers_config(config), weights)
+        self._inner = (inner,)  # in a tuple: hidden from nn.Module
+        for name, child in inner.named_children():
+            self.add_module(name, child)
+        if config.activation_checkpointing:
+            _checkpoint_blocks(inner)
+        self.train()
+
+    @property
+    def inner(self) -> nn.Module:
+        """transformers' own model."""
+        return self._inner[0]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The layers, in order."""
+        lists = [m for m in self.modules() if isinstance(m, nn.ModuleList) and len(m) == self.config.n_layer]
+        if not lists:
+            raise ConfigError(f"{type(self.inner).__name__} keeps its layers in no list: this strategy needs one")
+        return lists[0]
+
+    def train(self, mode: bool = True) -> HFModel:
+        """Training or evaluation: without dropout the same, but for the recomputation of blocks."""
+        super().train(mode)
+        self.inner.training = mode  # not ours by registration
+        return self
+
+    def num_parameters(self) -> int:
+        """All parameters; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats, a scalar."""
+        logits = self.inner(input_ids=tokens, use_cache=False).logits
+        if targets is None:
+            return logits
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        return F.cross_entropy(logits.flatten(0, -2).to(wide), targets.flatten())
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Tensor | list[Tensor],
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | list[Tensor]:
+        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each, as GPT.generate does.
+
+        Written out here because transformers' own takes no generator. It has no cache: every token reads the whole
+        window again.
+        """
+        if not isinstance(prompts, Tensor):
+            knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
+            return [self.generate(prompt[None], max_new_tokens, **knobs)[0] for prompt in prompts]
+        text = prompts
+        for _ in range(max_new_tokens):
+            logits = self(text[:, -self.config.max_seq_len :])[:, -1]
+            drawn = sample(logits, temperature, top_k=top_k, top_p=top_p, generator=generator)
+            text = torch.cat([text, drawn[:, None]], dim=1)
+        return text
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a folder that `AutoModelForCausalLM.from_pretrained` opens."""
+        self.inner.config.use_cache = True
+        with _quiet():
+            self.inner.save_pretrained(folder)
+
+
+def _checkpoint_blocks(inner: nn.Module) -> None:
+    how = {"use_reentrant": False, "preserve_rng_state": False}  # there is no dropout to repeat
+    enable = getattr(inner, "activation_checkpointing_enable", None) or inner.gradient_checkpointing_enable
+    enable(how)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and warnings, which every rank would print."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _instantiate(config: HFModelConfig, found, weights: bool) -> nn.Module:
+    """transformers' model, with torch's fused attention where it has that (GPT-J has not)."""
+    from transformers import AutoModelForCausalLM as Auto
+
+    folder = Path(config.folder)
+    start = weights and config.folder and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+    error = None
+    for attention in ("sdpa", "eager"):
+        how = {"dtype": torch.float32, "attn_implementation": attention}
+        try:
+            with _quiet():
+                if start:
+                    return Auto.from_pretrained(folder, config=found, local_files_only=True, **how)
+                return Auto.from_config(found, **how)
+        except (ValueError, RuntimeError, OSError) as problem:
+            error = problem
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    raise ConfigError(f"transformers cannot build {config.folder or config.model_type}: {reason}") from error

@@ -1,0 +1,295 @@
+"""A GPT, whole: token and position embeddings, L blocks of attention and MLP on a residual stream, an output head.
+
+    model = GPT(ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=256, max_seq_len=256))
+    loss = model(tokens, targets)                    # training: the mean cross-entropy, a scalar
+    logits = model(tokens)                           # a score for every entry of the vocabulary at every position
+    text = model.generate(prompt, 256, temperature=0.8, top_k=50)
+    model = GPT.from_pretrained("gpt2/")             # a Hugging Face GPT-2 folder; save_pretrained writes one
+
+The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It also builds on the meta
+device (`with torch.device("meta"): GPT(config)`), costing no memory; `to_empty` and `init_weights` then fill it.
+
+Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP's
+hidden layer, V vocabulary, L layers, S tokens that attention looks at (those in the cache and the T new ones).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from aiscale.config import ConfigError, ModelConfig
+from aiscale.model import generation, hf
+from aiscale.model.generation import KVCache, LayerCache
+from aiscale.model.kernels import (
+    Linear,
+    causal_attention,
+    cross_entropy,
+    cross_entropy_plain,  # noqa: F401  beside cross_entropy, to compare
+    gelu_tanh,
+)
+
+ACTIVATIONS = {
+    "gelu_tanh": gelu_tanh,  # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """Layer norm (subtract the mean, divide by the standard deviation) or RMS norm (only divide)."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
+
+
+class Attention(nn.Module):
+    """Every token gathers from itself and the tokens before it, weighted by softmax(q k / sqrt(C)), in H heads."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.n_head, self.kv_heads, self.d_head = config.n_head, config.kv_heads, config.d_head
+        # One product makes the queries, keys and values of all heads: rows [H C | G C | G C] of the weight.
+        self.qkv = Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.d_head, bias=config.bias)
+        self.out = Linear(config.d_model, config.d_model, bias=config.bias)
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x (B,T,D) -> (B,T,D). mask (B,1,T,S): True where a token may look; without one, at all before it."""
+        B, T, D = x.shape
+        widths = [heads * self.d_head for heads in (self.n_head, self.kv_heads, self.kv_heads)]
+        # Split before the heads are moved forward: so the backward pass copies the three gradients once, not twice.
+        q, k, v = (part.view(B, T, -1, self.d_head).transpose(1, 2) for part in self.qkv(x).split(widths, dim=-1))
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        if cache is not None:
+            k, v = cache.extend(k, v)  # (B,G,S,C)
+        if mask is None and q.shape[2] == k.shape[2]:
+            y = causal_attention(q, k, v)
+        else:
+            grouped = self.kv_heads != self.n_head
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=grouped
+            )
+        return self.out(y.transpose(1, 2).reshape(B, T, D))
+
+
+class MLP(nn.Module):
+    """Every token thinks by itself: D -> F, a nonlinearity, F -> D."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.activation = config.activation
+        gated = config.activation == "swiglu"
+        # SwiGLU needs two products of the input; one matrix with rows [gate | value] makes both.
+        self.up = Linear(config.d_model, config.ff_width * (2 if gated else 1), bias=config.bias)
+        self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B,T,D) -> (B,T,D)."""
+        x = self.up(x)  # (B,T,F), or (B,T,2F) with a gate
+        if self.activation == "swiglu":
+            gate, value = x.chunk(2, dim=-1)
+            return self.down(F.silu(gate) * value)
+        return self.down(ACTIVATIONS[self.activation](x))
+
+
+class MixtureOfExperts(nn.Module):
+    """Many MLPs, of which a router lets each token pass through K: more parameters for the same work.
+
+    Their outputs are added up, weighted by the softmax of the router's K best scores; for K = 1 by the best expert's
+    softmax among all, without which the router would learn nothing (Fedus et al. 2021). No token is dropped, and
+    nothing makes experts equally busy.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.experts_per_token = config.experts_per_token
+        self.router = Linear(config.d_model, config.n_expert, bias=False)
+        self.experts = nn.ModuleList(MLP(config) for _ in range(config.n_expert))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B,T,D) -> (B,T,D)."""
+        tokens = x.flatten(0, 1)  # (N,D)
+        scores = self.router(tokens)  # (N,E)
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        if self.experts_per_token == 1:
+            weights, chosen = scores.softmax(dim=-1, dtype=wide).max(dim=-1, keepdim=True)  # (N,1)
+        else:
+            best, chosen = scores.topk(self.experts_per_token)
+            weights = best.softmax(dim=-1, dtype=wide)  # (N,K)
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):  # an expert without tokens runs too: its gradients are zeros
+            token, place = (chosen == number).nonzero(as_tuple=True)
+            out = out.index_add(0, token, (expert(tokens[token]) * weights[token, place, None]).to(out.dtype))
+        return out.view_as(x)
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP each read a normed copy of the residual stream and add to it."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.parallel_residual = config.parallel_residual
+        self.attn_norm, self.attn = make_norm(config), Attention(config)
+        self.mlp_norm, self.mlp = make_norm(config), (MixtureOfExperts if config.n_expert else MLP)(config)
+
+    def forward(
+        self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """x (B,T,D) -> (B,T,D)."""
+        attended = self.attn(self.attn_norm(x), rope, mask, cache)
+        if self.parallel_residual:
+            return x + attended + self.mlp(self.mlp_norm(x))
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer of `config`'s shape; its weights come from torch's global random generator."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        with torch.device("meta"):  # shapes only: torch's own start would draw every weight once for nothing
+            self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+            if config.position == "learned":
+                self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+            self.norm = make_norm(config)
+            if not config.tied:
+                self.head = Linear(config.d_model, config.vocab_size, bias=False)
+        self.to_empty(device=torch.get_default_device())
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """GPT-2's start: weights from N(0, 0.02), biases 0, norms 1. Each block adds twice to the residual stream, so
+        what adds to it starts smaller by sqrt(2 L), and the stream's variance does not grow with depth."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            else:
+                adds_to_stream = name.endswith(("attn.out.weight", ".down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * self.config.n_layer) ** 0.5 if adds_to_stream else 0.02)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output head (V,D): with tied weights the token embedding read the other way round."""
+        return self.token_embedding.weight if self.config.tied else self.head.weight
+
+    def num_parameters(self) -> int:
+        """All parameters; a tied head counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """tokens (B,T) -> the residual stream after the last norm (B,T,D).
+
+        positions (T,) or (B,T) count from 0 in each sequence (default: go on from the cache); mask as in Attention;
+        cache is read and extended.
+        """
+        if tokens.shape[1] > self.config.max_seq_len:
+            raise ConfigError(
+                f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "
+                "cut it, or lengthen the second"
+            )
+        if positions is None:
+            start = cache.length if cache is not None else 0
+            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        x, rope = self.embed(tokens, positions)
+        recompute = self.config.activation_checkpointing and torch.is_grad_enabled()
+        for layer, block in enumerate(self.blocks):
+            if recompute:
+                x = checkpoint(block, x, rope, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, rope, mask, cache and cache.layers[layer])
+        return self.norm(x)
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """tokens (B,T), positions (T,) or (B,T) -> the start of the residual stream (B,T,D), and rotary angles."""
+        try:
+            x = self.token_embedding(tokens)
+        except IndexError:  # a check before every step would cost time; the lookup notices by itself
+            raise ConfigError(
+                f"tokens run from {int(tokens.min())} to {int(tokens.max())}, "
+                f"but model.vocab_size {self.config.vocab_size} ends at {self.config.vocab_size - 1}: "
+                "raise it, or use the tokenizer that the model was made for"
+            ) from None
+        if self.config.position == "learned":
+            return x + self.position_embedding(positions), None
+        return x, rotary_angles(positions, self.config, x.dtype)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats, a scalar."""
+        x = self.hidden(tokens)
+        if targets is None:
+            return F.linear(x, self.head_weight)
+        return cross_entropy(x, self.head_weight, targets)
+
+    def generate(
+        self,
+        prompts: Tensor | list[Tensor],
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        use_cache: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | list[Tensor]:
+        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each; see generation.generate."""
+        return generation.generate(
+            self,
+            prompts,
+            max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            use_cache=use_cache,
+            generator=generator,
+        )
+
+    @classmethod
+    def from_pretrained(cls, folder) -> GPT:
+        """The model in a Hugging Face GPT-2 folder (config.json, safetensors); raises ConfigError if it is none."""
+        config, state = hf.read(folder)
+        with torch.device("meta"):
+            model = cls(config)
+        model.load_state_dict(state, assign=True)
+        return model.requires_grad_(True)
+
+    def save_pretrained(self, folder) -> None:
+        """Write a Hugging Face GPT-2 folder; raises ConfigError if GPT-2's format cannot hold this model."""
+        hf.write(folder, self.config, self.state_dict())
+
+
+# Rotary positions (Su et al. 2021): turn channel pairs of q and k by an angle that grows with the position, so that
+# their product depends on the distance between two tokens only. Pairs are (c, c + C/2), as in GPT-NeoX.
+
+
+def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass:
+    a buffer would have to survive the meta device and casts to bf16, and this costs microseconds. At least fp32: bf16
+    cannot tell position 257 from 256."""
+    wide = torch.promote_types(dtype, torch.float32)
+    channel = torch.arange(0, config.d_head, 2, device=positions.device, dtype=wide)  # (C/2,)
+    angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (...,T,C/2)
+    angle = torch.cat([angle, angle], dim=-1)
+    if positions.dim() == 2:
+        angle = angle[:, None]  # the same for every head
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """x (B,H,T,C) turned by rope (2,T,C) or (2,B,1,T,C)."""
+    first, second = x.chunk(2, dim=-1)
+    return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)

@@ -1,0 +1,5 @@
+"""What others measured (papers/) and what we measured earlier (measured/): tables with sources, and their reader."""
+
+from aiscale.published.reader import facts, measured, names, table, verified
+
+__all__ = ["facts", "measured", "names", "table", "verified"]

@@ -1,0 +1,195 @@
+"""The command `aiscale evaluate RUN`: what a trained model can do on tasks of EleutherAI's lm-eval harness.
+
+    aiscale evaluate runs/radius-2b --tasks lambada_openai,lambada_standard,wikitext,winogrande --device cuda --json
+    aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling,aiscale_two_choice
+    results = evaluate("runs/laptop", ["aiscale_rolling"])      # {"results": {"aiscale_rolling": {...}}, ...}
+
+The first is what Radius's authors measured (published.table("radius_downstream")); the data sets come from the
+Hugging Face hub at the first use. The second needs no network: three tasks of the same kinds, from files of ours.
+`pip install 'aiscale[eval]'` brings the harness.
+
+RUN is a run folder, whichever strategy trained it (its newest checkpoint is read), or any Hugging Face folder, such as
+`aiscale export` writes: that goes through the harness's own class for transformers, with our tokenizer if one lies in
+it. Both give the same numbers, to rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import fnmatch
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from aiscale.config import ConfigError
+
+#: The appendix's downstream tasks: the last word of a passage, perplexity of articles, what a pronoun stands for.
+TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
+OURS = Path(__file__).parent / "tasks"
+BOOTSTRAP_DRAWS = 1000  #: for the standard error of a perplexity; lm-eval's 100,000 take longer than a small evaluation
+
+
+def evaluate(
+    path: str | Path,
+    tasks: list[str] | tuple[str, ...] = TASKS,
+    *,
+    limit: int = 0,
+    batch_size: int = 8,
+    device: str = "auto",
+    include_path: str | Path | None = None,
+) -> dict:
+    """What lm-eval's `evaluate` returns, its `results` by task; raises ConfigError where it cannot run.
+
+    limit: the first so many documents of each task, 0: all. include_path: a folder of tasks in lm-eval's YAML format.
+    No examples stand before a question, unless its task says so (Radius's authors had none either).
+    """
+    for name, value, least in (("limit", limit, 0), ("batch-size", batch_size, 1)):
+        if value < least:
+            raise ConfigError(f"--{name} is {value}: it must be at least {least}")
+    _require_harness()
+    import lm_eval
+
+    manager = _tasks(list(tasks), include_path)
+    model = _open(Path(path), batch_size, _device(device))
+    # The harness would draw in processes that it forks from this one, whose threads may hold a lock: now and then they
+    # would wait for it for ever. In this process BOOTSTRAP_DRAWS take seconds.
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    with contextlib.redirect_stdout(sys.stderr):  # the harness prints its progress
+        loaded = _load(manager, list(tasks))
+        found = lm_eval.evaluate(model, loaded, limit=limit or None, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False)
+    return {**found, "lm_eval_version": lm_eval.__version__, "limit": limit}
+
+
+def _load(manager, names: list[str]) -> dict:
+    """The tasks with their documents."""
+    try:
+        loaded = manager.load(names)
+    except OSError as error:  # what `datasets` raises when the hub is out of reach, or a file is not there
+        raise ConfigError(
+            f"the documents of {', '.join(names)} cannot be read ({_first_line(error)}): connect to a network, or name "
+            f"tasks whose files are here, such as {', '.join(sorted(path.stem for path in OURS.glob('*.yaml')))}"
+        ) from error
+    for task in loaded["tasks"].values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config("num_fewshot", 0)
+        task.set_fewshot_seed(1234)  # the harness's own default
+    return loaded
+
+
+def rows(results: dict) -> list[dict]:
+    """One row a task and metric: task, metric, value, stderr (None where there is none), documents."""
+    table = []
+    for task, measured in results["results"].items():
+        for key, value in measured.items():
+            metric, _, _ = key.partition(",")
+            if not isinstance(value, int | float) or metric.endswith("_stderr") or "," not in key:
+                continue
+            stderr = measured.get(key.replace(metric, f"{metric}_stderr"))
+            documents = results["n-samples"][task]["effective"] if task in results["n-samples"] else None
+            stderr = stderr if isinstance(stderr, float) else None
+            table.append({"task": task, "metric": metric, "value": value, "stderr": stderr, "documents": documents})
+    return table
+
+
+def _require_harness() -> None:
+    try:
+        import accelerate  # noqa: F401  (the harness's class for transformers needs it)
+        import lm_eval  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed, and evaluation is done by the lm-eval harness: pip install 'aiscale[eval]'"
+        ) from None
+
+
+def _open(path: Path, batch_size: int, device: str):
+    """The model of a run folder or of a Hugging Face folder, as lm-eval's LM."""
+    from aiscale.data import Tokenizer
+
+    if (path / "run.json").is_file():
+        from aiscale.train import open_trained
+        from aiscale.train.evaluate.adapter import TrainedLM
+
+        model, tokenizer = open_trained(path)
+        return TrainedLM(model, tokenizer, batch_size=batch_size, device=device)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
+    from lm_eval.models.huggingface import HFLM
+
+    from aiscale.train.evaluate.tokenizer import hugging_face_tokenizer
+
+    ours, options = path / "aiscale_tokenizer.json", {}
+    if ours.is_file():
+        options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text()))
+    # An absolute path is the name of nothing on the hub, so that nobody asks there. With its cache of logits, lm-eval
+    # 0.4.13 scores the wrong token where two requests split the same text at different places.
+    return HFLM(str(path.resolve()), batch_size=batch_size, device=device, logits_cache=False, **options)
+
+
+def _tasks(names: list[str], include_path: str | Path | None):
+    """The index that knows all of `names`; without lm-eval's own thousands of files, unless they are wanted."""
+    from lm_eval.tasks import TaskManager
+
+    if not names:
+        raise ConfigError("--tasks is empty: name at least one task, such as lambada_openai")
+    if include_path and not Path(include_path).is_dir():
+        raise ConfigError(f"--include-path {include_path} is not a folder: give one that holds tasks as YAML")
+    folders = [str(OURS), *([str(include_path)] if include_path else [])]
+    for defaults in (False, True):
+        manager = TaskManager(include_path=folders, include_defaults=defaults)
+        unknown = [name for name in names if not fnmatch.filter(manager.all_tasks, name)]
+        if not unknown:
+            return manager
+    near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {len(manager.all_tasks)}; or give --include-path"
+    raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: {hint}")
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device {name}, but torch sees no GPU here: use --device cpu")
+    return name
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
+    parser.add_argument("--tasks", default=",".join(TASKS), help=f"names, comma between (default: {','.join(TASKS)})")
+    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N documents of each; 0: all")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="sequences at once (default: 8)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--include-path", metavar="DIR", help="a folder of tasks in lm-eval's YAML format")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    names = [name.strip() for name in args.tasks.split(",") if name.strip()]
+    results = evaluate(
+        args.path,
+        names,
+        limit=args.limit,
+        batch_size=args.batch_size,
+        device=args.device,
+        include_path=args.include_path,
+    )
+    if args.json:
+        kept = ("results", "n-samples", "n-shot", "versions", "limit", "lm_eval_version")
+        print(json.dumps({key: results[key] for key in kept if key in results}, indent=2, default=str))
+        return 0
+    for row in rows(results):
+        error = "" if row["stderr"] is None else f" ± {row['stderr']:.3g}"
+        print(f"{row['task']:24} {row['metric']:16} {row['value']:.4g}{error}  ({row['documents']} documents)")
+    if args.limit:
+        print(f"aiscale: the first {args.limit} documents of each task only: not a result to publish", file=sys.stderr)
+    return 0

@@ -1,0 +1,348 @@
+"""`fit(run)`: the training loop. It knows steps, schedules, evaluation and stopping, and no strategy.
+
+    result = fit(recipe("laptop"))                          # one process
+    torchrun --nproc-per-node 4 -m aiscale train --recipe laptop --set parallel.strategy=ddp
+
+Every rank runs this same function; what only one may do (print, write) rank 0 does.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from aiscale import checkpoint, cost
+from aiscale.config import ConfigError, Run
+from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenizer
+from aiscale.distributed import World, connect, failed_alike, lost_another_rank, watching
+from aiscale.meter import Meter, held_bytes, peak_memory_bytes
+from aiscale.model.build import count_parameters
+from aiscale.optim import lr_at
+from aiscale.parallel import StepResult, build
+from aiscale.train.records import Records
+from aiscale.train.resuming import newest_good
+from aiscale.train.saving import Clock, Saver
+
+
+class AlreadyTrained(ConfigError):
+    """There is no step left to take."""
+
+
+class TrainingError(RuntimeError):
+    """Training that cannot go on; the message is one line."""
+
+
+@dataclass
+class Result:
+    """What a run computed; the same on every rank."""
+
+    path: Path  #: runs/NAME
+    losses: list[float] = field(default_factory=list)  #: training loss of every step taken here, nats a token
+    val_losses: list[tuple[int, float]] = field(default_factory=list)  #: (steps taken, validation loss)
+    summary: dict = field(default_factory=dict)
+    stopped: bool = False  #: ended early, by Ctrl-C or a signal; resume=True goes on
+
+
+def fit(
+    run: Run,
+    world: World | None = None,
+    *,
+    runs_dir: str | Path = "runs",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    note_saved: str | Path | None = None,
+) -> Result:
+    """Train `run` on the ranks of `world` (by default, those that `connect` finds) and return what came out.
+
+    Results go to runs_dir/NAME, which is never overwritten unless `overwrite` is set; `resume` continues from its
+    newest checkpoint, exactly. `note_saved` is a file that gets the path of each checkpoint once it is whole. Raises
+    ConfigError, ConnectError, RunFolderError or TrainingError with one line.
+    """
+    own_world = world is None
+    # The watchdog speaks first: it knows who is missing.
+    timeout_s = max(300.0, run.loop.hang_timeout_s + 60)
+    world = world or connect(run.loop.device, timeout_s, backend=run.loop.backend)
+    try:
+        with world.link.at(run.loop.link_mbit_s or world.link.rate_mbit_s):
+            training = _Training(run, world, Path(runs_dir) / run.name, progress, note_saved)
+            with (
+                watching(world, run.loop.hang_timeout_s, tell=training.note_hang),
+                _setting(training.stop, signal.SIGUSR1),  # a scheduler's, which may come before the first step
+            ):
+                return training.execute(resume, overwrite)
+    except Exception as error:
+        error.gone = world.gone() if lost_another_rank(error) else []
+        error.failed_alike = failed_alike(error, world.size)
+        raise
+    finally:
+        if own_world:
+            world.close()
+
+
+class _Training:
+    """The loop's state: everything that `execute` needs in its parts."""
+
+    def __init__(self, run: Run, world: World, path: Path, progress: bool, note_saved: str | Path | None) -> None:
+        self.run, self.world, self.path, self.progress, self.note_saved = run, world, path, progress, note_saved
+        self.stop = threading.Event()
+        self.n_micro, _ = run.loop.micro_batches(run.parallel.data_parallel(world.size))
+        self.records: Records | None = None  # of rank 0, which alone writes
+
+    def execute(self, resume: bool, overwrite: bool) -> Result:
+        run, world = self.run, self.world
+        self.corpus = load_corpus(run, world)
+        loop = run.loop
+        self.batches = Batches(
+            self.corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed
+        )
+        self.val_batches = Batches.in_order(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+        self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
+        # Only rank 0 holds the files; the call on all ranks makes all of them fail together.
+        sha256 = self.corpus.sha256
+        world.from_rank0(lambda: Records.check(self.path, run, sha256=sha256, resume=resume, overwrite=overwrite))
+        self.engine = build(run, world)
+        try:
+            # Nothing of an earlier run is touched before everything that could be refused has been.
+            self.run_id = world.from_rank0(lambda: self._claim_folder(overwrite))
+            self.first_step = self._resume() if resume else 0
+            self.meter = Meter(
+                world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision
+            )
+            self._describe()
+            return self._train_or_say_why_not()
+        finally:
+            self.engine.close()
+            if self.records:
+                self.records.close()
+
+    def _claim_folder(self, overwrite: bool) -> str:
+        self.records = Records.open(self.path, overwrite=overwrite)
+        return self.records.run_id
+
+    def _train_or_say_why_not(self) -> Result:
+        try:
+            return self._train()
+        except BaseException as error:
+            self.note_failure(f"{type(error).__name__}: {error}")
+            raise
+
+    def note_failure(self, what: str) -> None:
+        """Let run.json say how the run ended."""
+        if self.records:
+            with suppress(OSError):  # a full disk must not hide what went wrong
+                self.records.finish("failed", error=what)
+
+    def note_hang(self, what: str) -> None:
+        """The same, and say in the other file that going on is worth while. Rank 0 may be the one that is missing."""
+        self.note_failure(what)
+        if self.note_saved:
+            with open(self.note_saved, "a") as file:
+                file.write("hung\n")
+
+    def _train(self) -> Result:
+        run, result = self.run, Result(path=self.path)
+        started, last_finite = time.perf_counter(), None
+        saver = Saver(
+            self.engine,
+            self.path / "checkpoints",
+            keep=run.loop.keep_checkpoints,
+            run_id=self.run_id,
+            background=run.loop.async_checkpoint,
+            note=self.note_saved,
+        )
+        due = Clock(run.loop.checkpoint_minutes)
+        with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
+            for step in range(self.first_step, self.total_steps):
+                outcome, measures = self._step(step)
+                self._check_finite(outcome, step, last_finite)
+                last_finite = (step, outcome.loss)
+                result.losses.append(outcome.loss)
+                self._log(step + 1, outcome, measures)
+                bar.set_postfix_str(f"loss {outcome.loss:.3f}, {measures['tokens_per_s']:,.0f} tokens/s", refresh=False)
+                bar.update()
+                done = step + 1
+                if run.loop.eval_every and done % run.loop.eval_every == 0 and done < self.total_steps:
+                    self._evaluate(done, result)
+                # A signal reaches ranks at different steps, and so does the news of a failed write: agree.
+                if self.world.any(self.stop.is_set() or saver.failed):
+                    saver.finish()
+                    result.stopped = done < self.total_steps
+                    break
+                planned = run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0
+                if (planned or due.has_come(self.world)) and done < self.total_steps:
+                    saver.save(done, _val_loss(result, done))
+                    due.begin()
+            done = self.first_step + len(result.losses)
+            # No evaluation of a run that was told to stop: who tells it may kill it soon.
+            if not result.stopped and not any(step == done for step, _ in result.val_losses):
+                self._evaluate(done, result)
+            saver.save(done, _val_loss(result, done), wait=True)
+            if result.stopped:
+                saver.note_stop()
+        self._summarize(result, done, time.perf_counter() - started)
+        return result
+
+    def _step(self, step: int) -> tuple[StepResult, dict]:
+        engine, self.world.traffic.progress.step = self.engine, step + 1
+        micro_batches = self.batches.share(step, engine.data_rank, engine.data_world, self.n_micro)
+        lr = lr_at(step, self.total_steps, self.run.optimizer)
+        with self.meter.step():
+            outcome = engine.step(micro_batches, lr)
+        return outcome, {"lr": lr, **self.meter.record(outcome.tokens)}
+
+    def _check_finite(self, outcome: StepResult, step: int, last: tuple[int, float] | None) -> None:
+        if math.isfinite(outcome.loss) and (math.isfinite(outcome.grad_norm) or self.run.loop.precision == "fp16"):
+            return
+        broken = "loss" if not math.isfinite(outcome.loss) else "gradient norm"
+        value = outcome.loss if broken == "loss" else outcome.grad_norm
+        before = f"the last finite loss was {last[1]:.4f} at step {last[0] + 1}" if last else "it was the first step"
+        raise TrainingError(
+            f"the {broken} is {value} at step {step + 1}, global batch {step} of data.seed {self.run.data.seed}; "
+            f"{before}: lower optimizer.lr (now {self.run.optimizer.lr}), lengthen optimizer.warmup_steps, "
+            "or use loop.precision=fp32; checkpoints are untouched"
+        )
+
+    def _log(self, step: int, outcome: StepResult, measures: dict) -> None:
+        if self.records and (step % self.run.loop.log_every == 0 or step == self.total_steps):
+            self.records.append(
+                "train",
+                step=step,
+                loss=outcome.loss,
+                grad_norm=outcome.grad_norm,
+                skipped=outcome.skipped,
+                tokens=outcome.tokens,
+                **measures,
+                held_bytes=held_bytes(self.engine.held()),
+                peak_memory_bytes=peak_memory_bytes(self.world.device),
+            )
+
+    def _evaluate(self, step: int, result: Result) -> None:
+        count = min(self.run.loop.eval_batches, self.val_batches.steps_per_epoch)
+        engine = self.engine
+        shares = (self.val_batches.share(i, engine.data_rank, engine.data_world, self.n_micro) for i in range(count))
+        loss, tokens = engine.evaluate(batch for share in shares for batch in share)
+        result.val_losses.append((step, loss))
+        if self.records:
+            self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
+
+    def _resume(self) -> int:
+        found = newest_good(self.path / "checkpoints", self.world, _tell, self.run_id)
+        step = checkpoint.load(self.engine, found) if found else 0
+        if self.records:
+            self.records.rewind(step)
+        if step >= self.total_steps:
+            raise AlreadyTrained(
+                f"{self.path} has already taken {step} of {self.total_steps} steps: raise loop.steps to train longer"
+            )
+        return step
+
+    def _describe(self) -> None:
+        if self.records:
+            self.records.write("tokenizer.json", self.corpus.tokenizer.to_json())
+            for name, text in getattr(self.engine, "files", dict)().items():  # what a library was told
+                self.records.write(name, text)
+            self.records.describe(
+                self.run,
+                self.world,
+                corpus={"name": self.corpus.name, "sha256": self.corpus.sha256, "train_tokens": len(self.corpus.train)},
+                parameters=count_parameters(self.run.model),
+                peak_flops={"per_rank": self.meter.peak_flops, "source": self.meter.peak_source},
+                total_steps=self.total_steps,
+                resumed_from_step=self.first_step,
+            )
+
+    def _bar(self) -> tqdm:
+        # In a notebook, standard error is drawn on a red ground; a progress bar is no error.
+        in_notebook = "ipykernel" in sys.modules
+        out = sys.stdout if in_notebook else sys.stderr
+        return tqdm(
+            total=self.total_steps,
+            initial=self.first_step,
+            desc=self.run.name,
+            unit="step",
+            disable=not (self.progress and self.world.is_main),
+            file=out,
+            # A job's log keeps every redraw as a line: once in 10 s is enough there.
+            mininterval=0.2 if in_notebook or out.isatty() else 10,
+        )
+
+    def _summarize(self, result: Result, done: int, seconds: float) -> None:
+        tokens = len(result.losses) * self.run.loop.global_batch * self.run.loop.seq_len
+        val_loss = _val_loss(result, done)
+        if not result.stopped:
+            self.meter.measure_peak()  # again: the machine may have been busy when the run began
+        result.summary = {
+            "steps": done,
+            "tokens": tokens,
+            "train_loss": result.losses[-1] if result.losses else None,
+            "val_loss": val_loss,
+            "val_perplexity": None if val_loss is None else math.exp(min(val_loss, 700)),
+            "seconds": seconds,
+            "tokens_per_s": tokens / seconds,
+            **self.meter.overall(),
+            "peak_memory_bytes": peak_memory_bytes(self.world.device),
+        }
+        for report in self.world.gather(self.meter.rank_report(self.engine.held())):
+            if self.records:
+                self.records.append("rank", step=done, **report)
+        if self.records:
+            self.records.finish("stopped" if result.stopped else "finished", summary=result.summary)
+
+
+def load_corpus(run: Run, world: World) -> Corpus:
+    """The run's corpus on every rank: rank 0 trains the tokenizer and gives it to the others."""
+    text = world.from_rank0(lambda: train_tokenizer(run.data).to_json())
+    tokenizer = Tokenizer.from_json(text)
+    if tokenizer.vocab_size > run.model.vocab_size:
+        raise ConfigError(
+            f"the {tokenizer.kind} tokenizer of corpus {run.data.corpus} has {tokenizer.vocab_size} tokens, more than "
+            f"model.vocab_size {run.model.vocab_size}: set model.vocab_size={tokenizer.vocab_size}"
+        )
+    corpus = world.together(lambda: open_corpus(run.data, tokenizer=tokenizer))
+    hashes = world.gather(corpus.sha256)
+    if odd := [rank for rank, sha256 in enumerate(hashes) if sha256 != hashes[0]]:
+        raise ConfigError(
+            f"data.corpus {run.data.corpus} is not the same text on all ranks: sha256 {hashes[0][:8]} on rank 0, "
+            f"{hashes[odd[0]][:8]} on rank {odd[0]}: give every node the same files and Python version, or a folder "
+            "from aiscale data prepare"
+        )
+    return corpus
+
+
+def _val_loss(result: Result, step: int) -> float | None:
+    return dict(result.val_losses).get(step)
+
+
+def _tell(message: str) -> None:
+    print(f"aiscale: {message}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
+    """Let these signals set `stop`, so that the loop ends after its step; a second Ctrl-C ends it at once. A
+    scheduler's second signal does not: by then the checkpoint is being written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals belong to the main thread
+        return
+
+    def request(number: int, frame) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, request) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,79 @@
+"""What a soak has done so far, so that an interrupted one goes on: a line for each round and damage in journal.jsonl.
+
+It starts anew where the last one was done, was asked for something else, or was of other code than today's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import aiscale
+from soak.plan import SoakError
+
+
+@dataclass
+class Journal:
+    """The entries of one soak, by what they are of ("round" or "damage") and its number."""
+
+    folder: Path
+    file: TextIO  #: locked, as long as this lives
+    entries: dict[tuple[str, int], dict] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path, about: Mapping, wanted: Mapping[str, list[int]], *, fresh: bool = False) -> Journal:
+        """Go on in `folder`, or start anew there."""
+        path, head = folder / "journal.jsonl", {**about, "code": _fingerprint()}
+        if not path.exists() and folder.exists() and any(folder.iterdir()):
+            raise SoakError(f"{folder} has files, but none of a soak: name another folder by --dir")
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SoakError(
+                f"{folder} is in use by another soak: wait for it, or name another folder by --dir"
+            ) from None
+        file.seek(0)
+        lines = _whole_lines(file.read())
+        entries = {(line["what"], line["number"]): line for line in lines[1:]}
+        missing = {(what, number) for what, numbers in wanted.items() for number in numbers} - set(entries)
+        if fresh or lines[:1] != [head] or not missing:
+            lines, entries = [head], {}
+            _empty(folder, but=path)
+        file.truncate(0)  # of half a line, too
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+        file.flush()
+        return cls(folder, file, entries)
+
+    def add(self, what: str, number: int, **entry) -> None:
+        self.entries[what, number] = entry = {"what": what, "number": number, **entry}
+        self.file.write(json.dumps(entry) + "\n")
+        self.file.flush()
+
+
+def _empty(folder: Path, *, but: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path != but:
+            path.unlink()
+
+
+def _whole_lines(text: str) -> list[dict]:
+    """Those that were written to their end."""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _fingerprint() -> str:
+    """Of this package's code."""
+    total = hashlib.blake2b(digest_size=8)
+    for path in sorted(Path(aiscale.__file__).parent.rglob("*.py")):
+        total.update(path.read_bytes())
+    return total.hexdigest()

@@ -1,0 +1,152 @@
+"""One round: a run disturbed as planned, resumed each time, and held to the undisturbed one to the bit.
+
+wanted = reference(lane, "undisturbed")
+outcome = play(lane, "round-7", plan(seed=0, number=7), wanted)     # outcome.wrong is "" if nothing was lost
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from aiscale.train import open_trained
+from soak.lane import ENDED, Lane, losses, until
+from soak.plan import Event, SoakError, TooLate
+
+T = TypeVar("T")
+#: The scheduler of a starved machine may act when the run is over: that round says nothing, and is played again.
+_ATTEMPTS = 3
+
+
+@dataclass
+class Reference:
+    """What a run computed."""
+
+    weights: dict[str, torch.Tensor]
+    losses: list[tuple[int, float]]  #: (step, training loss)
+
+    @classmethod
+    def of(cls, run: Path) -> Reference:
+        model, _ = open_trained(run)
+        return cls(weights=model.state_dict(), losses=losses(run))
+
+
+@dataclass
+class Outcome:
+    """What came of one round."""
+
+    hits: list[list] = field(default_factory=list)  #: [kind, steps taken then, step resumed from]
+    wrong: str = ""  #: empty if the results are the undisturbed run's
+    seconds: float = 0
+    folder: Path = Path()  #: what is left of a round that went wrong
+
+
+def reference(lane: Lane, name: str) -> Reference:
+    """The undisturbed run, from the same launcher; one that is there already is used."""
+    if lane.described(name).get("status") != "finished":
+        shutil.rmtree(lane.run(name), ignore_errors=True)
+        _finish(lane, lane.submit(name))
+    return Reference.of(lane.run(name))
+
+
+def play(lane: Lane, name: str, events: Sequence[Event], wanted: Reference) -> Outcome:
+    """Play a round from its beginning. What goes otherwise than planned stands in the outcome, too."""
+    start = time.monotonic()
+    for _ in range(_ATTEMPTS):
+        outcome = Outcome(folder=lane.folder)
+        lane.cancel_all()  # of a round that went wrong
+        shutil.rmtree(lane.run(name), ignore_errors=True)
+        (lane.folder / f"{name}.out").unlink(missing_ok=True)
+        try:
+            _disturb(lane, name, events, outcome)
+            outcome.wrong = _taken_twice(outcome) or difference(lane.run(name), wanted)
+        except TooLate as error:
+            outcome.wrong = str(error)
+            continue
+        except SoakError as error:
+            outcome.wrong = str(error)
+        break
+    if not outcome.wrong:
+        shutil.rmtree(lane.run(name))
+    outcome.seconds = time.monotonic() - start
+    return outcome
+
+
+def _disturb(lane: Lane, name: str, events: Sequence[Event], outcome: Outcome) -> None:
+    job = lane.submit(name)
+    ranks = _started(lane, job, name, None)
+    for event in events:
+        taken = _taken(lane, job, name, event.step)
+        job = lane.strike(event, job, name)
+        outcome.hits.append([event.kind, taken, 0])
+        ranks = _started(lane, job, name, ranks)
+        outcome.hits[-1][2] = lane.described(name)["resumed_from_step"]
+    _finish(lane, job)
+
+
+def _started(lane: Lane, job: str, name: str, before: list | None) -> list:
+    """Wait for ranks other than those before; returns their processes."""
+
+    def new() -> list | None:
+        ranks = lane.described(name).get("world", {}).get("processes")
+        return ranks if ranks and ranks != before else None
+
+    if found := _seen(lane, job, new, "has not started to train"):
+        return found
+    raise SoakError(f"job {job} is {lane.job(job).state} without having trained; {lane.folder / name}.out says why")
+
+
+def _taken(lane: Lane, job: str, name: str, step: int) -> int:
+    """Wait until so many steps are taken, or all; returns how many are."""
+
+    def last() -> int:
+        return max((number for number, _ in losses(lane.run(name))), default=0)
+
+    _seen(lane, job, lambda: last() >= step, f"has not come to step {step}")
+    return last()
+
+
+def _seen(lane: Lane, job: str, look: Callable[[], T], what: str) -> T:
+    """Look into a file often, and at the job's state seldom, for that takes a process; returns the last look."""
+    asked = time.monotonic()
+
+    def seen_or_over() -> bool:
+        nonlocal asked
+        if look():
+            return True
+        if time.monotonic() - asked < 2:
+            return False
+        asked = time.monotonic()
+        return lane.job(job).state in ENDED
+
+    until(seen_or_over, f"job {job} {what}")
+    return look()
+
+
+def _finish(lane: Lane, job: str) -> None:
+    until(lambda: lane.job(job).state in ENDED, f"job {job} has not ended", every_s=0.5)
+    if (state := lane.job(job).state) != "COMPLETED":
+        raise SoakError(f"job {job} ended as {state}")
+
+
+def _taken_twice(outcome: Outcome) -> str:
+    """USR1 asks for a checkpoint, and leaves the time for it: no step may be taken twice."""
+    lost = [(at, start) for kind, at, start in outcome.hits if kind == "signal" and start < at]
+    return "USR1 came at step {}, but the run went on from step {}".format(*lost[0]) if lost else ""
+
+
+def difference(run: Path, wanted: Reference) -> str:
+    """What of a run differs from the undisturbed one; empty if nothing does."""
+    found = Reference.of(run)
+    if [step for step, _ in found.losses] != [step for step, _ in wanted.losses]:
+        return f"metrics.jsonl has {len(found.losses)} steps, not each of 1 to {len(wanted.losses)} once, in order"
+    if odd := [one for one, other in zip(found.losses, wanted.losses, strict=True) if one != other]:
+        return f"the loss differs from step {odd[0][0]} on"
+    odd = [name for name, tensor in wanted.weights.items() if not torch.equal(tensor, found.weights[name])]
+    return f"{len(odd)} of {len(found.weights)} tensors of weights differ, {odd[0]} the first" if odd else ""
