@@ -11,8 +11,9 @@ import torch
 
 from aiscale.hpc.doctor import Finding, Preflight, preflight
 from aiscale.hpc.doctor.command import alike
-from aiscale.hpc.doctor.node import _libfabric, find_plugin, node_cores, usable_cores, write_rate
+from aiscale.hpc.doctor.node import _libfabric, find_plugin, node_cores, write_rate
 from aiscale.hpc.doctor.preflight import Seat, _compare_seats, _slow_devices, _slow_links, partners
+from aiscale.processes import usable_cores
 from aiscale.verify.rungs import find_mpiexec
 from ranks import aiscale
 

@@ -339,3 +339,10 @@ def test_the_command_ends_with_its_commands_status():
     words = [sys.executable, "-m", "aiscale", "rehearse", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3 and "node1" in done.stdout, done.stderr
+
+
+@pytest.mark.slurm
+def test_a_command_that_takes_too_long_ends_with_its_time_out(frontier):
+    with pytest.raises(subprocess.TimeoutExpired):
+        frontier.login(["sleep", "4711"], timeout=1)
+    wait_until(lambda: frontier.login(["pgrep", "-f", "sleep 4711"]).returncode == 1, 20, "the command has ended")

@@ -30,12 +30,14 @@ SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # of lesson 0
 
 
 def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.CompletedProcess:
-    """Run a program on the login node, as a kernel would."""
+    """Run a program on the login node, in a session of its own as Jupyter's kernels are: Linux divides its cores among
+    sessions, and would divide the share of this one among pytest's workers and all that their tests start."""
     return nodes.login(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=place,
         env={"SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10", "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
+        start_new_session=True,
         timeout=180,
     )
 

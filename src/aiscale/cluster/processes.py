@@ -95,7 +95,10 @@ class Processes:
             self._start_controller()
         self._launcher.await_start()
         deadline = time.monotonic() + timeout_s  # it does not count how long a job waits in the queue
-        import aiscale.distributed  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
+        if (
+            not self.remote
+        ):  # needed soon, takes a second, and the others are not ready yet; ranks of a job bring theirs
+            import aiscale.distributed  # noqa: F401
 
         while not controller.is_ready(self._profile):
             self._check_start(deadline)

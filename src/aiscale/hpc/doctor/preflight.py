@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from aiscale.cost import wire_bytes
 from aiscale.distributed import World
-from aiscale.hpc.doctor.node import machine, node_cores, usable_cores
+from aiscale.hpc.doctor.node import machine, node_cores
+from aiscale.processes import usable_cores
 
 ALL_REDUCE_BYTES = 16 * 2**20
 MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: enough that starting a message is a small part of its time
