@@ -59,6 +59,7 @@ def main() -> None:
 
 def _preload() -> None:
     """Whatever every rank needs, imported once."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else the debugger fills logs with a warning
     import ipykernel.debugger  # noqa: F401  # each rank would load it, 0.2 s
     import ipyparallel.engine.app  # noqa: F401
     import stack_data  # noqa: F401  # for a first traceback, which a Stop on a busy machine would have to wait for
