@@ -236,6 +236,7 @@ def test_a_crash_shows_where(ranks):
     assert "Segmentation fault" in caught.value.shown and "string_at" in caught.value.shown
 
 
+@pytest.mark.extended
 def test_a_collective_that_hangs_ends_with_an_error():
     with cluster.start(2, timeout_s=6) as pair:
         with pytest.raises(RankError, match="Timed out waiting 6000ms"):
@@ -330,6 +331,7 @@ class TestStop:
         assert "ranks 0-1 interrupted" in kernel.run(cell, stop_at=BOTH_IN)
         assert kernel.run("%%px\ndist.barrier()\nprint(kept)").endswith("[rank 0] 10\n[rank 1] 11")
 
+    @pytest.mark.extended
     def test_ranks_that_do_not_answer_are_replaced(self, kernel):
         kernel.run("from aiscale.cluster import cells; cells.ANSWER_S = 3")  # it is in vain
         shown = kernel.run("%%px\nprint('in')\ndist.recv(torch.ones(1), 1 - rank)", stop_at=BOTH_IN)
@@ -364,6 +366,7 @@ def test_kill_9_of_the_kernel_leaves_nothing_behind():
 # ---- other people's machines -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_four_notebooks_at_once_do_not_disturb_each_other():
     code = """
         import os
@@ -394,6 +397,7 @@ def test_everything_listens_on_the_loopback_only(ranks):
             assert connection.laddr.ip.removeprefix("::ffff:").startswith("127."), connection
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, to change the host name")
 def test_a_host_name_that_does_not_resolve():
     program = "from aiscale import cluster; r = cluster.start(2); r.execute('dist.barrier(); print(rank)')"
@@ -404,6 +408,7 @@ def test_a_host_name_that_does_not_resolve():
     assert "2 ranks on no-such-host.invalid" in done.stdout and "[rank 1] 1" in done.stdout, done.stderr
 
 
+@pytest.mark.extended
 def test_a_rank_of_which_no_news_came_is_found_by_asking_again(monkeypatch):
     monkeypatch.setattr(processes, "_NEWS_S", (0.05,))
     with cluster.start(2) as pair:
@@ -435,6 +440,7 @@ def read_only(tmp_path_factory):
     return done, left, package
 
 
+@pytest.mark.extended
 def test_an_installation_a_folder_and_a_home_that_cannot_be_written(read_only):
     done, left, package = read_only
     assert "[rank 1] 1" in done.stdout, done.stderr
@@ -442,6 +448,7 @@ def test_an_installation_a_folder_and_a_home_that_cannot_be_written(read_only):
     assert done.stderr == "" and left == []
 
 
+@pytest.mark.extended
 def test_the_end_of_a_program_stops_its_ranks_and_removes_its_files(read_only):
     cluster_id, folder = read_only[0].stdout.splitlines()[-1].split()
     assert marked(guard.MARKER, cluster_id) == [] and not Path(folder).parent.exists()

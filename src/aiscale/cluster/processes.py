@@ -1,7 +1,9 @@
 """The processes of one cluster: a controller, the engines, the watchman, and the folder that holds their files.
 
-Nothing of it is shared with another cluster or with the user's own IPython: a private folder (0700) holds profile,
-connection files and logs; everything on this machine listens on the loopback only; ports are chosen by the system.
+Promises: a rank, or a controller, that has died is seen at once, by waiting for processes and not by heartbeats; a
+start that fails or takes too long says what the engines said. Nothing is shared with another cluster or with the user's
+own IPython: a private folder (0700) holds profile, connection files and logs; everything on this machine listens on the
+loopback only. All of it ends with `stop`, and with the kernel (guard.py).
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ print(f"{rank} of {world_size}")
 ranks["loss"]                      # a variable of every rank, in rank order
 ranks.run(function, argument)      # a call on every rank, results in rank order
 ranks.stop()
+
+Promises: a dead rank fails the cell within 20 s, and says what became of the others; the next cell works again, on the
+same ranks where they live, on new ones where they do not. The call is the same on a laptop, under MPI and in a job.
 """
 
 from __future__ import annotations
