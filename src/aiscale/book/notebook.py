@@ -3,7 +3,7 @@
     for notebook in notebooks(["03"]):
         print(notebook.name, notebook.header.minutes, notebook.parameters)
 
-The form that every notebook in notebooks/ has (`aiscale.book.anatomy` checks it):
+The form that every notebook in notebooks/ has (`aiscale.book.form` checks it):
 
     1. markdown   # 03 · Data parallelism with DDP
                   <blank>
@@ -40,10 +40,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import nbformat
+from typing import TYPE_CHECKING
 
 from aiscale.config import ConfigError
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 COLUMNS = ("minutes", "ranks", "hardware", "comes before")
 _TITLE = re.compile(r"# (?P<number>\d\d) · (?P<title>\S.*)")
@@ -98,7 +100,7 @@ class Notebook:
         return self.path.stem
 
     @cached_property
-    def content(self) -> nbformat.NotebookNode:
+    def content(self) -> NotebookNode:
         return read(self.path)
 
     @cached_property
@@ -165,8 +167,10 @@ def _some(found: Mapping[str, Notebook]) -> str:
     return f"there are {', '.join(found)}" if found else "there are none"
 
 
-def read(path: str | Path) -> nbformat.NotebookNode:
+def read(path: str | Path) -> NotebookNode:
     """The notebook in a file; raises BookError where it is none."""
+    import nbformat  # here, because it takes a second or two: jsonschema compiles a grammar
+
     try:
         return nbformat.read(path, as_version=4)
     except OSError as error:
@@ -176,7 +180,7 @@ def read(path: str | Path) -> nbformat.NotebookNode:
         raise BookError(f"{path} is no notebook ({reason}): open and save it in Jupyter, or restore it") from None
 
 
-def tags(cell: nbformat.NotebookNode) -> list[str]:
+def tags(cell: NotebookNode) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
