@@ -112,13 +112,23 @@ def test_a_failing_rank_is_shown_with_its_number_and_its_traceback(tmp_path):
     assert carriers() == []
 
 
-def test_the_empty_error_of_ipyparallel_is_not_what_is_shown(tmp_path):
-    cell = (
-        "class AlreadyDisplayedError(RuntimeError):\n    pass\n\n\n"
-        "print('[1:execute] ValueError: the second')\nraise AlreadyDisplayedError('1 errors')"
+@pytest.mark.extended
+@pytest.mark.notebook
+def test_a_rank_that_is_killed_fails_the_notebook_and_is_named(tmp_path):
+    cells = (
+        "ranks = cluster.start(2)",
+        "%%px\nimport signal\n\nif rank == 1:\n    signal.raise_signal(9)",
+        "ranks.stop()",
     )
-    result = run(tmp_path, cell)
-    assert result.failure.message == "[1:execute] ValueError: the second"
+    result = run(tmp_path, *cells, imports="import os\n\nfrom aiscale import cluster")
+    assert result.failure.cell == 10 and "rank 1" in result.failure.message
+    assert carriers() == []
+
+
+def test_a_notebook_with_a_cell_that_fails_on_purpose_passes(tmp_path):
+    fine = code("raise ValueError('meant')", "raises-exception")
+    assert run(tmp_path, fine, prose(), "print('still here')").state == "passed"
+    assert "still here" in printed(tmp_path)
 
 
 def test_a_cell_that_hangs_is_interrupted_and_shows_where(tmp_path):
@@ -137,11 +147,12 @@ def test_a_cell_that_makes_nothing_of_its_interrupt_fails_nevertheless(tmp_path)
 
 
 @pytest.mark.extended
-def test_a_notebook_that_takes_too_long_is_ended_even_if_it_will_not_be_interrupted(tmp_path, monkeypatch):
+@pytest.mark.parametrize("what, limit", [("cell", "cell_timeout_s"), ("notebook", "timeout_s")])
+def test_what_takes_too_long_is_ended_even_if_it_will_not_be_interrupted(tmp_path, monkeypatch, what, limit):
     monkeypatch.setattr(running, "INTERRUPT_S", 1.0)
     stubborn = "import signal\nimport time\n\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)"
-    result = run(tmp_path, stubborn, timeout_s=25)
-    assert result.failure.message == "the notebook took longer than 25 s" and result.failure.cell == 8
+    result = run(tmp_path, stubborn, **{limit: 20})
+    assert (result.state, result.failure.message) == ("failed", f"the {what} took longer than 20 s")
     assert carriers() == []
 
 
@@ -180,7 +191,9 @@ def wait_for(path, process) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.extended), signal.SIGKILL]
+)
 def test_ending_the_command_ends_kernel_and_children_within_seconds(tmp_path, number):
     wait = f"from pathlib import Path\nfrom time import sleep\n\nPath({str(tmp_path / 'up')!r}).touch()\nsleep(1000)"
     write(lesson(wait), tmp_path / "notebooks" / "03_small.ipynb")

@@ -48,11 +48,12 @@ def main() -> int:
 
 def _execute(job: dict, report: Callable) -> bool:
     """Whether no cell failed but those that are tagged to; raises what stops the notebook from outside of its cells."""
+    timer = _Timer(job, report)
+
     from papermill.engines import papermill_engines
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
 
-    timer = _Timer(job, report)
     notebook = load_notebook_node(job["source"])
     if job["parameters"]:
         notebook = parameterize_notebook(notebook, job["parameters"], kernel_name="python3", language="python")

@@ -35,7 +35,7 @@ from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
-from aiscale.book.running import Result, load_results
+from aiscale.book.running import load_results
 
 _FORMULA_PX = 19
 _DELIMITERS = re.compile(r"^\s*(\$\$|\\\[|\\\\\[)(.*?)(\$\$|\\\]|\\\\\])\s*$", re.S)
@@ -46,19 +46,6 @@ _RETURNED = re.compile(r"\s*[\[(]*(array\(\[*)?<(Axes|Figure|matplotlib)")
 
 ziafont.config.svg2 = False  # with SVG 2 glyphs have ids, which would be the same in several formulas of a page
 ziafont.config.precision = 2
-
-
-@dataclass(frozen=True)
-class Card:
-    """What the gallery says of a notebook."""
-
-    notebook: Notebook
-    result: Result | None  #: None: not run yet
-    figure: str  #: a file beside the index, "" where the notebook drew nothing
-
-    @property
-    def state(self) -> str:
-        return self.result.state if self.result else "not run"
 
 
 @dataclass(frozen=True)
@@ -94,7 +81,8 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
             css=Markup(_style()),
         )
         _write(folder / f"{notebook.name}.html", text)
-        cards.append(Card(notebook, result, _save_figure(content, folder / "figures" / f"{notebook.name}.png")))
+        figure = _save_figure(content, folder / "figures" / f"{notebook.name}.png")
+        cards.append({"notebook": notebook, "result": result, "figure": figure})
     text = _template("index").render(cards=cards, css=Markup(_style()), **_facts(cards))
     _write(folder / "index.html", text, allowed="img src=figures/")
     return folder / "index.html"
@@ -134,14 +122,14 @@ def _save_figure(content: NotebookNode, path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _facts(cards: list[Card]) -> dict[str, object]:
+def _facts(cards: list[dict]) -> dict[str, object]:
     """What the head of the gallery says about all notebooks together."""
-    run = [card.result for card in cards if card.result]
+    run = [card["result"] for card in cards if card["result"]]
     return {
         "passed": sum(result.state == "passed" for result in run),
         "failed": sum(result.state == "failed" for result in run),
         "seconds": sum(result.seconds for result in run),
-        "minutes": sum(card.notebook.header.minutes for card in cards),
+        "minutes": sum(card["notebook"].header.minutes for card in cards),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": f"Python {sys.version.split()[0]}, torch {version('torch')}",
         "built": time.strftime("%Y-%m-%d %H:%M"),

@@ -32,6 +32,7 @@ The form that every notebook in notebooks/ has (`aiscale.book.form` checks it):
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import io
 import re
@@ -49,14 +50,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("minutes", "ranks", "hardware", "comes before")
 _TITLE = re.compile(r"# (?P<number>\d\d) · (?P<title>\S.*)")
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list: "a list",
-    tuple: "a tuple",
-}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", tuple: "a list"}
 
 
 class BookError(ConfigError):
@@ -265,26 +259,15 @@ def _comments(source: str) -> dict[int, str]:
 
 def _convert(value: object, default: object) -> object:
     """`value` as the type of `default`; raises ValueError where it is of another."""
-    if isinstance(value, str) and not isinstance(default, str):
-        value = _literal(value, default)
-    if default is None:
-        return value
+    if isinstance(value, str) and isinstance(default, bool):
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    elif isinstance(value, str) and not isinstance(default, str):
+        with contextlib.suppress(ValueError, SyntaxError):  # then it stays text, which only None may become
+            value = ast.literal_eval(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(default, list | tuple) and isinstance(value, list | tuple):
         return type(default)(_convert(item, default[0]) if default else item for item in value)
-    if type(value) is not type(default):
+    if default is not None and type(value) is not type(default):
         raise ValueError
     return value
-
-
-def _literal(text: str, default: object) -> object:
-    words = {"true": True, "false": False}
-    if isinstance(default, bool):
-        return words.get(text.lower(), text)
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        if default is None:
-            return text
-        raise ValueError from None
