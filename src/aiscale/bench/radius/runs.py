@@ -24,7 +24,7 @@ from torch import Tensor
 
 from aiscale import cost
 from aiscale.config import Run
-from aiscale.cost.rivals import rivals_traffic
+from aiscale.cost.compression import rivals_traffic
 from aiscale.data import Batches, Corpus, open_corpus
 from aiscale.distributed import World, connect
 from aiscale.optim import lr_at

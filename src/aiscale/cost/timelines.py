@@ -1,13 +1,14 @@
-"""How long a data-parallel step takes, and how it scales.
+"""How long a data-parallel step takes, how it scales, and when an FSDP forward pass gathers what.
 
     step = ddp_step_seconds(forward_s, backward_s, gradient_bytes, world, link)        # .total_s .exposed_s
     ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
+    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # the same, of FSDP
     scaling_seconds("strong", compute_s, gradient_bytes, [1, 2, 4], link)              # step seconds at each world
     scaled_lr(0.1, base_batch=256, batch=8192)                                         # linear scaling rule
 
-The picture (Li et al. 2020, "PyTorch Distributed", section 3.2.3): gradients appear evenly over the backward pass,
-last layer first; as soon as a bucket is full its all-reduce starts; all-reduces run one after another. What is left
-of them when the backward pass ends is exposed, and the optimizer waits for it.
+DDP (Li et al. 2020, "PyTorch Distributed", section 3.2.3): gradients appear evenly over the backward pass, last layer
+first; as soon as a bucket is full its all-reduce starts; all-reduces run one after another. What is left of them when
+the backward pass ends is exposed, and the optimizer waits for it.
 """
 
 from __future__ import annotations
@@ -85,19 +86,37 @@ def ddp_step_seconds(
     overlap: bool = True,
 ) -> DDPStep:
     """The times of one DDP step; arguments as in ddp_timeline. Computation is taken not to slow down while sending."""
-    events = ddp_timeline(
-        forward_s,
-        backward_s,
-        gradient_bytes,
-        world,
-        link,
-        optimizer_s=optimizer_s,
-        bucket_bytes=bucket_bytes,
-        overlap=overlap,
-    )
+    options = {"optimizer_s": optimizer_s, "bucket_bytes": bucket_bytes, "overlap": overlap}
+    events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, **options)
     total, compute = events[-1].end_s, forward_s + backward_s + optimizer_s
     communication = sum(event.end_s - event.start_s for event in events if event.kind == "communication")
     return DDPStep(total, compute, communication, max(0.0, total - compute))
+
+
+def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int, rank: int = 0) -> list[Event]:
+    """Events of an FSDP forward pass: the root unit (gathered in gather_s, no computation), then blocks 0 to n - 1.
+
+    The wire carries one gather at a time, in the order of asking. A block computes when it is gathered and the one
+    before it has computed; it is asked for when the block `ahead` places before it begins to compute, or, with 0, when
+    its turn has come. L blocks, gathered in g seconds and computed in c, take L (g + c) without prefetch, and
+    L max(g, c) plus a start and an end with it.
+    """
+    gathers: dict[int, Event] = {}
+    events, wire_free_s, now = [], 0.0, 0.0
+    for unit in range(-1, n_blocks):  # -1 is the root
+        for wanted in range(unit, min(n_blocks, unit + 1 + ahead)):
+            if wanted in gathers:
+                continue
+            asked_s = now if wanted == unit else max(now, gathers[unit].end_s)
+            name = "root" if wanted < 0 else f"gather {wanted}"
+            start_s = max(asked_s, wire_free_s)
+            wire_free_s = start_s + gather_s
+            gathers[wanted] = Event(rank, name, start_s, wire_free_s, "communication")
+        now = max(now, gathers[unit].end_s)
+        if unit >= 0:
+            events.append(Event(rank, str(unit), now, now + block_s, "forward"))
+            now += block_s
+    return sorted([*gathers.values(), *events], key=lambda event: event.start_s)
 
 
 def scaling_seconds(
@@ -123,9 +142,8 @@ def scaling_seconds(
     for world in worlds:
         turns = max(1.0, world / cores) if cores else 1.0
         compute = turns * compute_s / (world if kind == "strong" else 1)
-        step = ddp_step_seconds(
-            compute / 3, compute * 2 / 3, gradient_bytes, world, link, overlap=overlap, bucket_bytes=bucket_bytes
-        )
+        options = {"overlap": overlap, "bucket_bytes": bucket_bytes}
+        step = ddp_step_seconds(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)
         seconds.append(step.total_s)
     return seconds
 

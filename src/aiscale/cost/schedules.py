@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from aiscale.config import ConfigError
-from aiscale.cost.data_parallel import Event
+from aiscale.cost.timelines import Event
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 

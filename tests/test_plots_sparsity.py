@@ -8,7 +8,6 @@ import pytest
 from aiscale import plots
 from aiscale.config import ConfigError
 from aiscale.plots import style
-from aiscale.plots.radius import method_colors
 
 matplotlib.use("agg")
 
@@ -136,12 +135,12 @@ def test_variants_of_a_method_differ_in_line_mark_and_shade():
 
 
 def test_a_method_has_one_colour_in_every_figure():
-    colors = method_colors(
+    colors = style.method_colors(
         ["dense", "dense, overlapped", "radius d 0.4, overlapped", "radius d 0.1", "top-k d 0.2", "x"]
     )
     assert colors["dense"] != colors["dense, overlapped"]
     assert colors["radius d 0.4, overlapped"] == plots.STRATEGY_COLORS["radius"]
-    both = method_colors(["radius d 0.4", "radius d 0.4 bf16, overlapped"])
+    both = style.method_colors(["radius d 0.4", "radius d 0.4 bf16, overlapped"])
     assert len(set(colors.values())) == 6 and len(set(both.values())) == 2
 
 

@@ -15,74 +15,19 @@ plots.perplexity_settings({("500 steps", "T 200, sum", "d 0.4"): (mean, low, hig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, to_hex, to_rgb
+from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MultipleLocator
 
 from aiscale.config import ConfigError
 from aiscale.plots import style
-from aiscale.plots.training import Series, _points
-
-#: Colour of a way of sending gradients; a label takes that of the longest name that it starts with.
-METHOD_COLORS = {
-    "dense": style.STRATEGY_COLORS["serial"],
-    "dense, overlapped": style.STRATEGY_COLORS["ddp"],
-    "dense bf16": "#8A94A3",
-    "dense bf16, overlapped": style.STRATEGY_COLORS["fsdp"],
-    "radius": style.STRATEGY_COLORS["radius"],
-    "radius d 0.9": "#0B2A66",
-    "radius d 0.5": "#1F6FB5",
-    "radius d 0.4": style.STRATEGY_COLORS["radius"],
-    "radius d 0.1": "#E8862E",
-    "top-k": style.STRATEGY_COLORS["zero3"],
-    "random-k": style.STRATEGY_COLORS["mpi"],
-    "powersgd": style.STRATEGY_COLORS["megatron"],
-}
-#: Variants of one method differ in line and mark too, all of them filled as measured points are.
-_VARIANTS = (("-", "o"), (":", "s"), ("-.", "^"), ((0, (3, 1, 1, 1, 1, 1)), "v"))
-_DENSITY_COLORS = {0.9: "#0B2A66", 0.5: "#1F6FB5", 0.4: "#63CBFD", 0.1: "#E8862E"}
-
-
-def method_colors(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each label: of the method it begins with, else the next of the cycle."""
-    spare = iter(entry["color"] for entry in list(plt.rcParams["axes.prop_cycle"]) * 4)
-    colors = {}
-    for label in labels:
-        known = _known(label)
-        base = METHOD_COLORS[known] if known else next(spare)
-        # Further variants of one method take other shades.
-        others = ([0.42 * c for c in to_rgb(base)], [0.7 * c for c in to_rgb(base)], style.tint(base, 0.5))
-        shades = (base, *map(to_hex, others))
-        colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
-    return colors
-
-
-def method_looks(labels: Iterable[str]) -> dict[str, dict]:
-    """Colour, line style and marker of each label: a method's variants must not be told apart by shade alone."""
-    looks, seen = {}, {}
-    for label, color in method_colors(labels).items():
-        known = _known(label) or label
-        line, marker = _VARIANTS[seen.get(known, 0) % len(_VARIANTS)]
-        seen[known] = seen.get(known, 0) + 1
-        looks[label] = {"color": color, "linestyle": line, "marker": marker}
-    return looks
-
-
-def _known(label: str) -> str:
-    """The longest name of METHOD_COLORS that the label starts with."""
-    return max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
-
-
-def _require(values: object, what: str) -> None:
-    if not values:
-        raise ConfigError(f"nothing to draw: give {what}")
-
+from aiscale.plots.curves import Series, xy
 
 # Which entries -------------------------------------------------------------------------------------------------------
 
@@ -94,7 +39,7 @@ def concentration(
 
     marks: densities at which a dotted line stands.
     """
-    _require(values, "tensors by label")
+    style.check_given(values, "tensors by label")
     ax = style.new_axes(ax, 7.5, 3.4)
     colors = style.series_colors(values)
     for label, entries in values.items():
@@ -105,8 +50,8 @@ def concentration(
     ax.plot([0, 1], [0, 1], color=style.FAINT, linewidth=1.2, zorder=1)
     for density in marks:
         ax.axvline(density, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    style.percent_axis(ax.xaxis)
+    style.percent_axis(ax.yaxis)
     ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="largest entries (% of all)", ylabel="share of sum of squares (%)")
     style.legend_above(ax, style.legend_handles(colors))
     return ax
@@ -117,16 +62,16 @@ def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax:
 
     Dashed: by chance, which is the density.
     """
-    _require(overlaps, "[(steps, share)] by density")
+    style.check_given(overlaps, "[(steps, share)] by density")
     ax = style.new_axes(ax, 7.5, 3.4)
-    names = {f"d {density:g}": _DENSITY_COLORS.get(density, style.MUTED) for density in overlaps}
+    names = {f"d {density:g}": style.METHOD_COLORS.get(f"radius d {density:g}", style.MUTED) for density in overlaps}
     for (density, points), color in zip(overlaps.items(), names.values(), strict=True):
-        style.draw(ax, "measured", *_points(points), color)
+        style.draw(ax, "measured", *xy(points), color)
         steps = [steps for steps, _ in points]
         style.draw(ax, "predicted", [min(steps), max(steps)], [density, density], color, linewidth=1.2)
     ax.set_xscale("log")
     style.ranks_axis(ax.xaxis, [steps for points in overlaps.values() for steps, _ in points])
-    ax.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    style.percent_axis(ax.yaxis)
     ax.set(ylim=(0, 1.04), xlabel="steps between two choices", ylabel="chosen again (%)")
     measured, chance = style.kind_handles(["measured", "predicted"])
     chance.set_label("by chance")
@@ -159,9 +104,9 @@ def mask_change(before: Sequence, after: Sequence, *, ax: Axes | None = None) ->
 
 def residual_steps(norms: Sequence[float], dense_steps: Sequence[int] = (), *, ax: Axes | None = None) -> Axes:
     """Norm of the residual after each step, 1, 2, 3; shaded: dense_steps, in which everything is sent."""
-    _require(norms, "norms")
+    style.check_given(norms, "norms")
     ax = style.new_axes(ax, 7.5, 2.9)
-    steps, values = _points(norms)
+    steps, values = xy(norms)
     for step in dense_steps:
         ax.axvspan(step - 0.5, step + 0.5, color=style.tint(style.EVENT_COLORS["communication"], 0.22), linewidth=0)
     style.draw(ax, "measured", steps, values, style.STRATEGY_COLORS["radius"])
@@ -173,7 +118,7 @@ def residual_steps(norms: Sequence[float], dense_steps: Sequence[int] = (), *, a
 
 def step_bytes(measured: Sequence[float], predicted: Sequence[float] = (), *, ax: Axes | None = None) -> Axes:
     """Payload bytes of each step, 1, 2, 3."""
-    _require(measured, "bytes by step")
+    style.check_given(measured, "bytes by step")
     ax = style.new_axes(ax, 7.5, 2.9)
     color = style.STRATEGY_COLORS["radius"]
     kinds = {"measured": measured, "predicted": predicted}
@@ -182,7 +127,7 @@ def step_bytes(measured: Sequence[float], predicted: Sequence[float] = (), *, ax
         line = (
             {"linestyle": "", "markersize": 7} if kind == "measured" else {"drawstyle": "steps-mid", "color": style.INK}
         )
-        style.draw(ax, kind, *_points(values), **{"color": color, **line})
+        style.draw(ax, kind, *xy(values), **{"color": color, **line})
     style.steps_axis(ax.xaxis)
     most = max(max(values) for values in kinds.values())
     ax.yaxis.set_major_locator(MultipleLocator(2.0 ** np.floor(np.log2(most / 2.5))))
@@ -214,8 +159,8 @@ def radius_curves(
     if baseline not in losses:
         raise ConfigError(f"the baseline {baseline!r} is not among the runs {', '.join(losses) or '(none)'}")
     axes = plt.subplots(3, 1, figsize=(7.5, 7.4), layout="constrained", sharex=True)[1]
-    colors = method_colors(dict.fromkeys([*losses, *perplexities]))
-    smooth = {label: _averaged(*_points(series), window) for label, series in losses.items()}
+    colors = style.method_colors(dict.fromkeys([*losses, *perplexities]))
+    smooth = {label: _averaged(*xy(series), window) for label, series in losses.items()}
     for label, (steps, values) in smooth.items():
         axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == baseline else 1.4)
         if label != baseline and errors is None:
@@ -227,7 +172,7 @@ def radius_curves(
         _shade(axes[1], points, colors[label])
     for label, series in perplexities.items():
         spread = [point for point in series if np.ndim(point) and len(point) == 4]
-        style.draw(axes[2], "measured", *_points([point[:2] for point in spread] or series), colors[label])
+        style.draw(axes[2], "measured", *xy([point[:2] for point in spread] or series), colors[label])
         _shade(axes[2], spread, colors[label])
     axes[1].axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
     for ax in axes if switch is not None else ():
@@ -267,11 +212,11 @@ def density_times(
     """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius gains."""
     given = {"measured": measured, "predicted": predicted, "published": published}
     given = {kind: points for kind, points in given.items() if len(points)}
-    _require(given, "measured, predicted or published points")
+    style.check_given(given, "measured, predicted or published points")
     ax = style.new_axes(ax, 7.5, 3.4)
     color = {"published": style.INK}
     for kind, points in given.items():
-        style.draw(ax, kind, *_points(sorted(points)), color.get(kind, style.STRATEGY_COLORS["radius"]))
+        style.draw(ax, kind, *xy(sorted(points)), color.get(kind, style.STRATEGY_COLORS["radius"]))
     ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
     ax.set(xlim=(0, 1.02), xlabel="density d (share of entries sent)", ylabel="time of a step (dense = 1)")
     ax.set_ylim(bottom=0)
@@ -289,12 +234,12 @@ def link_speedups(
     """Times as fast as the baseline over the link's rate, {label: [(Mbit/s, times)]}; marks: {label: rate}."""
     groups = {"measured": measured, "predicted": predicted or {}}
     groups = {kind: series for kind, series in groups.items() if series}
-    _require(groups, "[(rate, times)] by label")
+    style.check_given(groups, "[(rate, times)] by label")
     ax = style.new_axes(ax, 7.5, 3.8)
-    colors = method_colors(dict.fromkeys(label for series in groups.values() for label in series))
+    colors = style.method_colors(dict.fromkeys(label for series in groups.values() for label in series))
     for kind, series in groups.items():
         for label, points in series.items():
-            style.draw(ax, kind, *_points(points), colors[label])
+            style.draw(ax, kind, *xy(points), colors[label])
     ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
     for name, rate in (marks or {}).items():
         ax.axvline(rate, color=style.MUTED, linewidth=1, linestyle=":", zorder=1)
@@ -318,7 +263,7 @@ def perplexity_bytes(
     """What was lost over what was sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
     ax = _spreads(runs, "[(share, mean, low, high)] by label", ylabel, ax)
     ax.set_xlim(left=0)
-    ax.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    style.percent_axis(ax.xaxis)
     ax.set_xlabel("sent (% of dense bytes)")
     return ax
 
@@ -350,11 +295,11 @@ def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float,
     A cell is the more orange the worse it is than the baseline, and the more blue the better; it has the mean in large
     figures and the range in small ones. Settings that nobody has run stay empty.
     """
-    _require(cells, "(mean, low, high) by (panel, row, column)")
+    style.check_given(cells, "(mean, low, high) by (panel, row, column)")
     panels, rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     size = (7.5, 1.1 + 0.46 * len(rows))
     axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")[1][0]
-    better, worse = style.STRATEGY_COLORS["ddp"], _DENSITY_COLORS[0.1]
+    better, worse = style.STRATEGY_COLORS["ddp"], style.METHOD_COLORS["radius d 0.1"]
     for ax, panel in zip(axes, panels, strict=True):
         for (_, row, column), (mean, low, high) in ((key, cell) for key, cell in cells.items() if key[0] == panel):
             x, y = columns.index(column), rows.index(row)
@@ -375,9 +320,9 @@ def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float,
 
 def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: Axes | None) -> Axes:
     """A line through the means of each label, a bar from lowest to highest; grey: as good as dense."""
-    _require(runs, what)
+    style.check_given(runs, what)
     ax = style.new_axes(ax, 7.5, 3.8)
-    looks = method_looks(runs)
+    looks = style.method_looks(runs)
     for label, points in runs.items():
         x, mean, low, high = np.asarray(sorted(points), dtype=float).T
         reach = np.maximum([mean - low, high - mean], 0)

@@ -1,9 +1,13 @@
-"""Where each rank stands in a grid of tensor, pipeline and data parallelism.
+"""Which rank stands where in a grid of parallelism, and which rows of which tensor it has.
 
-plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)        # rank = tp + tp (dp + dp pp), Megatron-Core's order
+plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)  # rank = tp + tp (dp + dp pp), Megatron-Core's order
+plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor lie on which rank
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -74,3 +78,37 @@ def _frame_groups(ax: Axes, of_rank: int, tp: int, dp: int, size: int, panel: fl
                     label=f"_{name}:{rank}",
                 )
                 ax.add_patch(frame)
+
+
+def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int, *, ax: Axes | None = None) -> Axes:
+    """One bar for each tensor, as wide as it has rows, cut where FSDP cuts it: ceil(rows / ranks) rows for a rank.
+
+    What is missing to a multiple of it is padding, drawn hollow. Bars are drawn to the longest one's scale.
+    """
+    style.check_given(shapes, "shards {name: shape}, for example cost.parameter_shapes(model)")
+    ax = style.new_axes(ax, 7.5, 0.9 + 0.27 * len(shapes))
+    longest = max(ranks * ceil(shape[0] / ranks) for shape in shapes.values())
+    for y, shape in enumerate(shapes.values()):
+        each = ceil(shape[0] / ranks)
+        for rank in range(ranks):
+            begin, end = min(rank * each, shape[0]), min((rank + 1) * each, shape[0])
+            color = style.RANK_COLORS[rank % len(style.RANK_COLORS)]
+            ax.barh(y, end - begin, left=begin, height=0.74, color=color, linewidth=0, label=f"_rank {rank}")
+            if end - begin > 0.045 * longest:
+                number = {"ha": "center", "va": "center", "fontsize": 8, "color": style.text_color(color)}
+                ax.text((begin + end) / 2, y, str(end - begin), **number)
+        padding = ranks * each - shape[0]
+        hollow = {"facecolor": style.PAPER, "edgecolor": style.MUTED, "linestyle": (0, (2, 1.5)), "linewidth": 0.8}
+        if padding:
+            ax.add_patch(Rectangle((shape[0], y - 0.37), padding, 0.74, label="_padding", **hollow))
+    names = [f"{name}  ({' × '.join(map(str, shape))})" for name, shape in shapes.items()]
+    ax.set_yticks(range(len(shapes)), names, fontsize=8.5)
+    ax.set_ylim(len(shapes) - 0.5, -0.5)
+    ax.set_xlim(0, longest * 1.01)
+    ax.grid(visible=False)
+    ax.set_xlabel("rows of the tensor")
+    colors = {f"rank {rank}": style.RANK_COLORS[rank % len(style.RANK_COLORS)] for rank in range(ranks)}
+    padded = any(shape[0] % ranks for shape in shapes.values())
+    more = [Rectangle((0, 0), 1, 1, label="padding", **hollow)] if padded else []
+    style.legend_above(ax, style.legend_handles(colors, more, bars=True))
+    return ax
