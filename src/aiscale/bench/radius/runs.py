@@ -26,12 +26,13 @@ from torch import Tensor
 
 from aiscale import cost
 from aiscale.config import Run
+from aiscale.cost.compression import is_exempt, kept_entries
 from aiscale.cost.rivals import rivals_traffic
 from aiscale.data import Batches, Corpus, open_corpus
 from aiscale.distributed import World, connect
 from aiscale.optim import lr_at
 from aiscale.parallel import build
-from aiscale.parallel.compress.base import GradientError, is_exempt, kept_entries
+from aiscale.parallel.compress import GradientError
 from aiscale.parallel.compress.topk import Unsent
 from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult

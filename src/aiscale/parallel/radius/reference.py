@@ -19,8 +19,7 @@ from torch import Tensor
 
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import Traffic, World
-from aiscale.parallel.compress import Compressor, build_compressor
-from aiscale.parallel.compress.base import Bucket
+from aiscale.parallel.compress import Bucket, Compressor, build_compressor
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 
 
