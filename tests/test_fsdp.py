@@ -222,7 +222,7 @@ def test_memory_over_a_step_shows_what_is_gathered_and_ends_at_what_is_held(tmp_
 
 TRACE = """
 from aiscale.cost import prefetch_timeline
-from aiscale.parallel.gathers import GatherTrace
+from aiscale.parallel.trace import GatherTrace
 for ahead in (0, 1):
     engine = make(f"parallel.prefetch={ahead}")
     trace = GatherTrace(engine, gather_s=0.04, block_s=0.02)

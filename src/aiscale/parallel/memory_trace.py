@@ -30,9 +30,9 @@ CATEGORIES = ("parameters", "optimizer states", "gathered parameters", "gradient
 #: What FSDP's own operations take and give: argument -> its category. Everything else is an activation, unless the
 #: engine calls it its own.
 _FSDP_OPERATIONS = {
-    "all_gather_copy_in": {1: "buffers"},
-    "split_with_sizes_copy": {0: "buffers", "out": "gathered parameters"},
-    "chunk_cat": {0: "gradients", "out": "buffers"},
+    "fsdp::all_gather_copy_in": {1: "buffers"},
+    "fsdp::split_with_sizes_copy": {0: "buffers", "out": "gathered parameters"},
+    "fsdp::chunk_cat": {0: "gradients", "out": "buffers"},
 }
 
 
@@ -83,7 +83,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.lives: list[_Life] = []
         self.marks: list[tuple[float, str]] = []
-        self._now: dict[int, _Life] = {}  #: of the storages that live, by address
+        self._now: dict[int, _Life] = {}  #: of the storages that live, by id
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t.__name__ == "DTensor" for t in types):
@@ -93,33 +93,32 @@ class _Watch(TorchDispatchMode):
         for value in tree_leaves(result):
             if isinstance(value, Tensor):
                 self.see(value)
-        if func.namespace == "fsdp":
-            for place, category in _FSDP_OPERATIONS.get(func._opname, {}).items():
-                value = kwargs.get(place) if isinstance(place, str) else args[place]
-                for tensor in tree_leaves(value):
-                    self.see(tensor, category)
+        for place, category in _FSDP_OPERATIONS.get(func.name(), {}).items():
+            value = kwargs.get(place) if isinstance(place, str) else args[place]
+            for tensor in tree_leaves(value):
+                self.see(tensor, category)
         return result
 
     def see(self, tensor: Tensor, category: str = "") -> None:
         """Note a tensor's storage, if it is new; with a category, that it has been of this one all along."""
         storage = tensor.untyped_storage()
-        life = self._now.get(storage._cdata)
+        life = self._now.get(id(storage))  # torch keeps the object as long as there is the storage
         if life is None or life.nbytes != storage.nbytes():
             life = self._begin(storage)
         if category:
             life.category = category
 
     def _begin(self, storage: UntypedStorage) -> _Life:
-        known = storage._cdata in self._now
-        self._end(storage._cdata)
-        life = self._now[storage._cdata] = _Life(storage.nbytes(), "activations", time.perf_counter())
+        known = id(storage) in self._now
+        self._end(id(storage))
+        life = self._now[id(storage)] = _Life(storage.nbytes(), "activations", time.perf_counter())
         self.lives.append(life)
         if not known:
-            weakref.finalize(storage, self._end, storage._cdata)
+            weakref.finalize(storage, self._end, id(storage))
         return life
 
-    def _end(self, address: int) -> None:
-        if (life := self._now.pop(address, None)) is not None:
+    def _end(self, storage_id: int) -> None:
+        if (life := self._now.pop(storage_id, None)) is not None:
             life.end_s = time.perf_counter()
 
     @contextmanager

@@ -38,9 +38,9 @@ from aiscale.config import ConfigError, Run
 from aiscale.cost import stage_ranks
 from aiscale.distributed import World
 from aiscale.model import GPT
-from aiscale.optim import build_optimizer, set_lr
+from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part, Watch, WatchedStage
-from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, StepResult
+from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch
 
 #: (schedule, whether a rank has several pieces) -> torch's class
 _SCHEDULES = {
@@ -73,7 +73,7 @@ class PipelineEngine(Engine):
         self.gradients = torch.zeros(self.model.num_parameters(), dtype=self.dtype, device=world.device)
         self._attach_gradients()
         self._schedules: dict[tuple, tuple] = {}
-        self._loss = torch.zeros((), device=world.device, dtype=torch.float64)
+        self._loss_sum = torch.zeros((), device=world.device, dtype=torch.float64)
         self.watch: Watch = lambda kind, piece, micro_batch: nullcontext()
 
     def _cut(self, pieces: int) -> None:
@@ -116,10 +116,10 @@ class PipelineEngine(Engine):
 
     # One step ------------------------------------------------------------------------------------------------------
 
-    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
-        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+    def accumulate(self, micro_batches: list[MicroBatch]) -> float:
+        """All forward and backward passes, in the schedule's order; returns the mean loss."""
         self.gradients.zero_()
-        self._loss.zero_()
+        self._loss_sum.zero_()
         schedule, stages = self._schedule(len(micro_batches), micro_batches[0][0].shape)
         tokens, targets = (torch.cat(part).to(self.world.device) for part in zip(*micro_batches, strict=True))
         try:
@@ -135,9 +135,7 @@ class PipelineEngine(Engine):
         for stage in stages:
             stage.clear_runtime_states()  # else the gradients of what was received stay until the next step
         self._average_gradients()
-        grad_norm, skipped = self._update(lr)
-        n = targets.numel() * self.data_world
-        return StepResult(self.world.sum(self._loss.item()), n, grad_norm, skipped)
+        return self.world.sum(self._loss_sum.item())
 
     def _schedule(self, n_micro: int, shape: torch.Size) -> tuple:
         """torch's schedule for so many micro-batches of this shape, and its stages; they own buffers for messages."""
@@ -151,7 +149,7 @@ class PipelineEngine(Engine):
             def loss(hidden: Tensor, targets: Tensor) -> Tensor:
                 with self.watch("forward", len(self.stage_ranks) - 1, -1):
                     value = self.parts[len(self.stage_ranks) - 1].loss(hidden, targets) / scale
-                self._loss += value.detach()
+                self._loss_sum += value.detach()
                 return self.scaler.scale(value)
 
             flat = not issubclass(kind, (ScheduleGPipe, Schedule1F1B))
@@ -182,24 +180,15 @@ class PipelineEngine(Engine):
             dist.all_reduce(self.gradients, group=self.dp_group)
         if self.embedding_group is not None:
             dist.all_reduce(self.model.token_embedding.weight.grad, group=self.embedding_group)
+        if self.scaler.is_enabled() and self.world.any(not self.gradients.isfinite().all().item()):
+            self.gradients.fill_(math.inf)  # an overflow on one stage stops the step on all
 
-    def _update(self, lr: float) -> tuple[float, bool]:
-        """As serial's, with the norm of the whole model."""
-        set_lr(self.optimizer, lr)
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
-        norm = self._global_norm()
-        finite = math.isfinite(norm)
-        if self.run.optimizer.clip_norm > 0 and finite:
+    def _clip(self) -> float:
+        norm, limit = self._global_norm(), self.run.optimizer.clip_norm
+        if limit > 0:
             total = torch.tensor(norm, dtype=self.dtype, device=self.world.device)
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.run.optimizer.clip_norm, total)
-        if self.scaler.is_enabled():  # an overflow on one stage stops the step on all
-            for found in self.scaler._found_inf_per_device(self.optimizer).values():
-                found.fill_(float(not finite))
-        if finite or self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return norm, not finite
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, total)
+        return norm
 
     def _global_norm(self) -> float:
         """The norm of all gradients of the model; the copy of tied embeddings counts once."""

@@ -1,7 +1,8 @@
 """Training on one process: the engine that every other strategy must agree with.
 
-One optimizer step is: forward and backward over each micro-batch, adding up gradients; clip; update. A strategy that
-keeps the whole model on every rank (mpi, ddp) differs in one place only, `_average_gradients`, so it inherits the rest.
+One optimizer step is: forward and backward over each micro-batch, adding up gradients (`accumulate`); clip and update
+(`update`). A strategy that keeps the whole model on every rank (mpi, ddp) differs in one place only,
+`_average_gradients`, so it inherits the rest; one that has loops of its own replaces `accumulate`.
 
 Shapes: B sequences, T tokens.
 """
@@ -85,8 +86,18 @@ class Engine:
     def _load_optimizer(self, state: dict) -> None:
         set_optimizer_state_dict(self.model, self.optimizer, state, options=StateDictOptions(strict=True))
 
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
     def _average_gradients(self) -> None:
         """Replace every gradient by its mean over the data-parallel ranks."""
+
+    def _clip(self) -> float:
+        """Clip the gradients; returns the norm of the whole model's before that."""
+        return clip_(self.model.parameters(), self.run.optimizer.clip_norm).item()
 
     def _take_step(self) -> None:
         """The optimizer's step, with clipped gradients."""
@@ -99,19 +110,39 @@ class Engine:
 
     def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
         """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
-        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.accumulate(micro_batches)
+        grad_norm, skipped = self.update(lr)
+        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
+        return StepResult(loss, tokens, grad_norm, skipped)
+
+    def accumulate(self, micro_batches: list[MicroBatch]) -> float:
+        """The first half of a step: forward and backward passes, gradients averaged; returns the mean loss."""
+        self._clear_gradients()
         loss = torch.zeros((), device=self.world.device, dtype=torch.float64)
         for i, batch in enumerate(micro_batches):
             with self._accumulating(is_last=i == len(micro_batches) - 1):
                 part = self._forward(batch) / len(micro_batches)
-                self.scaler.scale(part).backward()
+                self._backward(part)
             loss += part.detach()
         self._average_gradients()
-        grad_norm, skipped = self._update(lr)
-        if not skipped:
+        return self.world.sum(loss.item()) / self.world.size
+
+    def update(self, lr: float) -> tuple[float, bool]:
+        """The second half: clip and take the optimizer's step, in which nothing moves if gradients are not finite.
+
+        Returns (the norm before clipping, whether it was not finite).
+        """
+        set_lr(self.optimizer, lr)
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        norm = self._clip()
+        finite = math.isfinite(norm)
+        if finite or self.scaler.is_enabled():
+            self._take_step()
+        self.scaler.update()
+        if finite:
             self._after_update()
-        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
-        return StepResult(self._mean(loss), tokens, grad_norm, skipped)
+        return norm, not finite
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
@@ -164,18 +195,3 @@ class Engine:
         tokens, targets = (t.to(self.world.device, non_blocking=True) for t in batch)
         with torch.autocast(self.world.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             return self.model(tokens, targets) if evaluate else self._loss(tokens, targets)
-
-    def _update(self, lr: float) -> tuple[float, bool]:
-        """Clip and take the optimizer's step; nothing moves when they are not finite."""
-        set_lr(self.optimizer, lr)
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
-        norm = clip_(self.model.parameters(), self.run.optimizer.clip_norm).item()
-        finite = math.isfinite(norm)
-        if finite or self.scaler.is_enabled():
-            self._take_step()
-        self.scaler.update()
-        return norm, not finite
-
-    def _mean(self, value: Tensor) -> float:
-        return self.world.sum(value.item()) / self.world.size

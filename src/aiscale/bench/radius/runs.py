@@ -171,7 +171,7 @@ class TopKRanks(Engine):
         for name, parameter in self.model.named_parameters():
             parameter.grad.copy_((total[name] / self.n_ranks).view_as(parameter))
         self.taken += 1
-        norm, skipped = self._update(lr)
+        norm, skipped = self.update(lr)
         return StepResult(sum(losses) / self.n_ranks, targets.numel(), norm, skipped)
 
     def _sent(self, rank: int, name: str, gradient: Tensor) -> Tensor:

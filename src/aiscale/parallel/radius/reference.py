@@ -63,14 +63,16 @@ class SimulatedRanks(Engine):
             compressor.after_backward()
         self.ranks[0].unpack(bucket, _sum(shared))
         bucket.fill_gradients()
-        grad_norm, skipped = self._update(lr)
-        for compressor in [] if skipped else self.ranks:
-            compressor.after_update()
+        grad_norm, skipped = self.update(lr)
         return StepResult(total_loss, tokens, grad_norm, skipped)
 
     def _take_step(self) -> None:
         if not self.ranks[0].take_step():
             super()._take_step()
+
+    def _after_update(self) -> None:
+        for compressor in self.ranks:
+            compressor.after_update()
 
     def _bucket(self) -> Bucket:
         """All gradients as one bucket."""
