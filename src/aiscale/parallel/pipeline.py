@@ -40,7 +40,7 @@ from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part, Watch, WatchedStage
-from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch
+from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0
 
 #: (schedule, whether a rank has several pieces) -> torch's class
 _SCHEDULES = {
@@ -291,18 +291,11 @@ class PipelineEngine(Engine):
         """Tensor by tensor to rank 0, from the first rank that has it."""
         own, whole = dict(self.model.named_parameters()), {}
         owners = self.world.gather(sorted(own))
-        for name, shape in self.shapes.items():
-            owner = next(rank for rank, names in enumerate(owners) if name in names)
-            if self.world.rank == owner != 0:
-                with self.world.control():
-                    dist.send(own[name].detach(), dst=0)
-            if self.world.is_main:
-                value = own[name].detach() if owner == 0 else self.gradients.new_empty(shape)
-                if owner != 0:
-                    with self.world.control():
-                        dist.recv(value, src=owner)
-                whole[name] = value.cpu()
-        return whole
+        with self.world.control():
+            for name, shape in self.shapes.items():
+                owner = next(rank for rank, names in enumerate(owners) if name in names)
+                whole[name] = on_rank0(self.world, owner, own.get(name), shape, self.dtype)
+        return whole if self.world.is_main else {}
 
     def close(self) -> None:
         """Free what the engine holds. The world stays connected."""

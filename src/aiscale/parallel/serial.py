@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -195,3 +196,17 @@ class Engine:
         tokens, targets = (t.to(self.world.device, non_blocking=True) for t in batch)
         with torch.autocast(self.world.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             return self.model(tokens, targets) if evaluate else self._loss(tokens, targets)
+
+
+def on_rank0(
+    world: World, owner: int, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor | None:
+    """`tensor` (shape) of rank `owner`, through the host, on rank 0; None elsewhere. All ranks call it."""
+    if world.rank == owner:
+        tensor = tensor.detach().cpu()
+        if owner != 0:
+            dist.send(tensor, 0)
+    elif world.is_main:
+        tensor = torch.empty(shape, dtype=dtype)
+        dist.recv(tensor, owner)
+    return tensor if world.is_main else None

@@ -36,7 +36,7 @@ from aiscale.distributed import World
 from aiscale.meter import held_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import clip_, set_lr
-from aiscale.parallel.deepspeed_library import Kept, calling, forget_groups, import_deepspeed, quiet
+from aiscale.parallel.deepspeed_library import DelayedFiles, calling, forget_groups, import_deepspeed, quiet
 from aiscale.parallel.serial import Engine, MicroBatch
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
@@ -233,11 +233,15 @@ class ZeROEngine(Engine):
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
         """DeepSpeed's save_checkpoint into `folder`; its files come when the returned function is called."""
-        kept = Kept(self.engine.checkpoint_engine, staging)
-        with kept.instead(self.engine), calling(self.world):
-            places = {"master_places": _master_places(self.model, self._zero)}
-            self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
-        return kept.write
+        real = self.engine.checkpoint_engine
+        self.engine.checkpoint_engine = delayed = DelayedFiles(real, staging)
+        try:
+            with calling(self.world):
+                places = {"master_places": _master_places(self.model, self._zero)}
+                self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
+        finally:
+            self.engine.checkpoint_engine = real
+        return delayed.write
 
     def read(self, folder: Path, note: dict) -> None:
         """DeepSpeed's load_checkpoint from `folder`. All ranks call it. Raises CheckpointError where it cannot."""
