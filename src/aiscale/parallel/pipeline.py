@@ -43,7 +43,7 @@ from aiscale.parallel.parts import Part, Watch, WatchedStage
 from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0
 
 #: (schedule, whether a rank has several pieces) -> torch's class
-_SCHEDULES = {
+SCHEDULES = {
     ("gpipe", False): ScheduleGPipe,
     ("1f1b", False): Schedule1F1B,
     ("interleaved", True): ScheduleInterleaved1F1B,
@@ -143,7 +143,7 @@ class PipelineEngine(Engine):
             layout = self.run.parallel
             stages = [self._stage(s, part, shape) for s, part in self.parts.items()]
             several = layout.virtual_stages > 1
-            kind = _SCHEDULES[layout.schedule, several]
+            kind = SCHEDULES[layout.schedule, several]
             scale = n_micro * self.data_world
 
             def loss(hidden: Tensor, targets: Tensor) -> Tensor:
