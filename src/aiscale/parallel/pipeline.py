@@ -23,7 +23,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -40,7 +39,7 @@ from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part, Watch, WatchedStage
-from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0
+from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0, prepare
 
 #: (schedule, whether a rank has several pieces) -> torch's class
 SCHEDULES = {
@@ -78,9 +77,9 @@ class PipelineEngine(Engine):
 
     def _cut(self, pieces: int) -> None:
         """Draw the whole model as serial does, and keep this rank's parts of it."""
-        run, device = self.run, self.world.device
+        run = self.run
         double = run.loop.precision == "fp64"
-        torch.manual_seed(run.loop.seed)
+        prepare(run, self.world)
         whole = GPT(run.model)
         # What a checkpoint holds, for which no rank alone has the names.
         self.shapes = {name: p.shape for name, p in whole.named_parameters()}
@@ -92,9 +91,7 @@ class PipelineEngine(Engine):
             for part in self.parts.values():
                 part.use_plain_kernels()
         self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # the same modules, all of them
-        self.model.to(device, self.dtype)
-        if device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
+        self.model.to(self.world.device, self.dtype)
 
     def _meet_for_tied_embeddings(self) -> None:
         """A process group of the two ranks that hold a copy of the same embedding."""
@@ -250,35 +247,23 @@ class PipelineEngine(Engine):
 
     def state(self, full: bool = False) -> dict:
         """What a checkpoint keeps: this rank's part under GPT's names. full: the whole model, on rank 0, on the CPU."""
-        if full:
-            return self._whole_model()
+        return self._whole_model() if full else super().state()
+
+    def _optimizer_state(self) -> dict:
         with self._fresh_optimizer():
-            model, optimizer = get_state_dict(self.model, self.optimizer)
+            state = super()._optimizer_state()
         # The groups are written once for all ranks, so they name the parameters of all.
         matrices = [name for name, shape in self.shapes.items() if len(shape) >= 2]
         vectors = [name for name in self.shapes if name not in matrices]
-        for group, names in zip(optimizer["param_groups"], (matrices, vectors), strict=True):
+        for group, names in zip(state["param_groups"], (matrices, vectors), strict=True):
             group["params"] = names
-        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
+        return state
 
-    def load(self, state: dict) -> None:
-        """Take over a state that `state(full=False)` gave, on this or another number of ranks or stages."""
+    def _load_optimizer(self, state: dict) -> None:
         own = dict(self.model.named_parameters())
-        optimizer = dict(state["optimizer"])
-        optimizer["param_groups"] = [
-            {**group, "params": [name for name in group["params"] if name in own]}
-            for group in optimizer["param_groups"]
-        ]
+        groups = [{**g, "params": [name for name in g["params"] if name in own]} for g in state["param_groups"]]
         with self._fresh_optimizer():
-            set_state_dict(
-                self.model,
-                self.optimizer,
-                model_state_dict=state["model"],
-                optim_state_dict=optimizer,
-                options=StateDictOptions(strict=True),
-            )
-        if state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
+            super()._load_optimizer({**state, "param_groups": groups})
 
     @contextmanager
     def _fresh_optimizer(self) -> Iterator[None]:

@@ -45,6 +45,13 @@ class StepResult:
     skipped: bool  #: the gradients were not finite, so nothing was updated
 
 
+def prepare(run: Run, world: World) -> None:
+    """Seed torch, and say how a GPU multiplies fp32 matrices: before a model is made."""
+    torch.manual_seed(run.loop.seed)
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
+
+
 class Engine:
     """The whole model on one rank. The base of every data-parallel engine."""
 
@@ -54,11 +61,9 @@ class Engine:
         self.run, self.world = run, world
         self.data_rank, self.data_world = world.rank, world.size
         precision = run.loop.precision
-        torch.manual_seed(run.loop.seed)
+        prepare(run, world)
         # Weights are drawn in fp32 on the CPU, so that every precision and every device starts from the same ones.
         self.model = self._place(build_model(run.model).to(torch.float64 if precision == "fp64" else torch.float32))
-        if world.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         self.optimizer = self._build_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self.autocast_dtype = _AUTOCAST.get(precision)

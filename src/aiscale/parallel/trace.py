@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -238,29 +239,21 @@ class ScheduleTrace(Trace):
 
     # What Megatron-Core calls ---------------------------------------------------------------------------------------
 
-    def __call__(self, name: str, log_level: int | None = None) -> "_Timer":
-        return _Timer(self, name)
+    def __call__(self, name: str, log_level: int | None = None) -> SimpleNamespace:
+        """The timer of this name, with Megatron-Core's interface."""
 
-    def began(self, timer: str) -> None:
-        self._began[timer] = self.now()
+        def start(barrier: bool = False) -> None:
+            self._began[name] = self.now()
 
-    def ended(self, timer: str) -> None:
+        def stop(barrier: bool = False) -> None:
+            self._ended(name)
+
+        return SimpleNamespace(start=start, stop=stop)
+
+    def _ended(self, timer: str) -> None:
         began = self._began.pop(timer)
         message = ("communication", timer) if timer.endswith(("-send", "-recv")) else None
         kind, name = _TIMERS.get(timer, message or ("", ""))
         if kind:
             self.sleep_until(began + self._least_s.get(kind, 0.0))
             self.mark(name or self._current, began, kind)
-
-
-class _Timer:
-    """One timer with Megatron-Core's interface."""
-
-    def __init__(self, trace: ScheduleTrace, name: str) -> None:
-        self.trace, self.name = trace, name
-
-    def start(self, barrier: bool = False) -> None:
-        self.trace.began(self.name)
-
-    def stop(self, barrier: bool = False) -> None:
-        self.trace.ended(self.name)

@@ -35,7 +35,7 @@ from aiscale.parallel.megatron import shards
 from aiscale.parallel.megatron.adapt import adapted
 from aiscale.parallel.megatron.layout import Grid, slots
 from aiscale.parallel.megatron.shards import Saved, Shard
-from aiscale.parallel.serial import Engine, MicroBatch
+from aiscale.parallel.serial import Engine, MicroBatch, prepare
 
 
 def preload() -> None:
@@ -94,10 +94,8 @@ class MegatronEngine(Engine):
         self.tp_rank, self.data_rank, self.pp_rank = self.grid.coordinates(world.rank)
         self.data_world = self.grid.dp
         self._trace = None
-        torch.manual_seed(run.loop.seed)
+        prepare(run, world)
         initial = GPT(run.model).state_dict()
-        if world.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
         with torch.random.fork_rng(devices=[]), world.control(), self._adapted():
             self.core.start_groups(self.grid)
             try:
