@@ -33,9 +33,14 @@ def build(tmp_path_factory):
     return tmp_path_factory.mktemp("build")
 
 
+#: Until lessons have a core path, these stand for all in the fast tests: ranks, one process, and a strategy.
+FAST = ("00_start_here", "01_one_process", "03_ddp")
+TIERS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.extended) for name in NAMES]
+
+
 @pytest.mark.notebook
 @pytest.mark.timeout(book.TIMEOUT_S + 60)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TIERS)
 def test_notebook_runs(name, build):
     (result,) = book.run([name], root=ROOT, out=build)
     assert result.state == "passed", "\n".join(describe(name, result.failure))
