@@ -172,26 +172,20 @@ class _Watch(TorchDispatchMode):
     def result(self, rank: int) -> StepMemory:
         """The lives as levels over time."""
         zero, end = self.marks[0][0], self.marks[-1][0]
-        changes = [(0.0, category, 0) for category in CATEGORIES]
-        for life in self.lives:
-            for moment, nbytes in ((life.begin_s, life.nbytes), (life.end_s, -life.nbytes)):
-                if nbytes and moment < end and life.end_s > zero:
-                    changes.append((max(moment - zero, 0.0), life.category, nbytes))
-        seconds, level = [], dict.fromkeys(CATEGORIES, 0)
-        held: dict[str, list[int]] = {category: [] for category in CATEGORIES}
-
-        def note(moment: float) -> None:
-            seconds.append(moment)
-            for category, nbytes in level.items():
-                held[category].append(nbytes)
-
-        for moment, together in itertools.groupby(sorted(changes), key=lambda change: change[0]):
-            if moment:
-                note(moment)
-            for _, category, nbytes in together:
-                level[category] += nbytes
-            note(moment)
-        note(end - zero)
+        lives = [life for life in self.lives if life.end_s > zero]
+        level = {
+            c: sum(life.nbytes for life in lives if life.category == c and life.begin_s <= zero) for c in CATEGORIES
+        }
+        changes = [(life.begin_s, life.category, life.nbytes) for life in lives]
+        changes += [(life.end_s, life.category, -life.nbytes) for life in lives]
+        changes = sorted(change for change in changes if zero < change[0] < end)
+        seconds, held = [0.0], {category: [nbytes] for category, nbytes in level.items()}
+        for moment, category, nbytes in [*changes, (end, CATEGORIES[0], 0)]:
+            for more in (0, nbytes):  # before and after
+                level[category] += more
+                seconds.append(moment - zero)
+                for each, levels in held.items():
+                    levels.append(level[each])
         return StepMemory(seconds, held, list(_events(rank, [(at - zero, name) for at, name in self.marks])))
 
 
