@@ -126,7 +126,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         result.add_column(column, justify="left" if column in ("rung", "") else "right", no_wrap=True)
     for v in verdicts:
         state = Text("holds", "green") if v.holds else Text("failed" if v.error else "differs", "red")
-        numbers = ["-" if v.error else f"{difference:.1e}" for difference in v.differences]
+        numbers = ["-" if v.error else f"{difference:.0e}" for difference in v.differences]
         result.add_row(v.rung.name, *numbers, f"{v.tolerance:.0e}", state)
     return result
 

@@ -72,15 +72,13 @@ class Rung:
     model: str = "gpt2"  #: one of MODELS
     precision: str = "fp64"
     launcher: str = ""  #: torchrun or mpiexec; else aiscale's own
-    sparse: bool = False  #: sends a part of its gradients, so that it equals not serial but its ranks, `played`
     played: bool = False  #: no job: one process plays the ranks
+    compared_with: str = ""  #: a rung; else the serial one, which is not what those compute that send a part
 
     @property
     def reference(self) -> str:
-        """The name of the rung that this one must equal: a serial one, or its own ranks in one process."""
-        if self.played or self.sparse:
-            return self.name if self.played else f"{self.name}-played"
-        return f"serial-{self.model}-{self.precision}"
+        """The name of the rung that this one must equal."""
+        return self.compared_with or f"serial-{self.model}-{self.precision}"
 
     def settings(self) -> list[str]:
         """KEY=VALUE for --set."""
@@ -141,7 +139,14 @@ _ALL = (
         )
     ),
     *(
-        Rung(name=f"{name}{'-played' * played}", strategy="ddp", ranks=3, options=options, sparse=True, played=played)
+        Rung(
+            name=name + "-played" * played,
+            strategy="ddp",
+            ranks=3,
+            options=options,
+            played=played,
+            compared_with=f"{name}-played",
+        )
         for name, options in (
             ("radius-sparse-x3", "compression.method=radius compression.density=0.3 compression.interval=6"),
             ("top-k-sparse-x3", "compression.method=top-k compression.density=0.1"),
