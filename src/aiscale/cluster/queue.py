@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from aiscale.cluster.output import in_kernel
+from aiscale.cluster.cells import in_kernel
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
