@@ -100,9 +100,7 @@ class Processes:
             self._controller = local.spawn(command, log, env=self._env, start_new_session=True)
         self._launcher.await_start()
         deadline = time.monotonic() + timeout_s  # it does not count how long a job waits in the queue
-        if (
-            not self.remote
-        ):  # needed soon, takes a second, and the others are not ready yet; ranks of a job bring theirs
+        if not self.remote:  # the store needs torch, which takes a core a second, and the ranks are not ready yet
             import aiscale.distributed  # noqa: F401
 
         while not local.controller_is_ready(self._profile):
