@@ -23,6 +23,7 @@ def soak(*words: str, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-m", "soak", *words], env=env, capture_output=True, text=True, **options)
 
 
+@pytest.mark.extended
 @pytest.mark.slurm
 @pytest.mark.timeout(900)  # seconds where cores are idle, minutes where they are not
 def test_preemption_and_a_dead_node_lose_nothing(tmp_path):

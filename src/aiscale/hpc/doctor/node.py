@@ -63,7 +63,7 @@ def examine() -> Iterator[Finding]:
     yield _mpi()
     yield _host_name()
     yield from _network()
-    yield from _libfabric()
+    yield from libfabric()
     yield from _storage()
 
 
@@ -216,7 +216,7 @@ def _network() -> Iterator[Finding]:
         yield Finding("libfabric plugin", "warning", "neither in NCCL_NET_PLUGIN nor on LD_LIBRARY_PATH", remedy)
 
 
-def _libfabric() -> Iterator[Finding]:
+def libfabric() -> Iterator[Finding]:
     """Its version and its providers, one for each kind of network, where its own program is there to say so."""
     told = []
     for option in ("--version", "--list"):
