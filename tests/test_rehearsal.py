@@ -208,7 +208,6 @@ def test_one_job_of_a_user_runs_in_the_extended_partition_and_the_next_waits(fro
     assert frontier.wait(first) == frontier.wait(second) == "COMPLETED"
 
 
-@pytest.mark.extended
 @pytest.mark.slurm
 def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutter, place):
     script = place / "job.sh"
@@ -266,7 +265,6 @@ else:
 """
 
 
-@pytest.mark.extended
 @pytest.mark.slurm
 @pytest.mark.alone
 def test_links_are_as_slow_as_asked(perlmutter):

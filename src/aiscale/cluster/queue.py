@@ -7,6 +7,7 @@ state.waiting(35)            # "waits in partition gpu for 0:35: jobs with a hig
 from __future__ import annotations
 
 import datetime
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from aiscale.cluster.cells import in_kernel
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
 _FIELDS = ("%T", "%r", "%P", "%q", "%N", "%e", "%S", "%l")
+_CLOCK = re.compile(r" for [\d:]+")
 _LIMIT_S = 30  #: slurmctld of a busy site may take long to answer
 
 #: What the reasons that users meet mean; of any other, Slurm's own word is shown.
@@ -135,7 +137,7 @@ class Line:
             self._display(text)
         elif self._is_terminal:
             print("\r" + text.ljust(len(before)), end="", file=sys.stderr, flush=True)
-        elif text.partition(" for ")[0] != before.partition(" for ")[0]:  # a log gets news only
+        elif _CLOCK.sub("", text) != _CLOCK.sub("", before):  # a log gets news only, and that time goes on is none
             print(text, file=sys.stderr, flush=True)
 
     def _display(self, text: str) -> None:
