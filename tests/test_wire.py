@@ -1,6 +1,7 @@
 """Every way into a collective is counted once, with its whole payload, under the name of its group."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -157,8 +158,6 @@ def test_what_nccl_did_is_read_from_the_flight_recorder_and_bookkeeping_apart():
 
 
 def test_what_is_pulled_in_later_counts_as_bookkeeping_when_it_was_sent_as_such():
-    import time
-
     traffic, sent = Traffic(), []
     traffic.pull = lambda: [traffic.add("all_reduce", 2, 8, time_ns=sent.pop()) for _ in list(sent)]
     sent.append(time.time_ns())

@@ -84,8 +84,7 @@ def _differ() -> None:
 def _mpi_rank(folder: Path, size: int) -> int:
     from mpi4py import MPI  # before torch, as some sites' MPI asks for
 
-    from aiscale.distributed import Launch
-    from aiscale.distributed.connect import mpi_world
+    from aiscale.distributed import Launch, mpi_world
 
     place = Launch(launcher="mpiexec", rank=MPI.COMM_WORLD.rank, size=size)
     _log_to(folder, place.rank)

@@ -28,12 +28,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from aiscale.distributed import flight
-from aiscale.distributed.counter import Count, Group, Traffic, group_name
+from aiscale.distributed.counter import ANY_SOURCE, Group, Traffic, group_name, message
 from aiscale.distributed.link import Link
-from aiscale.distributed.progress import ANY_SOURCE, message
-from aiscale.distributed.progress import label as group_label
-
-__all__ = ["Count", "Group", "Traffic", "Wire", "backend_for"]
 
 BACKEND = "metered_gloo"
 
@@ -114,7 +110,7 @@ class Wire(dist.ProcessGroup):
         elif op == "recv":
             label = message(ANY_SOURCE if peer is None else peer, me)
         else:
-            label = self._label = self._label or group_label(self.group.name, self.ranks)
+            label = self._label = self._label or self.group.label
         self.traffic.progress.begin(op, label, nbytes)
 
 
