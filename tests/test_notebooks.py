@@ -11,6 +11,9 @@ from aiscale.book.gallery import build_gallery
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 NAMES = [path.stem for path in sorted(ROOT.glob("*.ipynb"))]
+#: `make test` runs these in full, `make test-all` all: engines and messages, DDP and launchers, FSDP and checkpoints.
+FAST = ("00_start_here", "03_ddp", "05_fsdp")
+IN_TIERS = [name if name in FAST else pytest.param(name, marks=pytest.mark.extended) for name in NAMES]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,7 +28,7 @@ def build(tmp_path_factory):
 
 @pytest.mark.notebook
 @pytest.mark.timeout(book.TIMEOUT_S + 60)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IN_TIERS)
 def test_notebook_runs(name, build):
     (result,) = book.run([name], root=ROOT, out=build)
     assert result.state == "passed", result.describe()
