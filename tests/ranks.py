@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -9,12 +11,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-import starter
+from aiscale.distributed.starter import Starter
 
 HEADER = """
 import os, torch, torch.distributed as dist
@@ -65,6 +67,37 @@ def differences(engine, n_micro=0, steps=6):  # from the same run alone, after s
     }
 """
 
+AT_FIRST = dict(os.environ)
+#: Strategies whose libraries change torch as they are imported, and so have a starter of their own.
+APART = ("zero", "megatron")
+WARM_UP = """
+import safetensors.torch, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.pipelining
+if {strategy!r}:
+    from aiscale.parallel import preload
+    preload({strategy!r})
+"""
+
+
+@functools.cache
+def _starter(strategy: str) -> Starter:
+    starter = Starter(WARM_UP.format(strategy=strategy), env=AT_FIRST)
+    atexit.register(starter.close)
+    return starter
+
+
+def forked(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    strategy: str = "",
+) -> subprocess.CompletedProcess:
+    """Run `python -m MODULE ...`, which need not import torch, nor the library of `strategy`."""
+    env = os.environ if env is None else env
+    return _starter(strategy if strategy in APART else "").run(argv, timeout=timeout, cwd=cwd, env=env)
+
+
 START = """
 import aiscale.distributed as d, aiscale.parallel as p
 raise SystemExit(d.launch({n}, ["-m", "ranks"], warm_up=lambda: p.preload({strategy!r})))
@@ -109,7 +142,7 @@ def run_ranks(
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     if launcher == "forked":
         (folder / "start.py").write_text(START.format(n=n, strategy=strategy))
-        done = starter.run(["-m", "start"], timeout=timeout, cwd=folder, env=env, strategy=strategy)
+        done = forked(["-m", "start"], timeout=timeout, cwd=folder, env=env, strategy=strategy)
     else:
         launch = f"from aiscale.distributed import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
         python = sys.executable
@@ -147,7 +180,7 @@ def aiscale(
 ) -> subprocess.CompletedProcess:
     """Run the command line as a user does, but for the import of torch, and of the library of `strategy`."""
     env = {**os.environ, **(env or {})}
-    done = starter.run(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
+    done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
     done.stderr = without_greetings(done.stderr)
     return done
 
