@@ -24,12 +24,12 @@ from torch import Tensor
 
 from aiscale import cost
 from aiscale.config import Run
-from aiscale.cost.rivals import rivals_traffic
+from aiscale.cost.compression import is_exempt, kept_entries, rivals_traffic
 from aiscale.data import Batches, Corpus, open_corpus
 from aiscale.distributed import World, connect
 from aiscale.optim import lr_at
 from aiscale.parallel import build
-from aiscale.parallel.compress.base import GradientError, is_exempt, kept_entries
+from aiscale.parallel.compress import GradientError
 from aiscale.parallel.compress.topk import Unsent
 from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
@@ -167,7 +167,7 @@ class TopKRanks(Engine):
         for name, parameter in self.model.named_parameters():
             parameter.grad.copy_((total[name] / self.n_ranks).view_as(parameter))
         self.taken += 1
-        norm, skipped = self._update(lr)
+        norm, skipped = self.update(lr)
         return StepResult(sum(losses) / self.n_ranks, targets.numel(), norm, skipped)
 
     def _sent(self, rank: int, name: str, gradient: Tensor) -> Tensor:
