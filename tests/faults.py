@@ -1,4 +1,4 @@
-"""Mistakes on purpose, for the tests of the ladder: `python tests/faults.py -m aiscale.verify.starter ddp`.
+"""Mistakes on purpose, for the tests of the ladder: `python tests/faults.py -m aiscale train ...`.
 
 Runs a module of this Python as `python -m` does, and afterwards every job whose run is named NAME--FAULT trains with
 that fault. Nothing of it is in the package: each fault replaces a function that the job is about to call.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import runpy
 import sys
+from types import SimpleNamespace
 
 import torch
 
@@ -66,6 +67,59 @@ def shards_not_reduced():
 
     collectives = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
     replace(f"{collectives}:DefaultReduceScatter.__call__", lambda real: keep)
+
+
+@fault
+def gradient_times_the_world_size_in_fp32():
+    """A sum where torch, in fp32, asks the collective for the average."""
+
+    def make(real):
+        def times(self, output_tensor, input_tensor, group, *args, **kwargs):
+            factor = group.size() if input_tensor.dtype == torch.float32 else 1
+            return real(self, output_tensor, input_tensor.mul_(factor), group, *args, **kwargs)
+
+        return times
+
+    collectives = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+    replace(f"{collectives}:DefaultReduceScatter.__call__", make)
+
+
+@fault
+def sum_not_divided():
+    def make(real):
+        def summed(self):
+            real(self)
+            for parameter in self.model.parameters():
+                parameter.grad *= self.world.size
+
+        return summed
+
+    replace("aiscale.parallel.mpi:MPIEngine._average_gradients", make)
+
+
+@fault
+def rank_0_evaluates_alone():
+    """Each rank reports its own share of an evaluation, and the tokens of all."""
+
+    def make(real):
+        def alone(self, micro_batches):
+            batches = list(micro_batches)
+            world, self.world = self.world, SimpleNamespace(device=self.world.device, sum=lambda number: number)
+            try:
+                loss, tokens = real(self, batches)
+            finally:
+                self.world = world
+            return loss, tokens * world.size
+
+        return alone
+
+    replace("aiscale.parallel.serial:Engine.evaluate", make)
+
+
+@fault
+def unsent_gradients_forgotten():
+    replace("aiscale.parallel.radius.compressor:give_back", lambda real: lambda *args: None)
+    replace("aiscale.parallel.compress.topk:Unsent.offer", lambda real: lambda self, gradient: gradient)
 
 
 @fault

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -9,12 +11,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-import starter
+from aiscale.distributed.starter import Starter
 
 HEADER = """
 import os, torch, torch.distributed as dist
@@ -23,6 +25,77 @@ world = connect()
 def say(*values):  # in one write, so that ranks do not mix their lines
     os.write(1, ("\\x02" + " ".join(map(str, values)) + "\\n").encode())
 """
+
+
+#: For `code` of run_ranks, where ranks train: an engine's share of the global batch of a step, some steps of training,
+#: and the same run on this rank alone.
+TRAINING = """
+import dataclasses, json
+from pathlib import Path
+from aiscale import checkpoint
+from aiscale.config import CompressionConfig, ParallelConfig, Run
+from aiscale.distributed import Traffic, World
+from aiscale.meter import held_bytes
+from aiscale.parallel import build
+def share(engine, step, n_micro=0):  # by default as many micro-batches as the run says
+    loop, size = engine.run.loop, (engine.run.loop.global_batch, engine.run.loop.seq_len + 1)
+    tokens = torch.randint(0, engine.run.model.vocab_size, size, generator=torch.Generator().manual_seed(step))
+    mine = tokens.chunk(engine.data_world)[engine.data_rank]
+    parts = mine.chunk(n_micro or loop.micro_batches(engine.data_world)[0])
+    return [(part[:, :-1], part[:, 1:]) for part in parts]
+def train(engine, first, last, n_micro=0):
+    return [engine.step(share(engine, step, n_micro), lr=1e-2 / (step + 1)) for step in range(first, last)]
+def serially(run):
+    alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
+                  traffic=Traffic())
+    return build(dataclasses.replace(run, parallel=ParallelConfig(), compression=CompressionConfig()), alone)
+def differences(engine, n_micro=0, steps=6):  # from the same run alone, after steps with an evaluation between them
+    alone, found, expected = serially(engine.run), [], []
+    for its, outcomes, n in ((engine, found, n_micro), (alone, expected, 1)):
+        outcomes += train(its, 0, steps // 2, n)
+        evaluated = its.evaluate(share(its, 99, n))  # must not disturb what follows
+        outcomes += [*train(its, steps // 2, steps, n), evaluated]
+    (loss, tokens), (right, as_many) = found.pop(), expected.pop()
+    weights, theirs = engine.state(full=True), alone.state(full=True)
+    assert tokens == as_many and [r.tokens for r in found] == [r.tokens for r in expected]
+    assert not world.is_main or weights.keys() == theirs.keys()
+    weights = weights if world.is_main else {}
+    return {
+        "loss": max([abs(loss - right), *(abs(a.loss - b.loss) for a, b in zip(found, expected))]),
+        "norm": max(abs(a.grad_norm - b.grad_norm) for a, b in zip(found, expected)),
+        "weights": max([(w.double() - theirs[name].double()).abs().max().item() for name, w in weights.items()] + [0]),
+    }
+"""
+
+AT_FIRST = dict(os.environ)
+#: Strategies whose libraries change torch as they are imported, and so have a starter of their own.
+APART = ("zero", "megatron")
+WARM_UP = """
+import safetensors.torch, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.pipelining
+if {strategy!r}:
+    from aiscale.parallel import preload
+    preload({strategy!r})
+"""
+
+
+@functools.cache
+def _starter(strategy: str) -> Starter:
+    starter = Starter(WARM_UP.format(strategy=strategy), env=AT_FIRST)
+    atexit.register(starter.close)
+    return starter
+
+
+def forked(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    strategy: str = "",
+) -> subprocess.CompletedProcess:
+    """Run `python -m MODULE ...`, which need not import torch, nor the library of `strategy`."""
+    env = os.environ if env is None else env
+    return _starter(strategy if strategy in APART else "").run(argv, timeout=timeout, cwd=cwd, env=env)
 
 
 START = """
@@ -69,7 +142,7 @@ def run_ranks(
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     if launcher == "forked":
         (folder / "start.py").write_text(START.format(n=n, strategy=strategy))
-        done = starter.run(["-m", "start"], timeout=timeout, cwd=folder, env=env, strategy=strategy)
+        done = forked(["-m", "start"], timeout=timeout, cwd=folder, env=env, strategy=strategy)
     else:
         launch = f"from aiscale.distributed import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
         python = sys.executable
@@ -107,7 +180,7 @@ def aiscale(
 ) -> subprocess.CompletedProcess:
     """Run the command line as a user does, but for the import of torch, and of the library of `strategy`."""
     env = {**os.environ, **(env or {})}
-    done = starter.run(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
+    done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
     done.stderr = without_greetings(done.stderr)
     return done
 

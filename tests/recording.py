@@ -1,4 +1,4 @@
-"""What ranks flush to the disk, in order: `python tests/recording.py -m aiscale.verify.starter ddp`, as `python -m`.
+"""What ranks flush to the disk, in order: `python tests/recording.py -m aiscale train ...`, as `python -m`.
 
 Every job appends to runs/NAME/flushed.jsonl [rank, what, path]: what is "flushed", "named" when a file or a checkpoint
 gets its name, or "watched" when writing one for which training waits began something that the watchdog would see. One

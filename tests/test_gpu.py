@@ -8,7 +8,8 @@ import torch
 
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import Launch
-from aiscale.distributed.connect import ConnectError, pick_device
+from aiscale.distributed import ConnectError
+from aiscale.distributed.connect import pick_device
 from aiscale.recipes import recipe
 from aiscale.train import fit
 from ranks import run_ranks

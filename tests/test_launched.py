@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-import starter
 from aiscale.hpc import rehearsal
 from aiscale.hpc.rehearsal import needs
 from aiscale.hpc.rehearsal.settings import user_name
+from ranks import forked
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [
@@ -149,9 +149,7 @@ def losses_equal_those_without_slurm(ended: Ended, ranks: int, place: Path) -> N
     there, words[at + 1] = Path(words[at + 1]), str(place / "without")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     strategy = {"zero": "zero", "3d_22b": "megatron"}.get(ended.lesson, "")
-    done = starter.run(
-        ["-m", "aiscale", *words, f"--nproc={ranks}", "--quiet"], env=env, timeout=600, strategy=strategy
-    )
+    done = forked(["-m", "aiscale", *words, f"--nproc={ranks}", "--quiet"], env=env, timeout=600, strategy=strategy)
     assert done.returncode == 0, done.stderr
     with_slurm, without = losses(there), losses(place / "without")
     assert len(with_slurm) >= 4, "three steps and an evaluation"

@@ -41,8 +41,11 @@ def test_an_unknown_recipe_names_the_nearest():
         recipe("xyzzy")
 
 
-def test_recipes_need_no_torch():
-    code = "import sys, aiscale.recipes; aiscale.recipes.recipe('1t'); sys.exit('torch' in sys.modules)"
+def test_recipes_and_formulas_need_neither_torch_nor_numpy():
+    code = (
+        "import sys, aiscale.machines; from aiscale import cost; from aiscale.recipes import recipe; "
+        "cost.step_traffic(recipe('gpt2'), 8); sys.exit(' '.join({'torch', 'numpy'} & set(sys.modules)) or 0)"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -202,6 +205,7 @@ def test_the_tiny_twin_of_radius_keeps_the_shares_of_its_steps():
     assert tiny.compression.density == full.compression.density and tiny.loop.micro_batches(dp=4) == (1, 4)
 
 
+@pytest.mark.extended
 def test_the_laptop_recipe_learns_more_than_which_letter_follows_which(tmp_path):
     from aiscale.train import fit
 

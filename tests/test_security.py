@@ -17,6 +17,7 @@ import listening
 from aiscale import cluster
 from aiscale.cluster import guard
 from aiscale.distributed.rendezvous import is_loopback
+from aiscale.processes import marked
 from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,7 @@ import listening
 from aiscale import cluster
 from aiscale.cluster import guard
 from aiscale.distributed.rendezvous import choose_gloo_interface
+from aiscale.processes import marked
 
 def beyond(pids):
     return [len(listening.sockets(pids)), listening.beyond_loopback(pids)]
@@ -69,7 +71,7 @@ for rank in range(2):
 alone = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 ranks = cluster.start(2, start_timeout_s=120)
 ranks.execute("dist.barrier()")
-report = dict(engines=beyond([os.getpid(), *guard.marked(ranks._processes.id)]))
+report = dict(engines=beyond([os.getpid(), *marked(guard.MARKER, ranks.run(os.getenv, guard.MARKER)[0])]))
 ranks.stop()
 report |= dict(by_hand=seen(by_hand, 3), alone=seen([alone], 1), launched=seen([launched], 3))
 for process in (launched, alone, *by_hand):
@@ -164,9 +166,10 @@ def engines():
     try:
         with cluster.start(2) as ranks:
             ranks.execute("print('a line of rank', rank)")
-            files = list(ranks._processes.folder.rglob("ipcontroller-*.json"))
+            cluster_id, folder = ranks.run(lambda: (os.environ[guard.MARKER], Path(os.environ["IPYTHONDIR"]).parent))[0]
+            files = list(folder.rglob("ipcontroller-*.json"))
             keys = {json.loads(path.read_text())["key"] for path in files}
-            yield ranks._processes.folder, [os.getpid(), *guard.marked(ranks._processes.id)], files, keys
+            yield folder, [os.getpid(), *marked(guard.MARKER, cluster_id)], files, keys
     finally:
         os.umask(mask)
 

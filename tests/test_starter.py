@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-import starter
+from ranks import forked
 
 PROBE = """
 import atexit, os, sys, threading, torch
@@ -30,15 +30,15 @@ def test_a_command_has_its_own_folder_environment_output_and_status(threads, tmp
     argv = ["-m", "probe", "an argument"]
     fresh = subprocess.run([sys.executable, *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL, **how)
     for _ in range(2):  # the first leaves nothing to the second
-        forked = starter.run(argv, **how)
-        assert (forked.stdout, forked.stderr, forked.returncode) == (fresh.stdout, fresh.stderr, 7)
+        done = forked(argv, **how)
+        assert (done.stdout, done.stderr, done.returncode) == (fresh.stdout, fresh.stderr, 7)
 
 
 def test_a_command_that_does_not_end_is_killed_with_what_it_has_said(tmp_path):
     (tmp_path / "endless.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     with pytest.raises(subprocess.TimeoutExpired) as expired:
-        starter.run(["-m", "endless"], cwd=tmp_path, timeout=8)
+        forked(["-m", "endless"], cwd=tmp_path, timeout=8)
     assert not psutil.pid_exists(int(expired.value.stdout))
     began = time.monotonic()
-    assert starter.run(["-m", "aiscale", "no-such-command"], timeout=60).returncode == 2
+    assert forked(["-m", "aiscale", "no-such-command"], timeout=60).returncode == 2
     assert time.monotonic() - began < 30, "the starter goes on"

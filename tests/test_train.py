@@ -162,14 +162,17 @@ def test_a_checkpoint_just_written_is_kept_beside_the_rest_of_a_newer_one(tmp_pa
 
 @pytest.mark.parametrize("settings", [("loop.precision=fp16",), ("optimizer.name=sgd", "optimizer.momentum=0")])
 def test_other_states_resume_to_the_bit_as_well(settings, tmp_path, monkeypatch):
-    # A loss scale that overflows at the third step and is still not the first one when the run goes on.
+    # A loss scale that grows every two steps, so that of the three before the checkpoint two are taken, which leaves
+    # moments, and one is skipped, which leaves another scale than the first.
     real = torch.amp.GradScaler
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda *a, **k: real(*a, **k, growth_interval=2, init_scale=2.0**20))
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda *a, **k: real(*a, **k, growth_interval=2, init_scale=2.0**17))
     whole = train(tmp_path, "name=whole", *settings)
     train(tmp_path, "name=parts", "loop.checkpoint_every=3", "loop.keep_checkpoints=9", *settings)
     (tmp_path / "parts/checkpoints/step_00000006/aiscale.json").unlink()
     resumed = train(tmp_path, "name=parts", *settings, resume=True)
     assert resumed.losses == whole.losses[3:]
+    skipped = [line["skipped"] for line in read_metrics(tmp_path / "whole")]
+    assert skipped[:3] == [False, False, "loop.precision=fp16" in settings]
     a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(a[key], b[key]) for key in a)
 

@@ -1,7 +1,6 @@
 """The ladder: every strategy, started for real, must give the losses and the weights of the serial run."""
 
-from aiscale.verify.ladder import Verdict, climb
-from aiscale.verify.report import table
+from aiscale.verify.ladder import Verdict, climb, table
 from aiscale.verify.rungs import RUNGS, Rung
 
 __all__ = ["RUNGS", "Rung", "Verdict", "climb", "table"]

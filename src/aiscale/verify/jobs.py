@@ -1,4 +1,4 @@
-"""Running the rungs' jobs: those of aiscale's own launcher by `starter`, the others by the launcher they are about.
+"""Running the rungs' jobs: those of aiscale's own launcher by `Starter`, the others by the launcher they are about.
 
 with Jobs() as jobs:
     error = jobs.run(rung, folder)      # "" where the job ended well; may be called from several threads
@@ -6,15 +6,13 @@ with Jobs() as jobs:
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as JobTimeoutError
 from pathlib import Path
 
+from aiscale.distributed.starter import Starter, StarterError
 from aiscale.verify import rungs
 from aiscale.verify.rungs import Rung
 
@@ -22,6 +20,7 @@ TIMEOUT_S = 180
 #: What else is imported stays away from a strategy whose library changes torch as it is imported.
 _APART = ("zero", "megatron")
 _TOGETHER = ("serial", "ddp", "fsdp", "pipeline")
+_WARM_UP = "import aiscale.train, aiscale.parallel as p; [p.preload(strategy) for strategy in {}]"
 #: Lines in which a launcher reports what the rank itself has said better.
 _SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| failed with exit status| died: signal 15)")
 
@@ -30,14 +29,14 @@ class Jobs:
     """The starters that are running, and how to ask them."""
 
     def __init__(self) -> None:
-        self._starters: dict[tuple[str, ...], _Starter] = {}
+        self._starters: dict[tuple[str, ...], tuple[Starter, Path]] = {}  #: with the file in which they write
         self._lock = threading.Lock()
 
     def __enter__(self) -> Jobs:
         return self
 
     def __exit__(self, *_) -> None:
-        for starter in self._starters.values():
+        for starter, _log in self._starters.values():
             starter.close()
 
     def run(self, rung: Rung, folder: Path) -> str:
@@ -48,85 +47,33 @@ class Jobs:
                 status = self._by_its_launcher(rung, log)
             else:
                 status = self.start(rung.strategy, rung.arguments(folder), log)
-        except (JobTimeoutError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             return f"no end after {TIMEOUT_S} s"
         return _explain(log, status) if status else ""
 
     def _by_its_launcher(self, rung: Rung, log: Path) -> int:
         with log.open("ab") as file:
-            job = subprocess.run(
-                rung.command(log.parent),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                env=_environment(),
-                timeout=TIMEOUT_S,
-            )
-        return job.returncode
+            files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+            return subprocess.call(rung.command(log.parent), env=_environment(), timeout=TIMEOUT_S, **files)
 
     def start(self, strategy: str, arguments: list[str], log: Path) -> int:
         """The exit status of `aiscale ARGUMENTS`, which trains by `strategy` and writes to `log` what it says."""
-        strategies = (strategy,) if strategy in _APART else _TOGETHER
+        starter, its_log = self._starter((strategy,) if strategy in _APART else _TOGETHER, log.parent)
+        with log.open("ab") as file:
+            try:
+                return starter.call(["-m", "aiscale", *arguments], stdout=file, stderr=file, timeout=TIMEOUT_S)
+            except StarterError as error:
+                file.write(its_log.read_bytes() + f"{error}\n".encode())
+                return 1
+
+    def _starter(self, strategies: tuple[str, ...], folder: Path) -> tuple[Starter, Path]:
         with self._lock:
             if strategies not in self._starters:
-                self._starters[strategies] = _Starter(strategies, log.parent)
-        return self._starters[strategies].run(arguments, log)
-
-
-class _Starter:
-    """The parent's side of `starter`."""
-
-    def __init__(self, strategies: tuple[str, ...], folder: Path) -> None:
-        self.log = folder / f"starter-{strategies[0]}.log"
-        with self.log.open("ab") as file:
-            self.process = subprocess.Popen(
-                [*rungs.PYTHON, "-m", "aiscale.verify.starter", *strategies],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                env=_environment(),
-            )
-        self._ends: dict[int, Future[int]] = {}
-        self._lock = threading.Lock()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def run(self, arguments: list[str], log: Path) -> int:
-        """The exit status of `aiscale ARGUMENTS`."""
-        end: Future[int] = Future()
-        with self._lock:
-            number = len(self._ends)
-            self._ends[number] = end
-        try:
-            self._send({"job": number, "arguments": arguments, "log": str(log)})
-        except OSError:  # the starter has ended; its words are in its own log
-            log.write_bytes(self.log.read_bytes())
-            return 1
-        try:
-            return end.result(TIMEOUT_S)
-        except JobTimeoutError:
-            self._send({"kill": number})
-            raise
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-        self._reader.join()
-        self.process.stdout.close()
-
-    def _send(self, order: dict) -> None:
-        with self._lock:
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.flush()
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            answer = json.loads(line)
-            self._ends[answer["job"]].set_result(answer["status"])
-        for end in list(self._ends.values()):
-            if not end.done():
-                end.set_result(self.process.wait() or 1)
+                log = folder / f"starter-{strategies[0]}.log"
+                with log.open("ab") as file:
+                    starter = Starter(_WARM_UP.format(strategies), env=_environment(), python=rungs.PYTHON, stderr=file)
+                self._starters[strategies] = starter, log
+            return self._starters[strategies]
 
 
 def _environment() -> dict[str, str]:
@@ -137,6 +84,6 @@ def _environment() -> dict[str, str]:
 def _explain(log: Path, status: int) -> str:
     """The line of a failed job's log that says why."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if not _SECOND_HAND.match(line)] or lines
-    ours = [line for line in told if line.startswith("aiscale: ")]
-    return (ours or told or [f"exit status {status}"])[-1]
+    first_hand = [line for line in lines if not _SECOND_HAND.match(line)] or lines
+    ours = [line for line in first_hand if line.startswith("aiscale: ")]
+    return (ours or first_hand or [f"exit status {status}"])[-1]

@@ -4,7 +4,8 @@
     aiscale verify 'zero*' ddp-x2 --json
 
 Each rung is a job as a user would start it (`mpiexec -n 2 python -m aiscale train ...`), and what it left on disk is
-compared after 20 steps: losses and gradient norms from metrics.jsonl, weights from the checkpoint, whatever its format.
+compared after 20 steps: losses, gradient norms and evaluations from metrics.jsonl, weights from the checkpoint,
+whatever its format.
 
 Tolerances. In fp64 a different order of summation changes the last of 16 digits: the rungs that hold differ by 1e-13 or
 less, and 1e-10 leaves room for that and for nothing else. In fp32 (for libraries that refuse fp64) the serial run
@@ -18,13 +19,16 @@ import fnmatch
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from aiscale import checkpoint
 from aiscale.config import ConfigError
@@ -32,12 +36,11 @@ from aiscale.model import GPT
 from aiscale.train import load_run, read_metrics
 from aiscale.verify import rungs
 from aiscale.verify.jobs import Jobs
+from aiscale.verify.played import Left, play
 from aiscale.verify.rungs import STEPS, Rung
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5}
-_LANES = 2  #: jobs at a time: while the ranks of one wait for each other, another computes
-
-Weights = dict[str, torch.Tensor]
+_JOBS_AT_A_TIME = 2  #: while the ranks of one wait for each other, another computes
 
 
 class LadderError(RuntimeError):
@@ -50,6 +53,7 @@ class Verdict:
 
     rung: Rung
     loss_difference: float  #: largest over the steps, nats
+    eval_difference: float  #: the same over the evaluations
     norm_difference: float  #: of the gradient before clipping, relative; largest over the steps
     weight_difference: float  #: largest over all weights
     seconds: float
@@ -61,8 +65,11 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        differences = (self.loss_difference, self.norm_difference, self.weight_difference)
-        return not self.error and all(difference <= self.tolerance for difference in differences)
+        return not self.error and all(difference <= self.tolerance for difference in self.differences)
+
+    @property
+    def differences(self) -> tuple[float, ...]:
+        return self.loss_difference, self.eval_difference, self.norm_difference, self.weight_difference
 
     def to_dict(self) -> dict:
         return {
@@ -72,6 +79,7 @@ class Verdict:
             "reference": self.rung.reference,
             "precision": self.rung.precision,
             "loss_difference": self.loss_difference,
+            "eval_difference": self.eval_difference,
             "norm_difference": self.norm_difference,
             "weight_difference": self.weight_difference,
             "tolerance": self.tolerance,
@@ -97,12 +105,30 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
             if rung in chosen:
                 report(verdicts[rung.name])
 
-        with ThreadPoolExecutor(_LANES) as lanes:
-            # The slowest first, or one lane would end with it alone; references before all, which the others need.
+        with ThreadPoolExecutor(_JOBS_AT_A_TIME) as pool:
+            # The slowest first, or one would be left alone at the end; references before all, which the others need.
             later = sorted((rung for rung in chosen if rung.name not in references), key=lambda it: -it.ranks)
             for batch in (references.values(), later):
-                list(lanes.map(judge, batch))
+                list(pool.map(judge, batch))
     return [verdicts[rung.name] for rung in chosen]
+
+
+def table(verdicts: Sequence[Verdict]) -> Table:
+    """The verdicts for a terminal, `Console().print(table(climb()))`: one row a rung, how far its losses, evaluations,
+    gradient norms and weights are from its reference's, and whether that is allowed."""
+    errors = [f"{verdict.rung.name}: {verdict.error}" for verdict in verdicts if verdict.error]
+    count = f"{sum(verdict.holds for verdict in verdicts)} of {len(verdicts)} hold"
+    # As text, because an error may hold what rich takes for markup.
+    result = Table(
+        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=Text("\n".join([count, *errors])), caption_justify="left"
+    )
+    for column in ("rung", "loss", "eval", "norm", "weights", "allowed", ""):
+        result.add_column(column, justify="left" if column in ("rung", "") else "right", no_wrap=True)
+    for v in verdicts:
+        state = Text("holds", "green") if v.holds else Text("failed" if v.error else "differs", "red")
+        numbers = ["-" if v.error else f"{difference:.0e}" for difference in v.differences]
+        result.add_row(v.rung.name, *numbers, f"{v.tolerance:.0e}", state)
+    return result
 
 
 def _choose(patterns: Iterable[str]) -> list[Rung]:
@@ -120,39 +146,51 @@ class _Climber:
 
     def __init__(self, jobs: Jobs, folder: Path) -> None:
         self.jobs, self.folder = jobs, folder
-        self.left: dict[str, tuple[list[dict], Weights]] = {}  #: what a reference left
+        self.left: dict[str, Left] = {}  #: what a reference left
         self._reading = threading.Lock()
 
     def verdict(self, rung: Rung) -> Verdict:
         start = time.perf_counter()
-        failed = partial(Verdict, rung, *[float("nan")] * 3)
+        failed = partial(Verdict, rung, *[float("nan")] * 4)
         is_reference = rung.name == rung.reference
         if not is_reference and rung.reference not in self.left:
             return failed(0.0, f"its reference {rung.reference} failed")
-        error = self.jobs.run(rung, self.folder)
-        seconds = time.perf_counter() - start
+        error = "" if rung.played else self.jobs.run(rung, self.folder)
         if error:
-            return failed(seconds, error)
+            return failed(time.perf_counter() - start, error)
         try:
             with self._reading:
-                metrics, weights = _read(self.folder / rung.name, rung)
+                left = play(rung) if rung.played else _read(self.folder / rung.name, rung)
+            if is_reference:
+                self.left[rung.name] = left
+            differences = _differences(left, self.left[rung.reference])
         except Exception as error:
-            return failed(seconds, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        if is_reference:
-            self.left[rung.name] = metrics, weights
-        return Verdict(rung, *_differences(metrics, weights, *self.left[rung.reference]), seconds)
+            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return failed(time.perf_counter() - start, what)
+        return Verdict(rung, *differences, time.perf_counter() - start)
 
 
-def _differences(metrics: list[dict], weights: Weights, true_metrics: list[dict], true_weights: Weights):
-    """(loss, gradient norm, weights): the largest difference in each."""
-    pairs = list(zip(metrics, true_metrics, strict=True))
-    loss = max(abs(a["loss"] - b["loss"]) for a, b in pairs)
-    norm = max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in pairs)
-    return loss, norm, max((weights[name] - tensor).abs().max().item() for name, tensor in true_weights.items())
+def _differences(left: Left, true: Left) -> tuple[float, float, float, float]:
+    """(loss, evaluation, gradient norm, weights): the largest difference in each."""
+    (metrics, evaluations, weights), (true_metrics, true_evaluations, true_weights) = left, true
+    when, truly_when = ([(line["step"], line["tokens"]) for line in lines] for lines in (evaluations, true_evaluations))
+    if not when or when != truly_when:
+        raise LadderError(f"evaluations of (step, tokens) {when}, expected {truly_when}")
+    norms = [a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(metrics, true_metrics, strict=True)]
+    return (
+        _largest_of_losses(metrics, true_metrics),
+        _largest_of_losses(evaluations, true_evaluations),
+        max(map(abs, norms)),
+        max((weights[name] - tensor).abs().max().item() for name, tensor in true_weights.items()),
+    )
 
 
-def _read(path: Path, rung: Rung) -> tuple[list[dict], Weights]:
-    """(metrics of every step, final weights) of a finished run."""
+def _largest_of_losses(lines: list[dict], true_lines: list[dict]) -> float:
+    return max(abs(a["loss"] - b["loss"]) for a, b in zip(lines, true_lines, strict=True))
+
+
+def _read(path: Path, rung: Rung) -> Left:
+    """What a finished run left."""
     metrics = read_metrics(path)
     if len(metrics) != STEPS:
         raise LadderError(f"{path.name} left {len(metrics)} losses, expected {STEPS}")
@@ -166,4 +204,4 @@ def _read(path: Path, rung: Rung) -> tuple[list[dict], Weights]:
     # What the checkpoint leaves out must not be right by chance.
     weights = {name: torch.full_like(t, torch.nan, dtype=dtype) for name, t in GPT(run.model).state_dict().items()}
     checkpoint.load_weights(weights, newest)
-    return metrics, weights
+    return metrics, read_metrics(path, "eval"), weights

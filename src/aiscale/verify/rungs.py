@@ -5,7 +5,8 @@
 The settings are chosen so that mistakes show. AdamW divides a gradient by its own size, so with the usual epsilon of
 1e-8 a gradient that is twice too large trains the same weights; with 1e-5, a learning rate that moves, and a clipping
 norm that is above the gradient's norm in some steps and below it in others, it does not. The learning rate and the
-weight decay are large, the biases so far from zero that decaying them by mistake is seen.
+weight decay are large, the biases so far from zero that decaying them by mistake is seen. Every rung evaluates twice.
+FSDP has rungs in fp64 and in fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _BASE = {
     "loop.seq_len": 32,
     "loop.global_batch": 12,
     "loop.steps": STEPS,
-    "loop.eval_every": 0,
+    "loop.eval_every": STEPS // 2,
     "loop.eval_batches": 1,
     "loop.device": "cpu",
     "optimizer.lr": 1e-2,
@@ -71,11 +72,13 @@ class Rung:
     model: str = "gpt2"  #: one of MODELS
     precision: str = "fp64"
     launcher: str = ""  #: torchrun or mpiexec; else aiscale's own
+    played: bool = False  #: no job: one process plays the ranks
+    compared_with: str = ""  #: a rung; else the serial one, which is not what those compute that send a part
 
     @property
     def reference(self) -> str:
-        """The name of the serial rung that this one must equal."""
-        return f"serial-{self.model}-{self.precision}"
+        """The name of the rung that this one must equal."""
+        return self.compared_with or f"serial-{self.model}-{self.precision}"
 
     def settings(self) -> list[str]:
         """KEY=VALUE for --set."""
@@ -135,6 +138,21 @@ _ALL = (
             ("random-k-density-1", 2, "compression.method=random-k compression.density=1"),
         )
     ),
+    *(
+        Rung(
+            name=name + "-played" * played,
+            strategy="ddp",
+            ranks=3,
+            options=options,
+            played=played,
+            compared_with=f"{name}-played",
+        )
+        for name, options in (
+            ("radius-sparse-x3", "compression.method=radius compression.density=0.3 compression.interval=6"),
+            ("top-k-sparse-x3", "compression.method=top-k compression.density=0.1"),
+        )
+        for played in (True, False)
+    ),
     Rung(name="ddp-x2-llama", strategy="ddp", ranks=2, model="llama"),
     *(
         Rung(name=f"zero{stage}-x2", strategy="zero", ranks=2, options=f"zero_stage={stage}", precision="fp32")
@@ -151,6 +169,7 @@ _ALL = (
     Rung(name="zero3-offload-x2", strategy="zero", ranks=2, options="zero_stage=3 offload=all", precision="fp32"),
     Rung(name="zero3-x3-llama", strategy="zero", ranks=3, options="zero_stage=3", model="llama", precision="fp32"),
     Rung(name="fsdp-x2", strategy="fsdp", ranks=2),
+    Rung(name="fsdp-x2-fp32", strategy="fsdp", ranks=2, precision="fp32"),
     Rung(name="fsdp-x2-accumulated", strategy="fsdp", ranks=2, options="loop.micro_batch=3 prefetch=2"),
     Rung(name="fsdp-x3-kept", strategy="fsdp", ranks=3, options="reshard_after_forward=false"),
     Rung(name="fsdp-x3-llama", strategy="fsdp", ranks=3, model="llama"),

@@ -1,0 +1,78 @@
+"""The reference of a rung that sends a part of its gradients: one process that plays all ranks, one after the other.
+
+    metrics, evaluations, weights = play(RUNGS["radius-sparse-played"])
+
+What serial computes is another thing there, so that these rungs are held to the same method without a process group:
+Radius to `aiscale.parallel.radius.SimulatedRanks`, top-k to its definition, written down again on whole tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiscale.config import Run
+from aiscale.cost.compression import is_exempt, kept_entries
+from aiscale.data import Batches
+from aiscale.optim import lr_at
+from aiscale.parallel.radius import SimulatedRanks
+from aiscale.parallel.serial import MicroBatch, StepResult
+from aiscale.recipes import recipe
+from aiscale.train.loop import load_corpus
+from aiscale.verify.rungs import Rung
+
+Left = tuple[list[dict], list[dict], dict[str, Tensor]]  #: what a run leaves: training lines, evaluations, weights
+
+
+def play(rung: Rung) -> Left:
+    """What `fit` would leave of this rung's run, whose ranks are played in this process."""
+    run = recipe("laptop").override(*rung.settings())
+    loop, n = run.loop, rung.ranks
+    with torch.random.fork_rng():  # engines seed torch
+        engine = _ENGINES[run.compression.method](run, n)
+        corpus = load_corpus(run, engine.world)
+        batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
+        held_out = Batches.in_order(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+        n_micro, _ = loop.micro_batches(n)
+        metrics, evaluations = [], []
+        for step in range(loop.steps):
+            shares = [batches.share(step, rank, n, n_micro) for rank in range(n)]
+            outcome = engine.step(shares, lr_at(step, loop.steps, run.optimizer))
+            metrics.append({"step": step + 1, "loss": outcome.loss, "grad_norm": outcome.grad_norm})
+            if (step + 1) % loop.eval_every == 0:
+                loss, tokens = engine.evaluate(held_out.share(0, 0, 1, 1))
+                evaluations.append({"step": step + 1, "loss": loss, "tokens": tokens})
+    return metrics, evaluations, engine.state(full=True)
+
+
+class _PlainTopK(SimulatedRanks):
+    """Each rank sends the k largest entries of every tensor, of all that it has not sent so far, and biases whole."""
+
+    def __init__(self, run: Run, n_ranks: int) -> None:
+        super().__init__(run.override("compression.method=none", "compression.density=0.4"), n_ranks)
+        self.density = run.compression.density
+        self.unsent = [{name: torch.zeros_like(p) for name, p in self.model.named_parameters()} for _ in range(n_ranks)]
+
+    def step(self, shares: list[list[MicroBatch]], lr: float) -> StepResult:
+        """One optimizer step; `shares` holds each rank's micro-batches."""
+        parameters, n = dict(self.model.named_parameters()), len(shares)
+        mean = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        total, tokens = 0.0, 0
+        for unsent, micro_batches in zip(self.unsent, shares, strict=True):
+            loss = sum(self._forward(batch) for batch in micro_batches) / len(micro_batches)
+            for (name, p), gradient in zip(
+                parameters.items(), torch.autograd.grad(loss, parameters.values()), strict=True
+            ):
+                unsent[name] += gradient
+                k = p.numel() if is_exempt(name) else kept_entries(self.density, p.numel())
+                sent = unsent[name].abs() >= unsent[name].abs().flatten().topk(k).values[-1]
+                mean[name] += unsent[name] * sent / n
+                unsent[name][sent] = 0
+            total, tokens = total + loss.item() / n, tokens + sum(targets.numel() for _, targets in micro_batches)
+        for name, p in parameters.items():
+            p.grad = mean[name]
+        grad_norm, skipped = self._update(lr)
+        return StepResult(total, tokens, grad_norm, skipped)
+
+
+_ENGINES = {"radius": SimulatedRanks, "top-k": _PlainTopK}
