@@ -24,6 +24,7 @@ def show_model(result: dict) -> None:
         console.print(_training_table(row))
     for row in result["generation"]:
         console.print(_generation_table(row))
+    console.print(_kernels_table(result["kernels"]))
     if result["checks"]:
         console.print(_checks_table(result["checks"]))
 
@@ -53,6 +54,15 @@ def _generation_table(row: dict) -> Table:
     for name, seconds in row["seconds"].items():
         per_token = f"{1e3 * seconds / row['new_tokens']:.2f}"
         table.add_row(name, f"{row['tokens_per_s'][name]:,.0f}", per_token, *_relative(row, name))
+    return table
+
+
+def _kernels_table(rows: list[dict]) -> Table:
+    table = Table("", "kernel", "time without / with", "range over rounds", title="our kernels", title_justify="left")
+    for row in rows:
+        ratios = row["of_each_round"]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        table.add_row(f"{row['what']} {row['size']}", row["kernel"], f"{row['time_without']:.3f}", spread)
     return table
 
 
