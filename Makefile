@@ -1,12 +1,13 @@
 # Everything starts here: `make workshop` on a fresh machine, then `make lab`. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help workshop test soak lab setup lock clean distclean
+.PHONY: help workshop test test-more test-all soak lab setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
 # Notebooks and tests call programs of .venv by name: mpiexec, torchrun, aiscale.
 WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
+PYTEST := $(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,8 +19,13 @@ help:  ## show this list
 workshop: setup  ## install what is missing, run every notebook, and build the gallery
 	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
 
-test: setup  ## run the tests, every notebook among them
-	@$(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup  ## run the tests: every promise once, on real processes (a quarter of an hour)
+	@$(PYTEST) -m "not extended" $(ARGS)
+
+test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults
+	@$(PYTEST) -m extended $(ARGS)
+
+test-all: test test-more  ## run both (an hour)
 
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
 	@$(WITH_PATH) PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from aiscale.book.anatomy import METADATA
+from aiscale.book.form import METADATA
 
 HEADER = """# {number} · A small lesson
 

@@ -27,6 +27,46 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 """
 
 
+#: For `code` of run_ranks, where ranks train: an engine's share of the global batch of a step, some steps of training,
+#: and the same run on this rank alone.
+TRAINING = """
+import dataclasses, json
+from pathlib import Path
+from aiscale import checkpoint
+from aiscale.config import CompressionConfig, ParallelConfig, Run
+from aiscale.distributed import Traffic, World
+from aiscale.meter import held_bytes
+from aiscale.parallel import build
+def share(engine, step, n_micro=0):  # by default as many micro-batches as the run says
+    loop, size = engine.run.loop, (engine.run.loop.global_batch, engine.run.loop.seq_len + 1)
+    tokens = torch.randint(0, engine.run.model.vocab_size, size, generator=torch.Generator().manual_seed(step))
+    mine = tokens.chunk(engine.data_world)[engine.data_rank]
+    parts = mine.chunk(n_micro or loop.micro_batches(engine.data_world)[0])
+    return [(part[:, :-1], part[:, 1:]) for part in parts]
+def train(engine, first, last, n_micro=0):
+    return [engine.step(share(engine, step, n_micro), lr=1e-2 / (step + 1)) for step in range(first, last)]
+def serially(run):
+    alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
+                  traffic=Traffic())
+    return build(dataclasses.replace(run, parallel=ParallelConfig(), compression=CompressionConfig()), alone)
+def differences(engine, n_micro=0, steps=6):  # from the same run alone, after steps with an evaluation between them
+    alone, found, expected = serially(engine.run), [], []
+    for its, outcomes, n in ((engine, found, n_micro), (alone, expected, 1)):
+        outcomes += train(its, 0, steps // 2, n)
+        evaluated = its.evaluate(share(its, 99, n))  # must not disturb what follows
+        outcomes += [*train(its, steps // 2, steps, n), evaluated]
+    (loss, tokens), (right, as_many) = found.pop(), expected.pop()
+    weights, theirs = engine.state(full=True), alone.state(full=True)
+    assert tokens == as_many and [r.tokens for r in found] == [r.tokens for r in expected]
+    assert not world.is_main or weights.keys() == theirs.keys()
+    weights = weights if world.is_main else {}
+    return {
+        "loss": max([abs(loss - right), *(abs(a.loss - b.loss) for a, b in zip(found, expected))]),
+        "norm": max(abs(a.grad_norm - b.grad_norm) for a, b in zip(found, expected)),
+        "weights": max([(w.double() - theirs[name].double()).abs().max().item() for name, w in weights.items()] + [0]),
+    }
+"""
+
 AT_FIRST = dict(os.environ)
 #: Strategies whose libraries change torch as they are imported, and so have a starter of their own.
 APART = ("zero", "megatron")

@@ -16,7 +16,6 @@ from aiscale.bench.radius import runs as radius_runs
 from aiscale.bench.radius import sweep as radius_sweep
 from aiscale.bench.radius.nodes import why_no_nodes
 from aiscale.bench.radius.study import bench_radius, checks, reckon
-from aiscale.bench.radius.tables import stored
 from aiscale.config import ConfigError
 from aiscale.parallel.radius import SimulatedRanks
 from ranks import aiscale, processes_with, wait_until
@@ -54,7 +53,7 @@ def test_the_benchmark_runs_on_links_that_the_kernel_slows():
 
 
 def test_shaped_links_are_refused_where_the_kernel_gives_none(monkeypatch):
-    monkeypatch.setattr("aiscale.bench.radius.nodes.why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
+    monkeypatch.setattr("aiscale.bench.radius.study.why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
     with pytest.raises(
         ConfigError, match="^--link shaped: nodes need Linux's unshare, ip and tc; without --link it is"
     ):
@@ -118,7 +117,7 @@ def test_speed_up_at_the_main_rate_stands_among_those_at_others():
 
 
 def test_what_is_stored_was_measured_on_slowed_links_and_is_what_was_asked_for():
-    speed = stored()["speed"]
+    speed = published.measured("radius_cpu")["speed"]
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4
     assert abs(speed["share_here"] - speed["share"]) < 0.02
     assert speed["checks"] == checks(speed) and all(check["met"] for check in speed["checks"])
@@ -128,13 +127,13 @@ def test_what_is_stored_was_measured_on_slowed_links_and_is_what_was_asked_for()
 
 
 def test_the_stored_sweep_has_the_trend_and_the_grid_with_every_seed():
-    rows = {(row["case"], row["steps"]): row for row in stored()["sweep"]["rows"]}
-    published, ours = (f"radius d 0.4 T 200 {rule} switch 0.2" for rule in ("sum", "turns 4 wait"))
+    rows = {(row["case"], row["steps"]): row for row in published.measured("radius_cpu")["sweep"]["rows"]}
+    theirs, ours = (f"radius d 0.4 T 200 {rule} switch 0.2" for rule in ("sum", "turns 4 wait"))
     rivals = ("top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2")
-    tuned = [(case, steps) for case in ("dense", published, ours) for steps in (500, 1000, 2000, 4000)]
+    tuned = [(case, steps) for case in ("dense", theirs, ours) for steps in (500, 1000, 2000, 4000)]
     for case, steps in [*tuned, *((case, steps) for case in rivals for steps in (500, 1000, 2000))]:
         assert rows[case, steps]["seeds"] == [0, 1, 2] and rows[case, steps]["rates_tried"] == 4, (case, steps)
-        assert rows[case, steps]["wire_share"] <= rows[published, 500]["wire_share"] or case == "dense"
+        assert rows[case, steps]["wire_share"] <= rows[theirs, 500]["wire_share"] or case == "dense"
     for d, T, residual, switch in itertools.product((0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.2, 0)):
         for steps in (500, 1000, 2000):
             row = rows[f"radius d {d:g} T {T} {residual} switch {switch:g}", steps]
@@ -150,7 +149,7 @@ def test_the_table_sets_each_case_at_its_best_rate_against_dense_seed_by_seed():
     radius = "radius d 0.4 T 200 sum switch 0.2"
     rows = [_row("dense", 0, 1.5e-3, 2.0), _row("dense", 0, 3e-3, 1.0), _row("dense", 1, 3e-3, 1.1)]
     rows += [_row(radius, 0, 1.5e-3, 1.02), _row(radius, 0, 3e-3, None), _row(radius, 1, 1.5e-3, 1.16)]
-    dense, sparse = radius_sweep.table(rows)
+    dense, sparse = radius_sweep.table_of(rows)
     assert dense["lr"] == 3e-3 and sparse["lr"] == 1.5e-3 and sparse["seeds"] == [0, 1]
     over = sparse["val_over_dense_pct"]
     assert over["low"] == pytest.approx(100 * math.expm1(0.02), abs=1e-3)

@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_output
 
 from aiscale import book
-from aiscale.book.results import Failure, Ledger, Result
+from aiscale.book.running import Failure, Result, load_results, save_result
 from aiscale.cli import main
 from lessons import HEADER, code, lesson, prose, write
 
@@ -142,8 +142,8 @@ BROKEN = {
                        "starts ranks without a name"),
     "no exercises": (changed(9, source="## Last words"), "the last two sections are not"),
     "key points": (changed(8, source="## Key points\n- one"), "the key points are 1 lines"),
-    "counts": (changed(6, execution_count=3), "carries outputs or an execution count"),
-    "metadata": (changed(6, metadata={"collapsed": True}), "carries metadata (collapsed)"),
+    "counts": (changed(6, execution_count=3), "not as committed"),
+    "metadata": (changed(6, metadata={"collapsed": True}), "not as committed"),
     "tag": (changed(6, metadata={"tags": ["hide"]}), "has the tag 'hide'"),
     "pip": (lesson("%pip install x"), "installs packages"),
     "shell": (lesson("!ls"), "uses !command, whose failure goes unseen"),
@@ -151,11 +151,11 @@ BROKEN = {
     "hub": (lesson('cluster.from_pretrained("gpt2")', imports=USE.format("cluster")), "loads weights from a hub"),
     "mermaid": (lesson(prose("```mermaid\nA-->B\n```")), "mermaid"),
     "image": (lesson(prose("![x](https://example.org/x.png)")), "shows something from the network"),
-    "syntax": (lesson("print("), "is not Python"),
+    "syntax": (lesson("print("), "cell 8 line 1: invalid-syntax"),
     "undefined": (lesson("print(nowhere)"), "cell 8 line 1: F821"),
     "undefined on ranks": (lesson("%%px\nprint(nowhere)"), "cell 8 line 2: F821"),
-    "format": (lesson("print( 1 )"), "not formatted"),
-    "format on ranks": (lesson("%%px\nprint( 1 )"), "not formatted"),
+    "format": (lesson("print( 1 )"), "not as committed"),
+    "format on ranks": (lesson("%%px\nprint( 1 )"), "not as committed"),
 }  # fmt: skip
 
 
@@ -210,27 +210,28 @@ def test_what_strip_leaves_is_clean_to_nbstripout_and_nbqa(tmp_path):
 
 
 def test_results_of_other_notebooks_stay_when_one_runs_again(tmp_path):
-    ledger = Ledger(tmp_path)
-    ledger.record(Result("00_a", "passed", 1.0, 3))
-    ledger.record(Result("03_b", "failed", 2.0, 3, failure=Failure("no", 4, "x", "t")))
-    ledger.record(Result("03_b", "passed", 3.0, 3))
-    assert {name: (r.state, r.seconds) for name, r in ledger.load().items()} == {
+    failed = Result("03_b", "failed", 2.0, 3, failure=Failure("no", 4, "x", "t"))
+    save_result(tmp_path, "00_a", Result("00_a", "passed", 1.0, 3))
+    save_result(tmp_path, "03_b", failed)
+    assert load_results(tmp_path)["03_b"] == failed
+    save_result(tmp_path, "03_b", Result("03_b", "passed", 3.0, 3))
+    assert {name: (r.state, r.seconds) for name, r in load_results(tmp_path).items()} == {
         "00_a": ("passed", 1.0),
         "03_b": ("passed", 3.0),
     }
 
 
 def test_several_runs_may_write_their_results_at_once(tmp_path):
-    code = "import sys; from pathlib import Path; from aiscale.book.results import Ledger, Result\n"
-    code += "for i in range(20): Ledger(Path(sys.argv[1])).record(Result(f'{sys.argv[2]}{i}', 'passed', 1.0, 3))"
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "ab"]
+    code = "import sys; from pathlib import Path; from aiscale.book.running import Result, save_result\n"
+    code += "for i in map(str, range(20)): save_result(Path.cwd(), sys.argv[1] + i, Result(i, 'passed', 1.0, 3))"
+    writers = [subprocess.Popen([sys.executable, "-c", code, name], cwd=tmp_path) for name in "ab"]
     assert [writer.wait() for writer in writers] == [0, 0]
-    assert len(Ledger(tmp_path).load()) == 40
+    assert len(load_results(tmp_path)) == 40
 
 
 def test_a_results_file_of_another_version_counts_as_none(tmp_path):
     (tmp_path / "results.json").write_text('{"notebooks": {"a": {"unknown": 1}}}')
-    assert Ledger(tmp_path).load() == {}
+    assert load_results(tmp_path) == {}
 
 
 def test_list_names_notebooks_their_needs_and_their_parameters(shelf, capsys):

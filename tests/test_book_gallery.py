@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-import nbformat
 import pytest
 from nbformat.v4 import new_output
 
 from aiscale import book
-from aiscale.book.formula import to_html
-from aiscale.book.page import loads
-from aiscale.book.results import Failure, Ledger, Result
+from aiscale.book.gallery import build_gallery, loads, to_html
+from aiscale.book.running import Failure, Result, save_result
 from browser import Browser, find_browser
 from lessons import write
 
@@ -30,7 +28,7 @@ def executed(shelf: Path, out: Path, name: str, *outputs, failure: Failure | Non
         cell.metadata["tags"] = [tag]
     path = write(content, out / "notebooks" / f"{name}.ipynb")
     state = "failed" if failure else "passed"
-    Ledger(path.parent).record(Result(name, state, 12.3, 3, failure=failure, executed=str(path)))
+    save_result(path.parent, name, Result(name, state, 12.3, 3, failure=failure, executed=str(path)))
 
 
 def display(**data):
@@ -41,7 +39,7 @@ def test_the_gallery_has_a_card_per_notebook_with_figure_state_and_seconds(shelf
     executed(shelf, tmp_path, "00_start", display(image_png=PNG))
     failure = Failure("ValueError: <no>", 6, "raise", "Traceback")
     executed(shelf, tmp_path, "03_ddp", display(text_plain="x"), failure=failure)
-    index = book.build_gallery(shelf, tmp_path)
+    index = build_gallery(shelf, tmp_path)
     text = index.read_text()
     for said in (
         "1 of 3 passed",
@@ -61,7 +59,7 @@ def test_the_gallery_has_a_card_per_notebook_with_figure_state_and_seconds(shelf
 
 def test_pages_load_nothing_and_show_formulas_drawn(shelf, tmp_path):
     executed(shelf, tmp_path, "03_ddp", display(image_png=PNG), display(text_latex="$$x^2$$"))
-    book.build_gallery(shelf, tmp_path)
+    build_gallery(shelf, tmp_path)
     text = (tmp_path / "gallery" / "03_ddp.html").read_text()
     assert loads(text) == []
     assert text.count('role="math"') == 2 and "<svg" in text
@@ -72,7 +70,7 @@ def test_output_that_would_load_something_is_shown_as_text(shelf, tmp_path):
     script = display(text_html="<script src='https://example.org/x.js'></script>", text_plain="a widget")
     picture = display(text_html="<img src='https://example.org/x.png'>", text_plain="a picture")
     executed(shelf, tmp_path, "03_ddp", script, picture)
-    book.build_gallery(shelf, tmp_path)
+    build_gallery(shelf, tmp_path)
     text = (tmp_path / "gallery" / "03_ddp.html").read_text()
     assert loads(text) == [] and "a widget" in text and "a picture" in text
 
@@ -82,7 +80,7 @@ def test_what_a_drawing_call_returns_is_not_shown(shelf, tmp_path):
         display(text_plain=text) for text in ("<Axes: xlabel='x'>", "array([<Axes: >, <Axes: >], dtype=object)")
     ]
     executed(shelf, tmp_path, "03_ddp", *returned, display(text_plain="an answer"))
-    book.build_gallery(shelf, tmp_path)
+    build_gallery(shelf, tmp_path)
     text = (tmp_path / "gallery" / "03_ddp.html").read_text()
     assert "Axes" not in text and "an answer" in text
 
@@ -93,7 +91,7 @@ def test_prose_that_would_load_something_stops_the_gallery(shelf, tmp_path):
     content.cells[2].source = "<img src='https://example.org/x.png'>"
     write(content, path)
     with pytest.raises(book.BookError, match="03_ddp would load img src=https://example.org/x.png"):
-        book.build_gallery(shelf, tmp_path)
+        build_gallery(shelf, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +111,7 @@ def test_everything_that_a_browser_would_fetch_is_seen(text):
 
 
 def test_links_between_notebooks_lead_to_pages():
-    from aiscale.book.page import _prose
-
-    assert 'href="02_serial.html#x"' in _prose("[two](02_serial.ipynb#x)", nbformat.from_dict({}))
+    assert 'href="02_serial.html#x"' in to_html("[two](02_serial.ipynb#x)")
 
 
 def test_a_formula_that_cannot_be_drawn_stays_readable():
@@ -127,7 +123,7 @@ def test_a_formula_that_cannot_be_drawn_stays_readable():
 def test_index_and_page_fit_a_phone_and_show_their_figures(shelf, tmp_path):
     wide = display(text_html="<table><tr>" + "<td>a wide cell</td>" * 40 + "</tr></table>")
     executed(shelf, tmp_path, "00_start", display(image_png=PNG), wide, new_output("stream", text="x" * 500))
-    index = book.build_gallery(shelf, tmp_path)
+    index = build_gallery(shelf, tmp_path)
     fits = "document.documentElement.scrollWidth <= innerWidth"
     script = f"[innerWidth, {fits}, [...document.images].every(image => image.naturalWidth)]"
     with Browser(tmp_path, size=(500, 900)) as browser:

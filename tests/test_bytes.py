@@ -5,6 +5,7 @@ import json
 import pytest
 
 from aiscale import cost
+from aiscale.bench import machine_facts
 from aiscale.bench.bytes import CASES, Case, compare, show_bytes
 from aiscale.config import ConfigError, Run
 from ranks import run_ranks
@@ -32,9 +33,9 @@ def test_every_strategy_sends_and_holds_what_the_formulas_say(library, worlds):
 def test_mpi_and_serial_send_and_hold_what_the_formulas_say(strategy, n, launcher, tmp_path):
     code = f"""
     import json
-    from aiscale.bench.bytes import Case, _rows
+    from aiscale.bench.bytes import Case, rows_of
     case = Case("it", ("parallel.strategy={strategy}",), ({n},))
-    rows = [row for rank in world.gather(_rows(case, world)) for row in rank]
+    rows = [row for rank in world.gather(rows_of(case, world)) for row in rank]
     if world.is_main:
         say(json.dumps(rows))
     """
@@ -66,7 +67,8 @@ def test_models_of_hugging_face_are_refused_in_one_line():
 
 def test_a_row_that_differs_is_shown_and_counted(capsys):
     row = {"case": "ddp", "world_size": 2, "kind": "payload", "what": "all_reduce world", "predicted": 8}
-    rows = [{**row, "rank": 0, "measured": 8}, {**row, "rank": 1, "measured": 12}]
-    show_bytes({"rows": rows, "checks": [{"value": 1}]})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.endswith("differ") for line in lines[1:]] == [False, True, True]
+    rows = [{**row, "rank": rank, "measured": measured} for rank, measured in enumerate((8, 12, 8))]
+    show_bytes({"rows": rows, "checks": [{"value": 1}], "machine": machine_facts()})
+    shown = capsys.readouterr().out
+    assert [("differ" in line) for line in shown.splitlines() if "all_reduce world" in line] == [False, True]
+    assert shown.endswith("3 rows of all ranks, 1 differ\n")

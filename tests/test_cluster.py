@@ -21,11 +21,10 @@ import pytest
 
 from aiscale import cluster
 from aiscale.cluster import engine, guard, local, processes
+from aiscale.cluster.cells import Output, Pending
 from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
-from aiscale.cluster.local import _mpi_exit
-from aiscale.cluster.output import Board
-from aiscale.cluster.waiting import Pending
 from aiscale.distributed import host_store
+from aiscale.processes import marked, usable_cores
 
 SRC = str(Path(__file__).parents[1] / "src")
 
@@ -40,6 +39,11 @@ def ranks():
 def _stop():
     yield
     cluster.stop()
+
+
+def own(ranks) -> tuple[str, Path]:
+    """The marker of the processes of a cluster, and the folder of its files."""
+    return ranks.run(os.getenv, guard.MARKER)[0], Path(ranks.run(os.getenv, "IPYTHONDIR")[0]).parent
 
 
 def seconds_until(condition, limit_s: float = 20.0) -> float:
@@ -152,7 +156,7 @@ class TestNotebook:
 
 
 def test_threads_share_the_cores_and_are_set_before_torch_loads(ranks):
-    share = max(1, len(os.sched_getaffinity(0)) // 3)
+    share = max(1, len(usable_cores()) // 3)
     ranks.execute("import os; seen = torch.get_num_threads(), os.environ['MKL_NUM_THREADS']")
     assert ranks["seen"] == [(share, str(share))] * 3
 
@@ -166,7 +170,7 @@ def test_forked_ranks_draw_different_random_numbers(ranks):
 def test_ranks_of_which_some_have_served_a_smaller_notebook_meet(ranks):
     """Or of which a Stop has caught some while they joined: not all have joined equally often."""
     _store, rendezvous = host_store(20)
-    first = ranks._processes.client.direct_view([0, 1])
+    first = ranks.view.client.direct_view([0, 1])
     served = first.apply_async(engine.join, rendezvous, 2, "cpu", 20, [], True).get(60)
     assert [info["rank"] for info in served] == [0, 1]
     assert cluster.start(3, timeout_s=20) is ranks
@@ -192,21 +196,21 @@ def test_one_rank_that_raises_does_not_leave_the_others_hanging(ranks):
 
 
 def test_ranks_that_raise_the_same_are_shown_once(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)  # a busy machine may hold up one of them
+    monkeypatch.setattr("aiscale.cluster.cells.GRACE_S", 30)  # a busy machine may hold up one of them
     with pytest.raises(RankError, match="^ranks 0-2 raised ZeroDivisionError: division by zero") as caught:
         ranks.execute("1 / 0")
     assert "".join(caught.value.__notes__).count("Traceback") == 1
 
 
 def test_an_unknown_variable_is_said_without_the_machinery_around_it(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)
+    monkeypatch.setattr("aiscale.cluster.cells.GRACE_S", 30)
     with pytest.raises(RankError, match="ranks 0-2 raised NameError: name 'nothing' is not defined") as caught:
         ranks["nothing"]
     assert "kernel.py" not in "".join(caught.value.__notes__)
 
 
 def test_kill_9_of_a_rank_fails_the_cell_in_seconds_and_the_next_use_starts_new_ranks(ranks, capfd):
-    cluster_id = ranks._processes.id
+    cluster_id, _ = own(ranks)
     killed = []
 
     def kill():
@@ -218,7 +222,7 @@ def test_kill_9_of_a_rank_fails_the_cell_in_seconds_and_the_next_use_starts_new_
     with pytest.raises(cluster.RankDied, match=r"^rank 2 died \(signal 9\)"):
         ranks.execute("if rank == 2: __import__('time').sleep(60)\ndist.barrier()")
     assert time.monotonic() - killed[0] < 20
-    assert guard.marked(cluster_id) == []
+    assert marked(guard.MARKER, cluster_id) == []
     assert repr(ranks) == "<3 ranks, rank 2 died (signal 9)>"
     ranks.execute("print('kept' in globals()); dist.barrier()")
     out = capfd.readouterr().out
@@ -232,6 +236,7 @@ def test_a_crash_shows_where(ranks):
     assert "Segmentation fault" in caught.value.shown and "string_at" in caught.value.shown
 
 
+@pytest.mark.extended
 def test_a_collective_that_hangs_ends_with_an_error():
     with cluster.start(2, timeout_s=6) as pair:
         with pytest.raises(RankError, match="Timed out waiting 6000ms"):
@@ -326,8 +331,9 @@ class TestStop:
         assert "ranks 0-1 interrupted" in kernel.run(cell, stop_at=BOTH_IN)
         assert kernel.run("%%px\ndist.barrier()\nprint(kept)").endswith("[rank 0] 10\n[rank 1] 11")
 
+    @pytest.mark.extended
     def test_ranks_that_do_not_answer_are_replaced(self, kernel):
-        kernel.run("from aiscale.cluster import waiting; waiting.ANSWER_S = 3")  # it is in vain
+        kernel.run("from aiscale.cluster import cells; cells.ANSWER_S = 3")  # it is in vain
         shown = kernel.run("%%px\nprint('in')\ndist.recv(torch.ones(1), 1 - rank)", stop_at=BOTH_IN)
         assert "ranks 0-1 did not answer and had to be killed; the next cell starts new ranks" in shown
         began = time.monotonic()
@@ -343,28 +349,32 @@ def test_kill_9_of_the_kernel_leaves_nothing_behind():
         from aiscale import cluster
         ranks = cluster.start(2)
         ranks.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)")
-        print("READY", ranks._processes.id, ranks._processes.folder, flush=True)
+        print("READY", *(ranks.run(os.getenv, name)[0] for name in ("AISCALE_CLUSTER", "IPYTHONDIR")), flush=True)
         ranks.execute("dist.recv(torch.ones(1), 1 - rank)")
     """
     kernel = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     line = next(line for line in kernel.stdout if line.startswith("READY"))
     _, cluster_id, folder = line.split()
-    assert len(guard.marked(cluster_id)) >= 6  # controller and its heart monitor, parent of the ranks, ranks, sleeps
+    folder = Path(folder).parent
+    assert len(marked(guard.MARKER, cluster_id)) >= 6  # controller, heart monitor, the ranks' parent, ranks, sleeps
     kernel.kill()
     kernel.wait()
-    assert seconds_until(lambda: not guard.marked(cluster_id)) < 20
-    seconds_until(lambda: not Path(folder).exists())
+    assert seconds_until(lambda: not marked(guard.MARKER, cluster_id)) < 20
+    seconds_until(lambda: not folder.exists())
 
 
 # ---- other people's machines -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_four_notebooks_at_once_do_not_disturb_each_other():
     code = """
+        import os
         from aiscale import cluster
         with cluster.start(2) as ranks:
             total = ranks.run(lambda: (lambda t: (dist.all_reduce(t), t.item())[1])(torch.ones(1) * NUMBER))
-            private = oct(ranks._processes.folder.stat().st_mode & 0o777)
+            folder = os.path.dirname(ranks.run(os.getenv, "IPYTHONDIR")[0])
+            private = oct(os.stat(folder).st_mode & 0o777)
             print("SUM", total, private)
     """
     programs = [
@@ -382,11 +392,12 @@ def test_everything_listens_on_the_loopback_only(ranks):
     import psutil
 
     ranks.execute("dist.barrier()")
-    for pid in [os.getpid(), *guard.marked(ranks._processes.id)]:
+    for pid in [os.getpid(), *marked(guard.MARKER, own(ranks)[0])]:
         for connection in psutil.Process(pid).net_connections("inet"):
             assert connection.laddr.ip.removeprefix("::ffff:").startswith("127."), connection
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, to change the host name")
 def test_a_host_name_that_does_not_resolve():
     program = "from aiscale import cluster; r = cluster.start(2); r.execute('dist.barrier(); print(rank)')"
@@ -397,6 +408,7 @@ def test_a_host_name_that_does_not_resolve():
     assert "2 ranks on no-such-host.invalid" in done.stdout and "[rank 1] 1" in done.stdout, done.stderr
 
 
+@pytest.mark.extended
 def test_a_rank_of_which_no_news_came_is_found_by_asking_again(monkeypatch):
     monkeypatch.setattr(processes, "_NEWS_S", (0.05,))
     with cluster.start(2) as pair:
@@ -415,7 +427,7 @@ def read_only(tmp_path_factory):
         path.chmod(0o555 if path.is_dir() else 0o444)
     program = "import aiscale.cluster as c, os; r = c.start(2); r.execute('dist.barrier(); print(rank)')\n"
     program += "print(c.__file__, os.access('.', os.W_OK), os.access(c.__file__, os.W_OK))\n"
-    program += "print(r._processes.id, r._processes.folder)"
+    program += "print(*(r.run(os.getenv, name)[0] for name in ('AISCALE_CLUSTER', 'IPYTHONDIR')))"
     command = [sys.executable, "-c", program]
     if os.geteuid() == 0:  # root may write anywhere, unless it gives that up
         command = ["setpriv", "--bounding-set=-dac_override", *command]
@@ -428,6 +440,7 @@ def read_only(tmp_path_factory):
     return done, left, package
 
 
+@pytest.mark.extended
 def test_an_installation_a_folder_and_a_home_that_cannot_be_written(read_only):
     done, left, package = read_only
     assert "[rank 1] 1" in done.stdout, done.stderr
@@ -435,9 +448,10 @@ def test_an_installation_a_folder_and_a_home_that_cannot_be_written(read_only):
     assert done.stderr == "" and left == []
 
 
+@pytest.mark.extended
 def test_the_end_of_a_program_stops_its_ranks_and_removes_its_files(read_only):
     cluster_id, folder = read_only[0].stdout.splitlines()[-1].split()
-    assert guard.marked(cluster_id) == [] and not Path(folder).exists()
+    assert marked(guard.MARKER, cluster_id) == [] and not Path(folder).parent.exists()
 
 
 # ---- MPI -------------------------------------------------------------------------------------------------------------
@@ -467,9 +481,9 @@ def test_no_mpi_is_one_line_that_says_what_to_install(monkeypatch, tmp_path):
 def test_the_first_rank_to_die_is_read_from_either_mpi():
     mpich = "=   PID 71 RUNNING AT vm\n=   EXIT CODE: 9\n... EXIT STRING: Killed (signal 9)"
     open_mpi = "mpiexec noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed)."
-    assert _mpi_exit(mpich, {70: 0, 71: 1}).message == "rank 1 died (signal 9)"
-    assert _mpi_exit(open_mpi, {}).message == "rank 2 died (signal 9)"
-    assert _mpi_exit("", {}) is None
+    assert local.first_mpi_exit(mpich, {70: 0, 71: 1}).message == "rank 1 died (signal 9)"
+    assert local.first_mpi_exit(open_mpi, {}).message == "rank 2 died (signal 9)"
+    assert local.first_mpi_exit("", {}) is None
 
 
 # ---- small things ----------------------------------------------------------------------------------------------------
@@ -491,14 +505,14 @@ def test_text_may_come_after_the_answer_of_its_rank(capsys):
         child.set_result(None)
         child.output = Future()
         child.output.metadata = {"stdout": text, "stderr": "", "execute_result": None, "outputs": []}
-    board = Board([0, 1], children)
-    board.refresh()
+    output = Output([0, 1], children)
+    output.refresh()
     assert capsys.readouterr().out == "[rank 0] a\n"  # of b there may be more
     children[1].output.set_result(None)
     threading.Timer(0.1, children[0].output.set_result, (None,)).start()
     Pending(dict(enumerate(children))).await_output(lambda: False)
     assert children[0].output.done()
-    board.finish()
+    output.finish()
     assert capsys.readouterr().out == "[rank 0] b\n[rank 1] c\n"
 
 

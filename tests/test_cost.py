@@ -272,7 +272,7 @@ def test_a_ring_sends_what_the_formula_says(world):
 
 @pytest.mark.parametrize("world", [1, 2, 5])
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(world):
-    parts = cost.reduce_scatter_wire_bytes(960, world) + cost.all_gather_wire_bytes(960, world)
+    parts = cost.wire_bytes("reduce_scatter", 960, world) + cost.wire_bytes("all_gather", 960, world)
     assert cost.all_reduce_wire_bytes(960, world) == pytest.approx(parts)
     assert cost.wire_bytes("all_reduce", 960, world) == pytest.approx(parts)
 
@@ -364,3 +364,20 @@ def test_linear_scaling_rule():
     """Goyal et al. 2017: 0.1 at 256 images becomes 3.2 at 8192."""
     assert cost.scaled_lr(0.1, 256, 8192) == pytest.approx(3.2)
     assert cost.scaled_lr(0.1, 256, 1024, "sqrt") == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("gather_s", "block_s", "ahead", "end_s"),
+    [
+        (2, 3, 0, 2 + 6 * (2 + 3)),  # the root, then one after the other
+        (2, 3, 1, 2 + 2 + 6 * 3),  # only the root and the first gather show
+        (3, 2, 1, 3 + 6 * 3 + 2),  # the wire is never idle
+        (3, 2, 2, 3 + 6 * 3 + 2),  # and further ahead changes nothing
+    ],
+)
+def test_the_predicted_forward_pass_takes_as_long_as_its_formula_says(gather_s, block_s, ahead, end_s):
+    events = cost.prefetch_timeline(6, gather_s, block_s, ahead)
+    assert max(event.end_s for event in events) == end_s
+    computed = [event.name for event in events if event.kind == "forward"]
+    gathered = [event.name for event in events if event.kind == "communication"]
+    assert computed == [str(i) for i in range(6)] and gathered == ["root"] + [f"gather {i}" for i in range(6)]

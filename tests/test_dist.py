@@ -11,9 +11,8 @@ import psutil
 import pytest
 import torch
 
-from aiscale.distributed import ConnectError, Traffic, connect, find_launch
-from aiscale.distributed.connect import _meeting_point, mpi_world
-from aiscale.distributed.environment import Launch, slurm_first_host
+from aiscale.distributed import ConnectError, Launch, Traffic, connect, find_launch, mpi_world
+from aiscale.distributed.rendezvous import meeting_point
 from ranks import processes_with, run_ranks, wait_until
 
 SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
@@ -90,15 +89,17 @@ def test_impossible_ranks_are_refused(env, message):
 def test_ranks_without_a_meeting_point_are_refused(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ConnectError, match="gave RANK 0 of WORLD_SIZE 2 but no MASTER_ADDR and MASTER_PORT: set both"):
-        _meeting_point(Launch(launcher="environment", size=2))
+        meeting_point(Launch(launcher="environment", size=2))
 
 
 def test_the_first_host_of_a_slurm_step_is_found_without_scontrol(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "4")
     monkeypatch.setenv("PATH", "")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
     for nodes, first in [("frontier[00123-00125,7]", "frontier00123"), ("nid1,nid2", "nid1"), ("a-b[3]", "a-b3")]:
         monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
-        assert slurm_first_host() == first
+        assert meeting_point(Launch(launcher="srun", size=8))[0] == first
 
 
 def test_a_port_in_use_is_named(tmp_path):

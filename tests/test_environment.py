@@ -114,14 +114,40 @@ def test_the_package_accepts_the_pythons_and_the_torch_that_the_readme_names():
 # what stands around -------------------------------------------------------------------------------------------------
 
 
-def test_every_ci_calls_the_same_two_commands():
+def test_every_ci_runs_every_tier_and_all_notebooks():
     github = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     steps = [step.get("run") for job in github["jobs"].values() for step in job["steps"]]
     gitlab = yaml.safe_load((ROOT / ".gitlab-ci.yml").read_text())
+    for script in (steps, [line for job in gitlab.values() if "script" in job for line in job["script"]]):
+        assert {"bash .ci/run test", "make workshop"} <= set(script)
+        assert any(str(line).startswith("bash .ci/run more") for line in script)
     ci = (ROOT / ".ci/run").read_text()
-    assert "bash .ci/run" in steps and "make workshop" in steps
-    assert gitlab["test"]["script"] == ["bash .ci/run"] and "make test" in ci.splitlines()
-    assert gitlab["workshop"]["script"] == ["make workshop"]
+    assert all(f"make {target} " in ci for target in ("test", "test-more", "soak"))
+
+
+def test_a_test_out_of_time_is_left_out_and_named(pytest_on):
+    done = pytest_on("def test_it(): assert False", AISCALE_TESTS_END="1", CI="1")
+    assert done.returncode == 0 and "1 skipped" in done.stdout and "out of time" in done.stdout
+
+
+def test_in_ci_what_skips_fails(pytest_on):
+    code = "import pytest\n@pytest.mark.skip(reason='no such thing here')\ndef test_it(): pass"
+    assert pytest_on(code, CI="").returncode == 0
+    done = pytest_on(code, CI="1")
+    assert done.returncode == 1 and "skipped, which CI does not allow: " in done.stdout
+
+
+@pytest.fixture
+def pytest_on(tmp_path):
+    """Run pytest over one file beside our conftest; returns the finished process."""
+
+    def run(code: str, **env: str) -> subprocess.CompletedProcess:
+        shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+        (tmp_path / "test_it.py").write_text(code)
+        command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", str(tmp_path)]
+        return subprocess.run(command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True)
+
+    return run
 
 
 def test_licence_and_citation_agree_with_pyproject():

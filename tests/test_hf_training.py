@@ -65,7 +65,7 @@ def test_formulas_count_the_parameters_and_tensors_that_transformers_makes(confi
 
 def test_a_family_without_a_formula_is_counted_on_the_meta_device():
     config = HFModelConfig(model_type="qwen2", **TINY)
-    with pytest.raises(ConfigError, match="no formula for the parameters of qwen2: models.count_parameters counts"):
+    with pytest.raises(ConfigError, match="no formula for the parameters of qwen2: model.count_parameters counts"):
         cost.parameter_count(config)
     assert count_parameters(config) == sum(p.numel() for p in build_model(config).parameters())
 
@@ -228,7 +228,7 @@ def test_radius_chooses_as_many_of_their_entries_as_the_formula_says(twin):
     assert cost.radius_traffic(run, 2, shapes=shapes) == {("all_reduce", "world"): 4 * kept}
     assert cost.radius_traffic(run, 2, dense=True, shapes=shapes) == {("all_reduce", "world"): 4 * entries}
     assert cost.radius_held(run, shapes) == sum(t.nbytes for t in engine.ranks[0].held()["compression"]) == 5 * entries
-    with pytest.raises(ConfigError, match="of Hugging Face has, no formula says: give shapes=models.parameter_shapes"):
+    with pytest.raises(ConfigError, match="of Hugging Face has, no formula says: give shapes=model.parameter_shapes"):
         cost.radius_traffic(run, 2)
 
 

@@ -221,6 +221,7 @@ def seen(tmp_path_factory):
         hub.stop()
 
 
+@pytest.mark.extended
 def test_cells_run_on_the_ranks_of_each_person_in_the_browser(seen):
     _, pages = seen
     for page in pages.values():
@@ -229,10 +230,12 @@ def test_cells_run_on_the_ranks_of_each_person_in_the_browser(seen):
         assert [each for each in SUMS if each not in text] == [], text
 
 
+@pytest.mark.extended
 def test_a_screenshot_is_kept(seen):
     assert PICTURE.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and PICTURE.stat().st_size > 20_000
 
 
+@pytest.mark.extended
 def test_each_has_the_lessons_and_keeps_what_they_have_changed(seen):
     hub, _ = seen
     lessons = {path.name: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
@@ -241,6 +244,7 @@ def test_each_has_the_lessons_and_keeps_what_they_have_changed(seen):
     assert [name for name in lessons if theirs[name] != lessons[name]] == ["03_ddp.ipynb"]
 
 
+@pytest.mark.extended
 def test_hub_servers_kernels_and_ranks_listen_on_the_loopback_only(seen):
     hub, _ = seen
     pids = hub.pids()
@@ -249,6 +253,7 @@ def test_hub_servers_kernels_and_ranks_listen_on_the_loopback_only(seen):
     assert listening.beyond_loopback(pids) == []
 
 
+@pytest.mark.extended
 def test_no_token_is_in_a_log_or_a_command_line(seen):
     hub, _ = seen
     pids = hub.pids()
@@ -261,6 +266,7 @@ def test_no_token_is_in_a_log_or_a_command_line(seen):
     assert [token for token in tokens if token in said] == []
 
 
+@pytest.mark.extended
 def test_what_the_hub_keeps_is_private(seen):
     hub, _ = seen
     assert stat.S_IMODE(hub.folder.stat().st_mode) == 0o700
@@ -268,6 +274,7 @@ def test_what_the_hub_keeps_is_private(seen):
     assert open_ones == []
 
 
+@pytest.mark.extended
 def test_nobody_gets_into_the_server_of_somebody_else(seen):
     hub, pages = seen  # the last test: it leaves the page
     assert pages["grace"].evaluate("location.pathname").startswith("/user/grace/lab")

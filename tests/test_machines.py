@@ -1,9 +1,13 @@
 """Figures of machines agree with the published table they came from, and names are forgiving."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from aiscale import machines, published
 from aiscale.config import ConfigError
+from aiscale.machines.catalogue import read_catalogue
 
 PUBLISHED = {
     "V100-SXM2-32GB": "v100-sxm2-32gb",
@@ -83,6 +87,34 @@ def test_torchs_device_names_are_understood(torch_name, name):
 
 def test_an_unknown_device_is_none_not_a_guess():
     assert machines.find_device("NVIDIA GeForce RTX 4090") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("accelerators/mi210.toml", "memory_gb =", "memory_gib =", "unknown key memory_gib: did you mean memory_gb?"),
+        ("accelerators/mi210.toml", "memory_gb =", "#", "key memory_gb is missing"),
+        ("accelerators/mi210.toml", "all =", "link =", "key sources.all is missing: every figure has a source"),
+        ("accelerators/mi210.toml", "memory_gb =", "memory_gb", "is not TOML: "),
+        (
+            "systems/frontier.toml",
+            "devices =",
+            "gpus =",
+            "unknown key node.gpus: it may be one of accelerator, devices,",
+        ),
+        ("systems/frontier.toml", "injection_gb_s =", "#", "key network.injection_gb_s is missing"),
+        ("systems/frontier.toml", "mi250x-gcd", "mi250", "node.accelerator: unknown accelerator 'mi250': did you mean"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line_that_names_it_and_the_key(tmp_path, file, old, new, message):
+    shutil.copytree(Path(machines.__file__).parent, tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / file).read_text()
+    assert old in text
+    (tmp_path / file).write_text(text.replace(old, new))
+    with pytest.raises(ConfigError) as refused:
+        read_catalogue(tmp_path)
+    assert str(refused.value).startswith(f"machines/{file}") and message in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_unknown_names_hear_the_nearest():

@@ -1,108 +1,59 @@
 """Megatron-Core trains the same model as serial does, in every layout; its states survive and nothing of it leaks."""
 
 import pytest
-import torch
 
 from aiscale.config import ConfigError, Run
 from aiscale.parallel.megatron import engine as megatron
-from ranks import run_ranks
+from ranks import TRAINING, run_ranks
 
-SETUP = """
-import copy, dataclasses
-from aiscale.config import ParallelConfig, Run
-from aiscale.distributed import Traffic, World
-from aiscale.parallel import build
+SETUP = (
+    TRAINING
+    + """
+import copy
 base = Run().override("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.max_seq_len=24",
                       "model.vocab_size=67", "loop.seq_len=16", "loop.global_batch=8", "loop.micro_batch=2",
-                      "loop.precision=fp64", "loop.device=cpu", "optimizer.clip_norm=0.5")
-torch.manual_seed(5)
-data = [torch.randint(0, 67, (8, 17)) for _ in range(4)]
-def share(batch, rank, size, micro):
-    mine = batch[rank * 8 // size:(rank + 1) * 8 // size]
-    return [(part[:, :-1], part[:, 1:]) for part in mine.split(micro)]
-def train(engine, batches):
-    micro = engine.run.loop.micro_batch
-    return [engine.step(share(b, engine.data_rank, engine.data_world, micro), lr=1e-3) for b in batches]
-def serial(run):
-    alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
-                  traffic=Traffic())
-    engine = build(dataclasses.replace(run, parallel=ParallelConfig()), alone)
-    steps = train(engine, data)
-    return steps, engine.evaluate(share(data[0], 0, 1, 2)), engine.state(full=True)
-def far(a, b):
-    return max((a[name].double() - b[name].double()).abs().max().item() for name in b)
+                      "loop.precision=fp64", "loop.device=cpu", "optimizer.clip_norm=0.5", "parallel.strategy=megatron")
 def compare(*settings):
-    run = base.override("parallel.strategy=megatron", *settings)
-    expected, evaluated, weights = serial(run) if world.is_main else (None, None, None)
-    engine = build(run, world)
-    steps = train(engine, data)
-    value = engine.evaluate(share(data[0], engine.data_rank, engine.data_world, run.loop.micro_batch))
-    full = engine.state(full=True)
+    engine = build(base.override(*settings), world)
+    off, precision = differences(engine, steps=4), engine.run.loop.precision
     engine.close()
-    assert len(set(world.gather((tuple(steps), value)))) == 1, "ranks disagree"
+    assert len(set(world.gather((off["loss"], off["norm"])))) == 1, "ranks disagree"
+    limits = {"fp64": (1e-10, 1e-10, 1e-9), "bf16": (5e-3, 1e-2, 5e-2)}[precision]
     if world.is_main:
-        assert [s.tokens for s in steps] == [s.tokens for s in expected] and full.keys() == weights.keys()
-        loss = max(abs(a.loss - b.loss) for a, b in zip(steps, expected))
-        norm = max(abs(a.grad_norm - b.grad_norm) for a, b in zip(steps, expected))
-        loss, weight = max(loss, abs(value[0] - evaluated[0])), far(full, weights)
-        limits = {"fp64": (1e-10, 1e-10, 1e-9), "fp32": (2e-6, 2e-5, 2e-4), "bf16": (5e-3, 1e-2, 5e-3)}
-        limit = limits[run.loop.precision]
-        say(loss < limit[0] and norm < limit[1] and weight < limit[2] or (settings, loss, norm, weight))
+        say(all(value < limit for value, limit in zip(off.values(), limits)) or (settings, off))
 """
-
-LLAMA = (
-    "model.norm=rmsnorm",
-    "model.position=rotary",
-    "model.activation=swiglu",
-    "model.bias=false",
-    "model.tied=false",
-    "model.n_kv_head=2",
 )
+
 EXPERTS = ("model.n_expert=4", "model.bias=false", "model.d_ff=48")
-TWO = [
-    ("parallel.ep=2", *EXPERTS),
-    ("parallel.ep=2", "model.activation=swiglu", "model.experts_per_token=1", *EXPERTS),
-    ("parallel.tp=2",),
+RECOMPUTED = "model.activation_checkpointing=true"
+LAYOUTS = [
+    ("parallel.ep=2", "model.activation=swiglu", "model.experts_per_token=1", RECOMPUTED, *EXPERTS),
     ("parallel.tp=2", "loop.precision=bf16"),
-    ("parallel.tp=2", *LLAMA),
-    ("parallel.tp=2", "parallel.sequence_parallel=true"),
-    ("parallel.tp=2", "parallel.sequence_parallel=true", *LLAMA),
-    ("parallel.pp=2", "model.activation_checkpointing=true"),
+    ("parallel.pp=2", RECOMPUTED),
     ("parallel.pp=2", "optimizer.name=sgd", "model.tied=false", "loop.micro_batch=8"),
     ("parallel.distributed_optimizer=true", "loop.precision=bf16"),
 ]
-FOUR = [
-    ("parallel.ep=2", "parallel.pp=2", "model.activation_checkpointing=true", *EXPERTS),
-    ("parallel.ep=2", *EXPERTS),
-    ("parallel.tp=2", "parallel.pp=2"),
-    ("parallel.tp=2", "parallel.distributed_optimizer=true", "loop.precision=fp32"),
-    ("parallel.pp=4", "parallel.virtual_stages=2", "parallel.schedule=interleaved", "model.n_layer=8"),
-]
-EIGHT = [("parallel.tp=2", "parallel.pp=2", "parallel.distributed_optimizer=true", "loop.precision=fp32")]
 
 
-@pytest.mark.parametrize(("n", "layouts"), [(2, TWO), (4, FOUR), (8, EIGHT)], ids=["2", "4", "8"])
-def test_every_layout_gives_serials_losses_norms_and_weights(n, layouts, tmp_path):
-    code = SETUP + "".join(f"compare(*{layout!r})\n" for layout in layouts)
-    done = run_ranks(code, n, tmp_path, strategy="megatron")
+def test_layouts_that_the_ladder_leaves_out_give_serials_losses_norms_and_weights(tmp_path):
+    code = SETUP + "".join(f"compare(*{layout!r})\n" for layout in LAYOUTS)
+    done = run_ranks(code, 2, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True"] * len(layouts)
+    assert done.stdout.splitlines() == ["True"] * len(LAYOUTS)
 
 
 RESUME = """
-from pathlib import Path
-from aiscale import checkpoint
 folder = Path(FOLDER)
 def layout(*settings):
-    return base.override("parallel.strategy=megatron", "loop.precision=fp32", "loop.micro_batch=1", *settings)
+    return base.override("loop.precision=fp32", "loop.micro_batch=1", *settings)
 first = layout("parallel.tp=2", "parallel.distributed_optimizer=true")
 engine = build(first, world)
-train(engine, data[:2])
+train(engine, 0, 2)
 path = checkpoint.save(engine, folder, step=2)
 kept, mine = engine.state(full=True), copy.deepcopy(engine.state())
-expected = train(engine, data[2:])
+expected = train(engine, 2, 4)
 engine.load(mine)
-say("in memory", train(engine, data[2:]) == expected)
+say("in memory", train(engine, 2, 4) == expected)
 engine.close()
 others = [("parallel.pp=2",), ("parallel.tp=2", "parallel.pp=2"), ("parallel.tp=4",),
           ("parallel.pp=2", "parallel.distributed_optimizer=true")]
@@ -111,7 +62,7 @@ for run in [first, *(layout(*settings) for settings in others)]:
     step = checkpoint.load(engine, path)
     same = engine.state(full=True)
     equal = not world.is_main or all(torch.equal(same[name], kept[name]) for name in kept)
-    steps = train(engine, data[2:])
+    steps = train(engine, 2, 4)
     off = max(abs(a.loss - b.loss) + abs(a.grad_norm - b.grad_norm) for a, b in zip(steps, expected))
     say(step == 2 and equal and (steps == expected if run == first else off < 5e-6) or (run.parallel, off))
     engine.close()
@@ -139,23 +90,21 @@ def test_a_run_goes_on_exactly_and_in_another_layout(tmp_path):
 
 
 EXPERTS_RESUME = """
-from pathlib import Path
-from aiscale import checkpoint
 def layout(*settings):
-    return base.override("parallel.strategy=megatron", "loop.micro_batch=1", *EXPERTS, *settings)
+    return base.override("loop.micro_batch=1", *EXPERTS, *settings)
 first = layout("parallel.ep=2")
 engine = build(first, world)
-train(engine, data[:2])
+train(engine, 0, 2)
 path = checkpoint.save(engine, Path(FOLDER), step=2)
 kept = engine.state(full=True)
-expected = train(engine, data[2:])
+expected = train(engine, 2, 4)
 engine.close()
 for run in [first, layout("parallel.ep=4"), layout(), layout("parallel.ep=2", "parallel.pp=2")]:
     engine = build(run, world)
     checkpoint.load(engine, path)
     same = engine.state(full=True)
     equal = not world.is_main or all(torch.equal(same[name], kept[name]) for name in kept)
-    steps = train(engine, data[2:])
+    steps = train(engine, 2, 4)
     off = max(abs(a.loss - b.loss) + abs(a.grad_norm - b.grad_norm) for a, b in zip(steps, expected))
     say(equal and (steps == expected if run == first else off < 1e-10) or (run.parallel, off))
     engine.close()
@@ -171,40 +120,36 @@ def test_experts_go_on_exactly_and_divided_otherwise(tmp_path):
 
 CLEAN = """
 import megatron.core.tensor_parallel.random as random
-from aiscale.parallel.megatron.adapt import adapted
-from torch.overrides import _get_current_function_mode_stack
 def look():
     names = ("current_device", "synchronize", "get_rng_state", "manual_seed")
-    return [getattr(torch.cuda, name) for name in names] + [random._get_cuda_rng_state, random._set_cuda_rng_state]
+    return [getattr(torch.cuda, name) for name in names] + [dict(vars(random))]
 was = look()
-engine = build(base.override("parallel.strategy=megatron", "parallel.tp=2"), world)
-train(engine, data[:1])
+engine = build(base.override("parallel.tp=2"), world)
+train(engine, 0, 1)
 try:
-    engine.step([(data[0][:3, :-1], data[0][:2, 1:])], lr=1e-3)  # raises inside Megatron-Core
+    engine.step([(torch.ones(3, 16, dtype=int), torch.ones(2, 16, dtype=int))], lr=1e-3)  # raises inside Megatron-Core
 except Exception:
-    say("raised", look() == was and not _get_current_function_mode_stack(), torch.ones(1).type())
+    now = look()
+    same = now[:-1] == was[:-1] and all(now[-1][name] is value for name, value in was[-1].items() if callable(value))
+    say("raised", same, torch.ones(1).type())  # inside it would say torch.cuda.FloatTensor
 engine.close()
 other = build(base.override("parallel.strategy=ddp"), world)
-steps = train(other, data)
-other.close()
-if world.is_main:
-    say("ddp as ever", max(abs(a.loss - b.loss) for a, b in zip(steps, serial(base)[0])) < 1e-12)
+say("ddp as ever", max(differences(other).values()) < 1e-12)
 """
 
 
 def test_nothing_of_the_adaptation_is_left_behind(tmp_path):
     done = run_ranks(SETUP + CLEAN, 2, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["ddp as ever True", *["raised True torch.FloatTensor"] * 2]
+    assert sorted(done.stdout.splitlines()) == [*["ddp as ever True"] * 2, *["raised True torch.FloatTensor"] * 2]
 
 
 TRACE = """
-from aiscale.parallel.megatron import ScheduleTrace, passes
-run = base.override("parallel.strategy=megatron", "parallel.pp=4", "parallel.virtual_stages=2",
-                    "parallel.schedule=interleaved", "model.n_layer=8")
+from aiscale.parallel.trace import ScheduleTrace
+run = base.override("parallel.pp=4", "parallel.virtual_stages=2", "parallel.schedule=interleaved", "model.n_layer=8")
 engine = build(run, world)
 trace = ScheduleTrace(engine, forward_s=0.02, backward_s=0.04)
-batch = share(data[0], 0, 1, 2)
+batch = share(engine, 0)
 world.barrier()
 trace.start()
 engine.step(batch, lr=1e-3)
@@ -215,7 +160,7 @@ work = sorted(f"{micro}.{chunk}" for micro in range(4) for chunk in range(2))
 say(sorted(kinds["forward"]) == work, sorted(kinds["backward"]) == work, kinds["optimizer"] == ["optimizer"],
     kinds["forward"][:5] == ["0.0", "1.0", "2.0", "3.0", "0.1"], kinds["backward"][0] == "0.1",
     all(e.rank == world.rank and 0 <= e.start_s <= e.end_s for e in events), trace.stop() == events,
-    all(e.end_s - e.start_s > (0.009 if e.kind == "forward" else 0.019) for e in passes(events)))
+    all(e.end_s - e.start_s > {"forward": 0.009, "backward": 0.019}.get(e.kind, -1) for e in events))
 """
 
 
@@ -275,15 +220,3 @@ def test_upstream_sequence_parallelism_is_refused_by_torchs_norm():
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, **options)
     with pytest.raises(AssertionError, match="sequence parallel not supported by torch LayerNorm"):
         WrappedTorchNorm(config, 8)
-
-
-def test_upstream_the_distributed_optimizer_refuses_fp64():
-    """Why fp64 goes without it."""
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    weight = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
-    ranges = [{"x": [{"param_map": {weight: {"param": None}}}]}]
-    with pytest.raises(TypeError, match="Wrapped parameters must be one of"):
-        DistributedOptimizer._build_model_and_main_param_groups(
-            ranges, {weight: (0, "x", 0)}, [{"params": [weight]}], None
-        )

@@ -90,10 +90,11 @@ def test_every_expert_is_on_some_rank_and_comes_back(ep):
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
 
 
-@pytest.mark.parametrize("grid", [Grid(tp=2, pp=2, dp=2), Grid(tp=4, dp=2), Grid(pp=3, dp=2)])
-def test_coordinates_and_ranks_agree(grid):
-    ranks = range(grid.tp * grid.pp * grid.dp)
-    assert [grid.rank(*grid.coordinates(rank)) for rank in ranks] == list(ranks)
+def test_tensor_parallel_neighbours_come_first_and_stages_last():
+    grid = Grid(tp=2, dp=3, pp=2)
+    assert [grid.coordinates(rank) for rank in (0, 1, 2, 5, 6, 11)] == [
+        *((0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 2, 0), (0, 0, 1), (1, 2, 1))
+    ]
 
 
 def write_checkpoint(folder, grid: Grid, model=GPT2) -> dict:

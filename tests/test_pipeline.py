@@ -11,79 +11,44 @@ matplotlib.use("Agg")
 
 from aiscale import cost, plots  # noqa: E402
 from aiscale.config import ConfigError, Run  # noqa: E402
-from ranks import aiscale, run_ranks  # noqa: E402
+from ranks import TRAINING, aiscale, run_ranks  # noqa: E402
 
-SETUP = """
-import dataclasses, json
-from aiscale import checkpoint
-from aiscale.config import ParallelConfig, Run
-from aiscale.distributed import Traffic, World
-from aiscale.parallel import build
+SETUP = (
+    TRAINING
+    + """
 BASE = ["model.n_layer=8", "model.n_head=2", "model.d_model=32", "loop.precision=fp64", "loop.global_batch=8",
-        "loop.micro_batch=1", "loop.device=cpu", "optimizer.clip_norm=0.5", "optimizer.eps=1e-5"]
+        "loop.seq_len=16", "loop.micro_batch=1", "loop.device=cpu", "optimizer.clip_norm=0.5", "optimizer.eps=1e-5"]
 LLAMA = ["model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.n_kv_head=1",
          "model.tied=false", "model.bias=false"]
-torch.manual_seed(5)
-tokens = torch.randint(0, 256, (4, 8, 17))
-alone = World(rank=0, size=1, local_rank=0, local_size=1, device=torch.device("cpu"), launcher="none", backend="gloo",
-              traffic=Traffic())
-def batch(step, rank=0, size=1, n_micro=1):
-    x, y = tokens[step, :, :-1].chunk(size)[rank], tokens[step, :, 1:].chunk(size)[rank]
-    return list(zip(x.chunk(n_micro), y.chunk(n_micro)))
-def steps(engine, which):
-    n_micro = engine.run.loop.micro_batches(engine.data_world)[0]
-    return [engine.step(batch(i, engine.data_rank, engine.data_world, n_micro), lr=0.01) for i in which]
 """
+)
 
 EQUAL = """
-references = {}
 for settings in SETTINGS:
     model = tuple(LLAMA if "llama" in settings else ())
     run = Run().override(*BASE, *model, "parallel.strategy=pipeline", *(s for s in settings if s != "llama"))
-    if model not in references:
-        engine = build(dataclasses.replace(run, parallel=ParallelConfig()), alone)
-        references[model] = steps(engine, range(3)), engine.evaluate(batch(3)), engine.state(full=True)
-    expected, expected_eval, expected_weights = references[model]
     engine = build(run, world)
-    results = steps(engine, range(2))
+    errors = differences(engine, steps=4)
     before = world.traffic.groups()
-    results += steps(engine, [2])
+    result, = train(engine, 4, 5)
     counts = world.traffic.groups_since(before)
     sent = {f"{op} {group.name}": [c.calls, c.payload_bytes] for (op, group), c in counts.items()}
-    found_eval = engine.evaluate(batch(3, engine.data_rank, engine.data_world, 2))
-    weights = engine.state(full=True)
-    errors = {
-        "loss": max(abs(a.loss - b.loss) for a, b in zip(results, expected)),
-        "norm": max(abs(a.grad_norm - b.grad_norm) for a, b in zip(results, expected)),
-        "eval": abs(found_eval[0] - expected_eval[0]) + abs(found_eval[1] - expected_eval[1]),
-        "tokens": abs(results[0].tokens - expected[0].tokens),
-    }
-    if world.rank == 0:
-        assert list(weights) == list(expected_weights)
-        errors["weights"] = max((weights[n] - w).abs().max().item() for n, w in expected_weights.items())
     own = [p.numel() for p in engine.model.parameters()]
-    held = {kind: sum(t.nbytes for t in tensors) for kind, tensors in engine.held().items()}
-    same = world.gather([(r.loss, r.grad_norm) for r in results])
+    same = world.gather((result.loss, result.grad_norm))
+    held = held_bytes(engine.held())
     everything = world.gather({"errors": errors, "sent": sent, "held": held, "own": sum(own), "tensors": len(own)})
     if world.rank == 0:
         say(json.dumps({"settings": settings, "same": all(s == same[0] for s in same), "ranks": everything}))
 """
 
+#: what the ladder or the table of bytes leaves out
 FOUR = [
-    ["parallel.pp=4", "parallel.schedule=gpipe"],
-    ["parallel.pp=4", "parallel.schedule=1f1b", "llama"],
-    ["parallel.pp=4", "parallel.schedule=interleaved", "parallel.virtual_stages=2"],
     ["parallel.pp=4", "parallel.schedule=zero-bubble"],
-    ["parallel.pp=4", "parallel.schedule=zero-bubble", "parallel.virtual_stages=2"],
-    ["parallel.pp=2", "parallel.schedule=1f1b"],
     ["parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.virtual_stages=2", "llama"],
 ]
 TWO = [
-    ["parallel.pp=2", "parallel.schedule=gpipe", "llama"],
-    ["parallel.pp=2", "parallel.schedule=1f1b"],
     ["parallel.pp=2", "parallel.schedule=1f1b", "model.activation_checkpointing=true"],
     ["parallel.pp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=4", "llama"],
-    ["parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.virtual_stages=2"],
 ]
 
 
@@ -117,7 +82,6 @@ def test_every_schedule_gives_serials_losses_norms_weights_and_evaluation(found)
     assert found["same"], "ranks disagree on the loss or the norm"
     for rank in found["ranks"]:
         assert max(rank["errors"].values()) < 1e-12, rank["errors"]
-    assert "weights" in found["ranks"][0]["errors"]
 
 
 @layouts
@@ -155,20 +119,19 @@ first = Run().override(*BASE, "parallel.strategy=pipeline", "parallel.pp=4", "pa
 second = Run().override(*BASE, "parallel.strategy=pipeline", "parallel.pp=2", "parallel.schedule=zero-bubble",
                         "parallel.virtual_stages=2")
 third = Run().override(*BASE, "parallel.strategy=ddp")
-expected = [r.loss for r in steps(build(Run().override(*BASE), alone), range(4))]
+serial = serially(Run().override(*BASE))
+expected = [r.loss for r in train(serial, 0, 4, 1)]
 losses, path = [], None
 for at, run in enumerate((first, first, second, third)):
     engine = build(run, world)
     if path:
         assert checkpoint.load(engine, path) == at
-    losses += [r.loss for r in steps(engine, [at])]
+    losses += [r.loss for r in train(engine, at, at + 1)]
     path = checkpoint.save(engine, "checkpoints", step=at + 1)
-serial = build(Run().override(*BASE), alone)
 weights = {name: torch.zeros_like(w) for name, w in serial.model.state_dict().items()}
 world.from_rank0(lambda: checkpoint.load_weights(weights, path))
 say(max(abs(a - b) for a, b in zip(losses, expected)) < 1e-12)
 if world.rank == 0:
-    steps(serial, range(0))
     whole = engine.state(full=True)
     assert all(torch.equal(weights[name], whole[name]) for name in whole)
 """
@@ -183,14 +146,13 @@ def test_a_checkpoint_goes_on_exactly_under_another_number_of_stages_and_under_d
 MIXED = """
 for precision in ("bf16", "fp16"):
     settings = [f"loop.precision={precision}", "loop.micro_batch=2", "model.n_layer=2"]
-    expected = steps(build(Run().override(*BASE, *settings), alone), range(3))
     engine = build(Run().override(*BASE, *settings, "parallel.strategy=pipeline", "parallel.pp=2"), world)
-    results = steps(engine, range(3))
+    expected, results = train(serially(engine.run), 0, 3), train(engine, 0, 3)
     say(max(abs(a.loss - b.loss) + abs(a.grad_norm - b.grad_norm) for a, b in zip(results, expected)) < 2e-3)
 before, scale = [p.clone() for p in engine.model.parameters()], engine.scaler.get_scale()
 if world.rank == 1:  # in the last stage's gradients only
     next(engine.model.norm.parameters()).register_hook(lambda gradient: gradient * float("inf"))
-result = steps(engine, [3])[0]
+result, = train(engine, 3, 4)
 kept = all(torch.equal(p, b) for p, b in zip(engine.model.parameters(), before))
 say(result.skipped and kept and engine.scaler.get_scale() == scale / 2)
 """
@@ -282,12 +244,12 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_no_more_than_stages_are_left():
     [shape for shape in SHAPES if shape[0] != "1f1b"],  # torch has no list of its order: see the traced steps
 )
 def test_the_order_is_that_in_which_torch_works(schedule, pp, n_micro, virtual_stages):
-    from aiscale.parallel.pipeline import _SCHEDULES
+    from aiscale.parallel.pipeline import SCHEDULES
 
     kinds = {"FORWARD": "forward", "FULL_BACKWARD": "backward", "BACKWARD_INPUT": "backward"}
     kinds |= {"BACKWARD_WEIGHT": "weights"}
     pieces, ours = pp * virtual_stages, cost.schedule_order(schedule, pp, n_micro, virtual_stages)
-    kind = _SCHEDULES[schedule, virtual_stages > 1]
+    kind = SCHEDULES[schedule, virtual_stages > 1]
     stages = [
         SimpleNamespace(num_stages=pieces, group_size=pp, group_rank=0, is_last=False, submod=torch.nn.Identity())
         for _ in range(virtual_stages)
@@ -303,14 +265,14 @@ def test_the_order_is_that_in_which_torch_works(schedule, pp, n_micro, virtual_s
 
 TRACED = """
 from aiscale.parallel.trace import PipelineTrace
-for schedule, pieces in SCHEDULES:
+for schedule, pieces in TRACED:
     settings = ["parallel.pp=2", f"parallel.schedule={schedule}", f"parallel.virtual_stages={pieces}"]
     engine = build(Run().override(*BASE, "parallel.strategy=pipeline", *settings), world)
     trace = PipelineTrace(engine, forward_s=0.01, backward_s=0.02)
     for step in range(2):
         world.barrier()
         trace.start()
-        steps(engine, [step])
+        train(engine, step, step + 1)
     events = world.gather(trace.stop())
     if world.rank == 0:
         say(json.dumps([event for mine in events for event in mine]))
@@ -319,7 +281,7 @@ for schedule, pieces in SCHEDULES:
 
 def test_a_traced_step_shows_all_work_in_the_order_of_the_schedule(tmp_path):
     schedules = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 2)]
-    done = run_ranks(SETUP + TRACED.replace("SCHEDULES", repr(schedules)), 2, tmp_path)
+    done = run_ranks(SETUP + TRACED.replace("TRACED", repr(schedules)), 2, tmp_path)
     assert done.returncode == 0, done.stderr
     for (schedule, pieces), line in zip(schedules, done.stdout.splitlines(), strict=True):
         events = [cost.Event(*event) for event in json.loads(line)]

@@ -1,6 +1,8 @@
 """Figures show the data they were given, say in what unit, and can be read at the width of a notebook."""
 
 import itertools
+import math
+from dataclasses import dataclass
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 
 from aiscale import cost, plots
 from aiscale.config import ConfigError, ModelConfig
-from aiscale.plots import anatomy, collectives, numbers, style
+from aiscale.cost.parameters import block_shapes
+from aiscale.plots import style
 
 matplotlib.use("agg")
 MODEL = ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=172, max_seq_len=256)
@@ -32,7 +36,6 @@ FIGURES = {
         source="NCCL",
     ),
     "loss": lambda: plots.loss_curves({"serial": [3, 2, 1], "ddp x2": [3, 2, 1]}, {"serial": [(3, 1.2)]}),
-    "learning rates": lambda: plots.learning_rates({"warm-up": [1e-4, 2e-4, 3e-4]}),
     "loss over batch": lambda: plots.loss_vs_batch({"linear": [(16, 2.0), (32, 2.1)]}),
     "loss difference": lambda: plots.loss_difference({"ddp x2": [1e-14, 0.0]}, tolerance=1e-10),
     "memory": lambda: plots.memory_bars(BYTES, BYTES),
@@ -125,25 +128,40 @@ def test_they_can_be_drawn_into_given_axes():
 # Each draws its data -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("op", collectives._NAMES)
-def test_a_collective_shows_every_chunk_before_and_after(op):
-    before, after = collectives._example(op, 3)
-    shown = words(plots.collective(op, ranks=3))
-    for chunk in [c for grid in (before, after) for row in grid for c in row if c is not None]:
-        assert chunk in shown
+@pytest.mark.parametrize(
+    ("op", "chunks"),
+    [
+        ("broadcast", "A0 A1, A0 A1 A0 A1"),
+        ("scatter", "A0 A1, A0 A1"),
+        ("gather", "A0 B0, A0 B0"),
+        ("all_gather", "A0 B0, A0 B0 A0 B0"),
+        ("reduce", "A0 A1 B0 B1, Σ0 Σ1"),
+        ("all_reduce", "A0 A1 B0 B1, Σ0 Σ1 Σ0 Σ1"),
+        ("reduce_scatter", "A0 A1 B0 B1, Σ0 Σ1"),
+        ("all_to_all", "A0 A1 B0 B1, A0 B0 A1 B1"),
+    ],
+)
+def test_a_collective_shows_every_chunk_before_and_after(op, chunks):
+    shown = words(plots.collective(op, ranks=2))
+    assert [word for word in shown if word[0] in "ABΣ" and word[1:].isdigit()] == chunks.replace(",", "").split()
     assert op.replace("_", "-") in shown
 
 
 def test_colours_follow_the_data_even_where_values_repeat():
-    origins = collectives._origins("all_gather", [[7, None], [None, 7]], [[7, 7], [7, 7]])
-    assert origins == [[[0], [1]], [[0], [1]]]
-    assert collectives._origins("broadcast", [[5], [None]], [[5], [5]]) == [[[0]], [[0]]]
-    assert collectives._origins("all_reduce", [[1], [2]], [[3], [3]]) == [[[0, 1]], [[0, 1]]]
+    def colors(*example) -> list[int]:
+        """The rank whose colour each filled chunk has, before and after; a sum has a stripe for each rank."""
+        filled = [patch.get_facecolor() for patch in plots.collective(*example).patches if patch.get_fill()]
+        hexes = [to_hex(color) for color in filled if color[3]]
+        return [style.RANK_COLORS.index(color.upper()) for color in hexes if color.upper() in style.RANK_COLORS]
+
+    assert colors("all_gather", [[7, None], [None, 7]], [[7, 7], [7, 7]]) == [0, 1, 0, 1, 0, 1]
+    assert colors("broadcast", [[5], [None]], [[5], [5]]) == [0, 0, 0]
+    assert colors("all_reduce", [[1], [2]], [[3], [3]]) == [0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_the_drawn_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(world):
-    states = collectives.ring_states(world)
+    states = plots.ring_states(world)
     assert len(states) == 1 + 2 * (world - 1)
     after_reduce_scatter = states[world - 1][0]
     complete = [sum(len(cell) == world for cell in row) for row in after_reduce_scatter]
@@ -199,9 +217,11 @@ def test_the_layer_shows_its_shapes_and_its_parameters():
 
 
 @pytest.mark.parametrize("model", [MODEL, PARALLEL])
-def test_the_layers_boxes_add_up_to_the_layer(model):
-    boxes = [box for branch in anatomy._branches(model) for box in branch]
-    assert sum(box.parameters for box in boxes) == sum(cost.layer_parameters(model).values())
+def test_the_layers_boxes_have_the_parameters_of_their_tensors(model):
+    shown = words(plots.transformer_layer(model))
+    for name in ("attn_norm", "attn.qkv", "attn.out", "mlp_norm", "mlp.up", "mlp.down"):
+        tensors = [shape for tensor, shape in block_shapes(model).items() if tensor.startswith(f"{name}.")]
+        assert style.format_count(sum(map(math.prod, tensors))) in shown
 
 
 def test_masks_show_who_looks_at_whom():
@@ -216,7 +236,7 @@ def test_matrices_show_their_numbers_and_shapes():
     assert shown == ["0.50", "−1.25", "0.00", "2.00", "W1  (2 × 2)"]
 
 
-@pytest.mark.parametrize("kind", numbers.FORMATS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", plots.FORMATS, ids=lambda kind: kind.name)
 def test_number_formats_are_torchs(kind):
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.get(kind.name)
     if dtype is None:  # tf32 has fp32's range and fp16's precision, and no dtype
@@ -258,6 +278,75 @@ def test_published_bars_end_at_their_value_in_a_hollow_diamond():
     assert [point[0][0] for point in lines(ax, "published")] == [15264, 1287]
 
 
+def test_counts_and_seconds_are_drawn_and_the_upper_axis_says_how_large_one_message_is():
+    ax = plots.message_count([1, 4, 16], [0.1, 0.2, 0.4], [0.1, 0.15, 0.3], payload_bytes=16384)
+    measured, predicted = ax.lines
+    assert list(measured.get_xdata()) == list(predicted.get_xdata()) == [1, 4, 16]
+    assert list(measured.get_ydata()) == [0.1, 0.2, 0.4]
+    assert list(predicted.get_ydata()) == [0.1, 0.15, 0.3]
+    assert predicted.get_linestyle() == "--" and measured.get_linestyle() == "-"
+    upper = ax.child_axes[0]
+    assert [label.get_text() for label in upper.get_xticklabels()] == ["16 KiB", "4 KiB", "1 KiB"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["measured", "predicted"]
+
+
+def test_a_prediction_may_be_left_out():
+    ax = plots.message_count([1, 2], [0.1, 0.2], payload_bytes=1024)
+    assert len(ax.lines) == 1
+
+
+def test_the_time_axis_has_several_labels_even_where_times_differ_little():
+    ax = plots.message_count([1, 4, 16], [0.0021, 0.0022, 0.009], payload_bytes=1024)
+    ax.figure.canvas.draw()
+    low, high = ax.get_ylim()
+    assert sum(low <= tick <= high for tick in ax.get_yticks()) >= 2
+
+
+def test_bars_are_as_long_as_the_bytes_in_the_named_unit():
+    predicted = {"zero1": {"all_reduce": 400.0, "all_gather": 200.0}, "zero3": {"all_gather": 400.0}}
+    measured = {"zero1": {"all_reduce": 410.0}}
+    ax = plots.traffic_bars(predicted, measured, unit_bytes=100, unit="weights")
+    widths = {bar.get_label(): [p.get_width() for p in bar] for bar in ax.containers}
+    assert [round(p.get_width(), 9) for bar in ax.containers for p in bar] == [4.0, 2.0, 4.1, 4.0], widths
+    assert ax.get_xlabel() == "sent by a rank in one step (weights)"
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == [
+        "zero1, predicted",
+        "zero1, measured",
+        "zero3, predicted",
+    ]
+    assert sorted(text.get_text() for text in ax.texts) == ["4", "4.1", "6"]
+
+
+def test_each_rank_has_its_rows_and_the_rest_is_padding():
+    ax = plots.shards({"weight": (67, 8), "bias": (3,)}, 4)
+    widths = [[bar.get_width() for bar in group] for group in ax.containers]
+    assert widths == [[17], [17], [17], [16], [1], [1], [1], [0]]
+    padding = [patch.get_width() for patch in ax.patches if patch.get_label() == "_padding"]
+    assert padding == [1, 1]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["weight  (67 × 8)", "bias  (3)"]
+
+
+@dataclass
+class Trace:
+    seconds: list
+    held_bytes: dict
+    events: list
+
+
+def test_memory_is_stacked_in_mebibytes_and_the_strip_shows_the_blocks():
+    held = {"parameters": [2**20] * 3, "activations": [0, 2**21, 0], "gathered parameters": [0, 2**20, 0]}
+    trace = Trace([0.0, 0.1, 0.2], held, [cost.Event(0, "forward 0", 0.0, 0.1, "forward")])
+    axes = plots.step_memory({"a": trace, "b": trace, "c": trace})
+    assert [ax.get_visible() for ax in axes.flat] == [True, True, True, False]
+    ax = axes[0, 0]
+    top = {layer.get_label(): layer.get_paths()[0].vertices[:, 1].max() for layer in ax.collections}
+    assert (top["_parameters"], top["_gathered parameters"], top["_activations"]) == (1, 2, 4)
+    (strip,) = [patch for patch in ax.patches if patch.get_width() == 100]
+    assert strip.get_y() < 0
+    legend = [text.get_text() for text in ax.figure.legends[0].get_texts()]
+    assert legend == ["parameters", "gathered parameters", "activations", "forward", "backward"]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -266,7 +355,12 @@ def test_published_bars_end_at_their_value_in_a_hollow_diamond():
         (lambda: plots.matrix(np.ones((40, 2))), "at most 16 x 16 numbers: cut a corner out"),
         (lambda: plots.speedup([1, 2], [1.0]), "1 values"),
         (lambda: plots.attention_masks({"a": np.ones((2, 3))}), r"has shape \(2, 3\): it must be square"),
-        (lambda: plots.memory_bars(), "nothing to draw"),
+        (lambda: plots.memory_bars(), "nothing to draw: give memory_bars predicted"),
+        (lambda: plots.traffic_bars(), "nothing to draw: give traffic_bars predicted"),
+        (lambda: plots.timeline(), "nothing to draw: give timeline"),
+        (lambda: plots.shards({}, 4), "nothing to draw: give shards"),
+        (lambda: plots.step_memory({}), "nothing to draw: give step_memory"),
+        (lambda: plots.message_count([1, 2], [0.1, 0.2], [0.1], payload_bytes=8), "2 counts of messages but 1 values"),
     ],
 )
 def test_bad_data_is_refused_in_one_line(call, message):

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 from aiscale import cost, plots
 from aiscale.config import ConfigError
-from aiscale.plots import anatomy, numbers, style
+from aiscale.plots import style
 
 matplotlib.use("agg")
 SIZES = [2**10, 2**15, 2**20]
@@ -96,13 +96,21 @@ def oklab(color, vision) -> np.ndarray:
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize(
     "palette",
-    [style.STRATEGY_COLORS, style.MEMORY_COLORS, style.EVENT_COLORS, anatomy.PART_COLORS, numbers._FIELDS],
-    ids=["strategies", "memory", "events", "parts", "fields"],
+    [style.STRATEGY_COLORS, style.MEMORY_COLORS, style.EVENT_COLORS, plots.PART_COLORS, plots.COLLECTIVE_COLORS],
+    ids=["strategies", "memory", "events", "parts", "collectives"],
 )
 def test_palettes_stay_apart_for_every_kind_of_vision(palette, vision):
     for (a, one), (b, other) in itertools.combinations(palette.items(), 2):
         distance = np.linalg.norm(oklab(one, vision) - oklab(other, vision))
         assert distance > 8, f"{a} and {b} look alike: {distance:.1f}"
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_the_fields_of_a_number_stay_apart(vision):
+    fields = [patch.get_facecolor() for patch in plots.number_formats().figure.legends[0].get_patches()]
+    assert len(fields) == 4
+    for one, other in itertools.combinations(fields, 2):
+        assert np.linalg.norm(oklab(one, vision) - oklab(other, vision)) > 8, (one, other)
 
 
 @pytest.mark.parametrize("vision", VISION)

@@ -8,9 +8,7 @@ import torch
 from aiscale import cost
 from aiscale.config import ConfigError, Run
 from aiscale.parallel.radius.mask import choose, disagreeing, in_turns, largest, scores, sent_now, turn_sizes, widened
-from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
-from aiscale.parallel.radius.state import ByParameter
-from aiscale.parallel.radius.waiting import step_arrived, waits
+from aiscale.parallel.radius.packing import ByParameter, give_back, pack, positions, step_arrived, unpack, waits
 
 SETTINGS = ("model.n_layer=2", "model.d_model=32", "parallel.strategy=ddp", "compression.method=radius")
 

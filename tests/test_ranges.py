@@ -9,8 +9,7 @@ import torch
 from aiscale import cost, meter, plots
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.model import GPT
-from aiscale.plots.numbers import FORMATS
-from aiscale.plots.ranges import lost_share
+from aiscale.plots.numbers import FORMATS, lost_share
 
 matplotlib.use("agg")
 KINDS = {kind.name: kind for kind in FORMATS}

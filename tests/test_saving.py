@@ -281,7 +281,7 @@ def test_the_benchmark_compares_both_ways_to_save(capsys):
     (row,) = json.loads(done.stdout)["strategies"].values()
     assert 0 < row["background_s"] <= row["written_s"] and row["at_once_s"] > 0 and row["checkpoint_bytes"] > 1e6
     show_saving(json.loads(done.stdout))
-    assert capsys.readouterr().out.splitlines()[3].split()[0] == "ddp"
+    assert "ddp" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_told_in_one_line_where_torch_writes(trained, tmp_path):

@@ -60,9 +60,9 @@ def broadcast(counts):
 sent, control = broadcast(world.traffic.snapshot()), broadcast(world.traffic.control_counts)
 engine.compressor.refresh()
 assert broadcast(world.traffic.snapshot()) == sent
-entries = [0, 0]
-for name, p in engine.model.named_parameters():
-    entries[engine.optimizer._param_to_rank[p]] += 0 if is_exempt(name) else p.numel()
+names = {p: name for name, p in engine.model.named_parameters()}
+own = [p for group in engine.optimizer.optim.param_groups for p in group["params"]]
+entries = world.gather(sum(p.numel() for p in own if not is_exempt(names[p])))
 assert broadcast(world.traffic.control_counts) - control == sum(ceil(n / 8) for n in entries)
 """
     ranks(code, 2, tmp_path)

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import guard, processes, queue, step
+from aiscale.cluster import engine, guard, processes, queue
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.slurm import SlurmLauncher, first_end
 from aiscale.hpc import rehearsal
@@ -343,13 +343,13 @@ def test_the_job_is_the_sites_and_as_large_as_the_ranks_need(size, nodes, lines)
 def test_a_rank_that_is_there_before_rank_0_finds_its_profile(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(os, "umask", lambda mask: mask)
-    step.prepare(tmp_path, SimpleNamespace(rank=1, size=2))
+    engine.prepare(tmp_path, SimpleNamespace(rank=1, size=2))
     assert (tmp_path / "profile/security").is_dir()
 
 
 def test_a_node_is_reached_by_the_address_that_the_login_node_sees():
-    assert step.node_address({"SLURM_SUBMIT_HOST": "no-such-host.invalid"})  # at least its own
-    assert step.node_address({"SLURM_SUBMIT_HOST": "127.0.0.1"}) == step.node_address({})
+    assert engine.node_address({"SLURM_SUBMIT_HOST": "no-such-host.invalid"})  # at least its own
+    assert engine.node_address({"SLURM_SUBMIT_HOST": "127.0.0.1"}) == engine.node_address({})
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_node_is_reached_by_the_address_that_the_login_node_sees():
 def test_threads_of_a_rank_are_set_before_torch_is_loaded(env, threads):
     code = (
         "import os, sys; os.cpu_count, os.sched_getaffinity = lambda: 8, lambda _: range(8); "
-        "from aiscale.cluster import step; step.limit_threads(); "
+        "from aiscale.cluster import engine; engine.limit_threads(); "
         "print(os.environ['OMP_NUM_THREADS'], 'torch' in sys.modules)"
     )
     bare = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}

@@ -6,11 +6,11 @@ import os
 import pytest
 
 from aiscale import cost
-from net import run_in_namespace, why_no_namespace
+from aiscale.processes import network_namespace
+from net import run_in_namespace
 
-pytestmark = pytest.mark.skipif(
-    bool(why_no_namespace()) and not (os.environ.get("CI") and os.geteuid() == 0), reason=why_no_namespace() or "-"
-)
+_, WHY_NOT = network_namespace()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT) and not (os.environ.get("CI") and os.geteuid() == 0), reason=WHY_NOT)
 
 COLLECTIVES = """
 import json

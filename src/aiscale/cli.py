@@ -330,7 +330,7 @@ _DELEGATED = {
     "kernel": (
         "make a Jupyter kernel that loads a site's modules",
         "aiscale kernel install --site perlmutter",
-        "aiscale.hpc.jupyter.command",
+        "aiscale.hpc.jupyter.kernel",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
     "rehearse": (

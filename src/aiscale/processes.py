@@ -18,6 +18,15 @@ import subprocess
 import sys
 import time
 
+#: By which libraries are told, before they are loaded, how many threads to use.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # here: a forked child should load nothing
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAUSE_S = 0.05

@@ -7,16 +7,18 @@ and of the third each rank compares what it sent, by collective and process grou
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiscale.bench.ddp import BenchError
+from aiscale.bench.ranks import BenchError, Report, on_ranks, random_batch, silent
+from aiscale.bench.tables import check, heading, table
 from aiscale.bench.timing import machine_facts
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
@@ -132,18 +134,15 @@ CASES = (
 )
 
 
-def bench_bytes(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
+def bench_bytes(*, quick: bool = False, report: Report = silent) -> dict:
     """Every case at every world size (quick: at the smallest); rows as `compare` gives them."""
     plan = [(case, world) for case in CASES for world in (case.worlds[:1] if quick else case.worlds)]
     rows = compare(plan, report=report)
     wrong = sum(row["predicted"] != row["measured"] for row in rows)
-    check = {"name": "rows that differ", "value": wrong, "target": 0, "at_most": True, "met": wrong == 0}
-    return {"rows": rows, "checks": [check], "machine": machine_facts()}
+    return {"rows": rows, "checks": [check("rows that differ", wrong, 0)], "machine": machine_facts()}
 
 
-def compare(
-    plan: Iterable[tuple[Case, int]], *, report: Callable[[str], None] = lambda message: None
-) -> list[dict[str, str | int]]:
+def compare(plan: Iterable[tuple[Case, int]], *, report: Report = silent) -> list[dict[str, str | int]]:
     """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of cases at world sizes.
 
     Of each library one process imports it; ranks are forked from it, one set for each world size.
@@ -167,16 +166,23 @@ def compare(
 
 def show_bytes(result: dict) -> None:
     """Print what bench_bytes returned: rank 0's rows, and of the others those that differ from their prediction."""
-    print(f"{'case':22} {'ranks':>5}  {'rank':>4}  {'what':38} {'predicted':>12} {'measured':>12}")
-    for row in result["rows"]:
-        equal = row["predicted"] == row["measured"]
-        if row["rank"] == 0 or not equal:
-            print(
-                f"{row['case']:22} {row['world_size']:5}  {row['rank']:4}  {row['kind'] + ' ' + row['what']:38} "
-                f"{row['predicted']:12,} {row['measured']:12,}{'' if equal else '  differ'}"
-            )
-    (check,) = result["checks"]
-    print(f"{len(result['rows'])} rows of all ranks, {check['value']} differ")
+    heads = ("case", "ranks", "rank", "what", "predicted", "measured", "")
+    shown = [
+        (
+            row["case"],
+            str(row["world_size"]),
+            str(row["rank"]),
+            f"{row['kind']} {row['what']}",
+            f"{row['predicted']:,}",
+            f"{row['measured']:,}",
+            "" if row["predicted"] == row["measured"] else "[red]differ",
+        )
+        for row in result["rows"]
+        if row["rank"] == 0 or row["predicted"] != row["measured"]
+    ]
+    heading(result)
+    table("bytes", heads, shown)
+    print(f"{len(result['rows'])} rows of all ranks, {result['checks'][0]['value']} differ")
 
 
 def _serve(library: str, folder: str, plan: str) -> None:
@@ -196,51 +202,42 @@ def _serve(library: str, folder: str, plan: str) -> None:
 def _launch(world_size: str, out: str, *names: str) -> None:
     from aiscale.distributed import launch
 
-    command = ["-m", "aiscale.bench.bytes", "rank", out, *names]
-    raise SystemExit(launch(int(world_size), command, warm_up=lambda: None))  # its parent has imported already
+    start = functools.partial(launch, warm_up=lambda: None)  # its parent has imported already
+    rows = on_ranks(int(world_size), "aiscale.bench.bytes:measure", names, start=start)
+    Path(out).write_text(json.dumps(rows))
 
 
-def _rank(out: str, *names: str) -> None:
-    """What each rank does."""
+def measure(world, names: list[str]) -> list[dict]:
+    """What each rank does: the rows of all ranks for the cases of these names."""
     import torch
 
-    from aiscale.distributed import connect
-
     torch.set_num_threads(1)
-    world = connect("cpu")
-    rows = [row for name in names for row in _rows(next(c for c in CASES if c.name == name), world)]
-    everyone = world.gather(rows)
-    if world.is_main:
-        Path(out).write_text(json.dumps([row for rank_rows in everyone for row in rank_rows]))
-    world.close()
+    everyone = world.gather([row for case in CASES if case.name in names for row in rows_of(case, world)])
+    return [row for rows in everyone for row in rows]
 
 
-def _rows(case: Case, world) -> list[dict]:
+def rows_of(case: Case, world) -> list[dict]:
+    """This rank's rows of one case."""
     from aiscale import cost
 
     run = case.run(world.size)
-    sent, held = _measure(run, world, case.micro_batches)
+    sent, held = _third_step(run, world)
     sent_predicted = cost.step_traffic(run, world.size, world.rank)
     held_predicted = cost.held_bytes(run, world.size, world.rank)
-    head = {"case": case.name, "world_size": world.size, "rank": world.rank}
-    rows = [
-        {
-            **head,
-            "kind": "payload",
-            "what": f"{op} {group}",
-            "predicted": sent_predicted.get((op, group), 0),
-            "measured": sent.get((op, group), 0),
-        }
+    categories = (*CATEGORIES, *(["compression"] if "compression" in {**held, **held_predicted} else []))
+    counted = [
+        ("payload", f"{op} {group}", (op, group), sent_predicted, sent)
         for op, group in sorted({*sent, *sent_predicted})
     ]
-    rows += [
-        {**head, "kind": "held", "what": what, "predicted": held_predicted.get(what, 0), "measured": held.get(what, 0)}
-        for what in (*CATEGORIES, *(["compression"] if "compression" in {**held, **held_predicted} else []))
+    counted += [("held", what, what, held_predicted, held) for what in categories]
+    head = {"case": case.name, "world_size": world.size, "rank": world.rank}
+    return [
+        {**head, "kind": kind, "what": what, "predicted": predicted.get(key, 0), "measured": measured.get(key, 0)}
+        for kind, what, key, predicted, measured in counted
     ]
-    return rows
 
 
-def _measure(run, world, micro_batches: int) -> tuple[dict, dict]:
+def _third_step(run, world) -> tuple[dict, dict]:
     """(payload bytes by (collective, group) of the third step, bytes held after it by category)."""
     import torch
 
@@ -249,8 +246,7 @@ def _measure(run, world, micro_batches: int) -> tuple[dict, dict]:
 
     engine = build(run, world)
     torch.manual_seed(engine.data_rank)
-    tokens = torch.randint(0, run.model.vocab_size, (micro_batches, 1, run.loop.seq_len + 1))
-    batch = [(window[:, :-1], window[:, 1:]) for window in tokens]
+    batch = random_batch(run, engine.data_world)
     for _ in range(3):  # the first steps set up: DDP rebuilds its buckets, AdamW makes its states
         before = world.traffic.groups()
         engine.step(batch, 1e-3)
@@ -265,4 +261,4 @@ def _measure(run, world, micro_batches: int) -> tuple[dict, dict]:
 
 if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
-    {"serve": _serve, "launch": _launch, "rank": _rank}[what](*arguments)
+    {"serve": _serve, "launch": _launch}[what](*arguments)

@@ -7,13 +7,13 @@ that prints this dictionary. The exit status is 0 when it ran and every check wa
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import pkgutil
 import sys
 
 from aiscale.config import ConfigError
 
-#: name -> (what it measures, the function that measures, the function that prints)
+#: name -> (what it measures, the function that measures, the function that prints), both imported when they are wanted
 BENCHMARKS = {
     "model": (
         "training and generation against transformers' GPT-2, with the floor of the matrix products",
@@ -43,7 +43,7 @@ BENCHMARKS = {
     "radius": (
         "Radius against dense all-reduces and competitors, on a link as slow as published: time, perplexity",
         "aiscale.bench.radius.study:bench_radius",
-        "aiscale.bench.radius.tables:show_radius",
+        "aiscale.bench.radius.study:show_radius",
     ),
     "gpu": (
         "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",
@@ -96,15 +96,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--budget {args.budget:g}: it must be more than 0 minutes")
     if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:
         raise ConfigError(f"--batch {args.batch}, --steps {args.steps}: both must be at least 1")
-    result = _find(measure)(quick=args.quick, report=lambda message: print(message, file=sys.stderr, flush=True), **own)
+
+    def report(message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
+
+    result = pkgutil.resolve_name(measure)(quick=args.quick, report=report, **own)
     if args.json:
         print(json.dumps(result, indent=2))
     else:
-        _find(show)(result)
+        pkgutil.resolve_name(show)(result)
     return 0 if all(check["met"] for check in result["checks"]) else 1
-
-
-def _find(name: str):
-    """module:function, imported only when it is wanted: a benchmark imports what it compares with."""
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)

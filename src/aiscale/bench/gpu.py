@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from aiscale import cost
+from aiscale.bench.ranks import Report, random_batch, silent
+from aiscale.bench.tables import check, checks_table, heading, table
 from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import World, connect
@@ -32,7 +34,7 @@ JUDGED = ("H100", "H200")
 def bench_gpu(
     *,
     quick: bool = False,
-    report: Callable[[str], None] = lambda message: None,
+    report: Report = silent,
     sizes: Sequence[str] = ("124M", "355M"),
     batch: int | None = None,
     steps: int = STEPS,
@@ -56,11 +58,7 @@ def bench_gpu(
     finally:
         world.close()
     judged = [row for row in rows if row["size"] == "355M" and any(name in row["device"] for name in JUDGED)]
-    checks = [
-        {"name": "MFU of 355M", "value": row["mfu"], "target": TARGET_MFU, "at_most": False}
-        | {"met": row["mfu"] >= TARGET_MFU}
-        for row in judged
-    ]
+    checks = [check("MFU of 355M", row["mfu"], TARGET_MFU, at_most=False) for row in judged]
     return {"rows": rows, "checks": checks, "machine": machine_facts()}
 
 
@@ -80,9 +78,7 @@ def measure_training(run: Run, world: World, steps: int = STEPS, warmup: int = W
     loop, start = run.loop, time.perf_counter()
     engine = build(run, world)
     meter = Meter(world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision)
-    text = torch.randint(0, run.model.vocab_size, (loop.global_batch, loop.seq_len + 1))
-    batch = [(text[:, :-1].contiguous(), text[:, 1:].contiguous())]
-    records = []
+    batch, records = random_batch(run, 1), []
     try:
         for step in range(warmup + steps):
             if step == warmup:
@@ -119,17 +115,23 @@ def measure_training(run: Run, world: World, steps: int = STEPS, warmup: int = W
 
 def show_gpu(result: dict) -> None:
     """Print what bench_gpu returned."""
-    machine = result["machine"]
-    print(f"{machine['date']}  {result['rows'][0]['device']}, torch {machine['torch']}; bf16, one rank")
-    for row in result["rows"]:
-        print(
-            f"  {row['size']:>6}  {row['tokens_per_s']:12,.0f} tokens/s  {row['mfu']:6.1%} MFU  "
-            f"{row['step_s'] * 1e3:8.1f} ms a step of {row['batch']} x {row['seq_len']} tokens  "
-            f"{row['peak_memory_bytes'] / 2**30:6.1f} GiB  ready after {row['ready_s']:.0f} s"
+    first = result["rows"][0]
+    heading(result, f"{first['device']}; bf16, one rank")
+    rows = [
+        (
+            row["size"],
+            f"{row['tokens_per_s']:,.0f}",
+            f"{row['mfu']:.1%}",
+            f"{row['step_s'] * 1e3:.1f} ms",
+            f"{row['batch']} x {row['seq_len']}",
+            f"{row['peak_memory_bytes'] / 2**30:.1f} GiB",
+            f"{row['ready_s']:.0f} s",
         )
-    print(f"  MFU is measured against {result['rows'][0]['peak_flops'] / 1e12:,.0f} TFLOP/s: {row['peak_source']}")
-    for check in result["checks"]:
-        print(f"  {check['name']}: {check['value']:.1%}, {check['target']:.0%} is asked for")
+        for row in result["rows"]
+    ]
+    source = f"MFU is measured against {first['peak_flops'] / 1e12:,.0f} TFLOP/s: {first['peak_source']}"
+    table(source, ("", "tokens/s", "MFU", "a step", "of tokens", "peak memory", "ready after"), rows)
+    checks_table(result["checks"])
 
 
 def _fitting_batch(size: str) -> int:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-import platform
+import pkgutil
+import resource
 import statistics
 import subprocess
 import sys
@@ -21,13 +22,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 import torch
 
 from aiscale.meter import has_bf16_instructions
+from aiscale.train import records
 
 DISTURBED = 0.1  #: share of all cores' time taken by other programs above which a measurement is made again
 
@@ -98,20 +99,20 @@ def _busy_s() -> float:
 
 def machine_facts() -> dict:
     """Where and with what a measurement was made: without these a number means nothing."""
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    here, installed = records.machine(torch.device("cpu")), records.versions()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "processor": _processor(),
+        "processor": here["processor"],
         "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "accelerators": devices,
+        "memory_bytes": here["memory_bytes"],
+        "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "bf16_instructions": has_bf16_instructions(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
+        "system": here["system"],
+        "python": installed["python"],
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
-        "threads": torch.get_num_threads(),
+        "transformers": installed.get("transformers"),
+        "threads": here["threads_per_rank"],
         "load_average": round(os.getloadavg()[0], 2),
     }
 
@@ -122,28 +123,22 @@ def peak_memory_bytes(function: str, *arguments: object) -> int:
     Each call has a process of its own: a peak cannot be taken back, and memory that one contender freed would be lent
     to the next. The function is called with the arguments; importing its module must import all that it needs.
     """
-    module, _, name = function.partition(":")
-    code = (
-        f"from aiscale.bench.timing import _report_peak; _report_peak({module!r}, {name!r}, {json.dumps(arguments)!r})"
-    )
+    code = f"from aiscale.bench.timing import _report_peak; _report_peak({function!r}, {json.dumps(arguments)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{function} failed in its own process: {done.stderr.strip().splitlines()[-1]}")
     return int(done.stdout.split()[-1])
 
 
-def _report_peak(module: str, name: str, arguments: str) -> None:
+def _report_peak(function: str, arguments: str) -> None:
     """The child's side of peak_memory_bytes: prints the bytes."""
-    import importlib
-    import resource
-
-    function = getattr(importlib.import_module(module), name)
+    work = pkgutil.resolve_name(function)
     before = _status_bytes("VmRSS")
     try:
         Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak that the imports made
     except OSError:
         pass
-    function(*json.loads(arguments))
+    work(*json.loads(arguments))
     unit = 1 if sys.platform == "darwin" else 1024
     peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     print(peak - before)
@@ -156,22 +151,3 @@ def _status_bytes(key: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)
-
-
-def _cpuinfo(key: str) -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.split(":")[0].strip() == key), "")
-
-
-def _processor() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -1,19 +1,19 @@
-"""The notebooks as a book: find them, run them headless, check their anatomy, and show them in a gallery.
+"""The notebooks as a book: find them, run them headless, check their form, and show them in a gallery.
 
     from aiscale import book
     book.run(["03"], {"steps": 5})          # -> [Result(name="03_ddp", state="passed", seconds=41.2, ...)]
     book.check("notebooks/03_ddp.ipynb")    # -> [] or what is wrong with it, a line each
-    book.build_gallery()                    # -> build/gallery/index.html
 
-See `aiscale.book.notebook` for the form of a notebook, `anatomy` for the rules, `running` for what a run guarantees.
+    from aiscale.book.gallery import build_gallery      # loads nbconvert, which takes a second
+    build_gallery()                         # -> build/gallery/index.html
+
+A file each: `notebook` reads them, `form` checks them, `running` runs them and watches `execute`, in which papermill
+works, `gallery` shows them, `command` is `aiscale notebooks`.
 """
 
-from aiscale.book import quick_nbformat  # noqa: F401  first of all: it makes the others quick to import
-from aiscale.book.anatomy import check, strip
-from aiscale.book.gallery import build_gallery
+from aiscale.book.form import check, strip
 from aiscale.book.notebook import BookError, Header, Notebook, Parameter, notebooks, read
-from aiscale.book.results import Failure, Result
-from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, run
+from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Failure, Result, run
 
 __all__ = [
     "CELL_TIMEOUT_S",
@@ -24,7 +24,6 @@ __all__ = [
     "Notebook",
     "Parameter",
     "Result",
-    "build_gallery",
     "check",
     "notebooks",
     "read",

@@ -12,16 +12,21 @@ import argparse
 import json
 import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-from aiscale.book.anatomy import check, strip
-from aiscale.book.failure import describe
-from aiscale.book.gallery import build_gallery
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from aiscale.book.form import check, strip
 from aiscale.book.notebook import BookError, Notebook, notebooks
-from aiscale.book.progress import LineProgress, make_progress
-from aiscale.book.results import Result
-from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S
+from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result
 from aiscale.book.running import run as run_notebooks
+
+_COLORS = {"runs": "cyan", "passed": "green", "unchanged": "green", "failed": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
                 print(notebook.path)
         return 0
     if args.only_gallery:
-        print(build_gallery(args.root, args.out))
+        print(_build_gallery(args))
         return 0
     return _run(args)
 
@@ -76,18 +81,8 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _describe(notebook: Notebook) -> dict:
-    header = notebook.header
-    return {
-        "name": notebook.name,
-        "path": str(notebook.path),
-        "title": header.title,
-        "promise": header.promise,
-        "minutes": header.minutes,
-        "ranks": header.ranks,
-        "hardware": header.hardware,
-        "needs": header.needs,
-        "parameters": {parameter.name: parameter.default for parameter in notebook.parameters.values()},
-    }
+    parameters = {parameter.name: parameter.default for parameter in notebook.parameters.values()}
+    return {"name": notebook.name, "path": str(notebook.path), **asdict(notebook.header), "parameters": parameters}
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -102,32 +97,39 @@ def _check(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite end of this process ends the kernels too
-    results = run_notebooks(
-        args.names,
-        _parameters(args.parameter),
-        root=args.root,
-        out=args.out,
-        cell_timeout_s=args.cell_timeout,
-        timeout_s=args.timeout,
-        resume=args.resume,
-        progress=LineProgress() if args.plain else make_progress(),
-    )
+    chosen, parameters = notebooks(args.names, args.root), _parameters(args.parameter)
+    with progress(chosen, Console(stderr=True), plain=args.plain) as tell:
+        results = run_notebooks(
+            args.names,
+            parameters,
+            root=args.root,
+            out=args.out,
+            cell_timeout_s=args.cell_timeout,
+            timeout_s=args.timeout,
+            resume=args.resume,
+            progress=tell,
+        )
     for result in results:
         if result.failure:
-            print("", *describe(result.name, result.failure), sep="\n", file=sys.stderr)
+            print(f"\n{result.describe()}", file=sys.stderr)
         if result.left_behind:
             print(f"{result.name} left {result.left_behind} processes behind; they were ended", file=sys.stderr)
     interrupted = any(result.state == "interrupted" for result in results)
-    gallery = build_gallery(args.root, args.out) if args.gallery and not interrupted else None
-    _report(results, len(notebooks(args.names, args.root)), gallery, args.json)
+    _report(results, len(chosen), _build_gallery(args) if args.gallery and not interrupted else None, args.json)
     if interrupted:
         return 130
     return 0 if all(result.state == "passed" for result in results) else 1
 
 
+def _build_gallery(args: argparse.Namespace) -> Path:
+    from aiscale.book.gallery import build_gallery  # loads nbconvert, which takes a second
+
+    return build_gallery(args.root, args.out)
+
+
 def _report(results: list[Result], asked: int, gallery: Path | None, as_json: bool) -> None:
     if as_json:
-        tree = {"notebooks": [result.to_dict() for result in results], "gallery": str(gallery) if gallery else None}
+        tree = {"notebooks": [asdict(result) for result in results], "gallery": str(gallery) if gallery else None}
         print(json.dumps(tree, indent=1))
         return
     passed = sum(result.state == "passed" for result in results)
@@ -145,3 +147,47 @@ def _parameters(assignments: list[str]) -> dict[str, str]:
             raise BookError(f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20")
         given[name.strip()] = value.strip()
     return given
+
+
+# progress -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def progress(chosen: Sequence[Notebook], console: Console, plain: bool = False) -> Iterator[Progress]:
+    """Show how far a run of notebooks is: a live table on a terminal; elsewhere, or if `plain`, lines for a log."""
+    if plain or not console.is_terminal:
+        yield _say
+        return
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn())
+    bars = Bars(*columns, TextColumn("{task.fields[state]}"), console=console, refresh_per_second=4)
+    rows = {}
+    for notebook in chosen:
+        cells = sum(cell.cell_type == "code" for cell in notebook.content.cells)
+        rows[notebook.name] = bars.add_task(notebook.name, total=cells, start=False, state="[dim]waits")
+
+    def show(name: str, state: str, cell: int, result: Result | None) -> None:
+        bars.start()  # here, because what is asked for may still be refused
+        row, color = rows[name], _COLORS.get(state, "yellow")
+        if state == "runs" and not cell:
+            bars.start_task(row)
+        done = result.cells if state in ("passed", "unchanged") else cell - 1 if cell else None
+        bars.update(row, completed=done, state=f"[{color}]{state}")
+        if result:
+            bars.stop_task(row)
+
+    try:
+        yield show
+    finally:
+        bars.stop()
+
+
+def _say(name: str, state: str, cell: int, result: Result | None) -> None:
+    if state == "unchanged":
+        text = "passed earlier, unchanged since"
+    elif result:
+        where = f" in cell {result.failure.cell}" if result.failure and result.failure.cell else ""
+        text = f"{state}{where} after {result.seconds:.1f} s"
+    else:
+        text = "runs"
+    if not cell:
+        print(f"{name}: {text}", file=sys.stderr, flush=True)

@@ -1,134 +1,116 @@
 """One notebook in a process of its own: `python -m aiscale.book.execute JOB.json`, started by `aiscale.book.running`.
 
-Papermill runs the notebook here. Each cell that starts, and that the kernel is about to end, is reported as a line of
-JSON in the file that the job names; the process that reads it decides about time-outs, because it can still act when
-everything here hangs.
+What is promised here:
+  - a cell that hangs is interrupted at its time-out, so that its traceback shows where it hung
+  - what cannot be interrupted is ended a little later by the operating system's alarm, even if all of Python hangs
+  - a kernel that dies fails the notebook at once: nbclient looks every second
+  - this process does not outlive the one that started it, by whatever signal that ends
+
+Papermill sets the parameters, runs the cells and writes the executed copy after each. Every cell that starts is
+reported as a line of JSON on standard output.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
-import socket
 import sys
-import warnings
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-#: nbclient's own time-out is a second line of defence behind that of the process that watches.
-_GRACE_S = 30.0
-#: From a cell's answer until the kernel has said that it is idle: its own four seconds are few on a busy machine.
+from aiscale.processes import die_with
+
+#: From a cell's answer until the kernel says that it is idle: nbclient's own four seconds are few on a busy machine.
 _IDLE_S = 60
+_LONGEST_SOCKET = 100  #: characters in the name of a socket's file; Linux takes 107, macOS 103
+_LONGEST_MESSAGE = 2000  #: so that a report is written at once or not at all
 
 
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
-    # Whoever is meant to end this process may itself be killed.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != job["parent"]:
-        return 1
-    with open(job["events"], "w", buffering=1) as events:
-        return _execute(job, lambda **event: events.write(json.dumps(event) + "\n"))
+    die_with(job["parent"])
+    # A copy, which the kernel does not inherit: what kernel and libraries print goes where their errors go.
+    events = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
 
+    def report(**event: object) -> None:
+        events.write(json.dumps(event) + "\n")
 
-def _execute(job: dict, report) -> int:
-    import papermill
-    from papermill.engines import papermill_engines
-
-    _let_tagged_cells_fail()
-    papermill_engines.register("aiscale", _engine(report))
-    warnings.filterwarnings("ignore", module="papermill|nbformat|nbclient|traitlets")
     try:
-        papermill.execute_notebook(
-            job["source"],
-            job["target"],
-            job["parameters"],
-            engine_name="aiscale",
-            kernel_name="python3",
-            language="python",
-            cwd=job["cwd"],
-            progress_bar=False,
-            start_timeout=job["start_timeout_s"],
-            execution_timeout=int(job["cell_timeout_s"] + _GRACE_S),
-            iopub_timeout=_IDLE_S,
-            kernel_manager_class=_manager(report),
-            config=_sockets(job["sockets"]),
-        )
+        return 0 if _execute(job, report) else 1
     except Exception as error:
-        report(event="error", kind=type(error).__name__, message=str(error))
+        message = {"DeadKernelError": "the kernel died", "TimeoutError": str(error)}.get(type(error).__name__)
+        report(error=message or f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE])
         return 1
-    report(event="done")
-    return 0
 
 
-def _engine(report):
-    from papermill.engines import NBClientEngine
+def _execute(job: dict, report: Callable) -> bool:
+    """Whether no cell failed but those that are tagged to; raises what stops the notebook from outside of its cells."""
+    timer = _Timer(job, report)
 
-    class Engine(NBClientEngine):
-        """Papermill's own, which also says where it is."""
+    from papermill.engines import papermill_engines
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
 
-        @classmethod
-        def execute_managed_notebook(cls, nb_man, kernel_name, **options):
-            start = nb_man.cell_start
+    notebook = load_notebook_node(job["source"])
+    if job["parameters"]:
+        notebook = parameterize_notebook(notebook, job["parameters"], kernel_name="python3", language="python")
+    done = papermill_engines.execute_notebook_with_engine(
+        None,
+        notebook,
+        kernel_name="python3",
+        output_path=job["target"],
+        progress_bar=False,
+        start_timeout=job["start_timeout_s"],
+        iopub_timeout=_IDLE_S,
+        timeout_func=timer.left_s,
+        interrupt_on_timeout=True,
+        on_cell_execute=timer.cell_starts,
+        on_cell_executed=timer.cell_ended,
+        config=_sockets(job["sockets"]),
+    )
+    return not done.metadata.papermill.exception
 
-            def cell_start(cell, cell_index=None, **more):
-                if cell.cell_type == "code":
-                    report(event="cell", id=cell.get("id"), injected="injected-parameters" in cell.metadata.tags)
-                return start(cell, cell_index, **more)
 
-            nb_man.cell_start = cell_start
-            return super().execute_managed_notebook(nb_man, kernel_name, **options)
+class _Timer:
+    """The time-outs of a cell and of the notebook: for nbclient, and as an alarm that nothing in here can hold up."""
 
-    return Engine
+    def __init__(self, job: dict, report: Callable) -> None:
+        self.job, self.report = job, report
+        self.end = time.monotonic() + job["timeout_s"]
+        self._set(job["timeout_s"], "notebook")
 
+    def _set(self, seconds: float, what: str, cell: str = "") -> None:
+        allowed_s = self.job["cell_timeout_s" if what == "cell" else "timeout_s"]
+        self.late = f"the {what} took longer than {allowed_s:g} s"
+        self.ends_at = time.monotonic() + seconds
+        self.report(cell=cell, late=self.late)
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds + self.job["interrupt_s"]))  # its default: the end
 
-def _manager(report):
-    from jupyter_client import AsyncKernelManager
+    def cell_starts(self, cell, cell_index: int) -> None:
+        left_s, cell_timeout_s = self.end - time.monotonic(), self.job["cell_timeout_s"]
+        self._set(min(left_s, cell_timeout_s), "cell" if cell_timeout_s < left_s else "notebook", cell.id)
 
-    class Manager(AsyncKernelManager):
-        """Jupyter's own, which also says that it ends the kernel: to whoever watches, this would look like a death."""
+    def left_s(self, cell) -> float:
+        """Seconds until nbclient interrupts the cell that has started."""
+        return max(0.01, self.ends_at - time.monotonic())  # nbclient takes 0 for no limit
 
-        async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
-            report(event="shutdown")
-            await super().shutdown_kernel(now=now, restart=restart)
-
-    return Manager
+    def cell_ended(self, cell, cell_index: int, execute_reply: dict) -> None:
+        if time.monotonic() > self.ends_at:  # it was interrupted, whatever it made of that
+            raise TimeoutError(self.late)
+        self._set(self.end - time.monotonic(), "notebook")
 
 
 def _sockets(name: str):
-    """Have the kernel listen on files `name`-1 to -5. Of ports that are free when they are chosen, one may be somebody
-    else's when the kernel takes it, seconds later; they serve where a file cannot, because its name is too long, say.
+    """Have the kernel listen on files `name`-1 to -5, unless their names are too long. Of ports that are free when they
+    are chosen, one may be somebody else's when the kernel takes it, seconds later.
     """
     from traitlets.config import Config
 
-    try:
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(f"{name}-0")
-    except (AttributeError, OSError):
-        return Config()
-    return Config({"KernelManager": {"transport": "ipc", "ip": name}})
-
-
-def _let_tagged_cells_fail() -> None:
-    """Papermill fails a notebook for any error in it, also for one that a cell makes on purpose."""
-    from papermill import execute
-
-    complain = execute.raise_for_execution_errors
-
-    def complain_of_untagged(nb, output_path) -> None:
-        if any(_failed(cell) and "raises-exception" not in cell.metadata.get("tags", []) for cell in nb.cells):
-            complain(nb, output_path)
-
-    execute.raise_for_execution_errors = complain_of_untagged
-
-
-def _failed(cell) -> bool:
-    """Whether a cell raised; papermill's mark is there even where no output tells of it."""
-    raised = any(output.output_type == "error" for output in cell.get("outputs", []))
-    return raised or cell.metadata.get("papermill", {}).get("exception") is True
+    fits = len(os.fsencode(name)) + len("-5") <= _LONGEST_SOCKET
+    return Config({"KernelManager": {"transport": "ipc", "ip": name}} if fits else {})
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     for notebook in notebooks(["03"]):
         print(notebook.name, notebook.header.minutes, notebook.parameters)
 
-The form that every notebook in notebooks/ has (`aiscale.book.anatomy` checks it):
+The form that every notebook in notebooks/ has (`aiscale.book.form` checks it):
 
     1. markdown   # 03 · Data parallelism with DDP
                   <blank>
@@ -32,6 +32,7 @@ The form that every notebook in notebooks/ has (`aiscale.book.anatomy` checks it
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import io
 import re
@@ -40,21 +41,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import nbformat
+from typing import TYPE_CHECKING
 
 from aiscale.config import ConfigError
 
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
 COLUMNS = ("minutes", "ranks", "hardware", "comes before")
 _TITLE = re.compile(r"# (?P<number>\d\d) · (?P<title>\S.*)")
-_WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list: "a list",
-    tuple: "a tuple",
-}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", tuple: "a list"}
 
 
 class BookError(ConfigError):
@@ -98,7 +94,7 @@ class Notebook:
         return self.path.stem
 
     @cached_property
-    def content(self) -> nbformat.NotebookNode:
+    def content(self) -> NotebookNode:
         return read(self.path)
 
     @cached_property
@@ -165,8 +161,10 @@ def _some(found: Mapping[str, Notebook]) -> str:
     return f"there are {', '.join(found)}" if found else "there are none"
 
 
-def read(path: str | Path) -> nbformat.NotebookNode:
+def read(path: str | Path) -> NotebookNode:
     """The notebook in a file; raises BookError where it is none."""
+    import nbformat  # here, because it takes a second or two: jsonschema compiles a grammar
+
     try:
         return nbformat.read(path, as_version=4)
     except OSError as error:
@@ -176,7 +174,7 @@ def read(path: str | Path) -> nbformat.NotebookNode:
         raise BookError(f"{path} is no notebook ({reason}): open and save it in Jupyter, or restore it") from None
 
 
-def tags(cell: nbformat.NotebookNode) -> list[str]:
+def tags(cell: NotebookNode) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
@@ -261,26 +259,15 @@ def _comments(source: str) -> dict[int, str]:
 
 def _convert(value: object, default: object) -> object:
     """`value` as the type of `default`; raises ValueError where it is of another."""
-    if isinstance(value, str) and not isinstance(default, str):
-        value = _literal(value, default)
-    if default is None:
-        return value
+    if isinstance(value, str) and isinstance(default, bool):
+        value = {"true": True, "false": False}.get(value.lower(), value)
+    elif isinstance(value, str) and not isinstance(default, str):
+        with contextlib.suppress(ValueError, SyntaxError):  # then it stays text, which only None may become
+            value = ast.literal_eval(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(default, list | tuple) and isinstance(value, list | tuple):
         return type(default)(_convert(item, default[0]) if default else item for item in value)
-    if type(value) is not type(default):
+    if default is not None and type(value) is not type(default):
         raise ValueError
     return value
-
-
-def _literal(text: str, default: object) -> object:
-    words = {"true": True, "false": False}
-    if isinstance(default, bool):
-        return words.get(text.lower(), text)
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        if default is None:
-            return text
-        raise ValueError from None

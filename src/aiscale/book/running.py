@@ -1,49 +1,99 @@
-"""Run notebooks headless, one after the other, each in a process of its own that is watched from outside.
+"""Run notebooks headless, one after the other, each in a process of its own (`aiscale.book.execute`).
 
     results = run(["03"], {"steps": 5}, out="build")
 
-What a run guarantees:
+What is promised here:
   - parameters are checked by name and type before anything starts
   - the kernel is python3 of this environment, whatever kernels the user has; it works in an empty folder, offline
-  - a cell that takes longer than `cell_timeout_s` is interrupted, so that its traceback shows where it hung; a notebook
-    ends after `timeout_s`; a dead kernel is seen within seconds
-  - the executed copy is kept, of a failed notebook too
+  - a dead kernel or engine fails the notebook within seconds, with the failing cell and its ranks' tracebacks
+  - a cell ends by `cell_timeout_s`, a notebook by `timeout_s`
+  - the executed copy is kept, of a failed notebook too, and what passed and has not changed need not run again
   - nothing that the notebook started outlives it
+
+What became of each is in OUT/notebooks/results.json, beside the executed copies:
+
+    {"notebooks": {"03_ddp": {"state": "passed", "seconds": 41.2, "cells": 23, "parameters": {}, "key": "...", ...}}}
 """
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
+import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import psutil
+import aiscale
+from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
+from aiscale.processes import kill_marked, marked, usable_cores
 
-from aiscale.book import reaping
-from aiscale.book.failure import explain
-from aiscale.book.notebook import BookError, Notebook, notebooks
-from aiscale.book.progress import Progress
-from aiscale.book.results import Ledger, Result, content_key
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 CELL_TIMEOUT_S = 120.0
 TIMEOUT_S = 600.0
 QUEUE_S = 86400.0  #: that a job with a notebook's ranks may wait for its start
 START_TIMEOUT_S = 60
+INTERRUPT_S = 15.0  #: within which an interrupted cell is expected to end
+GRACE_S = 3.0  #: for engines to end after their kernel
 MOST_THREADS = 4
-_POLL_S = 0.1
-_AFTER_INTERRUPT_S = 15.0  #: within which an interrupted cell is expected to end
-_KERNEL_GONE_S = 30.0  #: nbclient sees a dead kernel itself within seconds, except when it dies between two cells
-_KERNEL_DIED = "the kernel died"
-_GRACE_S = 3.0  #: for engines to end after their kernel
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+MARKER = "AISCALE_BOOK"  #: the variable that everything a notebook starts inherits
+_LONGEST_LINES = 80
+_COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: What ipyparallel raises after it has shown the ranks' errors: true, and of no help.
+_EMPTY_ERRORS = ("AlreadyDisplayedError", "CompositeError")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a notebook failed."""
+
+    message: str  #: one line: the error, or which time-out passed
+    cell: int | None  #: of the source notebook, counted from 1; None: outside of any cell
+    source: str  #: the failing cell
+    traceback: str  #: what the cell showed, of the failing ranks too, without colours
+
+
+@dataclass(frozen=True)
+class Result:
+    """One notebook, executed."""
+
+    name: str
+    state: Literal["passed", "failed", "interrupted"]
+    seconds: float
+    cells: int  #: code cells of the source
+    parameters: dict = field(default_factory=dict)  #: those that were given
+    failure: Failure | None = None
+    executed: str = ""  #: the executed copy; also of a failed notebook, up to where it came
+    left_behind: int = 0  #: processes that the notebook left behind, and that were ended
+    key: str = ""  #: a hash of everything that decides the result
+
+    def describe(self) -> str:
+        """The failure for a person: cell, its text with numbered lines, what it showed, and the message last."""
+        if not self.failure:
+            return f"{self.name}: {self.state}"
+        where = f"cell {self.failure.cell}" if self.failure.cell else "outside of its cells"
+        lines = [f"{number:6d} | {text}" for number, text in enumerate(self.failure.source.splitlines(), 1)]
+        shown = ["", self.failure.traceback] if self.failure.traceback else []
+        lines = [f"{self.name}, {where}:", *lines, *shown, "", f"{self.name}, {where}: {self.failure.message}"]
+        return "\n".join(lines)
+
+
+#: Called with a notebook's name, its state, the number of the code cell that starts (0: none yet), and its result once
+#: there is one. States are "runs", those of a Result, and "unchanged".
+Progress = Callable[[str, str, int, Result | None], None]
 
 
 def run(
@@ -55,7 +105,7 @@ def run(
     cell_timeout_s: float | None = None,
     timeout_s: float | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
 ) -> list[Result]:
     """Run notebooks in reading order and write their executed copies to OUT/notebooks.
 
@@ -63,29 +113,24 @@ def run(
     before anything starts where a name, a parameter or a folder is wrong; a notebook that fails is a Result. A time
     limit that is not given is CELL_TIMEOUT_S or TIMEOUT_S, and QUEUE_S more where ranks wait in a queue.
     """
-    cell_timeout_s, timeout_s = limits(cell_timeout_s, timeout_s)
     chosen = notebooks(names, root)
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
     folder = _writable(Path(out) / "notebooks")
-    ledger = Ledger(folder)
-    earlier = ledger.load() if resume else {}
-    progress = progress or Progress()
+    earlier = load_results(folder) if resume else {}
     results = []
-    with progress.over(chosen):
-        for notebook, values in zip(chosen, accepted, strict=True):
-            key = content_key(notebook, values)
-            result = earlier.get(notebook.name)
-            if result and result.key == key and result.state == "passed" and Path(result.executed).exists():
-                progress.kept(result)
-            else:
-                ledger.forget(notebook.name)
-                execution = _Execution(notebook, values, folder, cell_timeout_s, timeout_s, progress)
-                result = execution.run(key)
-                ledger.record(result)
-                progress.finished(result)
-            results.append(result)
-            if result.state == "interrupted":
-                break
+    for notebook, values in zip(chosen, accepted, strict=True):
+        key = _key(notebook, values)
+        result = earlier.get(notebook.name)
+        if result and result.key == key and result.state == "passed" and Path(result.executed).exists():
+            progress(notebook.name, "unchanged", 0, result)
+        else:
+            save_result(folder, notebook.name, None)  # a notebook that starts has no result until it ends
+            result = _execute(notebook, values, folder, key, limits(cell_timeout_s, timeout_s), progress)
+            save_result(folder, notebook.name, result)
+            progress(notebook.name, result.state, 0, result)
+        results.append(result)
+        if result.state == "interrupted":
+            break
     return results
 
 
@@ -106,165 +151,80 @@ def _writable(folder: Path) -> Path:
     return folder.resolve()
 
 
-class _Execution:
-    """One notebook on its way through papermill."""
+# one notebook -------------------------------------------------------------------------------------------------------
 
-    def __init__(
-        self,
-        notebook: Notebook,
-        parameters: dict,
-        folder: Path,
-        cell_timeout_s: float,
-        timeout_s: float,
-        progress: Progress,
-    ) -> None:
-        self.notebook, self.parameters, self.progress = notebook, parameters, progress
-        self.cell_timeout_s, self.timeout_s = cell_timeout_s, timeout_s
-        self.target = folder / f"{notebook.name}.ipynb"
-        self.log = folder / f"{notebook.name}.log"
-        self.id = uuid.uuid4().hex
-        code = [cell.get("id") for cell in notebook.content.cells if cell.cell_type == "code"]
-        self.numbers = {cell: number for number, cell in enumerate(code, 1)}
-        self.current = ""  #: id of the cell that runs
-        self.ending = ""  #: why the notebook is being ended
-        self.event: dict = {}  #: the last word of the process that executes
-        self._kernel: psutil.Process | None = None
-        self._kernel_gone_at = 0.0
 
-    def run(self, key: str) -> Result:
-        """Execute; never raises for what the notebook does. Ctrl-C gives a result of state interrupted."""
-        self.target.unlink(missing_ok=True)
-        started = time.monotonic()
-        interrupted, left_behind, cut_short = False, 0, False
-        with tempfile.TemporaryDirectory(prefix="aiscale-book-", ignore_cleanup_errors=True) as private:
-            try:
-                self.progress.started(self.notebook, len(self.numbers))
-                self._watch(self._start(Path(private)), started)
-            except KeyboardInterrupt:
-                interrupted = True
-            finally:
-                cut_short = interrupted or self.ending not in ("", _KERNEL_DIED)
-                left_behind = reaping.reap(self.id, 0.0 if cut_short else _GRACE_S)
-        failure = None
-        if not interrupted and (self.ending or self.event.get("event") != "done"):
-            failure = explain(self.notebook, self.target, self.current, self.ending, self.event, self.log)
-        if not failure:
-            self.log.unlink(missing_ok=True)
-        return Result(
-            name=self.notebook.name,
-            state="interrupted" if interrupted else "failed" if failure else "passed",
-            seconds=round(time.monotonic() - started, 2),
-            cells=len(self.numbers),
-            parameters=self.parameters,
-            failure=failure,
-            executed=str(self.target),
-            left_behind=0 if cut_short else left_behind,
-            key=key,
+def _execute(
+    notebook: Notebook,
+    parameters: dict,
+    folder: Path,
+    key: str,
+    limits_s: tuple[float, float],
+    progress: Progress,
+) -> Result:
+    """Never raises for what the notebook does. Ctrl-C gives a result of state interrupted."""
+    executed, log = folder / f"{notebook.name}.ipynb", folder / f"{notebook.name}.log"
+    executed.unlink(missing_ok=True)
+    code = [cell.get("id") for cell in notebook.content.cells if cell.cell_type == "code"]
+    mark, started, said = uuid.uuid4().hex, time.monotonic(), None
+    with tempfile.TemporaryDirectory(prefix="aiscale-book-", ignore_cleanup_errors=True) as private:
+        try:
+            progress(notebook.name, "runs", 0, None)
+            job = {"source": str(notebook.path.resolve()), "target": str(executed), "parameters": parameters}
+            process = _start(job, limits_s, Path(private), mark, log)
+            said = _follow(process, code, lambda number: progress(notebook.name, "runs", number, None))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            by_itself = said is not None and said["status"] >= 0
+            left_behind = _end(mark, GRACE_S if by_itself else 0.0)
+    failure = _explain(notebook, executed, said, log) if said and said["status"] else None
+    if not failure:
+        log.unlink(missing_ok=True)
+    return Result(
+        name=notebook.name,
+        state="interrupted" if said is None else "failed" if failure else "passed",
+        seconds=round(time.monotonic() - started, 2),
+        cells=len(code),
+        parameters=parameters,
+        failure=failure,
+        executed=str(executed),
+        left_behind=left_behind if by_itself else 0,
+        key=key,
+    )
+
+
+def _start(job: dict, limits_s: tuple[float, float], private: Path, mark: str, log: Path) -> subprocess.Popen:
+    (private / "work").mkdir()
+    job |= {
+        "cell_timeout_s": limits_s[0],
+        "timeout_s": limits_s[1],
+        "interrupt_s": INTERRUPT_S,
+        "start_timeout_s": START_TIMEOUT_S,
+        "sockets": str(private / "kernel"),
+        "parent": os.getpid(),
+    }
+    (private / "job.json").write_text(json.dumps(job))
+    with open(log, "wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "aiscale.book.execute", str(private / "job.json")],
+            env=_environment(mark, private),
+            cwd=private / "work",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # Ctrl-C in a terminal is for this process, which then ends the other
         )
 
-    def _start(self, private: Path) -> subprocess.Popen:
-        work = private / "work"
-        work.mkdir()
-        job = {
-            "source": str(self.notebook.path.resolve()),
-            "target": str(self.target),
-            "parameters": self.parameters,
-            "cwd": str(work),
-            "cell_timeout_s": self.cell_timeout_s,
-            "start_timeout_s": START_TIMEOUT_S,
-            "events": str(private / "events"),
-            "sockets": str(private / "kernel"),
-            "parent": os.getpid(),
-        }
-        (private / "job.json").write_text(json.dumps(job))
-        (private / "events").touch()
-        self._events = open(private / "events", "rb")  # a file, because a full pipe would block whoever writes it
-        with open(self.log, "wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "aiscale.book.execute", str(private / "job.json")],
-                env=_environment(self.id, private),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C in a terminal is for this process, which then ends the other.
-                start_new_session=True,
-            )
 
-    def _watch(self, process: subprocess.Popen, started: float) -> None:
-        cell_started, kill_at = started + START_TIMEOUT_S, None
-        with self._events:
-            while process.poll() is None:
-                time.sleep(_POLL_S)
-                if self._read_events():
-                    cell_started = time.monotonic()
-                now = time.monotonic()
-                self.progress.tick()
-                if kill_at is None:
-                    if now - cell_started > self.cell_timeout_s:
-                        self.ending = f"the cell took longer than {self.cell_timeout_s:g} s"
-                    elif now - started > self.timeout_s:
-                        self.ending = f"the notebook took longer than {self.timeout_s:g} s"
-                    elif self._kernel_is_gone(process, now):
-                        self.ending = _KERNEL_DIED
-                        process.kill()
-                    if self.ending:
-                        self._interrupt_kernel()
-                        kill_at = now + _AFTER_INTERRUPT_S
-                elif now > kill_at:
-                    process.kill()
-                    break
-            process.wait()
-            self._read_events()
-
-    def _read_events(self) -> bool:
-        """Take in what the process says; True when a cell has started."""
-        moved = False
-        while (line := self._events.readline()).endswith(b"\n"):
-            self.event = json.loads(line)
-            if self.event["event"] == "cell" and not self.event["injected"]:
-                self.current, moved = self.event["id"], True
-                self.progress.cell(self.numbers.get(self.current, 0))
-        if line:  # half a line: come back for the whole
-            self._events.seek(-len(line), os.SEEK_CUR)
-        return moved
-
-    def _find_kernel(self, process: subprocess.Popen) -> psutil.Process | None:
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(process.pid).children():
-                with contextlib.suppress(psutil.Error):
-                    if "ipykernel_launcher" in child.cmdline():
-                        return child
-        return None
-
-    def _kernel_is_gone(self, process: subprocess.Popen, now: float) -> bool:
-        """Whether the kernel has been dead for longer than the process that executes takes to notice."""
-        if self.event.get("event", "cell") != "cell":  # that process ends it
-            return False
-        if self._kernel is None:
-            self._kernel = self._find_kernel(process)
-            return False
-        with contextlib.suppress(psutil.Error):
-            if self._kernel.is_running() and self._kernel.status() != psutil.STATUS_ZOMBIE:
-                self._kernel_gone_at = 0.0
-                return False
-        self._kernel_gone_at = self._kernel_gone_at or now
-        return now - self._kernel_gone_at > _KERNEL_GONE_S
-
-    def _interrupt_kernel(self) -> None:
-        if self._kernel is not None:
-            with contextlib.suppress(psutil.Error):
-                self._kernel.send_signal(signal.SIGINT)
-
-
-def _environment(run_id: str, private: Path) -> dict[str, str]:
+def _environment(mark: str, private: Path) -> dict[str, str]:
     """What a notebook's processes see: this environment's kernel and programs, nothing of the user's own Jupyter."""
     kernel = private / "jupyter" / "kernels" / "python3" / "kernel.json"
     kernel.parent.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     kernel.write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
-    threads = str(min(MOST_THREADS, len(os.sched_getaffinity(0)) if sys.platform == "linux" else MOST_THREADS))
     return {
-        **dict.fromkeys(_THREAD_VARIABLES, threads),
+        "OMP_NUM_THREADS": str(min(MOST_THREADS, len(usable_cores()))),  # MKL, OpenBLAS and numexpr keep to it
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "JUPYTER_PATH": str(private / "jupyter"),
@@ -275,5 +235,129 @@ def _environment(run_id: str, private: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        reaping.MARKER: run_id,
+        MARKER: mark,
     }
+
+
+def _follow(process: subprocess.Popen, code: Sequence[str], starts: Callable[[int], None]) -> dict:
+    """What the process says until it ends: `cell`, the last that started; `late`, the time-out that ends it if it is
+    killed; `error`; and its exit `status`. `code` holds the cells' ids."""
+    said = {"cell": "", "late": "", "error": ""}
+    with process.stdout:
+        for line in process.stdout:
+            event = json.loads(line)
+            if (cell := event.pop("cell", "")) in code:  # not the one with which papermill sets parameters
+                said["cell"] = cell
+                starts(code.index(cell) + 1)
+            said |= event
+    return {**said, "status": process.wait()}
+
+
+def _end(mark: str, grace_s: float) -> int:
+    """Wait `grace_s` for what a notebook started to end by itself, kill the rest; returns how many those were."""
+    end = time.monotonic() + grace_s
+    while (left := marked(MARKER, mark)) and time.monotonic() < end:
+        time.sleep(0.05)
+    kill_marked(MARKER, mark)
+    return len(left)
+
+
+# why it failed ------------------------------------------------------------------------------------------------------
+
+
+def _explain(notebook: Notebook, executed: Path, said: Mapping, log: Path) -> Failure:
+    cell = _failing_cell(executed, said["cell"])
+    errors = [output for output in cell.outputs if output.output_type == "error"] if cell else []
+    error = next((e for e in errors if e.ename not in _EMPTY_ERRORS), None)
+    shown = _shown(cell) if cell else ""
+    if said["status"] == -signal.SIGALRM:
+        message = said["late"]
+    elif said["error"]:
+        message = said["error"]
+    elif error:
+        message = f"{error.ename}: {error.evalue}"
+    elif errors:
+        message = next((line for line in reversed(shown.splitlines()) if line.strip()), errors[0].ename)
+    else:
+        message = "the process that ran it died"
+    if not shown and log.exists():
+        shown = _tail(log.read_text(errors="replace"))
+    identity = cell.id if cell else said["cell"]  # its number is that of the source: papermill may have inserted others
+    places = (number for number, cell in enumerate(notebook.content.cells, 1) if cell.get("id") == identity)
+    number = next(places, None)
+    source = notebook.content.cells[number - 1].source if number else ""
+    return Failure(message.strip().splitlines()[0], number, source, shown)
+
+
+def _failing_cell(executed: Path, current: str) -> NotebookNode | None:
+    """The first cell that failed without being meant to, else the one that ran last."""
+    try:
+        cells = [cell for cell in read(executed).cells if cell.cell_type == "code"]
+    except BookError:  # killed before, or while, it was written
+        return None
+    failed = (
+        cell
+        for cell in cells
+        if "raises-exception" not in tags(cell) and any(output.output_type == "error" for output in cell.outputs)
+    )
+    return next(failed, None) or next((cell for cell in cells if cell.get("id") == current), None)
+
+
+def _shown(cell: NotebookNode) -> str:
+    """Everything the cell showed: a rank's error may have come as text, as display data or as the error itself."""
+    parts = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type == "error" and output.ename not in _EMPTY_ERRORS:
+            parts.append("\n".join(output.traceback) or f"{output.ename}: {output.evalue}")
+        elif "text/plain" in output.get("data", {}):
+            parts.append(output.data["text/plain"])
+    return _tail("\n".join(_COLOR.sub("", part).rstrip() for part in parts))
+
+
+def _tail(text: str) -> str:
+    lines = text.rstrip().splitlines()
+    return "\n".join(lines if len(lines) <= _LONGEST_LINES else ["...", *lines[-_LONGEST_LINES:]])
+
+
+# results.json -------------------------------------------------------------------------------------------------------
+
+
+def load_results(folder: Path) -> dict[str, Result]:
+    """The results by notebook; none where the file is missing or was written by another version."""
+    try:
+        tree = json.loads((folder / "results.json").read_text())["notebooks"]
+        failures = {name: entry["failure"] and Failure(**entry["failure"]) for name, entry in tree.items()}
+        return {name: Result(**{**entry, "failure": failures[name]}) for name, entry in tree.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def save_result(folder: Path, name: str, result: Result | None) -> None:
+    """Replace the result of one notebook, None for none; those of the others stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "results.json"
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several notebooks may run at once, each from its own terminal
+        entries = {**load_results(folder), name: result}
+        tree = {name: asdict(entry) for name, entry in sorted(entries.items()) if entry}
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
+        partial.replace(path)
+
+
+def _key(notebook: Notebook, parameters: Mapping[str, object]) -> str:
+    """A hash of all that decides the notebook's result: itself, its parameters, the package, the versions."""
+    parts = (notebook.path.read_bytes(), json.dumps(parameters, sort_keys=True, default=str).encode(), _surroundings())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+@cache
+def _surroundings() -> bytes:
+    digest = hashlib.sha256(f"{sys.version} torch {version('torch')}".encode())
+    package = Path(aiscale.__file__).parent
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.digest()

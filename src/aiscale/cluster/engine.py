@@ -1,14 +1,219 @@
-"""What runs inside an engine on behalf of the notebook: joining, leaving, and forgetting."""
+"""The process of a rank: how it becomes an engine of ipyparallel, and what it does when the notebook asks.
+
+    python -m aiscale.cluster FOLDER SIZE 0,1,2,3                # here: imports torch once, then forks a process a rank
+    mpiexec -n 4 python -m aiscale.cluster FOLDER 4 mpi
+    srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # FOLDER is one that all nodes see
+
+Promises: the same cells run on all three. Eight forked ranks start as fast as one and share the memory of the
+libraries. Nothing listens on a login node: rank 0 of a job starts the controller beside itself, at the node's address,
+and all of it ends with the step. Threads are limited before libraries load.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import functools
 import gc
 import os
 import platform
+import re
+import signal
+import socket
 import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiscale.cluster import local
+from aiscale.processes import THREAD_VARIABLES, die_with, usable_cores
+
+if TYPE_CHECKING:  # it loads torch, which must not happen before limit_threads
+    from aiscale.distributed import Launch
+
+ADDRESS = "AISCALE_ADDRESS"  #: of this node, for the others
+START_LIMIT_S = 600  #: for an engine to find the controller; who waits for it gives up earlier
 
 _store = None  #: at which the ranks of this process group have met, on rank 0 of a job
 _started_here = 0  #: ranks on this node, used or not
+
+
+# ---- starting --------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Become the rank, or the ranks, that the command line names."""
+    folder, size, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    if which == "mpi":
+        _serve_mpi(folder, size)
+    elif which == "slurm":
+        _serve_task(folder, size)
+    else:
+        _preload()
+        if "," in which:
+            _fork(folder, size, which.split(","))
+        else:
+            _serve(folder, int(which), size)
+
+
+def _preload() -> None:
+    """Whatever every rank needs, imported once."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else the debugger fills logs with a warning
+    import ipykernel.debugger  # noqa: F401  # each rank would load it, 0.2 s
+    import ipyparallel.engine.app  # noqa: F401
+    import stack_data  # noqa: F401  # for a first traceback, which a Stop on a busy machine would have to wait for
+    import torch.distributed  # noqa: F401
+
+    import aiscale.distributed  # noqa: F401
+
+
+def _fork(folder: Path, size: int, ranks: list[str]) -> None:
+    """Fork the ranks, wait for them, and write each end to FOLDER/exits as "RANK STATUS"."""
+    from aiscale.distributed.forking import Forked
+
+    rank_of = {Forked(["-m", "aiscale.cluster", str(folder), str(size), rank], {}).pid: rank for rank in ranks}
+    with open(folder / "exits", "a", buffering=1) as exits:
+        while rank_of:
+            pid, status = os.waitpid(-1, 0)
+            if pid in rank_of:
+                exits.write(f"{rank_of.pop(pid)} {os.waitstatus_to_exitcode(status)}\n")
+
+
+def _serve_mpi(folder: Path, size: int) -> None:
+    from mpi4py import MPI  # before torch, as some sites' MPI asks for
+
+    from aiscale.distributed import Launch, mpi_world
+
+    place = Launch(launcher="mpiexec", rank=MPI.COMM_WORLD.rank, size=size)
+    _log_to(folder, place.rank)
+    mpi_world(place)  # refuses single ranks that were meant to be joined
+    _preload()
+    _serve(folder, place.rank, size)
+
+
+def _serve_task(folder: Path, size: int) -> None:
+    limit_threads()
+    from aiscale.distributed import ConnectError, find_launch
+
+    try:
+        task = find_launch(os.environ)
+        if task.launcher != "srun" or task.size != size:
+            started = f"{task.launcher} started {task.size}"
+            raise ConnectError(f"{size} ranks were asked for, and {started}: start them by srun")
+        prepare(folder, task)
+    except ConnectError as error:
+        print(f"aiscale: {error}", file=sys.stderr)
+        sys.exit(2)
+    _preload()
+    _answer_signals()
+    _serve(folder, task.rank, size, task.local_rank, task.local_size)
+
+
+def _log_to(folder: Path, rank: int) -> int:
+    """Send standard output and error to the rank's log; returns its file descriptor."""
+    log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    return log
+
+
+def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size: int = 0) -> None:
+    # ipykernel puts a pipe in the place of standard error, which nobody reads once the process has crashed.
+    faulthandler.enable(_log_to(folder, rank), all_threads=False)
+    here = {"LOCAL_RANK": local_rank if local_size else rank, "LOCAL_WORLD_SIZE": local_size or size}
+    os.environ.update({name: str(value) for name, value in {"RANK": rank, "WORLD_SIZE": size, **here}.items()})
+    from ipyparallel.engine.app import IPEngine
+
+    profile, deadline = folder / "profile", time.monotonic() + START_LIMIT_S
+    # An engine waits for the file only to exist, and would die of one that is not whole.
+    while not local.controller_is_ready(profile, "engine") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    IPEngine.launch_instance(
+        [
+            f"--profile-dir={profile}",
+            f"--file={local.connection_file(profile, 'engine')}",
+            f"--IPEngine.id={rank}",
+            f"--IPEngine.timeout={START_LIMIT_S}",
+            # Deaths are noticed by waiting for processes, signals go straight to them.
+            "--IPEngine.enable_nanny=False",
+            "--IPEngine.max_heartbeat_misses=0",
+            "--log-level=ERROR",
+        ]
+    )
+
+
+# ---- a task of srun, on a node that may be another one than the notebook's -------------------------------------------
+
+
+def limit_threads() -> None:
+    """Tell libraries, before they are loaded, how many threads this rank may use: as many as were asked for, else its
+    cores, and no more than the site's job script says."""
+    threads = int(os.environ.get(local.THREADS) or 0)
+    if not threads:
+        cores = len(usable_cores())
+        if cores == os.cpu_count():  # not bound: all ranks of the node share them
+            cores //= max(map(int, re.findall(r"(?<!x)\b\d+", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))))
+        threads = max(1, min(cores, int(os.environ.get("OMP_NUM_THREADS") or cores)))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
+
+
+def prepare(folder: Path, task: Launch) -> None:
+    """Set this task's variables, and on rank 0 start the controller."""
+    from IPython.core.profiledir import ProfileDir
+
+    from aiscale.distributed import ConnectError
+
+    if not folder.is_dir():  # whoever asked for this job has gone, or the nodes do not see the same files
+        raise ConnectError(f"{folder} is not on {socket.gethostname()}: name one that all nodes see by AISCALE_RUNS")
+    os.umask(0o077)
+    os.environ[ADDRESS] = node_address()
+    # srun, so that connect() knows what the site's binding of GPUs means
+    os.environ.update(AISCALE_LAUNCHER="srun", IPYTHONDIR=str(folder / "ipython"))
+    os.environ.setdefault("MPLBACKEND", local.INLINE)
+    ProfileDir.create_profile_dir(str(folder / "profile"))  # by whoever comes first: an engine without one gives up
+    if task.rank == 0:
+        job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
+        (folder / "ranks").write_text(str(task.size))
+        (folder / "step").write_text(f"{job}.{step}")
+        command = local.controller_command(folder / "profile", [os.environ[ADDRESS]])
+        local.spawn(command, folder / "controller.log", preexec_fn=functools.partial(die_with, os.getpid()))
+
+
+def node_address(env: Mapping[str, str] = os.environ) -> str:
+    """The address at which the other nodes of this job, and the node that it was submitted from, reach this one."""
+    for peer in _peers(env):
+        try:
+            # A datagram socket sends nothing when it is connected: the system only says from where it would.
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((peer, 9))
+                address = probe.getsockname()[0]
+        except OSError:
+            continue
+        if not address.startswith("127."):
+            return address
+    return local.LOOPBACK  # alone on a machine that knows no network
+
+
+def _peers(env: Mapping[str, str]) -> Iterator[str]:
+    yield from filter(None, [env.get("SLURM_SUBMIT_HOST"), env.get("SLURM_LAUNCH_NODE_IPADDR")])
+    yield socket.gethostname()
+
+
+def _answer_signals() -> None:
+    """Let the notebook signal this engine through the controller, for it may be on another machine."""
+    from ipyparallel.engine.kernel import IPythonParallelKernel
+
+    async def signal_request(self, stream, ident, parent) -> None:
+        # In the thread for control, which is free while a cell runs in the main one.
+        signal.pthread_kill(threading.main_thread().ident, int(parent["content"]["sig"]))
+        self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
+
+    IPythonParallelKernel.signal_request = signal_request
+    IPythonParallelKernel.control_msg_types = [*IPythonParallelKernel.control_msg_types, "signal_request"]
+
+
+# ---- what the notebook calls on a rank -------------------------------------------------------------------------------
 
 
 def join(
@@ -23,16 +228,17 @@ def join(
     """Join a new process group of `size` ranks at `rendezvous`, and set the names that `%%px` cells rely on.
 
     What the notebook can import from `path`, its sys.path, ranks can import as well. link_mbit_s: the rate to which
-    the links between ranks are slowed.
+    the links between ranks are slowed. With `fresh`, variables are forgotten first.
 
-    Returns what `Ranks` shows: rank, pid, host, device, backend, threads. With `fresh`, variables are forgotten first.
+    Returns what `Ranks` shows: rank, pid, host, device, backend, threads.
     """
     import torch
     import torch.distributed as dist
+    from IPython.core.interactiveshell import InteractiveShell
 
     import aiscale.distributed
 
-    shell = _shell()
+    shell = InteractiveShell.instance()
     if fresh:
         shell.reset(new_session=False)
         gc.collect()
@@ -65,7 +271,6 @@ def _ranks_here(size: int) -> int:
 
 def offer_store(timeout_s: float) -> dict[str, str]:
     """On rank 0 of a job: a new store at which its ranks meet; the variables by which they find it."""
-    from aiscale.cluster.step import ADDRESS
     from aiscale.distributed import host_store
 
     global _store
@@ -79,9 +284,3 @@ def leave() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def _shell():
-    from IPython.core.interactiveshell import InteractiveShell
-
-    return InteractiveShell.instance()

@@ -1,4 +1,7 @@
-"""What can go wrong on ranks, said by rank number and with the rank's own traceback."""
+"""What can go wrong on ranks. Promise: a cell that fails names the rank, with that rank's own traceback.
+
+Frames of the machinery around it are left out, in a notebook, in what papermill stores, and in plain Python.
+"""
 
 from __future__ import annotations
 

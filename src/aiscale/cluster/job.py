@@ -2,8 +2,9 @@
 
     Job.of({"account": "abc123", "time": "30:00"}).submit(16, folder)     # the number of the job
 
-What is not asked for comes from the site's profile, or from sbatch's own variables (SBATCH_ACCOUNT, SBATCH_TIMELIMIT,
-SBATCH_QOS, SBATCH_RESERVATION, ...).
+Promises: the call is the same at every site; what is wrong is said before a job waits in the queue; a job gets no
+secrets of the notebook server. What is not asked for comes from the site's profile, or from sbatch's own variables
+(SBATCH_ACCOUNT, SBATCH_TIMELIMIT, SBATCH_QOS, SBATCH_RESERVATION, ...).
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ class Job:
     def _environment(self) -> tuple[str, dict[str, str]]:
         """Where to submit from, and the variables by which the job finds the software of this kernel."""
         prefix, place = Path(sys.prefix), self.place
-        if "AISCALE_ENVIRONMENT" in os.environ or not ((prefix / "bin/activate").exists() or _is_conda(prefix)):
+        is_environment = (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir()
+        if "AISCALE_ENVIRONMENT" in os.environ or not is_environment:
             return os.getcwd(), {}
         settings = prefix / "pyvenv.cfg"
         on_module = settings.exists() and "include-system-site-packages = true" in settings.read_text()
@@ -151,7 +153,3 @@ class Job:
 def public(env: Mapping[str, str], keep: str = "SLURM_CONF") -> dict[str, str]:
     """`env` without what ranks elsewhere must not know."""
     return {key: value for key, value in env.items() if not key.startswith(_PRIVATE) or key.startswith(keep)}
-
-
-def _is_conda(prefix: Path) -> bool:
-    return (prefix / "conda-meta").is_dir()

@@ -1,31 +1,90 @@
-"""How engines come to be: as children of this kernel, or as MPI ranks. (Slurm's are in slurm.py.)
+"""What is started on this machine: ipyparallel's controller, and ranks as children of this kernel or under mpiexec.
 
-A launcher starts `python -m aiscale.cluster` once or `size` times and can say which ranks have ended and why.
+A launcher starts `python -m aiscale.cluster` once or `size` times and says which ranks have ended and why; slurm.py
+has those for batch jobs.
+
+Promises: the same call under MPI, with the rank named that died first. Sockets are private, and four notebooks that
+start at once do not get in each other's way: by itself the controller picks free ports one after the other and binds
+them later, now and then one port twice. So it is given its ports, all different, at an address of the loopback that on
+Linux no other cluster uses. (Ranks of a job cannot reach that: their controller runs in the job, beside rank 0.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.job import Job
 
 THREADS = "AISCALE_THREADS"  #: of each rank of a job; unset: as many as it has cores
-#: With which libraries are told how many threads to use.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
+INLINE = "module://matplotlib_inline.backend_inline"  #: the MPLBACKEND of ranks, whose figures a notebook shows
+PORT_TAKEN = "Address already in use"
+LOOPBACK = "127.0.0.1"
+_PORTS = 32  #: a controller takes about 20
+
+
+def spawn(command: list[str], log: Path, **how: Any) -> subprocess.Popen:
+    """Start a process that reads nothing and adds what it says to the file `log`."""
+    with open(log, "ab") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **how)
+
+
+# ---- the controller --------------------------------------------------------------------------------------------------
+
+
+def controller_command(profile: Path, addresses: list[str]) -> list[str]:
+    """The command line of a controller that listens at the first of `addresses` that this machine has, and whose
+    files are in the folder `profile`."""
+    address, ports = _free_ports(addresses)
+    return [
+        *(sys.executable, "-m", "ipyparallel.controller", f"--profile-dir={profile}"),
+        *(f"--ip={address}", f"--location={address}", f"--ports={','.join(map(str, ports))}"),
+        # Threads and no database: fewer processes, and nothing is kept.
+        *("--usethreads", "--nodb", "--log-level=ERROR"),
+        # An engine is admitted at its first heartbeat. Missed ones mean nothing here: deaths are seen by waitpid.
+        *("--HeartMonitor.period=200", "--HeartMonitor.max_heartmonitor_misses=100000"),
+    ]
+
+
+def connection_file(profile: Path, reader: str = "client") -> Path:
+    """Where the controller writes how a client, or an engine, reaches it."""
+    return profile / "security" / f"ipcontroller-{reader}.json"
+
+
+def controller_is_ready(profile: Path, reader: str = "client") -> bool:
+    """Whether that file has been written to its end."""
+    path = connection_file(profile, reader)
+    return path.exists() and path.read_text().rstrip().endswith("}")
+
+
+def own_loopback(cluster_id: str) -> list[str]:
+    """Addresses that only this machine reaches, the first one different for each cluster."""
+    # Linux gives the whole of 127.0.0.0/8 to the loopback, macOS the first address only.
+    return ["127." + ".".join(str(1 + int(cluster_id[i : i + 2], 16) % 254) for i in (0, 2, 4)), LOOPBACK]
+
+
+def _free_ports(addresses: list[str]) -> tuple[str, list[int]]:
+    """The first of the addresses that can be listened at, and ports that are free there."""
+    for address in addresses:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            sockets = [held.enter_context(socket.socket()) for _ in range(_PORTS)]
+            for each in sockets:
+                each.bind((address, 0))
+            return address, [each.getsockname()[1] for each in sockets]
+    raise OSError(f"no free ports at {', '.join(addresses)}")
+
+
+# ---- the ranks -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -45,6 +104,10 @@ class Exit:
         return cls(None, f"{process} {_describe(code)}", log)
 
 
+def _describe(code: int) -> str:
+    return f"died (signal {-code})" if code < 0 else f"ended with exit status {code}"
+
+
 class LocalLauncher:
     """Ranks as processes of this machine; on Linux forked from one that has already imported torch."""
 
@@ -62,6 +125,7 @@ class LocalLauncher:
         return Path(tempfile.mkdtemp(prefix=f"aiscale-{cluster_id}-"))
 
     def start(self, env: Mapping[str, str]) -> None:
+        """Start the processes that become the ranks."""
         ranks = [str(rank) for rank in range(self.size)]
         # Forking a process that has loaded Apple's frameworks is not safe, so there each rank starts from nothing.
         groups = [",".join(ranks)] if sys.platform == "linux" else ranks
@@ -69,10 +133,7 @@ class LocalLauncher:
 
     def _spawn(self, prefix: list[str], env: Mapping[str, str], which: str) -> subprocess.Popen:
         command = [*prefix, "-m", "aiscale.cluster", str(self.folder), str(self.size), which]
-        with open(self.folder / "launcher.log", "ab") as log:
-            return subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        return spawn(command, self.folder / "launcher.log", env=env, start_new_session=True)
 
     def await_start(self) -> None:
         """Return when ranks have been given a place to run."""
@@ -114,11 +175,11 @@ class MpiLauncher(LocalLauncher):
         if code is None:
             return []
         text = (self.folder / "launcher.log").read_text(errors="replace")
-        return [_mpi_exit(text, pids) or Exit.of("mpiexec", code, "launcher")]
+        return [first_mpi_exit(text, pids) or Exit.of("mpiexec", code, "launcher")]
 
 
-def _mpi_exit(text: str, pids: Mapping[int, int]) -> Exit | None:
-    """Which rank ended first, as mpiexec tells it."""
+def first_mpi_exit(text: str, pids: Mapping[int, int]) -> Exit | None:
+    """Which rank ended first, as mpiexec (Open MPI's or MPICH's) tells it."""
     open_mpi = re.search(r"process rank (\d+) .*exited on signal (\d+)", text)
     if open_mpi:
         return Exit.of_rank(int(open_mpi[1]), -int(open_mpi[2]))
@@ -139,10 +200,3 @@ def find_mpiexec() -> str:
             "pip install mpich, or load your site's MPI module and start the kernel again"
         )
     return found
-
-
-def _describe(code: int) -> str:
-    """An exit status as subprocess gives it, in words."""
-    if code < 0:
-        return f"died (signal {-code})"
-    return f"ended with exit status {code}"

@@ -1,7 +1,9 @@
 """The processes of one cluster: a controller, the engines, the watchman, and the folder that holds their files.
 
-Nothing of it is shared with another cluster or with the user's own IPython: a private folder (0700) holds profile,
-connection files and logs; everything on this machine listens on the loopback only; ports are chosen by the system.
+Promises: a rank, or a controller, that has died is seen at once, by waiting for processes and not by heartbeats; a
+start that fails or takes too long says what the engines said. Nothing is shared with another cluster or with the user's
+own IPython: a private folder (0700) holds profile, connection files and logs; everything on this machine listens on the
+loopback only. All of it ends with `stop`, and with the kernel (guard.py).
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from aiscale.cluster import controller, guard
+from aiscale.cluster import guard, local
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.job import Job, public
-from aiscale.cluster.local import THREAD_VARIABLES, THREADS, Exit, LocalLauncher, MpiLauncher
+from aiscale.cluster.local import Exit, LocalLauncher, MpiLauncher
 from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
+from aiscale.processes import THREAD_VARIABLES, kill_marked
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _POLL_S = 0.02
@@ -58,12 +61,12 @@ class Processes:
 
     def _environment(self, threads: int, env: Mapping[str, str]) -> dict[str, str]:
         if self._launcher.remote:
-            asked = {THREADS: str(threads)} if threads else {}
+            asked = {local.THREADS: str(threads)} if threads else {}
             return {**public(os.environ, keep="SLURM_"), **asked, **env, guard.MARKER: self.id}
         return {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),
-            "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+            "MPLBACKEND": local.INLINE,
             "IPYTHONDIR": str(self.folder / "ipython"),
             "AISCALE_LAUNCHER": "ipyparallel",
             # Left to itself gloo listens at the address of the host name, which on a login node the world can reach.
@@ -92,26 +95,17 @@ class Processes:
         ProfileDir.create_profile_dir(str(self.folder / "profile"))
         self._launcher.start(self._env)
         if not self._launcher.remote:
-            self._start_controller()
+            command = local.controller_command(self.folder / "profile", local.own_loopback(self.id))
+            log = self.folder / "controller.log"
+            self._controller = local.spawn(command, log, env=self._env, start_new_session=True)
         self._launcher.await_start()
         deadline = time.monotonic() + timeout_s  # it does not count how long a job waits in the queue
         import aiscale.distributed  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
 
-        while not controller.is_ready(self._profile):
+        while not local.controller_is_ready(self._profile):
             self._check_start(deadline)
             time.sleep(self._poll_s)
         self._connect(deadline)
-
-    def _start_controller(self) -> None:
-        with open(self.folder / "controller.log", "ab") as log:
-            self._controller = subprocess.Popen(
-                controller.command(self.folder / "profile", controller.own_loopback(self.id)),
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
 
     def _connect(self, deadline: float) -> None:
         for patience_s in itertools.chain(_NEWS_S, itertools.repeat(_NEWS_S[-1])):
@@ -136,7 +130,7 @@ class Processes:
         while True:
             try:
                 self.client = ipyparallel.Client(
-                    str(controller.connection_file(self._profile)),
+                    str(local.connection_file(self._profile)),
                     profile_dir=str(self._profile),
                     ipython_dir=str(self.folder / "ipython"),
                     timeout=max(1.0, min(_ANSWER_S, deadline - time.monotonic())),
@@ -149,15 +143,15 @@ class Processes:
                 self._check_start(deadline)
 
     def _no_answer(self) -> str:
-        where = controller.connection_file(self._profile)
+        where = local.connection_file(self._profile)
         return (
             f"the controller of the ranks does not answer ({where} says where it is): has the job ended, or may this "
             "machine not connect to compute nodes?\n" + self.log("controller", "launcher")
         )
 
     def _check_start(self, deadline: float) -> None:
-        if controller.PORT_TAKEN in self.log("controller", lines=1000):
-            raise PortTakenError(f"the ranks did not start: {controller.PORT_TAKEN}")
+        if local.PORT_TAKEN in self.log("controller", lines=1000):
+            raise PortTakenError(f"the ranks did not start: {local.PORT_TAKEN}")
         ends = self.exits()
         if ends:
             raise ClusterError(f"the ranks did not start: {ends[0].message}\n{self.log(ends[0].log, *self._rank_logs)}")
@@ -233,7 +227,7 @@ class Processes:
             while time.monotonic() < deadline and len(self._launcher.exits(self.pids)) < self.size:
                 time.sleep(_POLL_S)
         self._launcher.stop(useless)
-        guard.kill_marked(self.id)
+        kill_marked(guard.MARKER, self.id)
         self._watchman.stdin.close()
         for process in (*self._launcher.processes, self._controller):
             if process is not None:

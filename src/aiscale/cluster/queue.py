@@ -164,7 +164,7 @@ class Line:
 
     @staticmethod
     def _in_notebook() -> bool:
-        from aiscale.cluster.output import in_kernel
+        from aiscale.cluster.cells import in_kernel
 
         return in_kernel()
 

@@ -10,6 +10,9 @@ print(f"{rank} of {world_size}")
 ranks["loss"]                      # a variable of every rank, in rank order
 ranks.run(function, argument)      # a call on every rank, results in rank order
 ranks.stop()
+
+Promises: a dead rank fails the cell within 20 s, and says what became of the others; the next cell works again, on the
+same ranks where they live, on new ones where they do not. The call is the same on a laptop, under MPI and in a job.
 """
 
 from __future__ import annotations
@@ -21,12 +24,11 @@ import time
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
-from aiscale.cluster import engine
+from aiscale.cluster import cells, engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
 from aiscale.cluster.job import Job
-from aiscale.cluster.output import Board
 from aiscale.cluster.processes import LAUNCHERS, PortTakenError, Processes
-from aiscale.cluster.waiting import GRACE_S, Pending, breaks_group
+from aiscale.processes import usable_cores
 
 _current: Ranks | None = None
 
@@ -67,7 +69,7 @@ def start(
     _check(size, engines, threads, link_mbit_s)
     began = time.monotonic()
     if engines != "slurm":  # there the node that a rank is on knows
-        threads = threads or max(1, _cores() // size)
+        threads = threads or max(1, len(usable_cores()) // size)
     request = {"engines": engines, "threads": threads, "device": device, "job": Job.of(job)}
     request |= {"timeout_s": timeout_s, "env": dict(env or {}), "link_mbit_s": link_mbit_s}
     reused = _current is not None and not fresh and _current._renew(size, request)
@@ -98,10 +100,6 @@ def _check(size: int, engines: str, threads: int, link_mbit_s: float) -> None:
         raise ClusterError(f"cluster.start: threads is {threads}: it must be at least 1, or 0 to share the cores")
     if not 0 <= link_mbit_s < float("inf"):
         raise ClusterError(f"cluster.start: link_mbit_s is {link_mbit_s}: it must be at least 0 (0: not slowed)")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Ranks:
@@ -279,45 +277,43 @@ class Ranks:
 
     def _activate_magics(self) -> None:
         if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
-            from aiscale.cluster.magics import RankMagics
-
-            shell.register_magics(RankMagics(shell, self))
+            shell.register_magics(cells.RankMagics(shell, self))
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 
     def _finish(self, asked, *, show: bool = False) -> list:
         """Wait for an AsyncResult, showing output; returns results in rank order or raises RankError."""
         ranks = [int(target) for target in asked._targets]
-        pending = Pending(dict(zip(ranks, asked._children, strict=True)))
-        board = Board(ranks, asked._children) if show else None
+        pending = cells.Pending(dict(zip(ranks, asked._children, strict=True)))
+        output = cells.Output(ranks, asked._children) if show else None
         try:
-            self._wait(pending, board)
+            self._wait(pending, output)
         finally:
-            if board:
+            if output:
                 pending.await_output(lambda: bool(self._lost or self._processes.exits()))
-                board.finish()
+                output.finish()
         return pending.results()
 
-    def _wait(self, pending: Pending, board: Board | None) -> None:
+    def _wait(self, pending: cells.Pending, output: cells.Output | None) -> None:
         def tick() -> None:
             self._raise_if_dead()
-            if board:
-                board.refresh()
+            if output:
+                output.refresh()
 
         try:
             pending.wait(None, tick, until_failure=True)
             if not pending.failures():
                 return
-            pending.wait(GRACE_S, tick)
+            pending.wait(cells.GRACE_S, tick)
             failures = pending.failures()
             note = self._interrupt(pending) if pending.ranks() else ""
         except KeyboardInterrupt:
             raise RanksInterrupted(self._interrupt(pending) or "all ranks had finished") from None
-        if breaks_group(failures) and not self._lost:
+        if cells.breaks_group(failures) and not self._lost:
             self._must_join = True
         raise RankError.of(failures, note)
 
-    def _interrupt(self, pending: Pending) -> str:
+    def _interrupt(self, pending: cells.Pending) -> str:
         """Stop what runs; says what became of the ranks."""
         busy = pending.ranks()
         if not busy:

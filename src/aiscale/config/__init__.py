@@ -11,10 +11,9 @@ World size is not checked here: a `Run` may be written on a laptop for 1024 GPUs
 called when processes connect.
 """
 
-from aiscale.config.compression import CompressionConfig
 from aiscale.config.errors import ConfigError
 from aiscale.config.huggingface import HFModelConfig
-from aiscale.config.layout import ParallelConfig
+from aiscale.config.layout import CompressionConfig, ParallelConfig
 from aiscale.config.run import Run
 from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
 

@@ -4,7 +4,7 @@
     HFModelConfig(folder="gpt2/")         # a local folder: its config.json, and its weights where it holds some
 
 The shape goes by the same names as `ModelConfig`'s, whatever the architecture calls it. Only config.json is read here;
-transformers itself is first asked when `models.build_model` builds the model.
+transformers itself is first asked when `model.build_model` builds the model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiscale.config.errors import ConfigError, require, require_positive
-from aiscale.config.sections import ModelConfig
+from aiscale.config.sections import Heads, ModelConfig
 
 #: our name -> what config.json of some architecture or other calls it
 _ALIASES = {
@@ -30,7 +30,7 @@ _NEEDED = ("n_layer", "n_head", "d_model", "vocab_size", "max_seq_len")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HFModelConfig:
+class HFModelConfig(Heads):
     """The shape of a Hugging Face causal language model. With a folder, what is 0 is taken from its config.json."""
 
     model_type: str = ""  #: gpt2, gptj, llama, ...: as in transformers; empty: the folder's
@@ -52,16 +52,7 @@ class HFModelConfig:
             self._read_folder()
         require(bool(self.model_type), "model.model_type is empty: name an architecture (gpt2), or set model.folder")
         require_positive("model", self, " ".join(_NEEDED))
-        require(
-            self.d_model % self.n_head == 0,
-            f"model.d_model {self.d_model} is not divisible by model.n_head {self.n_head}: "
-            "every head needs the same width",
-        )
-        require(
-            self.n_head % self.kv_heads == 0,
-            f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}: "
-            "every key/value head serves the same number of query heads",
-        )
+        self.check_heads()
         _ = self.options  # refused now rather than when the model is built
 
     @property
@@ -76,21 +67,6 @@ class HFModelConfig:
             except ValueError:
                 found[key.strip()] = text.strip()
         return found
-
-    @property
-    def d_head(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.n_head
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads that own a key and a value: n_kv_head, or n_head where that is 0."""
-        return self.n_kv_head or self.n_head
-
-    @property
-    def ff_width(self) -> int:
-        """Width of the hidden layer of the MLP: d_ff, or 4 d_model where that is 0."""
-        return self.d_ff or 4 * self.d_model
 
     @property
     def shape(self) -> ModelConfig:

@@ -1,11 +1,12 @@
-"""How the work of a `Run` is divided over ranks."""
+"""How the work of a `Run` is divided over ranks, and how gradients travel between those of DDP."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from aiscale.config.errors import ConfigError, require, require_positive
+from aiscale.config.errors import ConfigError, refuse_options_of_others, require, require_positive
 from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.sections import ModelConfig
 
@@ -61,7 +62,7 @@ class ParallelConfig:
         require(self.dp >= 0, f"parallel.dp is {self.dp}: it must not be negative (0 takes every rank)")
         require(self.prefetch >= 0, f"parallel.prefetch is {self.prefetch}: it must not be negative")
         require(self.zero_stage in (0, 1, 2, 3), f"parallel.zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
-        self._refuse_options_of_others()
+        refuse_options_of_others("parallel", self, "strategy", _OPTIONS)
         self._check_schedule()
         require(
             self.offload == "none" or self.zero_stage >= 1,
@@ -77,15 +78,6 @@ class ParallelConfig:
             not self.sequence_parallel or self.tp > 1,
             "parallel.sequence_parallel divides tokens over tensor-parallel ranks, but parallel.tp is 1: raise it",
         )
-
-    def _refuse_options_of_others(self) -> None:
-        for name, strategies in _OPTIONS.items():
-            value, default = getattr(self, name), ParallelConfig.__dataclass_fields__[name].default
-            require(
-                value == default or self.strategy in strategies,
-                f"parallel.{name} is {value}, but parallel.strategy {self.strategy} has no such option: "
-                f"set it to {default}, or strategy to {' or '.join(strategies)}",
-            )
 
     def _check_schedule(self) -> None:
         possible = {"interleaved": self.virtual_stages > 1, "zero-bubble": self.virtual_stages <= 2}
@@ -186,3 +178,96 @@ class ParallelConfig:
                 f"model needs as many ranks: change one of them"
             )
         return dp
+
+
+# Gradients on their way ----------------------------------------------------------------------------------------------
+
+#: option -> the methods that have it; elsewhere it would be ignored, so it is refused
+_METHOD_OPTIONS = {
+    "density": ("radius", "top-k", "random-k"),
+    "warmup_steps": ("radius", "top-k", "random-k", "powersgd"),
+    "interval": ("radius",),
+    "turns": ("radius",),
+    "moments": ("radius",),
+    "range": ("radius",),
+    "scope": ("radius", "top-k"),
+    "score": ("radius",),
+    "residual": ("radius", "top-k", "random-k"),
+    "rank": ("powersgd",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionConfig:
+    """What DDP sends instead of whole gradients, in which precision, and when."""
+
+    method: Literal["none", "radius", "top-k", "random-k", "powersgd"] = "none"
+    wire: Literal["same", "bf16"] = "same"  #: precision of what is sent: the gradients' own, or bf16
+    overlap: bool = True  #: send each bucket once it is full, during the backward pass; false: all of it at once, after
+    density: float = 0.4  #: share of each tensor's entries that is sent, k = max(floor(density x numel), 1)
+    warmup_steps: int = 0  #: dense steps before the first sparse one
+    interval: int = 200  #: radius: every so many steps is dense and chooses the mask anew (T)
+    #: radius: of the density a part goes to the entries that were not chosen, each in its turn, once in so many sparse
+    #: steps; 0, as published: they wait for the next dense step
+    turns: int = 0
+    #: radius with turns: what AdamW does with an entry that a step does not send. decay, as published: takes its
+    #: gradient for zero. wait: leaves it alone, and when its turn comes takes its mean gradient, and a step for each
+    moments: Literal["decay", "wait"] = "decay"
+    range: int = 0  #: radius: each chosen entry takes along its neighbours up to this distance (r)
+    scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
+    score: Literal["update", "gradient", "momentum"] = "update"  #: radius: by whose magnitude entries are chosen
+    #: unsent gradients, and with wire=bf16 what rounding took off those sent, come later: summed, averaged, never
+    residual: Literal["sum", "mean", "none"] = "sum"
+    rank: int = 4  #: powersgd: rank of the two factors that stand for a matrix
+
+    def __post_init__(self) -> None:
+        refuse_options_of_others("compression", self, "method", _METHOD_OPTIONS)
+        require(
+            0 < self.density <= 1,
+            f"compression.density is {self.density}: it is the share of entries that is sent, above 0 and at most 1: "
+            "set it to 0.4, for example",
+        )
+        for name, least in (("interval", 1), ("rank", 1), ("range", 0), ("turns", 0), ("warmup_steps", 0)):
+            value = getattr(self, name)
+            require(value >= least, f"compression.{name} is {value}: it must be at least {least}: set that or more")
+        require(
+            self.turns or self.moments == "decay",
+            "compression.moments is wait without turns: an entry that is not chosen would stand still until the next "
+            "dense step: set compression.turns as well, or moments=decay",
+        )
+        if self.turns:
+            least = math.ceil(1 / self.density)
+            require(
+                least <= self.turns <= 200,
+                f"compression.turns is {self.turns} at density {self.density}: to send each entry once in so many "
+                f"steps, it must be at least {least}, and at most 200: set turns or density accordingly, or turns=0",
+            )
+            require(
+                self.scope == "tensor" and self.range == 0,
+                f"compression.turns is {self.turns}: with scope {self.scope} and range {self.range} what turns would "
+                "send is not defined: set scope=tensor and range=0, or turns=0",
+            )
+            require(
+                self.residual == "sum",
+                f"compression.turns is {self.turns} with residual {self.residual}: what goes in turn is a sum, which "
+                "moments=wait divides by the number of its gradients: set residual=sum",
+            )
+            require(
+                self.turns < self.interval,
+                f"compression.turns is {self.turns} with interval {self.interval}: a dense step would come before the "
+                "last turn: set interval above turns",
+            )
+
+    @property
+    def is_default(self) -> bool:
+        return self == CompressionConfig()
+
+
+def forget_foreign_options(section: dict, chosen: set[str]) -> None:
+    """Put the options that the section's method lacks back to their defaults, unless they are among `chosen`.
+
+    So one override takes a recipe to another method: compression.method=none, without naming what radius had.
+    """
+    for name, methods in _METHOD_OPTIONS.items():
+        if section["method"] not in methods and name not in chosen:
+            section[name] = CompressionConfig.__dataclass_fields__[name].default

@@ -9,10 +9,9 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aiscale.config.compression import CompressionConfig, forget_foreign_options
 from aiscale.config.errors import ConfigError, require
 from aiscale.config.huggingface import HFModelConfig
-from aiscale.config.layout import ParallelConfig
+from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
 from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig
 
 #: strategy -> why gradients cannot be compressed there; ddp's distributed_optimizer gives ZeRO-1 where they can

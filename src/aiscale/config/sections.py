@@ -10,8 +10,40 @@ from aiscale.config.errors import require, require_positive
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 
 
+class Heads:
+    """What follows from the shape of a model, ours or Hugging Face's: n_head, n_kv_head, d_model and d_ff."""
+
+    @property
+    def d_head(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.n_head
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads that own a key and a value: n_kv_head, or n_head where that is 0."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def ff_width(self) -> int:
+        """Width of the hidden layer of the MLP: d_ff, or 4 d_model where that is 0."""
+        return self.d_ff or 4 * self.d_model
+
+    def check_heads(self) -> None:
+        """Raise ConfigError where the width or the query heads cannot be divided evenly."""
+        require(
+            self.d_model % self.n_head == 0,
+            f"model.d_model {self.d_model} is not divisible by model.n_head {self.n_head}: "
+            "every head needs the same width",
+        )
+        require(
+            self.n_head % self.kv_heads == 0,
+            f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}: "
+            "every key/value head serves the same number of query heads",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Heads):
     """The shape of a decoder-only transformer. The defaults for 0 follow GPT-2."""
 
     n_layer: int = 4  #: L, transformer blocks
@@ -40,16 +72,7 @@ class ModelConfig:
         for name in ("n_kv_head", "d_ff", "n_expert"):
             value = getattr(self, name)
             require(value >= 0, f"model.{name} is {value}: it must not be negative (0 takes the default)")
-        require(
-            self.d_model % self.n_head == 0,
-            f"model.d_model {self.d_model} is not divisible by model.n_head {self.n_head}: "
-            "every head needs the same width",
-        )
-        require(
-            self.n_head % self.kv_heads == 0,
-            f"model.n_head {self.n_head} is not divisible by model.n_kv_head {self.kv_heads}: "
-            "every key/value head serves the same number of query heads",
-        )
+        self.check_heads()
         require(
             not self.n_expert or 1 <= self.experts_per_token <= self.n_expert,
             f"model.experts_per_token is {self.experts_per_token}, but there are {self.n_expert} experts: "
@@ -64,21 +87,6 @@ class ModelConfig:
             self.position != "rotary" or self.d_head % 2 == 0,
             f"model.d_model / model.n_head = {self.d_head} is odd: rotary positions turn pairs of channels",
         )
-
-    @property
-    def d_head(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.n_head
-
-    @property
-    def kv_heads(self) -> int:
-        """Heads that own a key and a value: n_kv_head, or n_head where that is 0."""
-        return self.n_kv_head or self.n_head
-
-    @property
-    def ff_width(self) -> int:
-        """Width of the hidden layer of the MLP: d_ff, or 4 d_model where that is 0."""
-        return self.d_ff or 4 * self.d_model
 
 
 @dataclass(frozen=True, kw_only=True)

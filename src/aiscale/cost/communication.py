@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from aiscale.config import ConfigError
 
 Algorithm = Literal["ring", "gloo"]
@@ -54,21 +52,6 @@ def all_reduce_wire_bytes(nbytes: float, world: int) -> float:
     return 2 * nbytes * (world - 1) / world
 
 
-def all_gather_wire_bytes(nbytes: float, world: int) -> float:
-    """(n-1)/n S, S the gathered result: every rank passes on all chunks but the last one it receives."""
-    return nbytes * (world - 1) / world
-
-
-def reduce_scatter_wire_bytes(nbytes: float, world: int) -> float:
-    """(n-1)/n S, S the input of each rank: partial sums of all chunks but its own."""
-    return nbytes * (world - 1) / world
-
-
-def broadcast_wire_bytes(nbytes: float, world: int) -> float:
-    """(n-1)/n S, the mean over ranks: n-1 ranks receive S, whoever sends it (in gloo a binomial tree)."""
-    return nbytes * (world - 1) / world
-
-
 def gloo_reduce_wire_bytes(nbytes: float, world: int) -> float:
     """Mean over ranks of what gloo's reduce sends: a reduce-scatter in segments, then the sums go to the root.
 
@@ -84,10 +67,12 @@ def gloo_reduce_wire_bytes(nbytes: float, world: int) -> float:
 def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring") -> float:
     """Bytes that one rank sends, the mean over ranks where they differ, for a payload of `nbytes`.
 
-    "ring" is what NCCL and RCCL do for large messages. "gloo" differs in two places: its reduce-scatter sends as much
-    as an all-reduce, 2 (n-1)/n S, and its reduce more than that (gloo_reduce_wire_bytes). Counted on the loopback of a
-    private network namespace (torch 2.13, 2 to 4 ranks), gloo sends what stands here to 1 % for every collective.
-    Raises ConfigError for an unknown collective.
+    "ring" is what NCCL and RCCL do for large messages: (n-1)/n S for an all-gather (every rank passes on all chunks but
+    the last one it receives), a reduce-scatter (partial sums of all chunks but its own) and a broadcast or reduce (n-1
+    ranks receive or send S, in gloo's broadcast over a binomial tree). "gloo" differs in two places: its reduce-scatter
+    sends as much as an all-reduce, 2 (n-1)/n S, and its reduce more than that (gloo_reduce_wire_bytes). Counted on the
+    loopback of a private network namespace (torch 2.13, 2 to 4 ranks), gloo sends what stands here to 1 % for every
+    collective. Raises ConfigError for an unknown collective.
     """
     _check(op, nbytes, world)
     if algorithm not in ("ring", "gloo"):
@@ -153,13 +138,16 @@ def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, w
         )
     if world < 2:
         raise ConfigError("a group of 1 rank sends nothing: fit with at least 2")
-    time = np.asarray(seconds, dtype=float)
-    if not (time > 0).all():
-        raise ConfigError(f"seconds holds {time.min()}: every measured time must be greater than 0")
-    terms = np.array([collective_terms(op, n, world) for n in nbytes]) / time[:, None]
-    (alpha, beta), *_ = np.linalg.lstsq(terms, np.ones(len(time)), rcond=None)
+    if min(seconds) <= 0:
+        raise ConfigError(f"seconds holds {min(seconds)}: every measured time must be greater than 0")
+    # Rows of messages alpha + bytes beta = 1, each divided by its time, and their normal equations
+    rows = [tuple(term / s for term in collective_terms(op, n, world)) for n, s in zip(nbytes, seconds, strict=True)]
+    mm, mb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    m, b = (sum(row[i] for row in rows) for i in (0, 1))
+    determinant = mm * bb - mb * mb
+    alpha, beta = ((m * bb - b * mb) / determinant, (b * mm - m * mb) / determinant) if determinant else (0.0, 0.0)
     if alpha < 0:
-        alpha, beta = 0.0, terms[:, 1].sum() / (terms[:, 1] ** 2).sum()
+        alpha, beta = 0.0, b / bb
     if beta <= 0:
         raise ConfigError("the times do not grow with the message size: measure larger messages")
-    return Link(float(alpha), float(1 / beta))
+    return Link(alpha, 1 / beta)

@@ -1,4 +1,4 @@
-"""What a compressed DDP step sends, by closed formula: entries of each tensor, bytes of a step, memory.
+"""What a DDP step with compressed gradients sends and keeps, by closed formula: Radius, top-k, random-k, PowerSGD.
 
     kept_entries(0.4, 1000)                 # k = 400 of a tensor of 1000 entries
     sent_entries(run)                       # (sum of k, entries of biases, which go whole)
@@ -6,28 +6,35 @@
     radius_traffic(run, 4, dense=True)      # of a dense one: of the warm-up, and every interval-th
     mean_payload_bytes(run)                 # a step's on average, once the warm-up is over
     radius_held(run)                        # mask and residual of a rank
-    radius_traffic(run, 4, shapes=models.parameter_shapes(run.model))      # of a Hugging Face model: its tensors
+    radius_traffic(run, 4, shapes=model.parameter_shapes(run.model))      # of a Hugging Face model: its tensors
+    rivals_traffic(run, 4), rivals_held(run)                              # the same of top-k, random-k and PowerSGD
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
 
-Published rule of Radius (its artifact appendix): k = max(floor(density x numel), 1) of each tensor, biases exempt. Of
-its competitors `rivals` knows the bytes.
+Published rule of Radius (its artifact appendix): k = max(floor(density x numel), 1) of each tensor, biases exempt. The
+others' sparse steps, with e bytes of an entry on the wire and n ranks (their dense steps send what method none does):
+
+    random-k    all_reduce e (sum of k + b)
+    top-k       all_gather n (4 + e) sum of k, indices and values; all_reduce e b
+    powersgd    all_reduce e ((rows + columns) r of a matrix that this makes less than half, all else whole)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from aiscale.config import CompressionConfig, ConfigError, HFModelConfig, Run
+from aiscale.cost.memory import WIDE
 from aiscale.cost.parameters import parameter_count, parameter_shapes
 
 #: torch's PowerSGD wants DDP's final buckets, which exist from the second step on.
 FIRST_POWERSGD_STEP = 2
+INDEX_BYTES = 4
 
 Shapes = Mapping[str, Sequence[int]]  #: of each parameter, by name
-
-_WIDE = {"fp64": 8}  # bytes of a gradient; else 4
+Traffic = dict[tuple[str, str], int]  #: payload bytes by (collective, group)
 
 
 def is_exempt(name: str) -> bool:
@@ -63,10 +70,10 @@ def tensor_sizes(run: Run, shapes: Shapes | None = None) -> dict[str, int]:
     if shapes is None and isinstance(run.model, HFModelConfig):
         raise ConfigError(
             f"which tensors a {run.model.model_type} of Hugging Face has, no formula says: "
-            "give shapes=models.parameter_shapes(run.model)"
+            "give shapes=model.parameter_shapes(run.model)"
         )
     shapes = parameter_shapes(run.model) if shapes is None else shapes
-    return {name: math.prod(shape) for name, shape in shapes.items()}
+    return {name: prod(shape) for name, shape in shapes.items()}
 
 
 def sent_entries(run: Run, shapes: Shapes | None = None, sparse_step: int = 0) -> tuple[int, int]:
@@ -91,7 +98,7 @@ def sent_entries(run: Run, shapes: Shapes | None = None, sparse_step: int = 0) -
 
 def radius_traffic(
     run: Run, world_size: int, *, dense: bool = False, shapes: Shapes | None = None, sparse_step: int = 0
-) -> dict[tuple[str, str], int]:
+) -> Traffic:
     """Payload bytes of one optimizer step by (collective, group); of method none every step is dense.
 
     sparse_step: as in sent_entries.
@@ -117,7 +124,7 @@ def mean_payload_bytes(run: Run, shapes: Shapes | None = None) -> float:
 
 def radius_held(run: Run, shapes: Shapes | None = None) -> int:
     """Bytes that a rank keeps between steps: a byte of mask an entry, and the residual, where there is one."""
-    residual = 0 if run.compression.residual == "none" else _WIDE.get(run.loop.precision, 4)
+    residual = 0 if run.compression.residual == "none" else WIDE[run.loop.precision]
     return (1 + residual) * _entries(run, shapes)
 
 
@@ -127,4 +134,47 @@ def _entries(run: Run, shapes: Shapes | None) -> int:
 
 def wire_entry_bytes(run: Run) -> int:
     """Bytes of one gradient entry as it is sent."""
-    return 2 if run.compression.wire == "bf16" else _WIDE.get(run.loop.precision, 4)
+    return 2 if run.compression.wire == "bf16" else WIDE[run.loop.precision]
+
+
+# What Radius is compared with ----------------------------------------------------------------------------------------
+
+
+def rivals_traffic(run: Run, world_size: int) -> Traffic:
+    """Payload bytes of one sparse step of top-k, random-k or PowerSGD, by (collective, group)."""
+    if world_size == 1:
+        return {}
+    each = wire_entry_bytes(run)
+    if run.compression.method == "powersgd":
+        shapes = parameter_shapes(run.model).values()
+        entries = (_factor_entries(shape, run.compression.rank) or prod(shape) for shape in shapes)
+        return {("all_reduce", "world"): each * sum(entries)}
+    chosen, whole = sent_entries(run)
+    if run.compression.method == "random-k":
+        return {("all_reduce", "world"): each * (chosen + whole)}
+    return {
+        ("all_gather", "world"): world_size * (INDEX_BYTES + each) * chosen,
+        ("all_reduce", "world"): each * whole,
+    }
+
+
+def rivals_held(run: Run) -> int:
+    """Bytes that a rank keeps between steps to compress its gradients by top-k, random-k or PowerSGD."""
+    each = WIDE[run.loop.precision]
+    if run.compression.method == "powersgd":
+        shapes = parameter_shapes(run.model).values()
+        factors = sum(_factor_entries(shape, run.compression.rank) for shape in shapes)
+        return each * (parameter_count(run.model) + factors)
+    numbers = {"none": 0, "sum": each, "mean": each + INDEX_BYTES}[run.compression.residual]  # an age beside the sum
+    return numbers * sum(prod(shape) for name, shape in parameter_shapes(run.model).items() if not is_exempt(name))
+
+
+def powersgd_rank(shape: Sequence[int], rank: int) -> int:
+    """r of the factors that stand for a gradient of this shape, 0 where it goes whole."""
+    rows, columns = shape[0], prod(shape[1:])
+    r = min(rows, columns, rank)
+    return r if (rows + columns) * r * 2 < rows * columns else 0
+
+
+def _factor_entries(shape: Sequence[int], rank: int) -> int:
+    return (shape[0] + prod(shape[1:])) * powersgd_rank(shape, rank)

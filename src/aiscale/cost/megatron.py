@@ -1,4 +1,9 @@
-"""Megatron-Core to the byte: what a step of tensor, sequence, pipeline and data parallelism sends, what a rank holds.
+"""Megatron-Core: what a step of tensor, sequence, pipeline and data parallelism sends, what a rank holds and keeps.
+
+    megatron_activation_bytes(run, world_size, rank)          # of one micro-batch, to a per cent
+    megatron_activation_bytes_by_part(run, world_size, rank)  # {"norms": ..., "attention": ..., "scores": ..., ...}
+
+`strategies.step_traffic` and `held_bytes` ask here for the rest, to the byte.
 
 A is the residual stream of one micro-batch (B T D numbers). For each micro-batch, on the tp ranks that share a layer:
 
@@ -21,13 +26,16 @@ norms and biases over tp with sequence parallelism, and one number, the gradient
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm, prod
+from math import ceil, lcm, prod
 
 from aiscale.config import ModelConfig, Run
-from aiscale.cost.parameters import block_shapes
+from aiscale.cost.memory import MOMENTS, WIDE, counter_bytes, round_up
+from aiscale.cost.parameters import block_shapes, check_dense
 
 PARAMETER_ALIGNMENT = 64  #: numbers; where a tensor may begin in the buffer of the distributed optimizer
 BUCKET_ALIGNMENT = 128  #: numbers; so much a data-parallel rank's share of the buffer is a multiple of
+
+FP32 = 4
 
 Shape = tuple[int, ...]
 
@@ -67,12 +75,24 @@ class Place:
         return self.run.parallel.pp * self.run.parallel.virtual_stages - 1
 
     @property
+    def has_first(self) -> bool:
+        return 0 in self.stages
+
+    @property
+    def has_last(self) -> bool:
+        return self.last_stage in self.stages
+
+    @property
+    def layers(self) -> int:
+        return len(self.stages) * self.run.model.n_layer // (self.last_stage + 1)
+
+    @property
     def weight_bytes(self) -> int:
-        return {"bf16": 2, "fp64": 8}.get(self.run.loop.precision, 4)
+        return {"bf16": 2, "fp64": 8}.get(self.run.loop.precision, FP32)
 
     @property
     def gradient_bytes(self) -> int:
-        return 8 if self.run.loop.precision == "fp64" else 4
+        return WIDE[self.run.loop.precision]
 
     @property
     def micro_batch(self) -> tuple[int, int]:
@@ -96,8 +116,8 @@ def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, st
     sent |= _messages(place) if run.parallel.pp > 1 else {}
     sent |= _gradients(place) if place.dp > 1 else {}
     tied_apart = run.model.tied and run.parallel.pp > 1
-    if tied_apart and {0, place.last_stage} & set(place.stages):
-        rows = padded_vocab(run.model, run.parallel.tp) // run.parallel.tp
+    if tied_apart and (place.has_first or place.has_last):
+        rows = ceil(run.model.vocab_size / run.parallel.tp)
         sent["all_reduce", "embedding"] = rows * run.model.d_model * place.gradient_bytes
     group, size = ("optimizer", world_size) if place.divides_optimizer else ("tp-pp", world_size // place.dp)
     if size > 1:
@@ -110,12 +130,11 @@ def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, st
 def _experts(place: Place) -> dict[tuple[str, str], int]:
     model, ep = place.run.model, place.run.parallel.ep
     n_micro, tokens = place.micro_batch
-    layers = len(place.stages) * model.n_layer // (place.last_stage + 1)
     stream = ep * tokens * model.d_model * place.weight_bytes
     weights = ep * tokens * model.n_expert * place.weight_bytes
     choice = ep * tokens * model.n_expert
     forwards = 2 if model.activation_checkpointing else 1
-    each = n_micro * layers
+    each = n_micro * place.layers
     return {
         ("all_gather", "ep"): each * (forwards * (stream + weights + choice) + stream),
         ("reduce_scatter", "ep"): each * (forwards * stream + stream + weights),
@@ -126,8 +145,7 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
     model, layout = place.run.model, place.run.parallel
     n_micro, tokens = place.micro_batch
     stream = tokens * model.d_model * place.weight_bytes
-    layers = len(place.stages) * model.n_layer // (place.last_stage + 1)
-    first, last = 0 in place.stages, place.last_stage in place.stages
+    layers, first, last = place.layers, place.has_first, place.has_last
     forwards = 2 if model.activation_checkpointing else 1
     loss = 3 * tokens * place.gradient_bytes if last else 0
     if not layout.sequence_parallel:
@@ -174,7 +192,6 @@ def _gradients(place: Place) -> dict[tuple[str, str], int]:
 def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     """Bytes of one rank between steps. In bf16 the optimizer keeps fp32 copies of what it updates."""
     place = Place(run, world_size, rank)
-    moments = 2 if run.optimizer.name == "adamw" else 1
     master = 4 if run.loop.precision == "bf16" else 0
     if place.divides_optimizer:
         pieces = [bucket for stage in place.stages for bucket in buckets(place, stage)]
@@ -183,11 +200,11 @@ def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     else:
         held = updated = _held_numbers(place)
         tensors = sum(len(place.shapes(stage)) for stage in place.stages)
-    counters = 4 * tensors if run.optimizer.name == "adamw" else 0
+    each = MOMENTS[run.optimizer.name] * place.gradient_bytes + master
     return {
         "parameters": place.weight_bytes * held,
         "gradients": place.gradient_bytes * held,
-        "optimizer states": (moments * place.gradient_bytes + master) * updated + counters,
+        "optimizer states": each * updated + counter_bytes(run.optimizer.name, tensors),
     }
 
 
@@ -232,21 +249,12 @@ def _share(place: Place, extents: list[tuple[int, int]], size: int) -> tuple[int
     return sum(part for part in parts if part > 0), sum(part > 0 for part in parts)
 
 
-def padded_vocab(model: ModelConfig, tp: int) -> int:
-    """The vocabulary rounded up to a multiple of tp."""
-    return round_up(model.vocab_size, tp)
-
-
-def round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
 def stage_shapes(
     model: ModelConfig, tp: int, stage: int, last_stage: int, experts: range = range(0)
 ) -> dict[str, Shape]:
     """The shapes of one tensor-parallel rank's tensors on one stage, under Megatron-Core's names and in its order;
     `experts` are those that the rank holds."""
-    rows = padded_vocab(model, tp) // tp
+    rows = ceil(model.vocab_size / tp)  # the vocabulary is padded to a multiple of tp
     has_bias = model.norm == "layernorm" and model.bias
     shapes: dict[str, Shape] = {}
     if stage == 0:
@@ -285,3 +293,64 @@ def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shap
                 cut = [size // tp if axis == dim else size for axis, size in enumerate(shape)]
                 shapes[f"{theirs}.{part}"] = tuple(cut)
     return shapes
+
+
+# What the backward pass needs ----------------------------------------------------------------------------------------
+
+
+def megatron_activation_bytes(run: Run, world_size: int, rank: int = 0) -> int:
+    """Bytes that a forward pass of one micro-batch through all of this rank's layers keeps."""
+    return sum(megatron_activation_bytes_by_part(run, world_size, rank).values())
+
+
+def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) -> dict[str, int]:
+    """The same, by part; scores are apart because other attention kernels do not keep them.
+
+    In numbers for each of the B T D of a layer, t tensor-parallel ranks (Korthikanti et al. 2022, section 4, count the
+    same in bytes of 16 bits, and dropout's masks, which training without dropout has not):
+
+        inputs of both norms and of qkv and mlp.up    4, over t with sequence parallelism        their 8 bytes
+        q, k, v and attention's output                4 / t                                      their 8 / t
+        both sides of GELU                            8 / t                                      their 16 / t
+        scores, of H T for each D                     1 / t, in 16 bits also the softmax in fp32  their 5 / t
+
+    Megatron-Core's own attention, without Transformer Engine, keeps the scores; flash attention would not (`scores` is
+    then 0), as they recommend by recomputing them. `schedules.in_flight` says how many micro-batches a stage holds at
+    once.
+    """
+    place, model, layout = Place(run, world_size, rank), run.model, run.parallel
+    check_dense(model)
+    _, tokens = place.micro_batch
+    each, t = place.weight_bytes, layout.tp
+    divided = t if layout.sequence_parallel else 1
+    stream = tokens * model.d_model * each // divided
+    # Of each token mean and 1/deviation, or (RMS, on a CPU) 1/root, and the normed input.
+    norm = tokens * each * (2 if model.norm == "layernorm" else 1 + model.d_model) // divided
+    angles = 4 * run.loop.seq_len * model.d_head * max(each, FP32) if model.position == "rotary" else 0  # for q and k
+    layers, first, last = place.layers, place.has_first, place.has_last
+    inner = {
+        "norms": 2 * norm + 4 * stream,
+        "attention": tokens * _attention_numbers(run) * each // t + angles,
+        "scores": tokens * run.loop.seq_len * model.n_head // t * (each + (FP32 if each < FP32 else 0)),
+        "mlp": tokens * model.ff_width * (5 if model.activation == "swiglu" else 2) * each // t,
+    }
+    kept = 1 if model.activation_checkpointing else layers
+    parts = {part: kept * nbytes for part, nbytes in inner.items()}
+    if model.activation_checkpointing:
+        parts["block_inputs"] = (layers - 1) * stream
+    positions = 8 * run.loop.seq_len if model.position == "learned" else 0
+    parts["embeddings"] = first * (8 * tokens + (tokens if t > 1 else 0) + positions)
+    logits = tokens * ceil(model.vocab_size / t) * max(each, FP32)
+    parts["head"] = last * (2 * stream + norm + logits + 9 * tokens)
+    return parts
+
+
+def _attention_numbers(run: Run) -> int:
+    """Numbers a token before they are divided by tp: q, k and v, as views of one tensor where nothing changes them, and
+    attention's output. Rotated q and k are kept beside what they came from, for v is part of it; where heads share k
+    and v, these are written out for every head."""
+    model = run.model
+    width = model.d_model
+    if model.kv_heads != model.n_head:
+        return 4 * width
+    return (6 if model.position == "rotary" else 4) * width

@@ -4,17 +4,21 @@
     model_state_bytes(model, "adamw", "fp32")                          # to the byte; or of a number of parameters
     activation_bytes(model, batch=8, seq_len=1024, precision="fp32")   # what the backward pass needs
     zero_state_bytes(7.5e9, stage=2, dp=64)                            # the ZeRO paper's figure 1
+    for row in CONVENTIONS: print(row.name, row.total)                 # 16, 18, 14, 12, ... bytes a parameter
 
 What torch holds: weights, gradients and AdamW's two moments in fp32, whatever the precision; autocast adds 16-bit
 copies of the weights while a step runs. What the ZeRO paper (Rajbhandari et al. 2020, section 3.1) counts for mixed
 precision: 2 + 2 bytes for 16-bit weights and gradients, K = 12 for fp32 weights and both moments, 16 in all. torch's
 fp32 training needs the same 16 bytes a parameter for another reason: 4 + 4 + 8.
 
+What one rank of a strategy holds, with its shards and padding, is in `strategies`.
+
 Letters: B batch, T tokens, D width, H heads, G key/value heads, C width of a head, F width of the MLP, V vocabulary.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Precision
@@ -23,15 +27,25 @@ from aiscale.cost.parameters import check_dense, matmul_parameters, parameter_co
 #: Categories in the order in which plots stack them; `parallel` and `meter` use the same words.
 CATEGORIES = ("parameters", "gradients", "optimizer states", "weight casts", "activations")
 
-_WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  # weights, gradients, moments, the residual stream
-_NARROW = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  # what matrix products read and write
-BY_HEADS_TOKENS = 512  # kernels.MAX_TOKENS_BY_HEADS
-_MOMENTS = {"adamw": 2, "adamw8bit": 0.5, "sgd": 1, "sgd_plain": 0}
+WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  #: bytes of a weight, gradient, moment, residual stream
+NARROW = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  #: bytes of what matrix products read and write
+MOMENTS = {"adamw": 2, "adamw8bit": 0.5, "sgd": 1, "sgd_plain": 0}  #: of the weights' own width
+BY_HEADS_TOKENS = 512  # model.kernels.MAX_TOKENS_BY_HEADS
 
 
 def _check_precision(precision: str) -> None:
-    if precision not in _WIDE:
-        raise ConfigError(f"unknown precision {precision!r}: it may be one of {', '.join(_WIDE)}")
+    if precision not in WIDE:
+        raise ConfigError(f"unknown precision {precision!r}: it may be one of {', '.join(WIDE)}")
+
+
+def counter_bytes(optimizer: str, tensors: int) -> int:
+    """AdamW keeps a step counter of 4 bytes for each tensor that it updates."""
+    return 4 * tensors if optimizer == "adamw" else 0
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple of `multiple`: what padding makes of `number`."""
+    return -(-number // multiple) * multiple
 
 
 def model_state_bytes(
@@ -47,22 +61,22 @@ def model_state_bytes(
     4-byte step counters included; "zero" the ZeRO paper's for 16-bit weights with fp32 copies among the states.
     """
     _check_precision(precision)
-    if optimizer not in _MOMENTS:
-        raise ConfigError(f"unknown optimizer {optimizer!r}: it may be one of {', '.join(_MOMENTS)}")
+    if optimizer not in MOMENTS:
+        raise ConfigError(f"unknown optimizer {optimizer!r}: it may be one of {', '.join(MOMENTS)}")
     if accounting not in ("torch", "zero"):
         raise ConfigError(f"accounting is {accounting!r}: it must be torch or zero")
     exact = isinstance(model, ModelConfig | HFModelConfig)
     n = parameter_count(model) if exact else model
-    wide, narrow = _WIDE[precision], _NARROW[precision]
+    wide, narrow = WIDE[precision], NARROW[precision]
     mixed = narrow < wide
     if accounting == "zero" and mixed:
-        states = n * wide * (1 + _MOMENTS[optimizer])
+        states = n * wide * (1 + MOMENTS[optimizer])
         return {"parameters": int(2 * n), "gradients": int(2 * n), "optimizer states": int(states), "weight casts": 0}
-    counters = 4 * parameter_tensors(model) if exact and optimizer == "adamw" and accounting == "torch" else 0
+    counters = counter_bytes(optimizer, parameter_tensors(model)) if exact and accounting == "torch" else 0
     return {
         "parameters": int(wide * n),
         "gradients": int(wide * n),
-        "optimizer states": int(wide * _MOMENTS[optimizer] * n) + counters,
+        "optimizer states": int(wide * MOMENTS[optimizer] * n) + counters,
         "weight casts": int(narrow * (_cast_parameters(model) if exact else n)) if mixed else 0,
     }
 
@@ -81,7 +95,7 @@ def activation_bytes_by_part(
     Counted operation by operation: a linear layer keeps its input, a norm its input and one or two statistics of each
     token, GELU its input, attention q, k, v, its output and one log-sum-exp for each head and token. The T x T scores
     are never kept (torch's fused attention recomputes them; ours for short sequences in bf16 on a CPU,
-    `kernels.causal_attention`, recomputes the log-sum-exp too). The residual stream stays in fp32 under autocast.
+    `model.kernels.causal_attention`, recomputes the log-sum-exp too). The residual stream stays in fp32 under autocast.
     The loss keeps the gradients of the last hidden state and of the head, not the logits (model.cross_entropy).
     An RMS norm on a CPU keeps its normed input too. With activation_checkpointing: the blocks' inputs, and one block
     in full while the backward pass recomputes it.
@@ -91,7 +105,7 @@ def activation_bytes_by_part(
         raise ConfigError(f"batch {batch}, seq_len {seq_len}: both must be at least 1")
     check_dense(model)
     D, tokens, L = model.d_model, batch * seq_len, model.n_layer
-    wide, narrow = _WIDE[precision], _NARROW[precision]
+    wide, narrow = WIDE[precision], NARROW[precision]
     rope = 2 * seq_len * model.d_head * wide if model.position == "rotary" else 0
     stream = tokens * D * wide
     by_heads = precision == "bf16" and model.kv_heads == model.n_head and seq_len <= BY_HEADS_TOKENS
@@ -145,6 +159,9 @@ def training_bytes(
     """Bytes by CATEGORIES when all of them exist: in the second step, at the end of the forward pass, one rank."""
     states = model_state_bytes(model, optimizer, precision)
     return {**states, "activations": activation_bytes(model, batch, seq_len, precision)}
+
+
+# What papers, slides and libraries count -----------------------------------------------------------------------------
 
 
 def korthikanti_activation_bytes(
@@ -202,3 +219,54 @@ def slide_bytes_per_parameter() -> list[tuple[str, str, float]]:
         ("optimizer states", "SGD with momentum", 4),
         ("gradients", "fp32 or mixed precision", 4),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convention:
+    """One way of counting, bytes a parameter: weights in 32 bits (in mixed precision the master copy that the optimizer
+    updates), weights in 16 bits (what matrix products read), gradients, and the optimizer's moments."""
+
+    name: str
+    weights_32bit: float = 4
+    weights_16bit: float = 2
+    gradients: float = 4
+    moments: float = 8  #: two of fp32 for Adam
+    source: str
+
+    @property
+    def total(self) -> float:
+        return self.weights_32bit + self.weights_16bit + self.gradients + self.moments
+
+
+_SLIDE = 'slide "Memory Requirement During Training an LLM", AI for Science at Scale, part 2 (S. Dash, ORNL)'
+
+CONVENTIONS = (
+    Convention(
+        name="ZeRO paper", gradients=2, source="Rajbhandari et al. 2020, section 3.1: 2 + 2 + K, K = 12 for Adam"
+    ),
+    Convention(
+        name="ZeRO-2 estimator",
+        gradients=6,
+        source="deepspeed's estimate_zero2_model_states_mem_needs: 2 + 18, gradients in 16 bits and again in 32",
+    ),
+    Convention(
+        name="ZeRO-3 estimator",
+        source="deepspeed's estimate_zero3_model_states_mem_needs: 18 (it names no parts; those of the slide add up)",
+    ),
+    Convention(name="slide, AdamW", source=f"{_SLIDE}: 6 + 4 + 8"),
+    Convention(name="slide, SGD with momentum", moments=4, source=f"{_SLIDE}: 6 + 4 + 4"),
+    Convention(name="slide, 8-bit AdamW", moments=2, source=f"{_SLIDE}: 6 + 4 + 2"),
+    Convention(name="slide, fp32 AdamW", weights_16bit=0, source=f"{_SLIDE}: 4 + 4 + 8"),
+    Convention(
+        name="Megatron-Core, bf16",
+        source="Megatron-Core's distributed optimizer: bf16 weights, fp32 gradients: 6 + 12/d for d ranks, 18 for one",
+    ),
+    Convention(
+        name="autocast, during a step",
+        source="this package under bf16: fp32 weights and gradients, casts of the weights while a step runs",
+    ),
+    Convention(
+        name="autocast, between steps", weights_16bit=0, source="this package under bf16 between steps: as in fp32"
+    ),
+    Convention(name="plain SGD, fp32", weights_16bit=0, moments=0, source="weights and gradients, nothing else"),
+)

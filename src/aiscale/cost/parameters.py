@@ -1,16 +1,27 @@
-"""How many parameters a GPT has, part by part, exactly, for every switch of `ModelConfig`.
+"""How many parameters a GPT has, part by part, exactly, for every switch of `ModelConfig`; and the FLOPs of a token.
 
-    parameters(model)                   # {"token_embedding": ..., "position_embedding": ..., "attention": ..., ...}
-    parameter_count(model)              # their sum: what GPT(model).num_parameters() says
-    approximate_parameter_count(model)  # 12 L D^2, the rule of thumb
+    parameters(model)                           # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
+    parameter_count(model)                      # their sum: what GPT(model).num_parameters() says
+    approximate_parameter_count(model)          # 12 L D^2, the rule of thumb
+    flops_per_token(model, seq_len=1024)        # forward and backward: what MFU is measured against
+    flops_by_part(model, 1024, backward=False)  # {"qkv": ..., "attention": ..., ...}
+    six_n_flops_per_token(model)                # 6 N, the rule of thumb
 
 A Hugging Face model of a family that is written down here (gpt2, gptj, gpt_neox, llama) is counted exactly too; of any
-other, `models.count_parameters` builds the model on the meta device.
+other, `model.count_parameters` builds the model on the meta device.
 
-Letters: D width, L layers, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP, V vocabulary.
+A multiply and an add are two FLOPs. Only matrix products are counted: norms, softmax and GELU are below one per cent at
+any useful width. Recomputation (activation checkpointing, the backward pass of flash attention) is not: these are the
+FLOPs the mathematics needs, as in the PaLM report's model FLOPs utilization (Chowdhery et al. 2022, appendix B).
+
+Letters: D width, L layers, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP, V vocabulary,
+T tokens in a sequence, N parameters.
 """
 
 from __future__ import annotations
+
+from math import prod
+from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig
 
@@ -29,15 +40,10 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
     Scale, part 2" (S. Dash, ORNL) says 11 D^2 for the layer and 12 L D^2 for L of them: its list of weights
     (W_K, W_Q, W_V, W_1, W_2) leaves out attention's output projection, one D^2. Twelve is right.
     """
-    model = as_gpt(model)
-    D, F, bias = model.d_model, model.ff_width, model.bias
-    qkv_rows = (model.n_head + 2 * model.kv_heads) * model.d_head
-    up_rows = F * (2 if model.activation == "swiglu" else 1)
+    groups = {"qkv": "attn.qkv.", "attention_out": "attn.out.", "mlp": "mlp.", "norms": ("attn_norm.", "mlp_norm.")}
+    shapes = block_shapes(as_gpt(model)).items()
     return {
-        "qkv": qkv_rows * (D + bias),
-        "attention_out": D * (D + bias),
-        "mlp": max(1, model.n_expert) * (up_rows * (D + bias) + D * (F + bias)) + model.n_expert * D,
-        "norms": 2 * norm_parameters(model),
+        part: sum(prod(shape) for name, shape in shapes if name.startswith(names)) for part, names in groups.items()
     }
 
 
@@ -48,11 +54,6 @@ def check_dense(model: ModelConfig) -> None:
             f"model.n_expert {model.n_expert}: which expert keeps how much is known only when tokens are routed: "
             "measure it instead (parallel.step_memory)"
         )
-
-
-def norm_parameters(model: ModelConfig) -> int:
-    """A layer norm has a weight and, if the model has biases, a bias; an RMS norm only a weight."""
-    return model.d_model * (2 if model.norm == "layernorm" and model.bias else 1)
 
 
 def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
@@ -66,7 +67,7 @@ def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
         "position_embedding": model.max_seq_len * D if model.position == "learned" else 0,
         "attention": L * (layer["qkv"] + layer["attention_out"]),
         "mlp": L * layer["mlp"],
-        "norms": L * layer["norms"] + norm_parameters(model),
+        "norms": L * layer["norms"] + sum(map(prod, _norm_shapes("norm", model).values())),
         "head": 0 if model.tied else model.vocab_size * D,
     }
 
@@ -77,7 +78,7 @@ def _huggingface_parameters(model: HFModelConfig) -> dict[str, int]:
         return parts
     if model.model_type != "gptj":
         raise ConfigError(
-            f"there is no formula for the parameters of {model.model_type}: models.count_parameters counts them"
+            f"there is no formula for the parameters of {model.model_type}: model.count_parameters counts them"
         )
     # One norm a layer, no biases in attention, one in the head.
     norms, head = (L + 1) * 2 * D, parts["head"] + model.vocab_size
@@ -98,11 +99,7 @@ def parameter_tensors(model: ModelConfig) -> int:
         # transformers keeps q, k and v, and a gate and its value, apart where ours are one matrix
         apart = 3 if model.activation == "swiglu" else 0
         return parameter_tensors(model) + model.n_layer * apart
-    norm = 2 if model.norm == "layernorm" and model.bias else 1
-    linear = 2 if model.bias else 1
-    mlp = 2 * model.n_expert + 1 if model.n_expert else 2 * linear  # a router beside the experts
-    block = 2 * norm + 2 * linear + mlp
-    return 1 + (model.position == "learned") + model.n_layer * block + norm + (not model.tied)
+    return len(parameter_shapes(model))
 
 
 def matmul_parameters(model: ModelConfig) -> dict[str, int]:
@@ -175,3 +172,46 @@ def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, 
 def _norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
     has_bias = model.norm == "layernorm" and model.bias
     return {f"{name}.weight": (model.d_model,), **({f"{name}.bias": (model.d_model,)} if has_bias else {})}
+
+
+# FLOPs ---------------------------------------------------------------------------------------------------------------
+
+
+def flops_by_part(
+    model: ModelConfig, seq_len: int, backward: bool = True, causal: Literal["full", "half"] = "full"
+) -> dict[str, float]:
+    """FLOPs of one token by part: qkv, attention (scores and weighted values), attention_out, mlp, head.
+
+    A weight costs a token 2 FLOPs forward. Attention has no weights: q k^T and the product with v cost 2 D each for
+    every position looked at, 4 T D a layer. causal "full" counts all T positions, as MFU conventionally does (PaLM,
+    Megatron-LM: 12 L T D with the backward pass); "half" counts the (T + 1) / 2 that a token sees on average, what a
+    kernel that skips the masked half computes.
+    """
+    if seq_len < 1:
+        raise ConfigError(f"seq_len is {seq_len}: it must be at least 1")
+    if causal not in ("full", "half"):
+        raise ConfigError(f"causal is {causal!r}: it must be full or half")
+    positions = seq_len if causal == "full" else (seq_len + 1) / 2
+    weights = matmul_parameters(model)
+    forward = {
+        "qkv": 2 * weights["qkv"],
+        "attention": 4 * model.n_layer * model.d_model * positions,
+        "attention_out": 2 * weights["attention_out"],
+        "mlp": 2 * weights["mlp"],
+        "head": 2 * weights["head"],
+    }
+    # The backward pass multiplies twice for each product: once for the input's gradient, once for the weight's.
+    passes = 3 if backward else 1
+    return {part: float(passes * flops) for part, flops in forward.items()}
+
+
+def flops_per_token(
+    model: ModelConfig, seq_len: int, backward: bool = True, causal: Literal["full", "half"] = "full"
+) -> float:
+    """FLOPs of one token in a sequence of `seq_len`, forward and (by default) backward; see flops_by_part."""
+    return sum(flops_by_part(model, seq_len, backward, causal).values())
+
+
+def six_n_flops_per_token(model: ModelConfig) -> float:
+    """6 N (Kaplan et al. 2020, section 2.1): 2 N forward, 4 N backward. Leaves out attention and counts look-ups."""
+    return 6.0 * parameter_count(model)

@@ -1,10 +1,11 @@
-"""What NCCL communicated, read from torch's flight recorder: NCCL runs as torch made it, nothing stands in its way.
+"""Promise: NCCL is counted as gloo is, and its hangs are named: read from torch's flight recorder.
 
     flight.attach(traffic)         # from now on traffic.snapshot() and groups() include what NCCL has done
     flight.read(dump, first=0)     # [Entry(op, group, payload_bytes, peer, time_ns)] of one dump of the recorder
 
-The recorder notes every collective as it is enqueued, from whatever thread. It is a ring: attach makes it large enough
-for some thousand calls between two readings, and a reading that finds that more were overwritten says so.
+NCCL runs as torch made it, nothing stands in its way. The recorder notes every collective as it is enqueued, from
+whatever thread. It is a ring: attach makes it large enough for some thousand calls between two readings, and a reading
+that finds that more were overwritten says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from math import prod
 
 from aiscale.distributed.counter import Group, Traffic, group_name
-from aiscale.distributed.progress import label
 
 ENTRIES = 20_000
 
@@ -89,7 +89,7 @@ def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, floa
         group = _group(record["process_group"], groups)
         if len(group.ranks) < 2:
             continue
-        entry, name = _entry(record, groups), label(group.name, group.ranks)
+        entry, name = _entry(record, groups), group.label
         op, nbytes = (entry.op, entry.payload_bytes) if entry else (record["profiling_name"].partition(":")[2], 0)
         before = found[name][0] if name in found else 0  # libraries make several groups of the same ranks
         age_s = max(0.0, (time.time_ns() - record["time_created_ns"]) / 1e9)

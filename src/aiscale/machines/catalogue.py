@@ -18,8 +18,9 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from aiscale.config import ConfigError
 
@@ -100,21 +101,55 @@ class Machine:
     nodes: int | None = None  #: None where the count was not read in a source
 
 
-def _files(folder: str) -> Iterator[tuple[str, dict]]:
-    for file in sorted((resources.files("aiscale.machines") / folder).iterdir(), key=lambda file: file.name):
-        yield file.name.removesuffix(".toml"), tomllib.loads(file.read_text(encoding="utf-8"))
+def read_catalogue(root: Traversable) -> tuple[dict[str, Accelerator], dict[str, Machine]]:
+    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, by the names of their files.
+
+    A file that is no TOML, or has a key too many or too few, raises ConfigError with one line that names it.
+    """
+    accelerators = {name: _accelerator(name, *file) for name, *file in _files(root / "accelerators")}
+    return accelerators, {name: _machine(name, *file, accelerators) for name, *file in _files(root / "systems")}
 
 
-def _machine(name: str, known: dict) -> Machine:
-    node = Node(**known["node"] | {"accelerator": ACCELERATORS[known["node"]["accelerator"]]})
-    return Machine(name=name, **known | {"node": node, "network": Network(**known["network"])})
+def _files(folder: Traversable) -> Iterator[tuple[str, str, dict]]:
+    """(name, where it lies for messages, content) of each file."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        where = f"machines/{folder.name}/{file.name}"
+        try:
+            yield file.name.removesuffix(".toml"), where, tomllib.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{where} is not TOML: {error}") from None
 
 
-ACCELERATORS: dict[str, Accelerator] = {
-    name: Accelerator(name=name, **known | {"torch_names": tuple(known.get("torch_names", ()))})
-    for name, known in _files("accelerators")
-}
-MACHINES: dict[str, Machine] = {name: _machine(name, known) for name, known in _files("systems")}
+def _accelerator(name: str, where: str, table: dict) -> Accelerator:
+    if "all" not in table.get("sources", {}):
+        raise ConfigError(f"{where}: key sources.all is missing: every figure has a source")
+    return _build(Accelerator, table, where, name=name, torch_names=tuple(table.get("torch_names", ())))
+
+
+def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Accelerator]) -> Machine:
+    node, network = table.get("node", {}), table.get("network", {})
+    device = node.get("accelerator")
+    if device is not None and device not in accelerators:
+        raise ConfigError(f"{where}: node.accelerator: {_nearest('accelerator', str(device), accelerators)}")
+    built = {
+        "node": _build(Node, node, where, "node.", accelerator=accelerators.get(device)),
+        "network": _build(Network, network, where, "network."),
+    }
+    return _build(Machine, table, where, name=name, **built)
+
+
+def _build(cls: type, table: dict, where: str, prefix: str = "", **known):
+    """A `cls` of the keys of a table, but for those that are `known`; refuses keys that it does not have, or lacks."""
+    keys = {key.name: key for key in fields(cls) if key.name != "name" or "name" not in known}
+    for key in table:
+        if key not in keys:
+            close = difflib.get_close_matches(key, keys, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"it may be one of {', '.join(keys)}"
+            raise ConfigError(f"{where}: unknown key {prefix}{key}: {hint}")
+    for key in keys.values():
+        if key.name not in table and key.default is MISSING and key.default_factory is MISSING:
+            raise ConfigError(f"{where}: key {prefix}{key.name} is missing")
+    return cls(**table | known)
 
 
 def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
@@ -122,6 +157,9 @@ def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]}?" if close else f"it may be one of {', '.join(known)}"
     return ConfigError(f"unknown {kind} {name!r}: {hint}")
+
+
+ACCELERATORS, MACHINES = read_catalogue(resources.files("aiscale.machines"))
 
 
 def find(name: str) -> Accelerator:

@@ -3,6 +3,15 @@
 The three steps from serial to DDP are `_loss` (the forward pass goes through the wrapper, which resets the buckets),
 `_accumulating` (`no_sync`: only the last micro-batch's backward pass communicates) and nothing else: DDP's hooks
 average the gradients as they appear. What they send is a matter of its own, `aiscale.parallel.compress`.
+
+    aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set parallel.distributed_optimizer=true
+
+`distributed_optimizer` is ZeRO-1 by torch's ZeroRedundancyOptimizer: the optimizer states of each parameter live on one
+rank, its owner. Gradients travel to every rank as before, whole or compressed; the owner updates the parameter and
+broadcasts it, so the bytes of the weights come on top of DDP's (Rajbhandari et al. 2020, stage 1, with DDP's all-reduce
+instead of a reduce-scatter). torch deals owners out, the largest parameters first, each to the rank that has least. A
+checkpoint has the form and names of any other's, written by the owners, so a run may go on with other ranks or another
+strategy.
 """
 
 from __future__ import annotations
@@ -10,14 +19,14 @@ from __future__ import annotations
 import dataclasses
 from contextlib import nullcontext
 
-import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from aiscale.checkpoint import CheckpointError
 from aiscale.config import CompressionConfig, Run
 from aiscale.distributed import World
-from aiscale.parallel import sharded_optimizer
 from aiscale.parallel.compress import build_compressor
 from aiscale.parallel.serial import Engine
 
@@ -40,20 +49,27 @@ class DDPEngine(Engine):
         self._must_learn_graph = layout.static_graph
         self.compressor.register(self.module)
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
+    def _build_optimizer(self) -> Optimizer:
         optimizer = super()._build_optimizer()
-        return sharded_optimizer.shard(optimizer) if self.run.parallel.distributed_optimizer else optimizer
+        return _divided(optimizer) if self.run.parallel.distributed_optimizer else optimizer
 
     def _optimizer_state(self) -> dict:
-        if self.run.parallel.distributed_optimizer:
-            return sharded_optimizer.state(self.model, self.optimizer)
-        return super()._optimizer_state()
+        """With divided states those of this rank's own parameters, under the names that torch gives the whole."""
+        if not self.run.parallel.distributed_optimizer:
+            return super()._optimizer_state()
+        part = get_optimizer_state_dict(self.model, self.optimizer.optim)
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for group, whole in zip(part["param_groups"], self.optimizer.param_groups, strict=True):
+            group["params"] = [names[parameter] for parameter in whole["params"]]
+        return part
 
     def _load_optimizer(self, state: dict) -> None:
-        if self.run.parallel.distributed_optimizer:
-            sharded_optimizer.load(self.model, self.optimizer, state)
-        else:
-            super()._load_optimizer(state)
+        if not self.run.parallel.distributed_optimizer:
+            return super()._load_optimizer(state)
+        for name, values in self._optimizer_state()["state"].items():
+            for key, value in values.items():
+                if isinstance(value, Tensor):
+                    value.copy_(state["state"][name][key])
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         return self.module(tokens, targets)
@@ -122,3 +138,13 @@ class DDPEngine(Engine):
     def _compresses(self) -> bool:
         """Whether there is a memory of gradients that were not sent."""
         return self.run.compression.method != "none"
+
+
+def _divided(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer, not stepped yet, with its states divided over all ranks."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # here: torch warns of itself when it is imported
+
+    # Every group carries its own options already; fused is asked for once more, because the optimizer checks it there.
+    divided = ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), fused=optimizer.defaults["fused"])
+    divided.state = divided.optim.state  # of this rank's own parameters
+    return divided

@@ -71,7 +71,7 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class Kept:
+class DelayedFiles:
     """In the place of DeepSpeed's checkpoint engine: what it is told to save is written, and flushed, when asked for.
 
     With `staging` it is copied until then; without, nothing may change."""
@@ -84,11 +84,11 @@ class Kept:
         return getattr(self.real, name)
 
     def save(self, state_dict: dict, path: str) -> None:
-        """Keep the content of one file."""
-        kept = self.staging.of(state_dict, part=Path(path).name) if self.staging else state_dict
+        """Take the content of one file."""
+        content = self.staging.of(state_dict, part=Path(path).name) if self.staging else state_dict
 
         def write() -> None:
-            self.real.save(kept, path)
+            self.real.save(content, path)
             flush(Path(path))
 
         self._writing.append(write)
@@ -97,18 +97,6 @@ class Kept:
         """Write the files, from any thread."""
         for each in self._writing:
             each()
-
-    @contextlib.contextmanager
-    def instead(self, engine) -> Iterator[None]:
-        """Inside, what DeepSpeed's engine would write comes here; rank 0 copies scripts into the folder as well."""
-        scripts = engine._copy_recovery_script
-        engine.checkpoint_engine = self
-        engine._copy_recovery_script = lambda folder: self._writing.append(lambda: scripts(folder))
-        try:
-            yield
-        finally:
-            engine.checkpoint_engine = self.real
-            del engine._copy_recovery_script
 
 
 @contextlib.contextmanager

@@ -68,9 +68,9 @@ class FSDPEngine(Engine):
                 module.reshard()
         return result
 
-    def _update(self, lr: float) -> tuple[float, bool]:
+    def _clip(self) -> float:
         with self.world.control():  # the norm's one number
-            return super()._update(lr)
+            return super()._clip()
 
     def held(self) -> dict[str, list[Tensor]]:
         return {category: [_local(tensor) for tensor in tensors] for category, tensors in super().held().items()}

@@ -30,9 +30,9 @@ CATEGORIES = ("parameters", "optimizer states", "gathered parameters", "gradient
 #: What FSDP's own operations take and give: argument -> its category. Everything else is an activation, unless the
 #: engine calls it its own.
 _FSDP_OPERATIONS = {
-    "all_gather_copy_in": {1: "buffers"},
-    "split_with_sizes_copy": {0: "buffers", "out": "gathered parameters"},
-    "chunk_cat": {0: "gradients", "out": "buffers"},
+    "fsdp::all_gather_copy_in": {1: "buffers"},
+    "fsdp::split_with_sizes_copy": {0: "buffers", "out": "gathered parameters"},
+    "fsdp::chunk_cat": {0: "gradients", "out": "buffers"},
 }
 
 
@@ -83,7 +83,7 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.lives: list[_Life] = []
         self.marks: list[tuple[float, str]] = []
-        self._now: dict[int, _Life] = {}  #: of the storages that live, by address
+        self._now: dict[int, _Life] = {}  #: of the storages that live, by id
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t.__name__ == "DTensor" for t in types):
@@ -93,33 +93,32 @@ class _Watch(TorchDispatchMode):
         for value in tree_leaves(result):
             if isinstance(value, Tensor):
                 self.see(value)
-        if func.namespace == "fsdp":
-            for place, category in _FSDP_OPERATIONS.get(func._opname, {}).items():
-                value = kwargs.get(place) if isinstance(place, str) else args[place]
-                for tensor in tree_leaves(value):
-                    self.see(tensor, category)
+        for place, category in _FSDP_OPERATIONS.get(func.name(), {}).items():
+            value = kwargs.get(place) if isinstance(place, str) else args[place]
+            for tensor in tree_leaves(value):
+                self.see(tensor, category)
         return result
 
     def see(self, tensor: Tensor, category: str = "") -> None:
         """Note a tensor's storage, if it is new; with a category, that it has been of this one all along."""
         storage = tensor.untyped_storage()
-        life = self._now.get(storage._cdata)
+        life = self._now.get(id(storage))  # torch keeps the object as long as there is the storage
         if life is None or life.nbytes != storage.nbytes():
             life = self._begin(storage)
         if category:
             life.category = category
 
     def _begin(self, storage: UntypedStorage) -> _Life:
-        known = storage._cdata in self._now
-        self._end(storage._cdata)
-        life = self._now[storage._cdata] = _Life(storage.nbytes(), "activations", time.perf_counter())
+        known = id(storage) in self._now
+        self._end(id(storage))
+        life = self._now[id(storage)] = _Life(storage.nbytes(), "activations", time.perf_counter())
         self.lives.append(life)
         if not known:
-            weakref.finalize(storage, self._end, storage._cdata)
+            weakref.finalize(storage, self._end, id(storage))
         return life
 
-    def _end(self, address: int) -> None:
-        if (life := self._now.pop(address, None)) is not None:
+    def _end(self, storage_id: int) -> None:
+        if (life := self._now.pop(storage_id, None)) is not None:
             life.end_s = time.perf_counter()
 
     @contextmanager
@@ -173,26 +172,20 @@ class _Watch(TorchDispatchMode):
     def result(self, rank: int) -> StepMemory:
         """The lives as levels over time."""
         zero, end = self.marks[0][0], self.marks[-1][0]
-        changes = [(0.0, category, 0) for category in CATEGORIES]
-        for life in self.lives:
-            for moment, nbytes in ((life.begin_s, life.nbytes), (life.end_s, -life.nbytes)):
-                if nbytes and moment < end and life.end_s > zero:
-                    changes.append((max(moment - zero, 0.0), life.category, nbytes))
-        seconds, level = [], dict.fromkeys(CATEGORIES, 0)
-        held: dict[str, list[int]] = {category: [] for category in CATEGORIES}
-
-        def note(moment: float) -> None:
-            seconds.append(moment)
-            for category, nbytes in level.items():
-                held[category].append(nbytes)
-
-        for moment, together in itertools.groupby(sorted(changes), key=lambda change: change[0]):
-            if moment:
-                note(moment)
-            for _, category, nbytes in together:
-                level[category] += nbytes
-            note(moment)
-        note(end - zero)
+        lives = [life for life in self.lives if life.end_s > zero]
+        level = {
+            c: sum(life.nbytes for life in lives if life.category == c and life.begin_s <= zero) for c in CATEGORIES
+        }
+        changes = [(life.begin_s, life.category, life.nbytes) for life in lives]
+        changes += [(life.end_s, life.category, -life.nbytes) for life in lives]
+        changes = sorted(change for change in changes if zero < change[0] < end)
+        seconds, held = [0.0], {category: [nbytes] for category, nbytes in level.items()}
+        for moment, category, nbytes in [*changes, (end, CATEGORIES[0], 0)]:
+            for more in (0, nbytes):  # before and after
+                level[category] += more
+                seconds.append(moment - zero)
+                for each, levels in held.items():
+                    levels.append(level[each])
         return StepMemory(seconds, held, list(_events(rank, [(at - zero, name) for at, name in self.marks])))
 
 

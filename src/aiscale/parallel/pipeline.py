@@ -23,7 +23,6 @@ from contextlib import contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -38,12 +37,12 @@ from aiscale.config import ConfigError, Run
 from aiscale.cost import stage_ranks
 from aiscale.distributed import World
 from aiscale.model import GPT
-from aiscale.optim import build_optimizer, set_lr
+from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part, Watch, WatchedStage
-from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, StepResult
+from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0, prepare
 
 #: (schedule, whether a rank has several pieces) -> torch's class
-_SCHEDULES = {
+SCHEDULES = {
     ("gpipe", False): ScheduleGPipe,
     ("1f1b", False): Schedule1F1B,
     ("interleaved", True): ScheduleInterleaved1F1B,
@@ -73,14 +72,14 @@ class PipelineEngine(Engine):
         self.gradients = torch.zeros(self.model.num_parameters(), dtype=self.dtype, device=world.device)
         self._attach_gradients()
         self._schedules: dict[tuple, tuple] = {}
-        self._loss = torch.zeros((), device=world.device, dtype=torch.float64)
+        self._loss_sum = torch.zeros((), device=world.device, dtype=torch.float64)
         self.watch: Watch = lambda kind, piece, micro_batch: nullcontext()
 
     def _cut(self, pieces: int) -> None:
         """Draw the whole model as serial does, and keep this rank's parts of it."""
-        run, device = self.run, self.world.device
+        run = self.run
         double = run.loop.precision == "fp64"
-        torch.manual_seed(run.loop.seed)
+        prepare(run, self.world)
         whole = GPT(run.model)
         # What a checkpoint holds, for which no rank alone has the names.
         self.shapes = {name: p.shape for name, p in whole.named_parameters()}
@@ -92,9 +91,7 @@ class PipelineEngine(Engine):
             for part in self.parts.values():
                 part.use_plain_kernels()
         self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # the same modules, all of them
-        self.model.to(device, self.dtype)
-        if device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
+        self.model.to(self.world.device, self.dtype)
 
     def _meet_for_tied_embeddings(self) -> None:
         """A process group of the two ranks that hold a copy of the same embedding."""
@@ -116,10 +113,10 @@ class PipelineEngine(Engine):
 
     # One step ------------------------------------------------------------------------------------------------------
 
-    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
-        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+    def accumulate(self, micro_batches: list[MicroBatch]) -> float:
+        """All forward and backward passes, in the schedule's order; returns the mean loss."""
         self.gradients.zero_()
-        self._loss.zero_()
+        self._loss_sum.zero_()
         schedule, stages = self._schedule(len(micro_batches), micro_batches[0][0].shape)
         tokens, targets = (torch.cat(part).to(self.world.device) for part in zip(*micro_batches, strict=True))
         try:
@@ -135,9 +132,7 @@ class PipelineEngine(Engine):
         for stage in stages:
             stage.clear_runtime_states()  # else the gradients of what was received stay until the next step
         self._average_gradients()
-        grad_norm, skipped = self._update(lr)
-        n = targets.numel() * self.data_world
-        return StepResult(self.world.sum(self._loss.item()), n, grad_norm, skipped)
+        return self.world.sum(self._loss_sum.item())
 
     def _schedule(self, n_micro: int, shape: torch.Size) -> tuple:
         """torch's schedule for so many micro-batches of this shape, and its stages; they own buffers for messages."""
@@ -145,13 +140,13 @@ class PipelineEngine(Engine):
             layout = self.run.parallel
             stages = [self._stage(s, part, shape) for s, part in self.parts.items()]
             several = layout.virtual_stages > 1
-            kind = _SCHEDULES[layout.schedule, several]
+            kind = SCHEDULES[layout.schedule, several]
             scale = n_micro * self.data_world
 
             def loss(hidden: Tensor, targets: Tensor) -> Tensor:
                 with self.watch("forward", len(self.stage_ranks) - 1, -1):
                     value = self.parts[len(self.stage_ranks) - 1].loss(hidden, targets) / scale
-                self._loss += value.detach()
+                self._loss_sum += value.detach()
                 return self.scaler.scale(value)
 
             flat = not issubclass(kind, (ScheduleGPipe, Schedule1F1B))
@@ -182,24 +177,15 @@ class PipelineEngine(Engine):
             dist.all_reduce(self.gradients, group=self.dp_group)
         if self.embedding_group is not None:
             dist.all_reduce(self.model.token_embedding.weight.grad, group=self.embedding_group)
+        if self.scaler.is_enabled() and self.world.any(not self.gradients.isfinite().all().item()):
+            self.gradients.fill_(math.inf)  # an overflow on one stage stops the step on all
 
-    def _update(self, lr: float) -> tuple[float, bool]:
-        """As serial's, with the norm of the whole model."""
-        set_lr(self.optimizer, lr)
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
-        norm = self._global_norm()
-        finite = math.isfinite(norm)
-        if self.run.optimizer.clip_norm > 0 and finite:
+    def _clip(self) -> float:
+        norm, limit = self._global_norm(), self.run.optimizer.clip_norm
+        if limit > 0:
             total = torch.tensor(norm, dtype=self.dtype, device=self.world.device)
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), self.run.optimizer.clip_norm, total)
-        if self.scaler.is_enabled():  # an overflow on one stage stops the step on all
-            for found in self.scaler._found_inf_per_device(self.optimizer).values():
-                found.fill_(float(not finite))
-        if finite or self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-        self.scaler.update()
-        return norm, not finite
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), limit, total)
+        return norm
 
     def _global_norm(self) -> float:
         """The norm of all gradients of the model; the copy of tied embeddings counts once."""
@@ -261,35 +247,23 @@ class PipelineEngine(Engine):
 
     def state(self, full: bool = False) -> dict:
         """What a checkpoint keeps: this rank's part under GPT's names. full: the whole model, on rank 0, on the CPU."""
-        if full:
-            return self._whole_model()
+        return self._whole_model() if full else super().state()
+
+    def _optimizer_state(self) -> dict:
         with self._fresh_optimizer():
-            model, optimizer = get_state_dict(self.model, self.optimizer)
+            state = super()._optimizer_state()
         # The groups are written once for all ranks, so they name the parameters of all.
         matrices = [name for name, shape in self.shapes.items() if len(shape) >= 2]
         vectors = [name for name in self.shapes if name not in matrices]
-        for group, names in zip(optimizer["param_groups"], (matrices, vectors), strict=True):
+        for group, names in zip(state["param_groups"], (matrices, vectors), strict=True):
             group["params"] = names
-        return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
+        return state
 
-    def load(self, state: dict) -> None:
-        """Take over a state that `state(full=False)` gave, on this or another number of ranks or stages."""
+    def _load_optimizer(self, state: dict) -> None:
         own = dict(self.model.named_parameters())
-        optimizer = dict(state["optimizer"])
-        optimizer["param_groups"] = [
-            {**group, "params": [name for name in group["params"] if name in own]}
-            for group in optimizer["param_groups"]
-        ]
+        groups = [{**g, "params": [name for name in g["params"] if name in own]} for g in state["param_groups"]]
         with self._fresh_optimizer():
-            set_state_dict(
-                self.model,
-                self.optimizer,
-                model_state_dict=state["model"],
-                optim_state_dict=optimizer,
-                options=StateDictOptions(strict=True),
-            )
-        if state["scaler"]:
-            self.scaler.load_state_dict(state["scaler"])
+            super()._load_optimizer({**state, "param_groups": groups})
 
     @contextmanager
     def _fresh_optimizer(self) -> Iterator[None]:
@@ -302,18 +276,11 @@ class PipelineEngine(Engine):
         """Tensor by tensor to rank 0, from the first rank that has it."""
         own, whole = dict(self.model.named_parameters()), {}
         owners = self.world.gather(sorted(own))
-        for name, shape in self.shapes.items():
-            owner = next(rank for rank, names in enumerate(owners) if name in names)
-            if self.world.rank == owner != 0:
-                with self.world.control():
-                    dist.send(own[name].detach(), dst=0)
-            if self.world.is_main:
-                value = own[name].detach() if owner == 0 else self.gradients.new_empty(shape)
-                if owner != 0:
-                    with self.world.control():
-                        dist.recv(value, src=owner)
-                whole[name] = value.cpu()
-        return whole
+        with self.world.control():
+            for name, shape in self.shapes.items():
+                owner = next(rank for rank, names in enumerate(owners) if name in names)
+                whole[name] = on_rank0(self.world, owner, own.get(name), shape, self.dtype)
+        return whole if self.world.is_main else {}
 
     def close(self) -> None:
         """Free what the engine holds. The world stays connected."""

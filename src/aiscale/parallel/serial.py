@@ -1,7 +1,8 @@
 """Training on one process: the engine that every other strategy must agree with.
 
-One optimizer step is: forward and backward over each micro-batch, adding up gradients; clip; update. A strategy that
-keeps the whole model on every rank (mpi, ddp) differs in one place only, `_average_gradients`, so it inherits the rest.
+One optimizer step is: forward and backward over each micro-batch, adding up gradients (`accumulate`); clip and update
+(`update`). A strategy that keeps the whole model on every rank (mpi, ddp) differs in one place only,
+`_average_gradients`, so it inherits the rest; one that has loops of its own replaces `accumulate`.
 
 Shapes: B sequences, T tokens.
 """
@@ -14,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -43,6 +45,13 @@ class StepResult:
     skipped: bool  #: the gradients were not finite, so nothing was updated
 
 
+def prepare(run: Run, world: World) -> None:
+    """Seed torch, and say how a GPU multiplies fp32 matrices: before a model is made."""
+    torch.manual_seed(run.loop.seed)
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
+
+
 class Engine:
     """The whole model on one rank. The base of every data-parallel engine."""
 
@@ -52,11 +61,9 @@ class Engine:
         self.run, self.world = run, world
         self.data_rank, self.data_world = world.rank, world.size
         precision = run.loop.precision
-        torch.manual_seed(run.loop.seed)
+        prepare(run, world)
         # Weights are drawn in fp32 on the CPU, so that every precision and every device starts from the same ones.
         self.model = self._place(build_model(run.model).to(torch.float64 if precision == "fp64" else torch.float32))
-        if world.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
         self.optimizer = self._build_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self.autocast_dtype = _AUTOCAST.get(precision)
@@ -85,8 +92,18 @@ class Engine:
     def _load_optimizer(self, state: dict) -> None:
         set_optimizer_state_dict(self.model, self.optimizer, state, options=StateDictOptions(strict=True))
 
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()
+
     def _average_gradients(self) -> None:
         """Replace every gradient by its mean over the data-parallel ranks."""
+
+    def _clip(self) -> float:
+        """Clip the gradients; returns the norm of the whole model's before that."""
+        return clip_(self.model.parameters(), self.run.optimizer.clip_norm).item()
 
     def _take_step(self) -> None:
         """The optimizer's step, with clipped gradients."""
@@ -99,19 +116,39 @@ class Engine:
 
     def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
         """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
-        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.accumulate(micro_batches)
+        grad_norm, skipped = self.update(lr)
+        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
+        return StepResult(loss, tokens, grad_norm, skipped)
+
+    def accumulate(self, micro_batches: list[MicroBatch]) -> float:
+        """The first half of a step: forward and backward passes, gradients averaged; returns the mean loss."""
+        self._clear_gradients()
         loss = torch.zeros((), device=self.world.device, dtype=torch.float64)
         for i, batch in enumerate(micro_batches):
             with self._accumulating(is_last=i == len(micro_batches) - 1):
                 part = self._forward(batch) / len(micro_batches)
-                self.scaler.scale(part).backward()
+                self._backward(part)
             loss += part.detach()
         self._average_gradients()
-        grad_norm, skipped = self._update(lr)
-        if not skipped:
+        return self.world.sum(loss.item()) / self.world.size
+
+    def update(self, lr: float) -> tuple[float, bool]:
+        """The second half: clip and take the optimizer's step, in which nothing moves if gradients are not finite.
+
+        Returns (the norm before clipping, whether it was not finite).
+        """
+        set_lr(self.optimizer, lr)
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self.optimizer)
+        norm = self._clip()
+        finite = math.isfinite(norm)
+        if finite or self.scaler.is_enabled():
+            self._take_step()
+        self.scaler.update()
+        if finite:
             self._after_update()
-        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
-        return StepResult(self._mean(loss), tokens, grad_norm, skipped)
+        return norm, not finite
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
@@ -165,17 +202,16 @@ class Engine:
         with torch.autocast(self.world.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             return self.model(tokens, targets) if evaluate else self._loss(tokens, targets)
 
-    def _update(self, lr: float) -> tuple[float, bool]:
-        """Clip and take the optimizer's step; nothing moves when they are not finite."""
-        set_lr(self.optimizer, lr)
-        if self.scaler.is_enabled():
-            self.scaler.unscale_(self.optimizer)
-        norm = clip_(self.model.parameters(), self.run.optimizer.clip_norm).item()
-        finite = math.isfinite(norm)
-        if finite or self.scaler.is_enabled():
-            self._take_step()
-        self.scaler.update()
-        return norm, not finite
 
-    def _mean(self, value: Tensor) -> float:
-        return self.world.sum(value.item()) / self.world.size
+def on_rank0(
+    world: World, owner: int, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor | None:
+    """`tensor` (shape) of rank `owner`, through the host, on rank 0; None elsewhere. All ranks call it."""
+    if world.rank == owner:
+        tensor = tensor.detach().cpu()
+        if owner != 0:
+            dist.send(tensor, 0)
+    elif world.is_main:
+        tensor = torch.empty(shape, dtype=dtype)
+        dist.recv(tensor, owner)
+    return tensor if world.is_main else None

@@ -21,7 +21,8 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -35,8 +36,8 @@ from aiscale.distributed import World
 from aiscale.meter import held_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import clip_, set_lr
-from aiscale.parallel.deepspeed_library import Kept, calling, forget_groups, import_deepspeed, quiet
-from aiscale.parallel.serial import Engine, MicroBatch, StepResult
+from aiscale.parallel.deepspeed_library import DelayedFiles, calling, forget_groups, import_deepspeed, quiet
+from aiscale.parallel.serial import Engine, MicroBatch
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
 _LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it also allocates for a model of a thousand
@@ -128,28 +129,27 @@ class ZeROEngine(Engine):
 
     # The step ------------------------------------------------------------------------------------------------------
 
-    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
-        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
-        loss = self.accumulate(micro_batches)
-        grad_norm, skipped = self.update(lr)
-        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
-        return StepResult(loss, tokens, grad_norm, skipped)
-
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
         """The backward passes of a step: returns the mean loss; `held` then shows the gradients that update uses."""
-        loss = torch.zeros((), device=self.world.device, dtype=torch.float64)
         with calling(self.world):
-            for i, batch in enumerate(micro_batches):
-                if i:
-                    self.engine.step()  # counts the micro-batch before, and does no more
-                # Said, not counted: so a step may have other micro-batches than the configuration.
-                self.engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
-                part = self._forward(batch) / len(micro_batches)
-                self.engine.backward(part, scale_wrt_gas=False)
-                loss += part.detach()
+            loss = super().accumulate(micro_batches)
         if self.run.parallel.zero_stage >= 2:
             self._freed_bytes = _nbytes(self._gradients())
-        return self._mean(loss)
+        return loss
+
+    def _clear_gradients(self) -> None:
+        """DeepSpeed has done it."""
+
+    @contextmanager
+    def _accumulating(self, is_last: bool) -> Iterator[None]:
+        # Said, not counted: so a step may have other micro-batches than the configuration.
+        self.engine.set_gradient_accumulation_boundary(is_last)
+        yield
+        if not is_last:
+            self.engine.step()  # counts the micro-batch, and does no more
+
+    def _backward(self, loss: Tensor) -> None:
+        self.engine.backward(loss, scale_wrt_gas=False)
 
     def _note_and_reduce(self, *args, **kwargs) -> None:
         if self.run.parallel.zero_stage < 2:  # the gradients are whole until here
@@ -233,11 +233,15 @@ class ZeROEngine(Engine):
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
         """DeepSpeed's save_checkpoint into `folder`; its files come when the returned function is called."""
-        kept = Kept(self.engine.checkpoint_engine, staging)
-        with kept.instead(self.engine), calling(self.world):
-            places = {"master_places": _master_places(self.model, self._zero)}
-            self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
-        return kept.write
+        real = self.engine.checkpoint_engine
+        self.engine.checkpoint_engine = delayed = DelayedFiles(real, staging)
+        try:
+            with calling(self.world):
+                places = {"master_places": _master_places(self.model, self._zero)}
+                self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
+        finally:
+            self.engine.checkpoint_engine = real
+        return delayed.write
 
     def read(self, folder: Path, note: dict) -> None:
         """DeepSpeed's load_checkpoint from `folder`. All ranks call it. Raises CheckpointError where it cannot."""

@@ -4,16 +4,19 @@ plots.collective("all_gather")                                  # what it does, 
 plots.collective("all_reduce", before, after)                   # what it did, on the numbers that ranks held
 plots.ring_steps(4)                                             # a ring all-reduce, step by step
 plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
+plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304)   # one payload in many messages
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.ticker import LogLocator
 
 from aiscale import cost
 from aiscale.config import ConfigError
@@ -255,3 +258,37 @@ def latency_bandwidth(
     handles = style.legend_handles(names, style.kind_handles(kinds, source))
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
     return np.array([left, right])
+
+
+def message_count(
+    counts: Sequence[int],
+    measured_s: Sequence[float],
+    predicted_s: Sequence[float] | None = None,
+    *,
+    payload_bytes: int,
+    ax: Axes | None = None,
+) -> Axes:
+    """Seconds to send `payload_bytes` in all, cut into that many messages; the upper axis gives one message's size."""
+    for name, values in (("measured_s", measured_s), ("predicted_s", predicted_s)):
+        if values is not None and len(values) != len(counts):
+            raise ConfigError(f"{len(counts)} counts of messages but {len(values)} values of {name}: give one for each")
+    ax = style.new_axes(ax, 7.5, 3.8)
+    color = style.STRATEGY_COLORS["mpi"]
+    style.draw(ax, "measured", counts, measured_s, color)
+    kinds = ["measured"]
+    if predicted_s is not None:
+        style.draw(ax, "predicted", counts, predicted_s, style.INK)
+        kinds.append("predicted")
+    ax.set(xscale="log", yscale="log", ylabel="time for all of them (s)")
+    ax.set_xlabel(f"number of messages that {style.format_bytes(payload_bytes)} are cut into")
+    style.ranks_axis(ax.xaxis, counts)
+    values = [*measured_s, *(predicted_s or [])]
+    decades = math.log10(max(values) / min(values))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
+    style.seconds_axis(ax.yaxis)
+    sizes = ax.secondary_xaxis("top")
+    sizes.set_xticks(counts, [style.format_bytes(payload_bytes / n) for n in counts])
+    sizes.minorticks_off()
+    sizes.set_xlabel("size of one message")
+    ax.legend(handles=style.kind_handles(kinds), loc="upper left")
+    return ax

@@ -43,6 +43,23 @@ STRATEGY_COLORS = {
     "megatron": "#6E29A8",
     "radius": "#63CBFD",
 }
+#: Colour of a way of sending gradients; a label takes that of the longest name that it starts with.
+METHOD_COLORS = {
+    "dense": STRATEGY_COLORS["serial"],
+    "dense, overlapped": STRATEGY_COLORS["ddp"],
+    "dense bf16": "#8A94A3",
+    "dense bf16, overlapped": STRATEGY_COLORS["fsdp"],
+    "radius": STRATEGY_COLORS["radius"],
+    "radius d 0.9": "#0B2A66",
+    "radius d 0.5": "#1F6FB5",
+    "radius d 0.4": STRATEGY_COLORS["radius"],
+    "radius d 0.1": "#E8862E",
+    "top-k": STRATEGY_COLORS["zero3"],
+    "random-k": STRATEGY_COLORS["mpi"],
+    "powersgd": STRATEGY_COLORS["megatron"],
+}
+#: Variants of one method differ in line and mark too, all of them filled as measured points are.
+_VARIANTS = (("-", "o"), (":", "s"), ("-.", "^"), ((0, (3, 1, 1, 1, 1, 1)), "v"))
 #: Colour of a rank and of the data that comes from it.
 RANK_COLORS = ("#0068B8", "#FAC62D", "#60B4A1", "#AB2C4E", "#572D88", "#ADE0FC", "#D96709", "#7C828A")
 #: Colour of a kind of memory; the words are those of `cost.CATEGORIES` and of an engine's `held()`.
@@ -79,6 +96,12 @@ def new_axes(ax: Axes | None, width: float = 7.5, height: float = 3.6) -> Axes:
     return ax if ax is not None else plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
+def check_given(values: object, what: str) -> None:
+    """Raise ConfigError where there is nothing to draw; `what` says what the figure wants."""
+    if not values:
+        raise ConfigError(f"nothing to draw: give {what}")
+
+
 def series_colors(labels: Iterable[str]) -> dict[str, str]:
     """A colour for each label: the strategy's where the label starts with one ("ddp x4"), else the next of the cycle.
 
@@ -98,6 +121,36 @@ def series_colors(labels: Iterable[str]) -> dict[str, str]:
         else:
             colors[label], spare = cycle[spare % len(cycle)], spare + 1
     return colors
+
+
+def method_colors(labels: Iterable[str]) -> dict[str, str]:
+    """A colour for each label: of the method it begins with, else the next of the cycle."""
+    spare = iter(entry["color"] for entry in list(plt.rcParams["axes.prop_cycle"]) * 4)
+    colors = {}
+    for label in labels:
+        known = _known(label)
+        base = METHOD_COLORS[known] if known else next(spare)
+        # Further variants of one method take other shades.
+        others = ([0.42 * c for c in to_rgb(base)], [0.7 * c for c in to_rgb(base)], tint(base, 0.5))
+        shades = (base, *map(to_hex, others))
+        colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
+    return colors
+
+
+def method_looks(labels: Iterable[str]) -> dict[str, dict]:
+    """Colour, line style and marker of each label: a method's variants must not be told apart by shade alone."""
+    looks, seen = {}, {}
+    for label, color in method_colors(labels).items():
+        known = _known(label) or label
+        line, marker = _VARIANTS[seen.get(known, 0) % len(_VARIANTS)]
+        seen[known] = seen.get(known, 0) + 1
+        looks[label] = {"color": color, "linestyle": line, "marker": marker}
+    return looks
+
+
+def _known(label: str) -> str:
+    """The longest name of METHOD_COLORS that the label starts with."""
+    return max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
 
 
 def tint(color: str, strength: float) -> tuple[float, float, float]:
@@ -206,6 +259,12 @@ def format_bytes(nbytes: float, digits: int = 3) -> str:
     return f"{_significant(nbytes / 1024**power, digits)} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power]}"
 
 
+def memory_unit(largest: float) -> tuple[int, str]:
+    """(bytes, name) of the unit in which the largest value is above 1."""
+    units = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    return next(((nbytes, name) for nbytes, name in units if largest >= nbytes), (1, "B"))
+
+
 def format_seconds(seconds: float, digits: int = 3) -> str:
     """0.00025 -> '250 µs'."""
     if seconds == 0:
@@ -256,6 +315,17 @@ def ranks_axis(axis: Axis, ranks: Sequence[int]) -> None:
     axis.set_major_locator(FixedLocator(sorted(set(ranks))))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def percent_axis(axis: Axis) -> None:
+    """Shares between 0 and 1 written as per cent."""
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+
+
+def for_bars(ax: Axes) -> None:
+    """The grid that horizontal bars are read on: vertical lines alone."""
+    ax.grid(visible=True, axis="x")
+    ax.grid(visible=False, axis="y")
 
 
 def bare(ax: Axes) -> None:

@@ -81,7 +81,7 @@ def fit(
                 return training.execute(resume, overwrite)
     except Exception as error:
         error.gone = world.gone() if lost_another_rank(error) else []
-        error.failed_alike = failed_alike(error, world.size)
+        error.failed_alike = failed_alike(error, world)
         raise
     finally:
         if own_world:

@@ -2,6 +2,5 @@
 
 study.py   speed on a link, over the contenders        steps.py  its ranks, where contenders take turns
 sweep.py   perplexity: the queue of training runs      runs.py   one of them
-tables.py  results as tables, and those that are kept in published/measured
 link.py    is the emulated link like a real one?       nodes.py  ranks on virtual nodes whose network is slowed
 """

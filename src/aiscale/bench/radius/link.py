@@ -12,20 +12,18 @@ processors from the ranks.
 
 from __future__ import annotations
 
-import functools
-import json
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from aiscale.bench.ddp import BenchError
+from aiscale import cost
 from aiscale.bench.radius.nodes import shape, start_on_nodes, why_no_nodes
+from aiscale.bench.radius.steps import SHARE, SILENT, Bench, Contender, Plan, plan
+from aiscale.bench.ranks import Report, on_ranks, silent, turns
+from aiscale.bench.tables import checks_table, heading, table
 from aiscale.bench.timing import machine_facts
 from aiscale.distributed.link import FRAMING, busiest_link
 
@@ -36,17 +34,21 @@ _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20
 _FEW_BYTES = 4096  #: of the messages by which latency is measured
 
 
-def bench_link(*, quick: bool = False, report: Callable[[str], None] = lambda message: None) -> dict:
+_STEPS = {
+    f"DDP step{', Radius' * (density < 1)}{', at once' * (not overlap)}": Contender(
+        method="radius" if density < 1 else "none", density=density, overlap=overlap
+    )
+    for overlap in (True, False)
+    for density in (1.0, 0.4)
+}
+
+
+def bench_link(*, quick: bool = False, report: Report = silent) -> dict:
     """Rows of real and emulated seconds, and the check that DDP steps agree. quick: few rounds, judged by nothing."""
     if why := why_no_nodes():
         return {"skipped": why, "rows": [], "checks": [], "machine": machine_facts()}
     report(f"{RANKS} ranks on nodes of their own, {QUICK_ROUNDS if quick else ROUNDS} rounds")
-    with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
-        out = Path(folder) / "link.json"
-        status = start_on_nodes(RANKS, ["-m", "aiscale.bench.radius.link", "quick" if quick else "full", str(out)])
-        if status:
-            raise BenchError(f"the ranks of bench link ended with status {status}; what went wrong stands above")
-        result = json.loads(out.read_text())
+    result = on_ranks(RANKS, "aiscale.bench.radius.link:measure", quick, start=start_on_nodes)
     checks = [
         {"name": f"{row['what']} at {row['rate_mbit_s']:.0f} Mbit/s, emulated over real", "value": row["ratio"]}
         | {"target": [1 - TOLERANCE, 1 + TOLERANCE], "met": abs(row["ratio"] - 1) <= TOLERANCE}
@@ -61,16 +63,24 @@ def show_link(result: dict) -> None:
     if "skipped" in result:
         print(f"not measured: {result['skipped']}")
         return
-    machine = result["machine"]
-    print(f"{machine['date']}  {machine['processor']}, {machine['cores']} cores, torch {machine['torch']}")
-    print(f"{result['ranks']} ranks, {result['rounds']} rounds; a step without communication {result['quiet_s']:.3f} s")
-    print(f"{'what':25} {'Mbit/s':>8} {'ms':>5} {'payload MB':>10} {'real s':>8} {'emulated s':>10} {'ratio':>6}")
-    for row in result["rows"]:
-        print(
-            f"{row['what']:25} {row['rate_mbit_s']:8.0f} {1e3 * row['latency_s']:5.2f} "
-            f"{row['payload_bytes'] / 1e6:10.2f} {row['real_s']:8.3f} "
-            f"{row['emulated_s']:10.3f} {row['ratio']:6.2f}"
+    heading(result)
+    rows = [
+        (
+            row["what"],
+            f"{row['rate_mbit_s']:.0f}",
+            f"{1e3 * row['latency_s']:.2f} ms",
+            f"{row['payload_bytes'] / 1e6:.2f} MB",
+            f"{row['real_s']:.3f}",
+            f"{row['emulated_s']:.3f}",
+            f"{row['ratio']:.2f}",
         )
+        for row in result["rows"]
+    ]
+    title = (
+        f"{result['ranks']} ranks, {result['rounds']} rounds; a step without communication {result['quiet_s']:.3f} s"
+    )
+    table(title, ("", "Mbit/s", "a message", "payload", "real s", "emulated s", "emulated / real"), rows)
+    checks_table(result["checks"])
 
 
 class _Comparison:
@@ -142,54 +152,26 @@ def _collectives(world) -> dict[str, Callable[[], object]]:
     }
 
 
-def _rank(quick: bool, out: Path) -> None:
+def measure(world, quick: bool) -> dict:
     """What each rank does."""
-    from aiscale import cost
-    from aiscale.bench.radius.steps import SHARE, plan
-    from aiscale.bench.timing import paired
-    from aiscale.distributed import connect
-    from aiscale.parallel import build
-    from aiscale.recipes import recipe
-
     torch.set_num_threads(1)
-    world = connect("cpu")
     compare = _Comparison(world, QUICK_ROUNDS if quick else ROUNDS)
     rows = [
         compare.row(what, action, _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES)
         for what, action in _collectives(world).items()
         if not quick or what == "all-reduce"
     ]
-    run = recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", "parallel.bucket_mb=0.5")
-    run = run.override("model.n_layer=1") if quick else run.override(*plan(False).model)
-    sparse = run.override("compression.method=radius", "compression.density=0.4", "compression.interval=1000000")
-    ways = {"DDP step": run, "DDP step, Radius": sparse}
-    ways |= {f"{what}, at once": way.override("compression.overlap=false") for what, way in ways.items()}
-    engines = {what: build(way, world) for what, way in ways.items()}
-    tokens = torch.randint(0, 256, (run.loop.global_batch // world.size, run.loop.seq_len + 1))
-    batch = [(tokens[:, :-1], tokens[:, 1:])]
-    gradients = torch.zeros(cost.parameter_count(run.model))
-
-    def quiet_step() -> None:
-        with engines["DDP step"].module.no_sync():
-            engines["DDP step"].step(batch, 1e-4)
-        world.barrier()
-
-    for engine in engines.values():
-        engine.step(batch, 1e-4)
-    quiet_s = world.sum(paired({"quiet": quiet_step}, 3 if quick else 9).median_s("quiet")) / world.size
+    model = ("model.n_layer=1",) if quick else plan(False).model
+    bench = Bench(world, Plan(model=model, contenders=tuple(_STEPS.values()), rounds=compare.rounds))
+    quiet = turns(world, {SILENT: bench.silent}, 3 if quick else 9)
+    quiet_s = world.sum(quiet.median_s(SILENT)) / world.size
+    gradients = torch.zeros(cost.parameter_count(bench.run.model))
     sent_bits = 8 * FRAMING * cost.all_reduce_wire_bytes(gradients.nbytes, world.size)
     rates = [sent_bits / (ratio * quiet_s) / 1e6 for ratio in (_SLOWER, SHARE / (1 - SHARE), _FASTER)]
+    payload_bytes = {what: bench.sizes(step)["payload_bytes"] for what, step in _STEPS.items()}
     for rate_mbit_s in rates[:1] if quick else rates:
         rows.append(compare.row("all gradients", lambda: dist.all_reduce(gradients), rate_mbit_s, gradients.nbytes))
-        for what, engine in engines.items():
-            step = functools.partial(engine.step, batch, 1e-4)
-            (payload_bytes,) = cost.step_traffic(ways[what], world.size).values()
-            rows.append(compare.row(what, step, rate_mbit_s, payload_bytes))
-    if world.is_main:
-        facts = {"ranks": world.size, "rounds": compare.rounds, "quiet_s": quiet_s, "radius_mbit_s": rates[1]}
-        out.write_text(json.dumps({**facts, "rows": rows}))
-    world.close()
-
-
-if __name__ == "__main__":
-    _rank(sys.argv[1] == "quick", Path(sys.argv[2]))
+        for what, step in _STEPS.items():
+            rows.append(compare.row(what, lambda step=step: bench.step(step), rate_mbit_s, payload_bytes[what]))
+    facts = {"ranks": world.size, "rounds": compare.rounds, "quiet_s": quiet_s, "radius_mbit_s": rates[1]}
+    return {**facts, "rows": rows}

@@ -1,6 +1,6 @@
 """One training run of the sweep of `aiscale bench radius --sweep`: which ones there are, and how one is made.
 
-    echo '{"case": "dense", "steps": 500, "lr": 0.003, "seed": 0}' | python -m aiscale.bench.radius.runs
+    row = train(Job("dense", steps=500, lr=3e-3, seed=0))
 
 One process stands for all ranks. Radius, random-k and PowerSGD are linear in the gradients: all ranks share the mask
 (or the places, or the factor), so the mean of their residuals obeys the rule that each of them obeys, and n ranks move
@@ -14,9 +14,7 @@ as an all-reduce of as many values does, so its density is divided by n; PowerSG
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -26,12 +24,12 @@ from torch import Tensor
 
 from aiscale import cost
 from aiscale.config import Run
-from aiscale.cost.rivals import rivals_traffic
+from aiscale.cost.compression import is_exempt, kept_entries, rivals_traffic
 from aiscale.data import Batches, Corpus, open_corpus
 from aiscale.distributed import World, connect
 from aiscale.optim import lr_at
 from aiscale.parallel import build
-from aiscale.parallel.compress.base import GradientError, is_exempt, kept_entries
+from aiscale.parallel.compress import GradientError
 from aiscale.parallel.compress.topk import Unsent
 from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
@@ -41,7 +39,6 @@ RANKS = 4  #: that are played
 DENSITIES, INTERVALS, RESIDUALS, SWITCHES = (0.9, 0.5, 0.4, 0.1), (50, 200, 400), ("sum", "mean"), (0.0, 0.2)
 TURNS = {0.9: 5, 0.5: 4, 0.4: 4, 0.1: 15}  #: by density: few turns, so that nothing waits long, and some are chosen
 VAL_BATCHES, POINTS = 16, 40
-MARK = "\x02"  #: what a worker says begins with it; libraries may print as well
 
 
 @dataclass(frozen=True)
@@ -170,7 +167,7 @@ class TopKRanks(Engine):
         for name, parameter in self.model.named_parameters():
             parameter.grad.copy_((total[name] / self.n_ranks).view_as(parameter))
         self.taken += 1
-        norm, skipped = self._update(lr)
+        norm, skipped = self.update(lr)
         return StepResult(sum(losses) / self.n_ranks, targets.numel(), norm, skipped)
 
     def _sent(self, rank: int, name: str, gradient: Tensor) -> Tensor:
@@ -205,12 +202,13 @@ def play(run: Run, world: World) -> Engine:
     return RoundingRanks(run, RANKS) if run.compression.wire == "bf16" else build(run, world)
 
 
-def train(job: Job, world: World) -> dict:
+def train(job: Job) -> dict:
     """Train it: losses along the way in nats a token, averaged over the steps between two points, and at the end.
 
     The validation loss of a run that diverged is None, and so is its training loss.
     """
     run, start = cases()[job.case].run(job.steps, job.lr, job.seed), time.perf_counter()
+    world = connect("cpu")
     engine = play(run, world)
     loop, corpus, every = run.loop, _corpus(), max(1, job.steps // POINTS)
     batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
@@ -232,6 +230,7 @@ def train(job: Job, world: World) -> dict:
     val_loss = validate()
     converged = len(losses) == job.steps and math.isfinite(val_loss)
     engine.close()
+    world.close()
     means = [sum(losses[i : i + every]) / every for i in range(0, len(losses) - every + 1, every)]
     return {
         **asdict(job),
@@ -241,17 +240,3 @@ def train(job: Job, world: World) -> dict:
         "val_curve": val_curve,
         "seconds": round(time.perf_counter() - start, 1),
     }
-
-
-def _work() -> None:
-    """Make the runs that come in, a line each, until no more come."""
-    torch.set_num_threads(1)
-    world = connect("cpu")
-    for line in sys.stdin:
-        row = train(Job(**json.loads(line)), world)
-        print(MARK + json.dumps(row), flush=True)
-    world.close()
-
-
-if __name__ == "__main__":
-    _work()

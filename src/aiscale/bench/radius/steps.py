@@ -1,35 +1,32 @@
 """The ranks of `aiscale bench radius`: every way to send gradients takes its turn in the same processes.
 
-python -m aiscale.bench.radius.steps quick emulated OUT      # as one of several joined ranks; rank 0 writes OUT, JSON
+    measured = on_ranks(4, "aiscale.bench.radius.steps:measure", quick, "emulated")      # as `study` does
 
-Its parts: how long a step takes without communication, from which the link's rate follows; each contender's step at
+It measures how long a step takes without communication, from which the link's rate follows; each contender's step at
 that rate, with the bytes that it sent; an all-reduce by itself, and what Radius does to a gradient by itself; some of
-the contenders at other rates. `radius` starts it and reckons with what it wrote.
+the contenders at other rates. `study` computes savings from it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from aiscale import cost
 from aiscale.bench.radius.nodes import shape
-from aiscale.bench.radius.runs import powersgd_rank
-from aiscale.bench.timing import Paired, paired
-from aiscale.distributed import World, connect
+from aiscale.bench.radius.runs import DENSITIES, powersgd_rank
+from aiscale.bench.ranks import random_batch, turns, without_sending
+from aiscale.distributed import World
 from aiscale.distributed.link import FRAMING
 from aiscale.meter import held_bytes, step_peak_bytes
 from aiscale.parallel import build
 from aiscale.parallel.serial import Engine
 from aiscale.recipes import recipe
 
-DENSITIES = (0.9, 0.5, 0.4, 0.1)  #: published
 SHARE = 0.9 / 1.855  #: of a step of the published baseline that its exchange takes: seconds, a fit of its table
 SILENT = "no communication"
 INTERVAL = 200  #: published; here it only says how often the measured dense step comes
@@ -84,7 +81,7 @@ class Plan:
     model: tuple[str, ...]
     contenders: tuple[Contender, ...]
     rounds: int
-    rates: tuple[float, ...]  #: multiples of the main rate that some contenders see as well
+    rates: tuple[float, ...] = ()  #: multiples of the main rate that some contenders see as well
 
 
 def plan(quick: bool) -> Plan:
@@ -123,9 +120,7 @@ class Bench:
             bucket = () if contender.rank else ("parallel.bucket_mb=0.5",)
             if contender.settings not in self.engines:
                 self.engines[contender.settings] = build(self.run.override(*bucket, *contender.settings), world)
-        loop = self.run.loop
-        tokens = torch.randint(0, 256, (loop.global_batch // world.size, loop.seq_len + 1))
-        self.batch = [(tokens[:, :-1], tokens[:, 1:])]
+        self.batch = random_batch(self.run, world.size)
         for engine in self.engines.values():
             for _ in range(3):  # DDP refills its buckets, PowerSGD begins at its third step
                 engine.step(self.batch, 1e-4)
@@ -148,56 +143,44 @@ class Bench:
             engine.compressor.step = 0 if contender.dense_step else 1
         engine.step(self.batch, 1e-4)
 
-    def timed(self, actions: dict[str, Callable[[], object]], rounds: int, warmup: int = 1) -> Paired:
-        """Every rank takes the same turns; a turn ends when the slowest rank's does."""
-
-        def together(action: Callable[[], object]) -> Callable[[], None]:
-            def turn() -> None:
-                action()
-                self.world.barrier()
-
-            return turn
-
-        return paired({name: together(action) for name, action in actions.items()}, rounds, warmup=warmup)
-
     def silent(self) -> None:
         """The baseline's step without its all-reduce."""
-        engine = self.engines[BASELINE.settings]
-        with engine.module.no_sync():
-            engine.step(self.batch, 1e-4)
+        without_sending(self.engines[BASELINE.settings], self.batch)
 
-    def rate_mbit_s(self, turns: dict[str, Callable[[], object]]) -> float:
+    def rate_mbit_s(self, steps: dict[str, Callable[[], object]]) -> float:
         """The rate at which the baseline's all-reduce takes SHARE of its step; the links are left at it.
 
         The first guess counts bytes. On real links and busy processors an exchange takes longer than that, and longer
-        among all contenders (`turns`) than by itself, so the rate is put right by what it took, alone and among them.
+        among all contenders (`steps`) than by itself, so the rate is put right by what it took, alone and among them.
         """
         rounds = max(3, self.plan.rounds)
-        compute_s = self.timed({"": self.silent}, rounds).median_s("")
+        compute_s = turns(self.world, {SILENT: self.silent}, rounds).median_s(SILENT)
         nbytes = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(self.run.model), self.world.size)
         rate = nbytes * FRAMING * 8 / (compute_s * SHARE / (1 - SHARE)) / 1e6
-        alone = {name: turns[name] for name in (SILENT, BASELINE.name)}
-        for actions, n in ((alone, rounds), (turns, max(2, self.plan.rounds // 2))):
+        alone = {name: steps[name] for name in (SILENT, BASELINE.name)}
+        for actions, n in ((alone, rounds), (steps, max(2, self.plan.rounds // 2))):
             self.slow_down(rate := self.world.from_rank0(lambda rate=rate: rate))
-            timed = self.timed(actions, n)
+            timed = turns(self.world, actions, n)
             compute_s, taken_s = timed.median_s(SILENT), timed.median_s(BASELINE.name)
             rate *= min(max((taken_s - compute_s) / (compute_s * SHARE / (1 - SHARE)), 0.5), 2)
         rate = self.world.from_rank0(lambda: rate)
         self.slow_down(rate)
         return rate
 
-    def sent(self, contender: Contender) -> dict[str, int]:
-        """Bytes of one step: asked of the collectives, and sent by one rank on a ring."""
+    def sizes(self, contender: Contender) -> dict[str, int]:
+        """Bytes of one step: asked of the collectives, sent by one rank on a ring, held from step to step by what
+        compresses, and the most that is held at any time."""
         before = self.world.traffic.snapshot()
         self.step(contender)
         counts = self.world.traffic.since(before)
         wire = sum(cost.wire_bytes(op, count.payload_bytes, n) for (op, n), count in counts.items())
-        return {"payload_bytes": sum(count.payload_bytes for count in counts.values()), "wire_bytes": round(wire)}
-
-    def peak_bytes(self, contender: Contender) -> int:
-        """The most that a step holds."""
         step, held = (lambda: self.step(contender)), self.engines[contender.settings].held
-        return sum(step_peak_bytes(step, held, self.world.device).values())
+        return {
+            "payload_bytes": sum(count.payload_bytes for count in counts.values()),
+            "wire_bytes": round(wire),
+            "held_bytes": held_bytes(held()).get("compression", 0),
+            "peak_bytes": sum(step_peak_bytes(step, held, self.world.device).values()),
+        }
 
     def masking(self, contender: Contender) -> Callable[[], None]:
         """What a sparse step of Radius does to gradients beside sending them: look, pack, unpack, keep the rest."""
@@ -218,26 +201,25 @@ class Bench:
         return alone
 
 
-def measure(world: World, what: Plan, link: str = "emulated") -> dict:
+def measure(world: World, quick: bool, link: str = "emulated") -> dict:
     """Seconds of every turn and bytes of every contender, the same on all ranks but for the clock."""
+    torch.set_num_threads(1)
+    what = plan(quick)
     bench = Bench(world, what, link)
-    sizes = {contender.name: bench.sent(contender) for contender in what.contenders}
-    peaks = {contender.name: bench.peak_bytes(contender) for contender in what.contenders}
-    turns = {SILENT: bench.silent, **{c.name: (lambda c=c: bench.step(c)) for c in what.contenders}}
-    rate = bench.rate_mbit_s(turns)
+    sizes = {c.name: bench.sizes(c) for c in what.contenders}
+    steps = {SILENT: bench.silent, **{c.name: (lambda c=c: bench.step(c)) for c in what.contenders}}
+    rate = bench.rate_mbit_s(steps)
     bench.say(f"the links are set to {rate:.1f} Mbit/s")
-    steps = bench.timed(turns, what.rounds)
-    parts = bench.timed(_parts(bench, sizes), what.rounds)
+    timed = turns(world, steps, what.rounds)
+    parts = turns(world, _parts(bench, sizes), what.rounds)
     bench.say(f"{len(what.contenders)} contenders and their parts done, {what.rounds} rounds")
     few = [c for c in what.contenders if not c.dense_step and (c.method == "none" or c.density in (0.4, 0.1))]
     few = [c for c in few if c.method in ("none", "radius") and not c.turns and (c.overlap or c.wire == "same")]
     at_rates = {}
     for factor in what.rates:
         bench.slow_down(rate * factor)
-        timed = bench.timed({c.name: turns[c.name] for c in few}, max(2, what.rounds // 2))
-        at_rates[str(factor)] = timed.seconds
+        at_rates[str(factor)] = turns(world, {c.name: steps[c.name] for c in few}, max(2, what.rounds // 2)).seconds
         bench.say(f"{rate * factor:.1f} Mbit/s done")
-    held = {c.name: _held(bench.engines[c.settings]) for c in what.contenders}
     return {
         "ranks": world.size,
         "parameters": cost.parameter_count(bench.run.model),
@@ -245,12 +227,9 @@ def measure(world: World, what: Plan, link: str = "emulated") -> dict:
         "rounds": what.rounds,
         "link": link,
         "link_mbit_s": rate,
-        "compute_s": steps.median_s(SILENT),
-        "contenders": {
-            c.name: {**asdict(c), **sizes[c.name], "held_bytes": held[c.name], "peak_bytes": peaks[c.name]}
-            for c in what.contenders
-        },
-        "seconds": {name: seconds for name, seconds in steps.seconds.items() if name != SILENT},
+        "compute_s": timed.median_s(SILENT),
+        "contenders": {c.name: {**asdict(c), **sizes[c.name]} for c in what.contenders},
+        "seconds": {name: seconds for name, seconds in timed.seconds.items() if name != SILENT},
         "parts": parts.seconds,
         "at_rates": at_rates,
     }
@@ -267,20 +246,3 @@ def _parts(bench: Bench, sizes: dict[str, dict[str, int]]) -> dict[str, Callable
         if contender.method == "radius":
             actions[f"masking: {contender.name}"] = bench.masking(contender)
     return actions
-
-
-def _held(engine: Engine) -> int:
-    return held_bytes(engine.held()).get("compression", 0)
-
-
-def _rank(size: str, link: str, out: Path) -> None:
-    torch.set_num_threads(1)
-    world = connect("cpu")
-    result = measure(world, plan(size == "quick"), link)
-    if world.is_main:
-        out.write_text(json.dumps(result))
-    world.close()
-
-
-if __name__ == "__main__":
-    _rank(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

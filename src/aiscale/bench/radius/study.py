@@ -5,7 +5,7 @@
     aiscale bench radius --sweep --out FILE           # what it costs in perplexity: hours, goes on where it stopped
 
 The link's rate is chosen so that a dense fp32 all-reduce after the backward pass takes the share of the step that it
-took in the published baseline. Contenders take turns in the same processes (`radius_steps`), ratios are taken round by
+took in the published baseline. Contenders take turns in the same processes (`steps`), ratios are taken round by
 round. A step of Radius is what one costs on average: T - 1 sparse ones and a dense one that chooses anew.
 
 The saving that is asked for is over that same baseline, by the same kind of exchange, one message after the backward
@@ -15,13 +15,12 @@ pass. Against an all-reduce that is overlapped, or in bf16, there is less to sav
 from __future__ import annotations
 
 import functools
-import json
 import statistics
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
 
-from aiscale.bench.ddp import BenchError
+from aiscale.bench.radius.nodes import start_on_nodes, why_no_nodes
+from aiscale.bench.radius.steps import INTERVAL, SHARE
+from aiscale.bench.ranks import Report, on_ranks, silent
+from aiscale.bench.tables import check, checks_table, heading, table
 from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError
 
@@ -36,41 +35,31 @@ BASELINES = ("dense, fp32, at once", "dense, fp32, overlapped", "dense, bf16, at
 def bench_radius(
     *,
     quick: bool = False,
-    report: Callable[[str], None] = lambda message: None,
+    report: Report = silent,
     sweep: bool = False,
     out: str | None = None,
     budget: float | None = None,
     link: str = "emulated",
 ) -> dict:
-    """Steps, their parts, break-even densities and speed-ups; with `sweep`, perplexities (`radius_sweep`).
+    """Steps, their parts, break-even densities and speed-ups; with `sweep`, perplexities (`radius.sweep`).
 
-    link: emulated inside the ranks (`dist.link`), or shaped by the kernel (`bench.nodes`: Linux with namespaces).
+    link: emulated inside the ranks (`distributed.link`), or shaped by the kernel (`nodes`: Linux with namespaces).
     """
     if sweep:
         from aiscale.bench.radius.sweep import bench_sweep
 
         return bench_sweep(out=out, budget_min=budget, quick=quick, report=report)
-    from aiscale.bench.radius.nodes import start_on_nodes, why_no_nodes
-    from aiscale.distributed import launch
-
     if link == "shaped" and (why := why_no_nodes()):
         raise ConfigError(f"--link shaped: {why}; without --link it is emulated, which works anywhere")
     report(f"{RANKS} ranks, {link} links")
-    with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
-        file = Path(folder) / "steps.json"
-        start = functools.partial(start_on_nodes, timeout_s=3600) if link == "shaped" else launch
-        status = start(RANKS, ["-m", "aiscale.bench.radius.steps", "quick" if quick else "full", link, str(file)])
-        if status:
-            raise BenchError(f"the ranks of bench radius ended with status {status}; what went wrong stands above")
-        measured = json.loads(file.read_text())
+    start = functools.partial(start_on_nodes, timeout_s=3600) if link == "shaped" else None
+    measured = on_ranks(RANKS, "aiscale.bench.radius.steps:measure", quick, link, start=start)
     result = {**reckon(measured), "machine": machine_facts()}
     return {**result, "checks": [] if quick else checks(result)}
 
 
 def reckon(measured: dict) -> dict:
-    """From the seconds of every round to rows: what `radius_steps` measured -> what `bench_radius` returns."""
-    from aiscale.bench.radius.steps import INTERVAL, SHARE
-
+    """From the seconds of every round to rows: what `steps.measure` returned -> what `bench_radius` does."""
     sizes = measured["contenders"]
     seconds = _averaged(measured["seconds"], sizes, INTERVAL)
     rows = [_row(name, turns, seconds, sizes[name], measured) for name, turns in seconds.items()]
@@ -83,7 +72,7 @@ def reckon(measured: dict) -> dict:
         "rows": rows,
         "masking": _masking(measured),
         "break_even": _break_even(seconds, sizes),
-        "rates": _rates(measured, rows),
+        "rates": _rates(measured),
     }
 
 
@@ -93,30 +82,14 @@ def checks(result: dict) -> list[dict]:
     dense = next(row for row in result["rows"] if row["name"] == BASELINES[0])
     masking = next(part for part in result["masking"] if part["name"] == row["name"])
     n = result["parameters"]
-    asked = (
-        (
-            "saving of a run, a fifth of it dense, over dense at once, density 0.4",
-            row["saving_with_switch"],
-            SAVING_TARGET,
-            False,
-        ),
-        ("masking over the all-reduce time saved", masking["share_of_saved"], MASKING_TARGET, True),
-        ("bytes of mask and residual an entry", row["held_bytes"] / n, HELD_TARGET, True),
-        (
-            "bytes an entry by which a step's peak is above a dense one's",
-            (row["peak_bytes"] - dense["peak_bytes"]) / n,
-            HELD_TARGET,
-            True,
-        ),
-    )
+    saved = "saving of a run, a fifth of it dense, over dense at once, density 0.4"
+    more = row["peak_bytes"] - dense["peak_bytes"]
     return [
-        {"name": name, "value": value, "target": target, "at_most": at_most, "met": _met(value, target, at_most)}
-        for name, value, target, at_most in asked
+        check(saved, row["saving_with_switch"], SAVING_TARGET, at_most=False),
+        check("masking over the all-reduce time saved", masking["share_of_saved"], MASKING_TARGET),
+        check("bytes of mask and residual an entry", row["held_bytes"] / n, HELD_TARGET),
+        check("bytes an entry by which a step's peak is above a dense one's", more / n, HELD_TARGET),
     ]
-
-
-def _met(value: float, target: float, at_most: bool) -> bool:
-    return value <= target if at_most else value >= target
 
 
 def _averaged(seconds: dict[str, list[float]], sizes: dict[str, dict], interval: int) -> dict[str, list[float]]:
@@ -164,20 +137,12 @@ def _masking(measured: dict) -> list[dict]:
     for name, contender in measured["contenders"].items():
         if f"masking: {name}" not in parts:
             continue
-        masking_s, sparse_s = parts[f"masking: {name}"], parts[f"all-reduce: {name}"]
+        masking_s, sparse_s = _spread(parts[f"masking: {name}"]), parts[f"all-reduce: {name}"]
         saved_s = statistics.median(a - b for a, b in zip(dense_s, sparse_s, strict=True))
-        own_s = statistics.median(masking_s)
-        found.append(
-            {
-                "name": name,
-                "density": contender["density"],
-                "masking_s": _spread(masking_s),
-                "masking_ns_per_entry": 1e9 * own_s / measured["parameters"],
-                "all_reduce_s": _spread(sparse_s),
-                "saved_s": saved_s,
-                "share_of_saved": own_s / saved_s if saved_s > 0 else float("inf"),
-            }
-        )
+        row = {"name": name, "density": contender["density"], "masking_s": masking_s}
+        row["masking_ns_per_entry"] = 1e9 * masking_s["median"] / measured["parameters"]
+        share = masking_s["median"] / saved_s if saved_s > 0 else float("inf")
+        found.append({**row, "all_reduce_s": _spread(sparse_s), "saved_s": saved_s, "share_of_saved": share})
     return found
 
 
@@ -201,22 +166,90 @@ def _break_even(seconds: dict[str, list[float]], sizes: dict[str, dict]) -> list
     return found
 
 
-def _rates(measured: dict, rows: list[dict]) -> list[dict]:
+def _rates(measured: dict) -> list[dict]:
     """Sparse steps at other rates, and how many times as fast as the dense all-reduce at once they are."""
     names = next(iter(measured["at_rates"].values()), {})
-    main = {name: measured["seconds"][name] for name in names}
-    at_rates = {**measured["at_rates"], "1.0": main}
+    at_rates = {float(factor): seconds for factor, seconds in measured["at_rates"].items()}
+    at_rates[1.0] = {name: measured["seconds"][name] for name in names}
     found = []
-    for factor, seconds in sorted(at_rates.items(), key=lambda item: float(item[0])):
+    for factor, seconds in sorted(at_rates.items()):
+        rate = {"link_mbit_s": factor * measured["link_mbit_s"], "times_main_rate": factor}
         for name, turns in seconds.items():
             ratios = [base / mine for mine, base in zip(turns, seconds[BASELINES[0]], strict=True)]
-            found.append(
-                {
-                    "link_mbit_s": float(factor) * measured["link_mbit_s"],
-                    "times_main_rate": float(factor),
-                    "name": name,
-                    "step_s": _spread(turns),
-                    "speedup": _spread(ratios),
-                }
-            )
+            found.append({**rate, "name": name, "step_s": _spread(turns), "speedup": _spread(ratios)})
     return found
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def show_radius(result: dict) -> None:
+    """Print what bench_radius returned."""
+    if "runs" in result:
+        from aiscale.bench.radius.sweep import show_sweep
+
+        show_sweep(result)
+        return
+    facts = f"{result['ranks']} ranks, {result['parameters']:,} parameters, {result['tokens']} tokens a step, "
+    link = f"{result['link']} link of {result['link_mbit_s']:.1f} Mbit/s, where the exchange takes "
+    link += f"{result['share_here']:.1%} of a dense step (published: {result['share']:.1%})"
+    heading(result, f"{facts}{result['rounds']} rounds; {link}")
+    _show_steps(result)
+    _show_masking(result)
+    _show_break_even(result)
+    _show_rates(result)
+    checks_table(result["checks"])
+
+
+def _show_steps(result: dict) -> None:
+    bases = [base for base in BASELINES if any(row["name"] == base for row in result["rows"])]
+    rows = [
+        (
+            row["name"],
+            f"{row['step_s']['median']:.3f}",
+            f"{row['step_s']['low']:.3f} to {row['step_s']['high']:.3f}",
+            *(f"{row[key] / 1e6:.2f} MB" for key in ("payload_bytes", "wire_bytes", "peak_bytes")),
+            *(f"{row['saving'][base]['median']:+.1%}" if base in row["saving"] else "" for base in bases),
+        )
+        for row in result["rows"]
+    ]
+    title = f"a step; of radius, {result['interval'] - 1} sparse ones and a dense one; time saved over each baseline"
+    table(title, ("", "s", "quartiles", "payload", "sent", "peak", *bases), rows)
+
+
+def _show_masking(result: dict) -> None:
+    rows = [
+        (
+            part["name"],
+            f"{1e3 * part['masking_s']['median']:.1f} ms",
+            f"{part['masking_ns_per_entry']:.1f} ns",
+            f"{1e3 * part['all_reduce_s']['median']:.1f} ms",
+            f"{1e3 * part['saved_s']:.1f} ms",
+            f"{part['share_of_saved']:.1%}",
+        )
+        for part in result["masking"]
+    ]
+    title = "what a sparse step of radius does beside sending, by itself, and the all-reduce time that it saves"
+    table(title, ("", "own work", "an entry", "all-reduce", "saved", "own work / saved"), rows)
+
+
+def _show_break_even(result: dict) -> None:
+    bases = list(dict.fromkeys(part["over"] for part in result["break_even"]))
+    found = {(part["wire"], part["overlap"], part["over"]): part["density"] for part in result["break_even"]}
+    rows = []
+    for wire, overlap in dict.fromkeys(key[:2] for key in found):
+        way = f"{'bf16' if wire == 'bf16' else 'fp32'}, {'overlapped' if overlap else 'at once'}"
+        densities = (found[wire, overlap, base] for base in bases)
+        rows.append((way, *("not known" if d is None else f"{d['median']:.2f}" for d in densities)))
+    title = "density below which radius is faster (above 1: at any; below 0: never; not known: its steps do not grow)"
+    table(title, ("radius", *(f"than {base}" for base in bases)), rows)
+
+
+def _show_rates(result: dict) -> None:
+    names = list(dict.fromkeys(row["name"] for row in result["rates"]))
+    speedups = {(row["link_mbit_s"], row["name"]): row["speedup"]["median"] for row in result["rates"]}
+    rows = [
+        (f"{rate:.1f}", *(f"{speedups[rate, name]:.2f}" if (rate, name) in speedups else "" for name in names))
+        for rate in dict.fromkeys(rate for rate, _ in speedups)
+    ]
+    table("times as fast as a dense fp32 all-reduce at once; of radius, sparse steps", ("Mbit/s", *names), rows)

@@ -1,11 +1,14 @@
 """What compression costs in perplexity: the queue of training runs of `aiscale bench radius --sweep`, and its table.
 
     aiscale bench radius --sweep --out runs.jsonl --budget 60      # works for an hour; again, and it goes on
-    table(load("runs.jsonl"))                                      # one row for each case and number of steps
+    table_of(load("runs.jsonl"))                                   # one row for each case and number of steps
+    python -m aiscale.bench.radius.sweep SPEED.json runs.jsonl > src/aiscale/published/measured/radius_cpu.json
 
-Every case (`radius_runs.cases`) is trained for 500 steps with the same four learning rates and seed 0, and with the
-other seeds at the two rates that did best there; of these two, that with the better mean counts. The contenders, which
-stand for the rest, are tuned like that up to 4,000 steps. Longer runs have every seed at the rate that was found so.
+SPEED.json is what `aiscale bench radius --json` printed; `-` leaves it out.
+
+Every case (`runs.cases`) is trained for 500 steps with the same four learning rates and seed 0, and with the other
+seeds at the two rates that did best there; of these two, that with the better mean counts. The contenders, which stand
+for the rest, are tuned like that up to 4,000 steps. Longer runs have every seed at the rate that was found so.
 
 A run that is finished is a line of FILE at once; one that was broken off is made anew. At the lowest priority, as many
 at a time as there are cores, one thread each. On two cores the whole grid takes more than a day.
@@ -13,36 +16,35 @@ at a time as there are cores, one thread each. On two cores the whole grid takes
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import math
+import multiprocessing
 import os
-import queue
 import statistics
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
-from aiscale.bench.ddp import BenchError
-from aiscale.bench.radius.runs import MARK, Case, Job, cases, wire_share
+import torch
+
+from aiscale.bench.radius.runs import Case, Job, cases, train, wire_share
+from aiscale.bench.ranks import BenchError, Report, silent
+from aiscale.bench.tables import table
 from aiscale.bench.timing import machine_facts
-from aiscale.distributed.forking import die_with
+from aiscale.processes import die_with, usable_cores
 
 RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000, 8000)
 TUNED, CONTENDERS_TUNED = 500, 4000  #: the longest runs for which rates are tried
 LONGEST = 2000  #: of those that are no contenders
 FINALISTS = 2  #: rates of which every seed is tried: by one seed alone, the best two can hardly be told apart
-WORKERS = min(2, os.cpu_count() or 1)
+WORKERS = min(2, len(usable_cores()))
 DEFAULT_OUT = "runs/radius_sweep.jsonl"
 
 
-def bench_sweep(
-    *, out: str | None, budget_min: float | None, quick: bool, report: Callable[[str], None] = lambda message: None
-) -> dict:
+def bench_sweep(*, out: str | None, budget_min: float | None, quick: bool, report: Report = silent) -> dict:
     """Make the runs that FILE lacks until all are there or the budget is used up; returns the table so far.
 
     quick: two cases, one rate and seed, 8 steps.
@@ -51,18 +53,31 @@ def bench_sweep(
     path.parent.mkdir(parents=True, exist_ok=True)
     grid = Grid(quick)
     rows, machines = load(path), read_machines(path)
-    todo = [job for job in grid.pending(rows) if _key(asdict(job)) not in {_key(row) for row in rows}]
-    if todo:
+    if grid.pending(rows):
         machines.append(machine_facts())
         append(path, {"machine": machines[-1]})
-        _Workers(path, grid, rows, budget_min, report).run(1 if quick else WORKERS)
-    return {
-        "rows": table(rows, grid.known),
-        "runs": len(rows),
-        "runs_left": grid.left(rows),
-        "checks": [],
-        "machines": machines,
-    }
+        deadline = time.monotonic() + 60 * budget_min if budget_min else math.inf
+        _make_runs(path, grid, rows, deadline, 1 if quick else WORKERS, report)
+    done = {"rows": table_of(rows, grid.known), "runs": len(rows), "runs_left": grid.left(rows)}
+    return {**done, "checks": [], "machines": machines}
+
+
+def show_sweep(result: dict) -> None:
+    """Print what bench_sweep returned."""
+    heads = ("", "sent / dense", "rate", "seeds", "train ppl", "validation ppl", "over dense, range")
+    for steps in dict.fromkeys(row["steps"] for row in result["rows"]):
+        rows = []
+        for row in (row for row in result["rows"] if row["steps"] == steps):
+            over, edge = row["val_over_dense_pct"], ", at the edge" * row["best_at_edge"]
+            rate, seeds = f"{row['lr']:g} of {row['rates_tried']}{edge}", str(len(row["seeds"]))
+            perplexities = (f"{row[key]['mean']:.3f}" for key in ("train_ppl", "val_ppl"))
+            gap = f"{over['mean']:+.1f} %, {over['low']:+.1f} to {over['high']:+.1f}" if over else ""
+            rows.append((row["case"], f"{row['wire_share']:.3f}", rate, seeds, *perplexities, gap))
+        table(f"{steps} steps, each at the best of its learning rates", heads, rows)
+    print(f"{result['runs']} runs made, {result['runs_left']} left of the whole grid")
+
+
+# The queue -----------------------------------------------------------------------------------------------------------
 
 
 class Grid:
@@ -77,144 +92,89 @@ class Grid:
 
     def pending(self, rows: list[dict]) -> list[Job]:
         """The runs that `rows` lack and that can be made now, the most telling ones first."""
-        done, jobs = {_key(row) for row in rows}, []
-        for case, steps in self._order():
-            tuned = self._tuned_at(case, steps)
-            rates = self.rates if steps == tuned else self._found(rows, case, tuned)
-            candidates = [Job(case.name, steps, rate, self.seeds[0]) for rate in rates]
-            best = rates if len(rates) == 1 else finalists(rows, case.name, steps, rates, self.seeds[0])
-            for rate in best:
-                candidates += [Job(case.name, steps, rate, seed) for seed in self.seeds[1:]]
-            jobs += [job for job in candidates if _key(asdict(job)) not in done]
-        return jobs
+        done = {_job(row) for row in rows}
+        return [job for cell in self._cells() for job in self._wanted(*cell, rows) if job not in done]
 
     def left(self, rows: list[dict]) -> int:
         """How many runs are still to be made altogether."""
-        missing = 0
-        for case, steps in self._order():
-            rates = len(self.rates) if steps == self._tuned_at(case, steps) else 1
-            needed = rates + min(FINALISTS, rates) * (len(self.seeds) - 1)
-            missing += max(0, needed - len(_of(rows, case.name, steps)))
-        return missing
+        return sum(max(0, self._needed(*cell) - len(_of(rows, cell[0].name, cell[1]))) for cell in self._cells())
 
-    def _tuned_at(self, case: Case, steps: int) -> int:
-        """At which number of steps the rate is found for runs of this length."""
-        return max(self.lengths[0], min(steps, CONTENDERS_TUNED if case.contender else TUNED))
-
-    def _found(self, rows: list[dict], case: Case, steps: int) -> tuple[float, ...]:
-        """(the best rate at this number of steps,) once all of its runs are there, () before."""
-        best = finalists(rows, case.name, steps, self.rates, self.seeds[0])
-        done = {_key(row) for row in rows}
-        whole = best and all((case.name, steps, rate, seed) in done for rate in best for seed in self.seeds)
-        return (_best(_of(rows, case.name, steps))[0]["lr"],) if whole else ()
-
-    def _order(self) -> Iterable[tuple[Case, int]]:
-        """What tells most comes first: the contenders, then all; short runs before long ones."""
+    def _cells(self) -> Iterable[tuple[Case, int]]:
+        """(case, steps): what tells most comes first, the contenders, then all; short runs before long ones."""
         cells = [(case, place) for place in range(len(self.lengths)) for case in self.known.values()]
         cells = [(case, place) for case, place in cells if case.contender or self.lengths[place] <= LONGEST]
         cells.sort(key=lambda cell: cell[1] + (0 if cell[0].contender else 1.5))
         return [(case, self.lengths[place]) for case, place in cells]
 
+    def _tuned_at(self, case: Case, steps: int) -> int:
+        """At which number of steps the rate is found for runs of this length."""
+        return max(self.lengths[0], min(steps, CONTENDERS_TUNED if case.contender else TUNED))
 
-def finalists(rows: list[dict], case: str, steps: int, rates: tuple[float, ...], seed: int) -> list[float]:
-    """The rates with the lowest validation losses at `seed`, once all have been tried, none before."""
-    found = {row["lr"]: _loss(row) for row in _of(rows, case, steps) if row["seed"] == seed}
-    return sorted(rates, key=found.__getitem__)[:FINALISTS] if set(rates) <= set(found) else []
+    def _needed(self, case: Case, steps: int) -> int:
+        """How many runs a case takes at this length."""
+        rates = len(self.rates) if steps == self._tuned_at(case, steps) else 1
+        return rates + min(FINALISTS, rates) * (len(self.seeds) - 1)
 
-
-def _of(rows: list[dict], case: str, steps: int) -> list[dict]:
-    return [row for row in rows if (row["case"], row["steps"]) == (case, steps)]
-
-
-def _best(rows: list[dict]) -> list[dict]:
-    """Of one case and length, the runs at its best rate: of those with the most seeds, that with the best mean."""
-    by_rate: dict[float, list[dict]] = {}
-    for row in rows:
-        by_rate.setdefault(row["lr"], []).append(row)
-    most = max(map(len, by_rate.values()))
-    return min(
-        (runs for runs in by_rate.values() if len(runs) == most),
-        key=lambda runs: statistics.fmean(map(_loss, runs)),
-    )
-
-
-def _loss(row: dict) -> float:
-    """Of a run's validation; one that diverged is worst."""
-    return math.inf if row["val_loss"] is None else row["val_loss"]
+    def _wanted(self, case: Case, steps: int, rows: list[dict]) -> list[Job]:
+        """Of these, all that are known so far: other seeds come once every rate has been tried, and runs longer than
+        those that rates are tried for once the best rate is known."""
+        rates, tuned = self.rates, self._tuned_at(case, steps)
+        if steps != tuned:
+            shorter, found = self._wanted(case, tuned, rows), _of(rows, case.name, tuned)
+            if len(shorter) < self._needed(case, tuned) or not set(shorter) <= set(map(_job, found)):
+                return []
+            rates = (_best(found)[0]["lr"],)
+        best = rates
+        if len(rates) > 1:
+            first = {row["lr"]: _loss(row) for row in _of(rows, case.name, steps) if row["seed"] == self.seeds[0]}
+            best = sorted(rates, key=first.__getitem__)[:FINALISTS] if first.keys() >= set(rates) else ()
+        jobs = [Job(case.name, steps, rate, self.seeds[0]) for rate in rates]
+        return jobs + [Job(case.name, steps, rate, seed) for rate in best for seed in self.seeds[1:]]
 
 
-def table(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
-    """One row for each case and number of steps: perplexities at its best rate, and against dense seed by seed; curves
-    as [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
-    known = known or cases()
-    best, diverged = {}, {}
-    for case, steps in dict.fromkeys((row["case"], row["steps"]) for row in rows):
-        here = _best(_of(rows, case, steps))
-        best[case, steps] = {row["seed"]: row for row in here if row["val_loss"] is not None}
-        diverged[case, steps] = len(here) - len(best[case, steps])
-    found = []
-    for (case, steps), runs in best.items():
-        if case in known and runs:
-            tried = {row["lr"] for row in _of(rows, case, steps)}
-            cell = _cell(known[case], steps, runs, best.get(("dense", steps), {}))
-            edge = len(tried) > 1 and cell["lr"] in (min(tried), max(tried))
-            found.append({**cell, "rates_tried": len(tried), "best_at_edge": edge, "diverged": diverged[case, steps]})
-    return sorted(found, key=lambda cell: (cell["steps"], list(known).index(cell["case"])))
+def _make_runs(path: Path, grid: Grid, rows: list[dict], deadline: float, workers: int, report: Report) -> None:
+    """Make the pending runs in processes of their own, and add each to `rows` and the file; begins none that would end
+    after the deadline, by the slowest run of its case, or of any, so far."""
+
+    def in_time(job: Job) -> bool:
+        same = [row for row in rows if row["case"] == job.case] or rows
+        slowest_s = job.steps * max((row["seconds"] / row["steps"] for row in same), default=0.0)
+        return time.monotonic() + slowest_s < deadline
+
+    spawn, running = multiprocessing.get_context("spawn"), {}
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=(os.getpid(),)) as pool:
+        while True:
+            waiting = (job for job in grid.pending(rows) if job not in running.values() and in_time(job))
+            for job in list(itertools.islice(waiting, workers - len(running))):
+                running[pool.submit(train, job)] = job
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                if error := future.exception():
+                    for process in multiprocessing.active_children():
+                        process.kill()  # or the other runs, which may take an hour, would be waited for
+                    raise BenchError(f"a run ended without a result: {job}: {error!r}") from error
+                rows.append(row := future.result())
+                append(path, row)
+                loss = "diverged" if row["val_loss"] is None else f"validation {math.exp(row['val_loss']):.3f}"
+                name = f"{job.case}, {job.steps} steps, rate {job.lr:g}, seed {job.seed}"
+                report(f"{name}: {loss}, {row['seconds']:.0f} s; {grid.left(rows)} runs left")
 
 
-def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict]) -> dict:
-    """Of one case at one length; `runs` and `dense` are at their best rates, by seed."""
-    both = sorted(runs.keys() & dense.keys())
-    gaps = [100 * math.expm1(runs[seed]["val_loss"] - dense[seed]["val_loss"]) for seed in both]
-    train_gaps = [100 * math.expm1(runs[seed]["train_loss"] - dense[seed]["train_loss"]) for seed in both]
-    apart = [_difference(dense[seed]["train_curve"], runs[seed]["train_curve"]) for seed in both]
-    curves = {
-        "train_curve": _curve([run["train_curve"] for run in runs.values()]),
-        "val_curve": _curve([run["val_curve"] for run in runs.values()]),
-        "error_curve": _curve(apart),
-    }
-    return {
-        "case": case.name,
-        "settings": list(case.settings),
-        "switch": case.switch,
-        "steps": steps,
-        "lr": next(iter(runs.values()))["lr"],
-        "seeds": sorted(runs),
-        "wire_share": round(wire_share(case), 4),
-        "train_ppl": _spread([math.exp(run["train_loss"]) for run in runs.values()]),
-        "val_ppl": _spread([math.exp(run["val_loss"]) for run in runs.values()]),
-        "val_over_dense_pct": _spread(gaps) if gaps else None,
-        "train_over_dense_pct": _spread(train_gaps) if train_gaps else None,
-        **curves,
-    }
+def _begin(parent: int) -> None:
+    """At the start of a process that makes runs."""
+    die_with(parent)
+    os.nice(19)
+    torch.set_num_threads(1)
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    found = {"mean": statistics.fmean(values), "low": min(values), "high": max(values)}
-    return {key: round(value, 4) for key, value in found.items()}
-
-
-def _difference(one: list, other: list) -> list[tuple[int, float]]:
-    return [(step, a - b) for (step, a), (_, b) in zip(one, other, strict=True)]
-
-
-def _curve(curves: list[list]) -> list[tuple[float, ...]]:
-    """[(step, loss)] of several seeds -> [(step, mean, low, high)]."""
-    found = []
-    for points in zip(*curves, strict=True):
-        losses = [loss for _, loss in points]
-        found.append((points[0][0], *(round(v, 4) for v in (statistics.fmean(losses), min(losses), max(losses)))))
-    return found
-
-
-def _key(row: dict) -> tuple:
-    return row["case"], row["steps"], row["lr"], row["seed"]
+# The file ------------------------------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> list[dict]:
     """The finished runs in a file; one that was being written when its writer was killed is not finished."""
-    rows = {_key(row): row for row in _lines(path) if "case" in row}
-    return list(rows.values())
+    return list({_job(row): row for row in _lines(path) if "case" in row}.values())
 
 
 def read_machines(path: Path) -> list[dict]:
@@ -223,13 +183,10 @@ def read_machines(path: Path) -> list[dict]:
 
 
 def append(path: Path, row: dict) -> None:
-    """Add a line, and see it on the disk."""
-    with path.open("ab+") as file:
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # the torn end of an earlier line stays a line of its own, which nobody reads
-                file.write(b"\n")
-        file.write(json.dumps(row).encode() + b"\n")
+    """Add a line, and see it on the disk. One that an earlier writer did not end stays a line that nobody reads."""
+    torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+    with path.open("a") as file:
+        file.write("\n" * torn + json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
@@ -242,72 +199,99 @@ def _lines(path: Path) -> Iterable[dict]:
             continue
 
 
-class _Workers:
-    """Processes that make runs, fed one job at a time; this process alone writes the file."""
-
-    def __init__(self, path: Path, grid: Grid, rows: list[dict], budget_min: float | None, report: Callable) -> None:
-        self.path, self.grid, self.rows, self.report = path, grid, rows, report
-        self.deadline = time.monotonic() + 60 * budget_min if budget_min else math.inf
-        self.lock, self.taken, self.failures = threading.Lock(), set(), queue.Queue()
-
-    def run(self, n: int) -> None:
-        command = [sys.executable, "-m", "aiscale.bench.radius.runs"]
-        start = functools.partial(
-            subprocess.Popen,
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=functools.partial(_be_nice, os.getpid()),
-        )
-        processes = [start() for _ in range(n)]
-        try:
-            threads = [threading.Thread(target=self._feed, args=(process,), daemon=True) for process in processes]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        if not self.failures.empty():
-            raise BenchError(self.failures.get())
-
-    def _next(self) -> Job | None:
-        with self.lock:
-            for job in self.grid.pending(self.rows):
-                if job not in self.taken and time.monotonic() + self._estimate_s(job) < self.deadline:
-                    self.taken.add(job)
-                    return job
-        return None
-
-    def _estimate_s(self, job: Job) -> float:
-        """From the slowest run of this case, or of any, so far; a run is not begun that will not end in time."""
-        same = [row for row in self.rows if row["case"] == job.case] or self.rows
-        return job.steps * max((row["seconds"] / row["steps"] for row in same), default=0.0)
-
-    def _feed(self, process: subprocess.Popen) -> None:
-        while job := self._next():
-            try:
-                process.stdin.write(json.dumps(asdict(job)) + "\n")
-                process.stdin.flush()
-            except BrokenPipeError:
-                pass  # its output ends, too
-            row = next((json.loads(line[1:]) for line in process.stdout if line.startswith(MARK)), None)
-            if row is None:
-                self.failures.put(f"a run ended without a result: {job}; what went wrong stands above")
-                return
-            with self.lock:
-                self.rows.append(row)
-                append(self.path, row)
-                loss = "diverged" if row["val_loss"] is None else f"validation {math.exp(row['val_loss']):.3f}"
-                left = self.grid.left(self.rows)
-                name = f"{job.case}, {job.steps} steps, rate {job.lr:g}, seed {job.seed}"
-            self.report(f"{name}: {loss}, {row['seconds']:.0f} s; {left} runs left")
+def _job(row: dict) -> Job:
+    return Job(row["case"], row["steps"], row["lr"], row["seed"])
 
 
-def _be_nice(parent: int) -> None:
-    die_with(parent)
-    os.nice(19)
+# The table -----------------------------------------------------------------------------------------------------------
+
+
+def table_of(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
+    """One row for each case and number of steps: perplexities at its best rate, and against dense seed by seed; curves
+    as [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
+    known = known or cases()
+    best = {key: _best(_of(rows, *key)) for key in dict.fromkeys((row["case"], row["steps"]) for row in rows)}
+    converged = {key: {row["seed"]: row for row in runs if row["val_loss"] is not None} for key, runs in best.items()}
+    found = []
+    for (case, steps), runs in converged.items():
+        if case in known and runs:
+            tried = {row["lr"] for row in _of(rows, case, steps)}
+            cell = _cell(known[case], steps, runs, converged.get(("dense", steps), {}))
+            edge = len(tried) > 1 and cell["lr"] in (min(tried), max(tried))
+            diverged = len(best[case, steps]) - len(runs)
+            found.append({**cell, "rates_tried": len(tried), "best_at_edge": edge, "diverged": diverged})
+    return sorted(found, key=lambda cell: (cell["steps"], list(known).index(cell["case"])))
+
+
+def _of(rows: list[dict], case: str, steps: int) -> list[dict]:
+    return [row for row in rows if (row["case"], row["steps"]) == (case, steps)]
+
+
+def _best(rows: list[dict]) -> list[dict]:
+    """Of one case and length, the runs at its best rate: of those with the most seeds, that with the best mean."""
+    by_rate: dict[float, list[dict]] = {}
+    for row in rows:
+        by_rate.setdefault(row["lr"], []).append(row)
+    return min(by_rate.values(), key=lambda runs: (-len(runs), statistics.fmean(map(_loss, runs))))
+
+
+def _loss(row: dict) -> float:
+    """Of a run's validation; one that diverged is worst."""
+    return math.inf if row["val_loss"] is None else row["val_loss"]
+
+
+def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict]) -> dict:
+    """Of one case at one length; `runs` and `dense` are at their best rates, by seed."""
+    both = sorted(runs.keys() & dense.keys())
+
+    def over_dense_pct(key: str) -> dict[str, float] | None:
+        return _spread([100 * math.expm1(runs[seed][key] - dense[seed][key]) for seed in both]) if both else None
+
+    def perplexity(key: str) -> dict[str, float]:
+        return _spread([math.exp(run[key]) for run in runs.values()])
+
+    pairs = [zip(dense[seed]["train_curve"], runs[seed]["train_curve"], strict=True) for seed in both]
+    errors = [[(step, a - b) for (step, a), (_, b) in pair] for pair in pairs]
+    return {
+        "case": case.name,
+        "settings": list(case.settings),
+        "switch": case.switch,
+        "steps": steps,
+        "lr": next(iter(runs.values()))["lr"],
+        "seeds": sorted(runs),
+        "wire_share": round(wire_share(case), 4),
+        "train_ppl": perplexity("train_loss"),
+        "val_ppl": perplexity("val_loss"),
+        "val_over_dense_pct": over_dense_pct("val_loss"),
+        "train_over_dense_pct": over_dense_pct("train_loss"),
+        "train_curve": _curve([run["train_curve"] for run in runs.values()]),
+        "val_curve": _curve([run["val_curve"] for run in runs.values()]),
+        "error_curve": _curve(errors),
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    found = {"mean": statistics.fmean(values), "low": min(values), "high": max(values)}
+    return {key: round(value, 4) for key, value in found.items()}
+
+
+def _curve(curves: list[list]) -> list[tuple[float, ...]]:
+    """[(step, loss)] of several seeds -> [(step, mean, low, high)]."""
+    points = [(seeds[0][0], _spread([loss for _, loss in seeds])) for seeds in zip(*curves, strict=True)]
+    return [(step, *spread.values()) for step, spread in points]
+
+
+def _collect(speed: Path | None, runs: Path) -> dict:
+    """What `published.measured("radius_cpu")` keeps: curves of the main cases only."""
+    rows = load(runs)
+    cells = table_of(rows)
+    for cell in cells:
+        if not cases()[cell["case"]].contender:
+            del cell["train_curve"], cell["val_curve"], cell["error_curve"]
+    sweep = {"rows": cells, "runs": len(rows), "runs_left": Grid().left(rows), "machines": read_machines(runs)}
+    return {"speed": json.loads(speed.read_text()) if speed else None, "sweep": sweep}
+
+
+if __name__ == "__main__":
+    speed_file, runs_file = sys.argv[1:]
+    print(json.dumps(_collect(Path(speed_file) if speed_file != "-" else None, Path(runs_file)), indent=1))

@@ -8,7 +8,6 @@ compressor.after_backward()     # before clipping
 compressor.after_update()
 """
 
-from aiscale.parallel.compress.base import Compressor, GradientError
-from aiscale.parallel.compress.build import METHODS, build_compressor
+from aiscale.parallel.compress.base import Bucket, Compressor, GradientError, build_compressor
 
-__all__ = ["METHODS", "Compressor", "GradientError", "build_compressor"]
+__all__ = ["Bucket", "Compressor", "GradientError", "build_compressor"]

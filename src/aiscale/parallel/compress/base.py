@@ -12,6 +12,7 @@ Shapes: N entries of a bucket, K of them that are sent.
 
 # No `from __future__ import annotations` here: DDP reads the annotations of its hook and wants the types themselves.
 import math
+import pkgutil
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,16 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from aiscale.config import Run
-from aiscale.cost.compression import is_exempt, kept_entries
 from aiscale.distributed import World, alike
 
-__all__ = ["Bucket", "Compressor", "GradientError", "is_exempt", "kept_entries"]
+#: method -> "module:class", imported when it is asked for
+METHODS = {
+    "none": "aiscale.parallel.compress.base:Compressor",
+    "radius": "aiscale.parallel.radius:Radius",
+    "top-k": "aiscale.parallel.compress.topk:TopK",
+    "random-k": "aiscale.parallel.compress.topk:RandomK",
+    "powersgd": "aiscale.parallel.compress.powersgd:PowerSGD",
+}
 
 
 class GradientError(RuntimeError):
@@ -141,6 +148,12 @@ class Compressor:
         """
         return self.to_wire(packed.mul_(1 / self.world.size))
 
+    def arriving(self, packed: Tensor) -> Tensor:
+        """`packed` as the others get it, in its own precision: it travels as this rank's share of the mean."""
+        if self.config.wire != "bf16":
+            return packed
+        return self.share(packed.clone()).to(packed.dtype).mul_(self.world.size)
+
     def to_wire(self, tensor: Tensor) -> Tensor:
         """`tensor` in the precision in which it is sent."""
         return tensor.to(torch.bfloat16) if self.config.wire == "bf16" else tensor
@@ -186,3 +199,8 @@ class Compressor:
 
 def _hook(compressor: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
     return compressor.hook(bucket)
+
+
+def build_compressor(run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> Compressor:
+    """The compressor that `run.compression` asks for; raises ConfigError where it does not fit."""
+    return pkgutil.resolve_name(METHODS[run.compression.method])(run, world, model, optimizer)

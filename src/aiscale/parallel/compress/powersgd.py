@@ -25,8 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 
 from aiscale.config import ConfigError, ParallelConfig, Run
-from aiscale.cost.compression import FIRST_POWERSGD_STEP
-from aiscale.cost.rivals import powersgd_rank
+from aiscale.cost.compression import FIRST_POWERSGD_STEP, powersgd_rank
 from aiscale.distributed import World
 from aiscale.parallel.compress.base import Compressor
 

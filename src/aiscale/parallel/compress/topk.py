@@ -10,15 +10,13 @@ they did not send for later (Stich et al. 2018, "Sparsified SGD with memory"; Li
     top-k      each rank sends its own largest entries; nobody else knows which, so indices (int32) and values are
                gathered, n k of each, and every rank adds them up
 
-The messages start in the backward pass, bucket by bucket; what comes back is put in place after it. With
-`compression.overlap=false`, and where entries are chosen among all tensors, there is one message, after it.
+The messages start in the backward pass, bucket by bucket; what top-k gets back is put in place after it. With
+`compression.overlap=false`, and where top-k chooses among all tensors, there is one message, after it.
 
 Shapes: N entries of a tensor, K entries of a message that are sent, n ranks.
 """
 
 import itertools
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -27,8 +25,9 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from aiscale.config import ConfigError, Run
+from aiscale.cost.compression import is_exempt, kept_entries
 from aiscale.distributed import World
-from aiscale.parallel.compress.base import Compressor, is_exempt, kept_entries
+from aiscale.parallel.compress.base import Bucket, Compressor
 
 _LARGEST_INDEX = 2**31 - 1
 #: torch 2.13 gave all_gather_into_tensor this name
@@ -70,93 +69,31 @@ class Unsent:
         return [tensor for tensor in (self.residual, self.age) if tensor is not None]
 
 
-@dataclass
-class Entry:
-    """One parameter: what is chosen of it, and what waits."""
-
-    name: str
-    place: int  #: among the model's parameters
-    parameter: nn.Parameter
-    k: int  #: entries sent of it in a sparse step, where they are chosen tensor by tensor
-    unsent: Unsent | None  #: None: exempt, sent whole
-
-
-@dataclass
-class Message:
-    """What was sent for some parameters; `fill` puts what came back into their gradients."""
-
-    entries: list[Entry]
-    exempt: list[Entry]
-    works: list[dist.Work] = field(default_factory=list)
-    buffers: dict[str, Tensor] = field(default_factory=dict)  #: what the works write into
-    indices: list[Tensor] = field(default_factory=list)  #: random-k: of each entry, in its own tensor
-
-
 class Sparse(Compressor):
-    """What random-k and top-k have in common."""
+    """What random-k and top-k have in common: what each parameter has not sent yet."""
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        self.at_once = not self.config.overlap or self.config.scope == "global"
-        self.entries: dict[nn.Parameter, Entry] = {}
-        for place, (name, parameter) in enumerate(model.named_parameters()):
-            if parameter.requires_grad:
-                k = kept_entries(self.config.density, parameter.numel())
-                unsent = None if is_exempt(name) else Unsent(self.config.residual, parameter)
-                self.entries[parameter] = Entry(name, place, parameter, k, unsent)
-        self.sent: list[Message] = []
-
-    def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        if not self.sparse:
-            return super().hook(bucket)
-        if not self.at_once:
-            entries = [self.entries[parameter] for parameter in bucket.parameters()]
-            self.sent.append(self._send(entries, [gradient.reshape(-1) for gradient in bucket.gradients()]))
-        return self.finished(bucket.buffer())  # after_backward replaces these gradients, which are still this rank's
-
-    def after_backward(self) -> None:
-        if self.sparse and self.at_once:
-            entries = list(self.entries.values())
-            self.sent.append(self._send(entries, [entry.parameter.grad.reshape(-1) for entry in entries]))
-        for message in self.sent:
-            for work in message.works:
-                work.wait()
-            self._fill(message)
-        self.sent = []
-        super().after_backward()
+        #: exempt parameters have none: they are sent whole
+        self.unsent = {p: Unsent(self.config.residual, p) for p, name in self.names.items() if not is_exempt(name)}
 
     @property
     def sparse(self) -> bool:
         """Whether this step sends a part only."""
         return self.step >= self.config.warmup_steps
 
-    def _send(self, entries: list[Entry], gradients: list[Tensor]) -> Message:
-        self.check_finite([entry.parameter for entry in entries], gradients)
-        pairs = list(zip(entries, gradients, strict=True))
-        message = Message([e for e, _ in pairs if e.unsent], [e for e, _ in pairs if not e.unsent])
-        offered = [entry.unsent.offer(gradient) for entry, gradient in pairs if entry.unsent]
-        whole = [gradient for entry, gradient in pairs if not entry.unsent]
-        self._launch(message, offered, whole)
-        return message
-
-    def _launch(self, message: Message, offered: list[Tensor], whole: list[Tensor]) -> None:
-        """Choose among `offered` (each of one entry), tell `unsent` what goes out, and send it and `whole`."""
-        raise NotImplementedError
-
-    def _fill(self, message: Message) -> None:
-        """Put the means over ranks into the gradients."""
-        raise NotImplementedError
+    def k(self, parameter: nn.Parameter) -> int:
+        """Entries of a parameter that a sparse step sends, where they are chosen tensor by tensor."""
+        return kept_entries(self.config.density, parameter.numel()) if parameter in self.unsent else parameter.numel()
 
     def held(self) -> dict[str, list[Tensor]]:
-        unsent = (entry.unsent.tensors() for entry in self.entries.values() if entry.unsent)
-        return {"compression": list(itertools.chain.from_iterable(unsent))}
+        return {"compression": [tensor for unsent in self.unsent.values() for tensor in unsent.tensors()]}
 
     def state(self) -> dict:
         kept = {
-            f"rank{self.world.rank}.{entry.name}.{i}": tensor
-            for entry in self.entries.values()
-            if entry.unsent
-            for i, tensor in enumerate(entry.unsent.tensors())
+            f"rank{self.world.rank}.{self.names[parameter]}.{i}": tensor
+            for parameter, unsent in self.unsent.items()
+            for i, tensor in enumerate(unsent.tensors())
         }
         return {**super().state(), "unsent": kept}
 
@@ -171,33 +108,52 @@ class RandomK(Sparse):
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        self.generator = torch.Generator(world.device)
+        self._numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
+        self._drawn: dict[nn.Parameter, Tensor] = {}  #: indices of what is under way
 
-    def indices(self, entry: Entry) -> Tensor:
+    def indices(self, parameter: nn.Parameter) -> Tensor:
         """The k places of this step, (k,): a function of seed, step and parameter, and of no rank."""
-        self.generator.manual_seed((self.run.loop.seed * 1_000_003 + self.step) * 100_003 + entry.place)
-        return torch.randperm(entry.parameter.numel(), generator=self.generator, device=self.world.device)[: entry.k]
+        seed = (self.run.loop.seed * 1_000_003 + self.step) * 100_003 + self._numbers[parameter]
+        generator = torch.Generator(self.world.device).manual_seed(seed)
+        drawn = torch.randperm(parameter.numel(), generator=generator, device=self.world.device)
+        return drawn[: self.k(parameter)]
 
-    def _launch(self, message: Message, offered: list[Tensor], whole: list[Tensor]) -> None:
-        message.indices = [self.indices(entry) for entry in message.entries]
-        chosen = [values[indices] for values, indices in zip(offered, message.indices, strict=True)]
-        mean = message.buffers["mean"] = self.share(torch.cat(chosen + whole))
-        if chosen and mean.dtype != chosen[0].dtype:  # what is kept back is measured against what goes out
-            sizes = [len(values) for values in chosen]
-            chosen = (mean[: sum(sizes)].to(chosen[0].dtype) * self.world.size).split(sizes)
-        for entry, indices, values in zip(message.entries, message.indices, chosen, strict=True):
-            entry.unsent.sent(indices, values)
-        message.works.append(dist.all_reduce(mean, async_op=True))
+    def pack(self, bucket: Bucket) -> Tensor:
+        if not self.sparse:
+            return bucket.buffer
+        pairs = zip(bucket.parameters, bucket.gradients, strict=True)
+        return torch.cat([self._choose(parameter, gradient.reshape(-1)) for parameter, gradient in pairs])
 
-    def _fill(self, message: Message) -> None:
-        mean, at = message.buffers["mean"], 0
-        for entry, indices in zip(message.entries, message.indices, strict=True):
-            gradient = entry.parameter.grad
-            flat = torch.zeros(gradient.numel(), dtype=gradient.dtype, device=gradient.device)
-            flat[indices] = mean[at : at + len(indices)].to(gradient.dtype)
-            gradient.copy_(flat.view_as(gradient))
-            at += len(indices)
-        _fill_whole(message.exempt, mean[at:])
+    def _choose(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
+        if parameter not in self.unsent:
+            return gradient
+        unsent, indices = self.unsent[parameter], self.indices(parameter)
+        values = unsent.offer(gradient)[indices]
+        unsent.sent(indices, self.arriving(values))
+        self._drawn[parameter] = indices
+        return values
+
+    def unpack(self, bucket: Bucket, mean: Tensor) -> None:
+        if not self.sparse:
+            return super().unpack(bucket, mean)
+        parts = mean.split([self.k(parameter) for parameter in bucket.parameters])
+        places = bucket.buffer.split([parameter.numel() for parameter in bucket.parameters])
+        for parameter, place, part in zip(bucket.parameters, places, parts, strict=True):
+            if parameter in self.unsent:
+                place.zero_()[self._drawn.pop(parameter)] = part.to(place.dtype)
+            else:
+                place.copy_(part)
+
+
+@dataclass
+class Message:
+    """What was sent for some parameters, and where it arrives."""
+
+    chosen: list[nn.Parameter] = field(default_factory=list)  #: a part of each is sent
+    whole: list[nn.Parameter] = field(default_factory=list)
+    works: list[dist.Work] = field(default_factory=list)
+    sent: list[Tensor] = field(default_factory=list)  #: alive until it is
+    arrived: dict[str, Tensor] = field(default_factory=dict)  #: values and indices of all ranks, the mean of the others
 
 
 class TopK(Sparse):
@@ -205,35 +161,63 @@ class TopK(Sparse):
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        sizes = [entry.parameter.numel() for entry in self.entries.values() if entry.unsent]
-        if self.at_once and sum(sizes) > _LARGEST_INDEX:
+        self.at_once = not self.config.overlap or self.config.scope == "global"
+        entries = sum(parameter.numel() for parameter in self.unsent)
+        if self.at_once and entries > _LARGEST_INDEX:
             raise ConfigError(
-                f"{sum(sizes):,} entries in one message have no 32-bit indices: set compression.overlap=true and "
+                f"{entries:,} entries in one message have no 32-bit indices: set compression.overlap=true and "
                 "compression.scope=tensor, so that each bucket is a message"
             )
-        self.k_of_all = kept_entries(self.config.density, sum(sizes))
+        self.k_of_all = kept_entries(self.config.density, entries)
+        self._messages: list[Message] = []
 
-    def _launch(self, message: Message, offered: list[Tensor], whole: list[Tensor]) -> None:
-        if message.entries:
-            chosen = self._choose(message.entries, offered)
-            starts = itertools.accumulate((len(values) for values in offered), initial=0)
-            values = self.to_wire(torch.cat([v[i] for v, i in zip(offered, chosen, strict=True)]))
-            places = torch.cat([i + start for i, start in zip(chosen, starts, strict=False)]).to(torch.int32)
-            for entry, indices, out in zip(message.entries, chosen, values.split(list(map(len, chosen))), strict=True):
-                entry.unsent.sent(indices, out)
-            message.buffers["sent"], message.buffers["places"] = values, places
-            for name, mine in (("values", values), ("indices", places)):
-                everyone = mine.new_empty(self.world.size * len(mine))
-                message.buffers[name] = everyone
-                message.works.append(_all_gather(everyone, mine, async_op=True))
+    def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        if not self.sparse:
+            return super().hook(bucket)
+        if not self.at_once:
+            self._send(bucket.parameters(), bucket.gradients())
+        return self.finished(bucket.buffer())  # after_backward replaces these gradients, which are still this rank's
+
+    def after_backward(self) -> None:
+        if self.sparse and self.at_once:
+            self._send(list(self.names), [parameter.grad for parameter in self.names])
+        for message in self._messages:
+            for work in message.works:
+                work.wait()
+            self._fill(message)
+        self._messages = []
+        super().after_backward()
+
+    def _send(self, parameters: list[nn.Parameter], gradients: list[Tensor]) -> None:
+        self.check_finite(parameters, gradients)
+        flat = {p: gradient.reshape(-1) for p, gradient in zip(parameters, gradients, strict=True)}
+        offered = {p: self.unsent[p].offer(gradient) for p, gradient in flat.items() if p in self.unsent}
+        whole = [p for p in flat if p not in self.unsent]
+        message = Message(list(offered), whole)
+        if offered:
+            self._send_chosen(message, list(offered.values()))
         if whole:
-            mean = message.buffers["mean"] = self.share(torch.cat(whole))
+            mean = message.arrived["mean"] = self.share(torch.cat([flat[p] for p in whole]))
             message.works.append(dist.all_reduce(mean, async_op=True))
+        self._messages.append(message)
 
-    def _choose(self, entries: list[Entry], offered: list[Tensor]) -> list[Tensor]:
+    def _send_chosen(self, message: Message, offered: list[Tensor]) -> None:
+        """Choose, tell `unsent` what goes out, and let all ranks gather everyone's values and indices."""
+        chosen = self._choose(message.chosen, offered)
+        starts = itertools.accumulate(map(len, offered), initial=0)
+        values = self.to_wire(torch.cat([v[i] for v, i in zip(offered, chosen, strict=True)]))
+        places = torch.cat([i + start for i, start in zip(chosen, starts, strict=False)]).to(torch.int32)
+        for parameter, i, out in zip(message.chosen, chosen, values.split(list(map(len, chosen))), strict=True):
+            self.unsent[parameter].sent(i, out)
+        for name, mine in (("values", values), ("indices", places)):
+            everyone = message.arrived[name] = mine.new_empty(self.world.size * len(mine))
+            message.works.append(_all_gather(everyone, mine, async_op=True))
+            message.sent.append(mine)
+
+    def _choose(self, parameters: list[nn.Parameter], offered: list[Tensor]) -> list[Tensor]:
         """The largest entries of each tensor, or of all together: places in each tensor."""
         if self.config.scope == "tensor":
-            return [_largest(values, entry.k) for entry, values in zip(entries, offered, strict=True)]
+            return [_largest(values, self.k(p)) for p, values in zip(parameters, offered, strict=True)]
         places = _largest(torch.cat(offered), self.k_of_all).sort().values
         ends = torch.tensor(list(itertools.accumulate(map(len, offered))), device=places.device)
         counts = torch.diff(torch.searchsorted(places, ends), prepend=ends.new_zeros(1)).tolist()
@@ -241,28 +225,23 @@ class TopK(Sparse):
         return [part - start for part, start in zip(places.split(counts), starts, strict=True)]
 
     def _fill(self, message: Message) -> None:
-        if message.entries:
-            gradients = [entry.parameter.grad for entry in message.entries]
-            sizes = [gradient.numel() for gradient in gradients]
-            total = torch.zeros(sum(sizes), dtype=gradients[0].dtype, device=gradients[0].device)
+        """Put the means over ranks into the gradients."""
+        if message.chosen:
+            gradient = message.chosen[0].grad
+            total = gradient.new_zeros(sum(p.numel() for p in message.chosen))
             # Rank by rank, so that every rank adds in the same order: none may drift from the others.
-            indices, values = (message.buffers[name].chunk(self.world.size) for name in ("indices", "values"))
+            indices, values = (message.arrived[name].chunk(self.world.size) for name in ("indices", "values"))
             for at, value in zip(indices, values, strict=True):
                 total.index_add_(0, at, value.to(total.dtype))
-            for gradient, mean in zip(gradients, (total / self.world.size).split(sizes), strict=True):
-                gradient.copy_(mean.view_as(gradient))
-        if message.exempt:
-            _fill_whole(message.exempt, message.buffers["mean"])
+            _fill_gradients(message.chosen, total / self.world.size)
+        if message.whole:
+            _fill_gradients(message.whole, message.arrived["mean"])
 
 
 def _largest(values: Tensor, k: int) -> Tensor:
     return values.abs().topk(k, sorted=False).indices
 
 
-def _fill_whole(entries: Iterable[Entry], mean: Tensor) -> None:
-    at = 0
-    for entry in entries:
-        gradient = entry.parameter.grad
-        size = math.prod(gradient.shape)
-        gradient.copy_(mean[at : at + size].view_as(gradient))
-        at += size
+def _fill_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:
+    for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad.copy_(part.view_as(parameter))

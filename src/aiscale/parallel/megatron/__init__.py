@@ -2,6 +2,5 @@
 
 from aiscale.parallel.megatron.engine import MegatronEngine, preload
 from aiscale.parallel.megatron.shards import weights
-from aiscale.parallel.megatron.timers import ScheduleTrace, passes
 
-__all__ = ["MegatronEngine", "ScheduleTrace", "passes", "preload", "weights"]
+__all__ = ["MegatronEngine", "preload", "weights"]

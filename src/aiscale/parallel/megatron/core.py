@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -71,9 +72,8 @@ def end_groups() -> None:
     groups = parallel_state._global_process_group_list or []
     parallel_state.destroy_model_parallel()
     parallel_state._global_process_group_list = None
-    known = dist.distributed_c10d._world.pg_map if dist.is_initialized() else {}
-    for group in groups:
-        if group is not None and group in known:
+    for group in filter(None, groups):
+        with suppress(ValueError):  # the world was closed, and all its groups with it
             dist.destroy_process_group(group)
 
 

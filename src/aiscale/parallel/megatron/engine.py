@@ -35,7 +35,7 @@ from aiscale.parallel.megatron import shards
 from aiscale.parallel.megatron.adapt import adapted
 from aiscale.parallel.megatron.layout import Grid, slots
 from aiscale.parallel.megatron.shards import Saved, Shard
-from aiscale.parallel.serial import MicroBatch, StepResult
+from aiscale.parallel.serial import Engine, MicroBatch, prepare
 
 
 def preload() -> None:
@@ -82,7 +82,7 @@ def _import_core():
         ) from None
 
 
-class MegatronEngine:
+class MegatronEngine(Engine):
     """One rank of a tp x pp x dp grid."""
 
     checkpoint_format = "megatron"
@@ -94,10 +94,8 @@ class MegatronEngine:
         self.tp_rank, self.data_rank, self.pp_rank = self.grid.coordinates(world.rank)
         self.data_world = self.grid.dp
         self._trace = None
-        torch.manual_seed(run.loop.seed)
+        prepare(run, world)
         initial = GPT(run.model).state_dict()
-        if world.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
         with torch.random.fork_rng(devices=[]), world.control(), self._adapted():
             self.core.start_groups(self.grid)
             try:
@@ -115,17 +113,29 @@ class MegatronEngine:
 
     # One step -------------------------------------------------------------------------------------------------------
 
-    def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
-        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+    def accumulate(self, micro_batches: list[MicroBatch]) -> float:
+        """All forward and backward passes, in the schedule's order; returns the mean loss."""
         self._check_tokens(micro_batches)
         with self._adapted():
             for chunk in self.chunks:
                 chunk.zero_grad_buffer()
             self.optimizer.zero_grad()
             losses = self._run(micro_batches)
-            grad_norm, skipped = self._update(lr)
-        tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
-        return StepResult(self._shared(sum(losses) / len(micro_batches)) / self.data_world, tokens, grad_norm, skipped)
+        return self._shared(sum(losses) / len(micro_batches)) / self.data_world
+
+    def update(self, lr: float) -> tuple[float, bool]:
+        """Clip and take the optimizer's step; nothing moves when the gradients are not finite."""
+        set_lr(self.optimizer, lr)
+        with self._adapted():
+            self.optimizer.prepare_grads()
+            norm, limit = self._grad_norm(), self.run.optimizer.clip_norm
+            if not math.isfinite(norm):
+                return norm, True
+            if limit > 0:
+                gradients = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+                torch.nn.utils.clip_grads_with_norm_(gradients, limit, torch.tensor(norm, dtype=torch.float64))
+            self.optimizer.step_with_ready_grads()
+        return norm, False
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
@@ -149,7 +159,7 @@ class MegatronEngine:
             self._positions = torch.arange(T, device=self.world.device)[None]
         iterators = [enumerate(micro_batches) for _ in self.chunks]
         found = self._schedule(
-            forward_step_func=self._forward,
+            forward_step_func=self._forward_step,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
             num_microbatches=len(micro_batches),
@@ -159,7 +169,7 @@ class MegatronEngine:
         )
         return [loss.item() for loss in found] if self.is_last else []
 
-    def _forward(self, iterator: Iterator[tuple[int, MicroBatch]], chunk):
+    def _forward_step(self, iterator: Iterator[tuple[int, MicroBatch]], chunk):
         """What the schedule calls for one micro-batch on one piece of the model."""
         index, (tokens, targets) = next(iterator)
         trace, place = self._trace, self.chunks.index(chunk)
@@ -177,19 +187,6 @@ class MegatronEngine:
         if trace:
             trace.follow(output, index, place)
         return output, mean
-
-    def _update(self, lr: float) -> tuple[float, bool]:
-        """Clip and take the optimizer's step; nothing moves when the gradients are not finite."""
-        set_lr(self.optimizer, lr)
-        self.optimizer.prepare_grads()
-        norm, limit = self._grad_norm(), self.run.optimizer.clip_norm
-        if not math.isfinite(norm):
-            return norm, True
-        if limit > 0:
-            gradients = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-            torch.nn.utils.clip_grads_with_norm_(gradients, limit, torch.tensor(norm, dtype=torch.float64))
-        self.optimizer.step_with_ready_grads()
-        return norm, False
 
     def _grad_norm(self) -> float:
         """Megatron-Core's, of the whole model; it adds up in fp32, so in fp64 the sum is ours."""
@@ -255,17 +252,13 @@ class MegatronEngine:
         saved = self.world.together(lambda: self._open(folder))
         self._fill_from(saved)
 
-    def files(self) -> dict[str, str]:
-        """Nothing stands beside run.json: Megatron-Core's own configuration follows from it."""
-        return {}
-
     def close(self) -> None:
         """Destroy Megatron-Core's process groups. The world stays connected."""
         self.chunks, self.optimizer, self._schedule = [], None, None
         self.core.end_groups()
 
     def listen(self, trace) -> None:
-        """Let a `timers.ScheduleTrace` stand where Megatron-Core's timers would be; None takes it away."""
+        """Let a `trace.ScheduleTrace` stand where Megatron-Core's timers would be; None takes it away."""
         self._trace = trace
         self.optimizer.config.timers = trace
         for chunk in self.chunks:

@@ -59,9 +59,6 @@ class Grid:
         first = self.coordinates(rank)[1] % self.ep * each
         return range(first, first + each)
 
-    def rank(self, tp: int, dp: int, pp: int) -> int:
-        return tp + self.tp * (dp + self.dp * pp)
-
     def stage(self, pp_rank: int, chunk: int) -> int:
         """Where in the model the chunk-th piece of a pipeline rank lies: rank 0 holds stages 0, pp, 2 pp, ..."""
         return chunk * self.pp + pp_rank

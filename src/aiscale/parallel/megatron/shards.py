@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from aiscale.checkpoint import CheckpointError, flush
@@ -26,6 +25,7 @@ from aiscale.config import ModelConfig
 from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.parallel.megatron.layout import Grid, Slot, slots
+from aiscale.parallel.serial import on_rank0
 
 _VERSION = 1
 
@@ -162,31 +162,17 @@ def gather(shards: list[Shard], world: World, grid: Grid, model: ModelConfig) ->
             plan[source].append((rank, start, end))
     everywhere = [(stage, rank) for stage in range(grid.stages) for rank in range(0, grid.tp * grid.ep, grid.tp)]
     by_source = {slot.source: slot for place in everywhere for slot in slots(model, grid, *place).values()}
-    full = {}
+    full, dtype = {}, next((shard.main.dtype for shard in shards), torch.float32)
     with world.control():
         for source, shape in shapes(model).items():
             pieces: dict[int, list[Piece]] = defaultdict(list)
             for rank, start, end in plan[source]:
-                numbers = _carry(rank, world, lambda key=(source, start): mine[key].main, end - start, shards)
+                own = mine[source, start].main.reshape(-1) if rank == world.rank else None
+                numbers = on_rank0(world, rank, own, (end - start,), dtype)
                 pieces[grid.coordinates(rank)[0]].append((start, end, numbers))
             if world.is_main:
                 full[source] = assemble(by_source[source], shape, pieces)
     return full
-
-
-def _carry(owner: int, world: World, main: Callable[[], Tensor], size: int, shards: list[Shard]) -> Tensor | None:
-    """One shard's numbers from the rank that owns them to rank 0, through the host."""
-    if owner == world.rank:
-        numbers = main().detach().reshape(-1).cpu()
-        if owner != 0:
-            dist.send(numbers, 0)
-        return numbers
-    if not world.is_main:
-        return None
-    dtype = next(shard.main.dtype for shard in shards if shard.main is not None)
-    numbers = torch.empty(size, dtype=dtype)
-    dist.recv(numbers, owner)
-    return numbers
 
 
 def _open(path: Path) -> dict:

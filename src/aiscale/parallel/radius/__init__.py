@@ -1,10 +1,8 @@
 """Radius: every step sends the same few entries of each gradient, and now and then all of them choose anew.
 
-mask.py        which entries: scores, the k largest, their neighbours
-memory.py      one flat tensor a parameter, kept in the order of DDP's buckets
+mask.py        which entries: scores, the k largest, their neighbours, turns; the same on all ranks
 packing.py     the chosen entries out of a bucket and back into it; what is not sent waits in the residual
-waiting.py     AdamW's step for what arrived, where the rest is left alone
-compressor.py  `Radius`, the three together as a communication hook of DDP
+compressor.py  `Radius`, both together as a communication hook of DDP
 reference.py   one process that simulates n ranks with the same pieces
 """
 

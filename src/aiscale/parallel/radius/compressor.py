@@ -28,12 +28,8 @@ from aiscale.config import Run
 from aiscale.cost.compression import is_dense_step, is_exempt
 from aiscale.distributed import World, alike
 from aiscale.parallel.compress.base import Bucket, Compressor
-from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now, turn_sizes
-from aiscale.parallel.radius.packing import give_back, pack, positions, unpack
-from aiscale.parallel.radius.sharded import spread
-from aiscale.parallel.radius.state import ByParameter
-from aiscale.parallel.radius.waiting import step_arrived, waits
-from aiscale.parallel.sharded_optimizer import owner
+from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now, spread, turn_sizes
+from aiscale.parallel.radius.packing import ByParameter, give_back, pack, positions, step_arrived, unpack, waits
 
 
 class MaskError(RuntimeError):
@@ -65,7 +61,7 @@ class Radius(Compressor):
             # Found again for the way back, which is a sixth of Radius's own work: of buckets that are under way at the
             # same time they would take 8 bytes for each entry that is sent.
             at = self._positions(bucket)
-            return pack(bucket.buffer, at, residual, self._arriving if self.config.wire == "bf16" else None)
+            return pack(bucket.buffer, at, residual, self.arriving if self.config.wire == "bf16" else None)
         if residual is not None and self.gathered:
             averaged = self.config.residual == "mean"
             give_back(bucket.buffer, residual, self._positions(bucket) if averaged else None, self.gathered + 1)
@@ -111,14 +107,17 @@ class Radius(Compressor):
         """Choose anew, and make sure that all ranks chose alike."""
         masked = {name: p for p, name in self.names.items() if not is_exempt(name)}
         # Where optimizer states are divided, the owner of a parameter chooses for all.
-        owners = {name: rank for name, p in masked.items() if (rank := owner(self.optimizer, p)) is not None}
-        mine = [name for name in masked if owners.get(name, self.world.rank) == self.world.rank]
+        divided = self.run.parallel.distributed_optimizer
+        local = self.optimizer.optim if divided else self.optimizer
+        updated = {p for group in local.param_groups for p in group["params"]}
+        mine = [name for name, p in masked.items() if p in updated]
         scored = {name: scores(self.optimizer, masked[name], self.config.score) for name in mine}
         config = self.config
         masks = choose(scored, density=config.density, scope=config.scope, reach=config.range, turns=config.turns)
         for name, mask in masks.items():
             self.mask[masked[name]].copy_(mask)
-        spread(self.world, {name: self.mask[p] for name, p in masked.items()}, owners)
+        if divided:
+            spread(self.world, {name: self.mask[p] for name, p in masked.items()}, mine)
         for p in masked.values() if config.turns else ():
             self.mask[p].copy_(in_turns(self.mask[p].bool(), config.turns))
         self._count()
@@ -185,10 +184,6 @@ class Radius(Compressor):
     @property
     def _turn(self) -> int:
         return self.gathered % self.config.turns if self.config.turns else 0
-
-    def _arriving(self, packed: Tensor) -> Tensor:
-        """`packed` as the others get it, in its own precision: it travels as this rank's share of the mean."""
-        return self.share(packed.clone()).to(packed.dtype).mul_(self.world.size)
 
     def _count(self) -> None:
         turns = self.config.turns

@@ -5,7 +5,8 @@
     sent_now(when, turn)                                                      # (N,) bool
 
 All ranks hold the same optimizer state, since they averaged the same gradients; so all choose the same entries, and no
-index is ever sent. `digest` lets them make sure of it.
+index is ever sent. `digest` lets them make sure of it. With ZeRO-1 only the owner of a parameter has its moments: it
+chooses, and `spread` tells the others, one bit an entry, as bookkeeping.
 
 Shapes: N entries of a parameter, flat.
 """
@@ -16,9 +17,12 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from aiscale.cost.compression import chosen_entries
+from aiscale.distributed import World
 
 CHOSEN = 1  #: in a mask with turns: goes in every sparse step; above it, in a turn of its own
 
@@ -96,6 +100,32 @@ def sent_now(when: Tensor, turn: int) -> Tensor:
 def turn_sizes(when: Tensor, turns: int) -> list[int]:
     """How many entries of `when` (N,), as in_turns gave it, go always, and how many more in each turn."""
     return torch.bincount(when, minlength=CHOSEN + 1 + turns)[CHOSEN:].tolist()
+
+
+def spread(world: World, masks: Mapping[str, Tensor], mine: list[str]) -> None:
+    """Fill each mask (N,), in place, with that of the rank which has it among `mine`. All ranks call it."""
+    for rank, names in enumerate(world.gather(mine)):
+        owned = [masks[name] for name in names]
+        if not owned:
+            continue
+        together = torch.cat(owned)
+        bits = to_bits(together)
+        with world.control():
+            dist.broadcast(bits, src=rank)
+        for mask, part in zip(owned, from_bits(bits, len(together)).split([len(m) for m in owned]), strict=True):
+            mask.copy_(part)
+
+
+def to_bits(mask: Tensor) -> Tensor:
+    """(N,) bool -> (ceil(N / 8),) uint8."""
+    octets = F.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
+    return (octets << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
+
+
+def from_bits(bits: Tensor, size: int) -> Tensor:
+    """The inverse of to_bits, (size,) bool."""
+    octets = bits.view(-1, 1) >> torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (octets & 1).bool().view(-1)[:size]
 
 
 def digest(masks: Iterable[Tensor]) -> str:

@@ -1,26 +1,61 @@
-"""The chosen entries of a bucket, out of it and back into it, and the residual of those that are not sent.
+"""The chosen entries of a bucket, out of it and back into it; what is not sent waits; AdamW's step for what arrived.
+
+    residual = ByParameter(parameters, 0)       # (N,) of one parameter: residual[parameter]
+    residual.together(bucket.parameters)        # of a whole bucket, in its order: one operation serves them all
 
     at = positions(mask, k)
     packed = pack(gradient, at, residual)       # sparse step: packed is sent, residual += the rest
     packed = pack(gradient, at, residual, wire) # wire(packed) arrives: residual += what it takes off, too
     unpack(gradient, at, mean)                  # the mean over ranks where it was sent, zero elsewhere
     give_back(gradient, residual)               # dense step: gradient += residual, residual = 0
+    step_arrived(optimizer, parameter, at, waited)
 
 Measured on one CPU thread at density 0.4, per entry of the gradient: numpy's flatnonzero 0.45 ns where torch's nonzero
 takes 4.1, index_select 0.3 where a boolean index takes 5.1, scatter_ 0.3 where masked_scatter_ takes 3.2. So indices
 are made on the spot from the mask, which is all that is kept between steps; a whole sparse step costs 2.2 ns an entry,
 2.8 where it finds them again for the way back.
 
-Shapes: N entries of a bucket, K of them chosen.
+Shapes: N entries of a bucket or of a parameter, K of them chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from aiscale.parallel.radius.mask import CHOSEN
+
+
+class ByParameter:
+    """One flat tensor for each parameter; those that were asked for together lie side by side in memory.
+
+    A bucket is no identity: after the first backward pass, also of a run that goes on from a checkpoint, DDP fills its
+    buckets anew, in the order in which gradients appeared. What is kept moves with the parameters then.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], fill: float | bool, dtype: torch.dtype | None = None
+    ) -> None:
+        self._pieces = {p: torch.full((p.numel(),), fill, dtype=dtype or p.dtype, device=p.device) for p in parameters}
+        self._runs: dict[tuple[int, ...], Tensor] = {}
+
+    def __getitem__(self, parameter: nn.Parameter) -> Tensor:
+        return self._pieces[parameter]
+
+    def together(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The tensors of `parameters`, end to end: not a copy, it may be written to."""
+        key = tuple(map(id, parameters))
+        if key not in self._runs:
+            run = torch.cat([self._pieces[p] for p in parameters])
+            self._pieces.update(zip(parameters, run.split([p.numel() for p in parameters]), strict=True))
+            self._runs = {old: tensor for old, tensor in self._runs.items() if set(old).isdisjoint(key)} | {key: run}
+        return self._runs[key]
+
+    def tensors(self) -> list[Tensor]:
+        return list(self._pieces.values())
 
 
 def positions(mask: Tensor, k: int) -> Tensor:
@@ -62,3 +97,42 @@ def give_back(gradient: Tensor, residual: Tensor, at: Tensor | None = None, gath
         sent = gradient.index_select(0, at)
         gradient.div_(gathered).scatter_(0, at, sent)
     residual.zero_()
+
+
+def waits(turns: int, gathered: int) -> list[int]:
+    """By its number in a mask with turns, of how many gradients an entry that is sent now sends the sum.
+
+    gathered: sparse steps since the last dense one.
+    """
+    since = []
+    for turn in range(turns):
+        last = gathered - 1 - (gathered - 1 - turn) % turns  # sparse step in which it had its turn
+        since.append(gathered - last if last >= 0 else gathered + 1)
+    return [1] * (CHOSEN + 1) + since
+
+
+@torch.no_grad()
+def step_arrived(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, at: Tensor, waited: Tensor) -> None:
+    """Step the entries `at` (K,) of `parameter`, each `waited` (K,) times as far; the others keep weight and moments.
+
+    Radius as published, and every method whose optimizer is a stock one, takes an entry that is not sent for one whose
+    gradient is zero: its moments decay, it goes on along the old one, and what arrives later meets moments that have
+    forgotten it. Here such an entry stays as it is. When its mean gradient over w steps arrives, the moments take that
+    up once and the weight moves by w steps.
+
+    The optimizer is an AdamW that has taken a step before, and its state stays one that it can go on from.
+    """
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    state, (beta1, beta2) = optimizer.state[parameter], group["betas"]
+    state["step"] += 1
+    t = float(state["step"])
+    held = [tensor.view(-1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+    gradient = parameter.grad.view(-1).index_select(0, at)
+    weight, first, second = (tensor.index_select(0, at) for tensor in held)
+    first.lerp_(gradient, 1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = (second / (1 - beta2**t)).sqrt_().add_(group["eps"])
+    update = (first / (1 - beta1**t)).div_(root).add_(weight, alpha=group["weight_decay"])
+    weight.addcmul_(update, waited, value=-group["lr"])
+    for tensor, values in zip(held, (weight, first, second), strict=True):
+        tensor.scatter_(0, at, values)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import Traffic, World
-from aiscale.parallel.compress import Compressor, build_compressor
-from aiscale.parallel.compress.base import Bucket
+from aiscale.parallel.compress import Bucket, Compressor, build_compressor
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 
 
@@ -64,14 +63,16 @@ class SimulatedRanks(Engine):
             compressor.after_backward()
         self.ranks[0].unpack(bucket, _sum(shared))
         bucket.fill_gradients()
-        grad_norm, skipped = self._update(lr)
-        for compressor in [] if skipped else self.ranks:
-            compressor.after_update()
+        grad_norm, skipped = self.update(lr)
         return StepResult(total_loss, tokens, grad_norm, skipped)
 
     def _take_step(self) -> None:
         if not self.ranks[0].take_step():
             super()._take_step()
+
+    def _after_update(self) -> None:
+        for compressor in self.ranks:
+            compressor.after_update()
 
     def _bucket(self) -> Bucket:
         """All gradients as one bucket."""

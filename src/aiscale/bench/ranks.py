@@ -1,0 +1,75 @@
+"""A function of a benchmark, run on new ranks, whose result comes back.
+
+    result = on_ranks(2, "aiscale.bench.ddp:measure", quick)     # calls measure(world, quick) on each; rank 0's result
+    turns(world, {"step": step, "all-reduce": reduce}, rounds)   # in that function: all ranks take the same turns
+
+Arguments and result travel as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aiscale.bench.timing import Paired, paired
+
+Report = Callable[[str], object]  #: is told what is being measured
+
+
+class BenchError(RuntimeError):
+    """A benchmark that did not come to its end; the message is one line."""
+
+
+def silent(message: str) -> None:
+    """The Report that drops what it is told."""
+
+
+def on_ranks(
+    n: int, function: str, *arguments: object, start: Callable[[int, Sequence[str]], int] | None = None
+) -> Any:
+    """What `module:function` returns on rank 0, called as (world, *arguments) on `n` new ranks on the CPU.
+
+    `start` runs `python ARGV` as n joined ranks and returns the exit status; by default `distributed.launch`.
+    Raises BenchError when a rank fails.
+    """
+    from aiscale.distributed import launch
+
+    # Not a TemporaryDirectory: a rank that was forked from this process would remove it as it ends.
+    file, out = tempfile.mkstemp(prefix="aiscale-bench-", suffix=".json")
+    os.close(file)
+    try:
+        status = (start or launch)(n, ["-m", "aiscale.bench", function, out, json.dumps(arguments)])
+        if status:
+            name = function.partition(":")[0].rpartition(".")[2]
+            raise BenchError(f"the ranks of bench {name} ended with status {status}; what went wrong stands above")
+        return json.loads(Path(out).read_text())
+    finally:
+        os.unlink(out)
+
+
+def turns(world, actions: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1) -> Paired:
+    """`paired` on all ranks of `world` at once: a turn ends when it has ended on the slowest rank."""
+
+    def together(action: Callable[[], object]) -> Callable[[], None]:
+        return lambda: (action(), world.barrier())
+
+    return paired({name: together(action) for name, action in actions.items()}, rounds, warmup=warmup)
+
+
+def random_batch(run, data_world: int) -> list:
+    """The micro-batches of one step for one of `data_world` data-parallel ranks, of random tokens."""
+    import torch
+
+    n_micro, size = run.loop.micro_batches(data_world)
+    tokens = torch.randint(0, run.model.vocab_size, (n_micro, size, run.loop.seq_len + 1))
+    return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]
+
+
+def without_sending(engine, batch: list) -> None:
+    """A DDP step in which all ranks work and send nothing."""
+    with engine.module.no_sync():
+        engine.step(batch, 1e-4)

@@ -1,0 +1,60 @@
+"""Results of benchmarks as tables on the terminal, and the checks that judge them.
+
+heading(result, "2 ranks, 30 rounds")
+table("what a step takes", ("", "ms"), [("DDP step", "31.0")])
+result["checks"] = [check("a DDP step over its parts", 1.1, 1.15)]; checks_table(result["checks"])
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def check(name: str, value: float, target: float, *, at_most: bool = True) -> dict:
+    """A promise, judged: {name, value, target, at_most, met}."""
+    met = value <= target if at_most else value >= target
+    return {"name": name, "value": value, "target": target, "at_most": at_most, "met": met}
+
+
+def _console() -> Console:
+    """Standard output; where it is no terminal, wide enough that no number is broken."""
+    return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def heading(result: dict, *lines: str) -> None:
+    """When, where and with what `result` was measured, then what else is to be said of it."""
+    machine = result["machine"]
+    about = f"{machine['date']}  {machine['command']}\n{machine['processor']}, {machine['threads']} threads of "
+    about += f"{machine['cores']} cores, load {machine['load_average']}; torch {machine['torch']}, "
+    about += f"transformers {machine['transformers']}, python {machine['python']}"
+    for line in (about, *lines):
+        _console().print(line, markup=False)
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; markup in its cells counts."""
+    grid = Table(*heads, title=title, title_justify="left")
+    for row in rows:
+        grid.add_row(*row)
+    _console().print(grid)
+
+
+def checks_table(checks: list[dict]) -> None:
+    """Print the checks of a result; nothing where it judges nothing."""
+    if checks:
+        rows = [
+            (each["name"], f"{each['value']:.3f}", _target(each), "[green]met" if each["met"] else "[red]missed")
+            for each in checks
+        ]
+        table("", ("promise", "measured", "target", ""), rows)
+
+
+def _target(each: dict) -> str:
+    if isinstance(each["target"], list):
+        low, high = each["target"]
+        return f"{low:g} to {high:g}"
+    return f"{'at most' if each['at_most'] else 'at least'} {each['target']:g}"

@@ -1,0 +1,270 @@
+"""What happens to a cell that runs on ranks: how it is sent, waited for and interrupted, and how its output is shown.
+
+    %%px                       every rank
+    %%px --targets 0:2         ranks 0 and 1
+    %%px --local               the ranks, and then this kernel as well
+    %%px --noblock             returns at once; %pxresult waits and shows
+
+The flags are ipyparallel's. Promises: output is live, labelled `[rank 0]`, `[rank 1]`, ..., in rank order, and stored
+in that order. Stop works: it reaches a rank in a loop, and one that hangs in a collective. A rank that raises leaves
+nobody hanging: usually the others wait for it in a collective, so after a short grace they are interrupted; those that
+answer close their connections, which makes the ones that hang in gloo fail as well; whoever is left then is beyond
+help, and the caller kills all.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+
+from ipyparallel import error
+from ipyparallel.client.magics import NO_LAST_RESULT, ParallelMagics, exec_args, output_args
+from IPython import get_ipython
+from IPython.core import magic_arguments
+from IPython.core.error import UsageError
+from IPython.display import DisplayHandle, display
+
+from aiscale.cluster.errors import Failure, own_frames, without_source
+
+#: How long the other ranks may take to finish or fail by themselves once one has failed.
+GRACE_S = 1.0
+#: How long a rank may take to answer a signal, and then the loss of its connections: its first traceback takes long.
+SIGNAL_ANSWER_S = 0.5
+ANSWER_S = 15.0
+#: How long text may take to arrive once every rank has answered: it comes by another way.
+OUTPUT_S = 30.0
+
+_TICK_S = 0.05
+_REFRESH_S = 0.2
+_CHARACTERS_PER_S = 200_000
+_PLAIN = "text/plain"
+#: Words in a rank's error that mean that its process group is broken and must not be used again.
+_BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
+
+
+class RankMagics(ParallelMagics):
+    """`%px`, `%%px`, `%autopx` and `%pxresult`, sent through `Ranks`, which watches the processes."""
+
+    def __init__(self, shell, ranks) -> None:
+        self._ranks = ranks
+        super().__init__(shell, view=ranks.view)
+
+    def parallel_execute(self, cell, block=None, save_name=None, targets=None, **_ignored):
+        """Run source code on ranks; with `block` show its output, without return the AsyncResult."""
+        self._ranks._ready()
+        self.view = self._ranks.view  # another one after a restart
+        view = self.view if targets is None else self.view.client.direct_view(targets)
+        block = self.view.block if block is None else block
+        asked = view.execute(cell, silent=False, block=False)
+        self.last_result = asked
+        if save_name:
+            self.shell.user_ns[save_name] = asked
+        if not block:
+            return asked
+        self._ranks._finish(asked, show=True)
+
+    @magic_arguments.magic_arguments()
+    @exec_args
+    @output_args
+    @magic_arguments.argument("--local", action="store_true", help="also execute the cell in this kernel")
+    def cell_px(self, line="", cell=None):
+        """Execute the cell on every rank."""
+        args = magic_arguments.parse_argstring(self.cell_px, line)
+        block = self.view.block if args.block is None else args.block
+        asked = self.parallel_execute(
+            cell,
+            block=block and not args.local,
+            save_name=args.save_name,
+            targets=self._targets(args.targets),
+        )
+        if args.local:
+            self.shell.run_cell(cell)
+            if block:
+                self._ranks._finish(asked, show=True)
+        return None if block else asked
+
+    @magic_arguments.magic_arguments()
+    @output_args
+    def result(self, line=""):
+        """Wait for the last `%%px --noblock` and show its output."""
+        args = magic_arguments.parse_argstring(self.result, line)
+        if self.last_result is None:
+            raise UsageError(NO_LAST_RESULT)
+        if args.save_name:
+            self.shell.user_ns[args.save_name] = self.last_result
+            return
+        self._ranks._finish(self.last_result, show=True)
+
+    def _targets(self, text: str | None) -> list[int] | None:
+        """Ranks from `2`, `0,2`, `[0, 2]`, `1:3`, `::2` or `all`."""
+        if text is None or text.strip() == "all":
+            return None
+        try:
+            picked: list[int] = []
+            every = list(range(self._ranks.size))
+            for part in text.strip("[]() ").split(","):
+                bounds = [int(bound) if bound.strip() else None for bound in part.split(":")]
+                picked += every[slice(*bounds)] if len(bounds) > 1 else [every[bounds[0]]]
+            return picked
+        except (ValueError, IndexError):
+            last = self._ranks.size - 1
+            raise UsageError(f"--targets {text}: name ranks between 0 and {last}, as 2, 0,2 or 0:2") from None
+
+
+class Pending:
+    """The answers of some ranks to one request."""
+
+    def __init__(self, children: Mapping[int, Future]) -> None:
+        self._children = dict(children)
+
+    def ranks(self) -> list[int]:
+        """Ranks that have not answered yet."""
+        return [rank for rank, child in self._children.items() if not child.done()]
+
+    def failures(self) -> list[Failure]:
+        """What ranks have raised so far, in rank order."""
+        done = ((rank, child.result()) for rank, child in self._children.items() if child.done())
+        return [failure for rank, result in done if (failure := _failure(rank, result))]
+
+    def results(self) -> list:
+        """What all ranks returned, in rank order."""
+        return [child.result() for child in self._children.values()]
+
+    def wait(
+        self, timeout_s: float | None, on_tick: Callable[[], None] = lambda: None, *, until_failure: bool = False
+    ) -> bool:
+        """Wait until all have answered, or one has failed; False when the time is over. `on_tick` may raise."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting := [child for child in self._children.values() if not child.done()]:
+            wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
+            on_tick()
+            if until_failure and self.failures():
+                return True
+            if deadline is not None and time.monotonic() > deadline:
+                return not self.ranks()
+        on_tick()
+        return True
+
+    def interrupt(self, send: Callable[[list[int], int], None], free_others: Callable[[list[int]], None]) -> list[int]:
+        """Make everybody answer; the ranks that do not. `send` signals ranks, `free_others` makes ranks leave."""
+        send(self.ranks(), signal.SIGINT)
+        if not self.wait(SIGNAL_ANSWER_S):
+            free_others(self.ranks())
+            self.wait(ANSWER_S)
+        return self.ranks()
+
+    def await_output(self, is_in_vain: Callable[[], bool]) -> None:
+        """Wait until all that the ranks have printed and drawn is here."""
+        outputs = [child.output for child in self._children.values()]
+        deadline = time.monotonic() + OUTPUT_S
+        while not is_in_vain() and wait(outputs, timeout=_TICK_S).not_done and time.monotonic() < deadline:
+            pass
+
+
+def breaks_group(failures: list[Failure]) -> bool:
+    """Whether errors say that the process group itself is damaged."""
+    return any(word in f"{f.name} {f.message}".lower() for f in failures for word in _BROKEN_GROUP)
+
+
+def _failure(rank: int, result: object) -> Failure | None:
+    if isinstance(result, error.RemoteError):
+        return Failure(rank, result.ename, without_source(result.evalue), own_frames(result.traceback or ""))
+    if isinstance(result, error.KernelError):  # aborted, or its engine is gone
+        return Failure(rank, type(result).__name__, str(result), "")
+    return None
+
+
+class Output:
+    """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`.
+
+    ipyparallel shows output as it arrives, in another order each time. Here the text of all ranks is one display that
+    is updated in place. Where nothing can be updated (a terminal), rank 0's text is printed as it comes and each later
+    rank's once the ones before it are done.
+    """
+
+    def __init__(self, ranks: Sequence[int], children: Sequence) -> None:
+        self.ranks, self._children = list(ranks), list(children)
+        self._metadata = [child.output.metadata for child in children]
+        self._width = len(str(max(self.ranks)))
+        self._display = InPlace()
+        self._printed = [0] * len(self.ranks)
+        self._next_refresh = 0.0
+        self._live = in_kernel()
+
+    def refresh(self) -> None:
+        """Show what has arrived since the last call; cheap enough for a waiting loop."""
+        if time.monotonic() < self._next_refresh:
+            return
+        self._show()
+        # The whole text is sent each time, so a long one is sent less often.
+        self._next_refresh = time.monotonic() + _REFRESH_S + len(self._display.shown) / _CHARACTERS_PER_S
+
+    def finish(self) -> None:
+        """Show all text, then figures and other rich output, rank by rank."""
+        self._show(everything=True)
+        for rank, md in zip(self.ranks, self._metadata, strict=True):
+            outputs = list(md["outputs"] or [])
+            if _is_rich(md["execute_result"]):
+                outputs.append(md["execute_result"])
+            for output in outputs:
+                display({_PLAIN: self._label(rank)}, raw=True)
+                display(output["data"], raw=True, metadata=output.get("metadata") or {})
+
+    def _show(self, everything: bool = False) -> None:
+        if self._live:
+            self._display.show("\n".join(line for i in range(len(self.ranks)) for line in self._lines(i)))
+            return
+        for i, child in enumerate(self._children):
+            complete = everything or child.output.done()  # a rank's answer may be here before its last lines
+            lines = self._lines(i, complete)
+            print(*lines[self._printed[i] :], sep="\n", end="\n" if lines[self._printed[i] :] else "", flush=True)
+            self._printed[i] = len(lines)
+            if not complete:
+                break
+
+    def _lines(self, i: int, complete: bool = True) -> list[str]:
+        """Labelled lines of one rank; without `complete` a last line that may still grow is left out."""
+        md = self._metadata[i]
+        blocks = [md["stdout"] or "", md["stderr"] or ""]
+        result = md["execute_result"]
+        if result and not _is_rich(result):
+            blocks.append(result["data"].get(_PLAIN, ""))
+        text = "".join(block if block.endswith("\n") or not block else block + "\n" for block in blocks)
+        if not complete:
+            text = "".join((md["stdout"] or "").rpartition("\n")[:2])
+        label = self._label(self.ranks[i])
+        # A progress bar returns to the start of its line; what it wrote last is what counts.
+        return [f"{label} {line.rstrip().rpartition(chr(13))[2]}".rstrip() for line in text.split("\n")[:-1]]
+
+    def _label(self, rank: int) -> str:
+        return f"[rank {rank}]" + " " * (self._width - len(str(rank)))
+
+
+def _is_rich(output: dict | None) -> bool:
+    return bool(output) and set(output["data"]) != {_PLAIN}
+
+
+class InPlace:
+    """Text in a notebook that is shown again and again in the same place."""
+
+    def __init__(self) -> None:
+        self.shown = ""
+        self._handle: DisplayHandle | None = None
+
+    def show(self, text: str) -> None:
+        """Show `text` in place of what was shown before."""
+        if text == self.shown:
+            return
+        self.shown, data = text, {_PLAIN: text}
+        if self._handle is None:
+            self._handle = DisplayHandle()
+            self._handle.display(data, raw=True)
+        else:
+            self._handle.update(data, raw=True)
+
+
+def in_kernel() -> bool:
+    """Whether displays can be updated: in Jupyter and papermill, not in a terminal."""
+    return getattr(get_ipython(), "kernel", None) is not None

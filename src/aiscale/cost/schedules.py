@@ -1,0 +1,207 @@
+"""Pipeline schedules: who does what when, how long ranks wait for each other, how many micro-batches they hold.
+
+    stage_ranks("interleaved", pp=4, virtual_stages=2)                # [0, 1, 2, 3, 0, 1, 2, 3]: the rank of each piece
+    schedule_order("1f1b", pp=4, n_micro=8)[3]                        # what rank 3 does: [Work("forward", 3, 0), ...]
+    pipeline_timeline("1f1b", 4, 8, 1, forward_s=0.1, backward_s=0.2) # simulated: events for plots.pipeline
+    bubble("interleaved", pp=4, n_micro=8, virtual_stages=2)          # the closed formula: idle / busy time = 3 / 16
+
+The time of the bubble over that of the work (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training",
+sections 2.2.1 and 2.2.2): (p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved. Zero-bubble schedules (Qi et al.
+2023) cut the backward pass in two, for inputs and for weights, and fill gaps with the second: see `bubble`.
+
+p stages (pp), m micro-batches (n_micro), v pieces of the model on each rank (virtual_stages).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from aiscale.config import ConfigError
+from aiscale.cost.timelines import Event
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+
+class Work(NamedTuple):
+    """One thing that a rank does in a pipeline step."""
+
+    kind: str  #: forward, backward (with zero-bubble: for the inputs alone), weights (the backward pass for them)
+    piece: int  #: of the model, 0 .. p v - 1
+    micro_batch: int
+
+
+def stage_ranks(schedule: Schedule, pp: int, virtual_stages: int = 1) -> list[int]:
+    """The pipeline rank that holds each piece of the model: round and round, or, zero-bubble, down and up again."""
+    _check(schedule, pp, 1, virtual_stages)
+    if schedule == "zero-bubble" and virtual_stages == 2:
+        return [*range(pp), *reversed(range(pp))]
+    return [*range(pp)] * virtual_stages
+
+
+def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> float:
+    """Time that a rank waits over time that it works, where all pieces take as long and messages nothing.
+
+    Zero-bubble with a forward pass as long as each half of the backward pass: (p - 1) / (3 m) with one piece a rank
+    (ZB-H1), a third of 1F1B's. With two (ZB-V, from m = 2 p - 1 on) no rank ever waits between its first work and its
+    last, but each starts half a forward pass after the one before it and all end the step together: (p - 1) / (6 m).
+    """
+    _check(schedule, pp, n_micro, virtual_stages)
+    if schedule == "zero-bubble":
+        return (pp - 1) / (3 * virtual_stages * n_micro)
+    return (pp - 1) / (virtual_stages * n_micro)
+
+
+def in_flight(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> list[float]:
+    """Micro-batches whose activations each rank holds at its peak, in units of all its pieces.
+
+    GPipe m, 1F1B min(m, p - rank). An activation is let go by the backward pass, or where that is cut in two, by its
+    second half.
+    """
+    peaks = []
+    for work in schedule_order(schedule, pp, n_micro, virtual_stages):
+        cut, held, peak = any(kind == "weights" for kind, _, _ in work), 0, 0
+        for kind, _, _ in work:
+            held += {"forward": 1, "backward": 0 if cut else -1, "weights": -1}[kind]
+            peak = max(peak, held)
+        peaks.append(peak / virtual_stages)
+    return peaks
+
+
+def schedule_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> list[list[Work]]:
+    """What each rank does, in order: the schedules as torch.distributed.pipelining runs them."""
+    _check(schedule, pp, n_micro, virtual_stages)
+    if schedule == "gpipe":
+        return [[Work(kind, rank, i) for kind in ("forward", "backward") for i in range(n_micro)] for rank in range(pp)]
+    if schedule == "zero-bubble" and virtual_stages == 2:
+        return [_v_shaped(rank, pp, n_micro) for rank in range(pp)]
+    return [_one_forward_one_backward(schedule, rank, pp, n_micro, virtual_stages) for rank in range(pp)]
+
+
+def pipeline_timeline(
+    schedule: Schedule,
+    pp: int,
+    n_micro: int,
+    virtual_stages: int = 1,
+    forward_s: float = 1.0,
+    backward_s: float = 2.0,
+    *,
+    message_s: float = 0.0,
+) -> list[Event]:
+    """A step simulated: every rank works in the order of the schedule as soon as what it needs has arrived.
+
+    forward_s and backward_s: of one micro-batch in all the pieces of one rank; zero-bubble's halves take half of
+    backward_s each. Events are named by micro-batch and, with several pieces a rank, the how many-eth: "3.1".
+    """
+    orders = schedule_order(schedule, pp, n_micro, virtual_stages)
+    ranks = stage_ranks(schedule, pp, virtual_stages)
+    halves = 2 if schedule == "zero-bubble" else 1
+    seconds = {"forward": forward_s, "backward": backward_s / halves, "weights": backward_s / halves}
+    done: dict[Work, float] = {}
+    free, at, events = [0.0] * pp, [0] * pp, []
+    while any(at[rank] < len(orders[rank]) for rank in range(pp)):
+        moved = False
+        for rank, order in enumerate(orders):
+            while at[rank] < len(order) and all(need in done for need in _needs(order[at[rank]], len(ranks))):
+                work = order[at[rank]]
+                arrivals = [
+                    done[need] + (message_s if ranks[need.piece] != rank else 0.0) for need in _needs(work, len(ranks))
+                ]
+                start = max([free[rank], *arrivals])
+                free[rank] = done[work] = start + seconds[work.kind] / virtual_stages
+                events.append(Event(rank, event_name(work, pp, virtual_stages), start, free[rank], work.kind))
+                at[rank] += 1
+                moved = True
+        if not moved:
+            raise ConfigError(f"schedule {schedule} with pp {pp} and {n_micro} micro-batches waits for itself")
+    return sorted(events, key=lambda event: event.start_s)
+
+
+def event_name(work: Work, pp: int, virtual_stages: int) -> str:
+    """The micro-batch, and with several pieces a rank which of them: "3", "3.1"."""
+    return f"{work.micro_batch}.{work.piece // pp}" if virtual_stages > 1 else str(work.micro_batch)
+
+
+def idle_share(events: Sequence[Event]) -> list[float]:
+    """`bubble` of a timeline: for each rank, time waited over time worked, from the first event of all to the last."""
+    span = max(event.end_s for event in events) - min(event.start_s for event in events)
+    busy: Counter[int] = Counter()
+    for event in events:
+        busy[event.rank] += event.end_s - event.start_s
+    return [(span - busy[rank]) / busy[rank] for rank in sorted(busy)]
+
+
+def _needs(work: Work, pieces: int) -> list[Work]:
+    """The work that must be done before `work`."""
+    kind, piece, i = work
+    if kind == "weights":
+        return [Work("backward", piece, i)]
+    if kind == "forward":
+        return [Work(kind, piece - 1, i)] if piece else []
+    return [Work("forward", piece, i), *([Work(kind, piece + 1, i)] if piece < pieces - 1 else [])]
+
+
+def _one_forward_one_backward(schedule: Schedule, rank: int, pp: int, n_micro: int, v: int) -> list[Work]:
+    """1F1B and its interleaved and zero-bubble forms: some forward passes, then forward and backward in turn, then the
+    rest of the backward passes; zero-bubble puts off `rank` weight passes."""
+    a_round = n_micro // max(1, n_micro // pp)  # micro-batches that go through one piece before the next piece's turn
+    total, far = n_micro * v, pp - 1 - rank
+    warm_up = min(total, (2 * far if schedule == "interleaved" else far) + (v - 1) * a_round)
+    seen: Counter[tuple[str, int]] = Counter()
+
+    def next_work(kind: str, step: int) -> Work:
+        turn = (step // a_round) % v
+        piece = (turn if kind == "forward" else v - 1 - turn) * pp + rank
+        seen[kind, piece] += 1
+        return Work(kind, piece, seen[kind, piece] - 1)
+
+    order = [next_work("forward", step) for step in range(warm_up)]
+    weights = 0
+    for step in range(total):
+        if warm_up + step < total:
+            order.append(next_work("forward", warm_up + step))
+        order.append(next_work("backward", step))
+        if schedule == "zero-bubble" and step >= rank:
+            order.append(next_work("weights", weights))
+            weights += 1
+    if schedule == "zero-bubble":
+        order += [next_work("weights", step) for step in range(weights, total)]
+    return order
+
+
+def _v_shaped(rank: int, pp: int, n_micro: int) -> list[Work]:
+    """ZB-V: rank has piece `rank` on the way down and piece 2 p - 1 - rank on the way up."""
+    down, up, most = rank, 2 * pp - 1 - rank, max(2 * pp - 1, n_micro)
+    order: list[Work] = []
+    count: Counter[tuple[str, int]] = Counter()
+
+    def add(*what: tuple[str, int]) -> None:
+        for kind, piece in what:
+            order.append(Work(kind, piece, count[kind, piece]))
+            count[kind, piece] += 1
+
+    finish_up, finish_down = [("backward", up), ("weights", up)], [("backward", down), ("weights", down)]
+    add(*[("forward", down)] * (2 * (pp - rank) - 1))
+    for _ in range(rank):
+        add(("forward", up), ("forward", down))
+    for _ in range(pp - rank):
+        add(("forward", up), *finish_up)
+    while count["forward", up] < count["forward", down] or count["forward", down] < most:
+        if count["forward", down] < most:
+            add(("forward", down))
+        add(*finish_down, ("forward", up), *finish_up)
+    for _ in range(rank):
+        add(("backward", down), ("backward", up))
+    for _ in range(pp - rank):
+        add(*finish_down)
+    for piece in (up, down):
+        add(*[("weights", piece)] * (count["backward", piece] - count["weights", piece]))
+    return [work for work in order if work.micro_batch < n_micro]
+
+
+def _check(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> None:
+    if schedule not in ("gpipe", "1f1b", "interleaved", "zero-bubble"):
+        raise ConfigError(f"schedule is {schedule!r}: it must be gpipe, 1f1b, interleaved or zero-bubble")
+    if min(pp, n_micro, virtual_stages) < 1:
+        raise ConfigError(f"pp {pp}, n_micro {n_micro}, virtual_stages {virtual_stages}: all must be at least 1")

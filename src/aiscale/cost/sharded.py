@@ -1,0 +1,197 @@
+"""DeepSpeed's ZeRO and torch's FSDP (fully_shard) to the byte: what a step sends and what a rank holds.
+
+ZeRO: n parameters, N ranks, m micro-batches of a rank in a step; w bytes of a weight in the model (fp32 4, bf16 2):
+
+    stage 0    all_reduce w n
+    stage 1    all_reduce w n, all_gather w n of the new weights: not the reduce_scatter of the paper
+    stage 2    all_reduce w n in every micro-batch: a rank keeps its own share of the sum and forgets the rest
+    stage 3    all_gather w n twice in every micro-batch (forward, backward) and reduce_scatter w n
+
+all padded, and on top a few numbers once a step (overflow and norm). Rajbhandari et al. 2020 count 2 n numbers for
+stages 1 and 2 and 3 n for stage 3, sent: the all_reduce above is 2 of their n. Offloading changes nothing on the wire.
+
+The optimizer updates fp32 masters of the weights that a rank owns, from stage 1 on also where the model is in fp32: so
+on N ranks bf16 takes the paper's 2 + 2 + 12 bytes a parameter, divided as it says, and fp32 4 + 4 + 12.
+
+FSDP: each block is one unit, what remains (embeddings, last norm, head) another, the root. A parameter of d0 rows is
+cut into ceil(d0 / n) rows a rank, so a unit's buffers are padded to n ceil(d0 / n) rows of each of its tensors.
+
+    all_gather       in every micro-batch every unit for the forward pass, and blocks again for the backward pass if
+                     they were freed between
+    reduce_scatter   once a step every unit's gradients (kept whole until the last micro-batch)
+    all_reduce       with copies of the model (hybrid sharding): each rank's share of the sums, over the copies
+
+n is the number of ranks that share one copy. With P bytes of parameters, one micro-batch and no padding that is 3 P
+where DDP's all-reduce, a reduce-scatter and an all-gather, moves 2 P: one and a half times as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil, prod
+
+from aiscale.config import Run
+from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
+from aiscale.cost.parameters import block_shapes, parameter_shapes
+
+Shapes = Iterable[tuple[int, ...]]
+FP32 = 4  # ZeRO's masters and moments
+
+# ZeRO ----------------------------------------------------------------------------------------------------------------
+
+
+def zero_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
+    """Payload bytes of one optimizer step, by (collective, group)."""
+    if world_size == 1:
+        return {}
+    stage, numbers = run.parallel.zero_stage, _numbers(run)
+    n_micro, _ = run.loop.micro_batches(world_size)
+    weight = _weight_bytes(run)
+    if stage == 3:
+        whole = weight * sum(round_up(n, world_size) for n in numbers)
+        again = weight * sum(round_up(n, world_size) for n in _recomputed(run))
+        return {
+            ("all_gather", "world"): n_micro * (2 * whole + again),
+            ("reduce_scatter", "world"): n_micro * whole,
+            ("all_reduce", "world"): _few_numbers(run),
+        }
+    sent = {("all_reduce", "world"): weight * sum(numbers) * (n_micro if stage == 2 else 1) + _few_numbers(run)}
+    if stage:
+        sent["all_gather", "world"] = weight * sum(_padded_groups(run, world_size))
+    return sent
+
+
+def zero_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
+    """Bytes of one rank: weights and optimizer states between steps, gradients as the update finds them."""
+    stage, numbers, weight = run.parallel.zero_stage, _numbers(run), _weight_bytes(run)
+    moments = MOMENTS[run.optimizer.name]
+    if stage == 0:
+        masters = FP32 if weight < FP32 else 0
+        parameters, gradients = weight * sum(numbers), weight * sum(numbers)
+        states, updated = (masters + moments * FP32) * sum(numbers), len(numbers)
+    elif stage == 3:
+        own = sum(ceil(n / world_size) for n in numbers)
+        parameters, gradients = weight * own, weight * own
+        if run.parallel.offload != "none":  # kept a second time, beside the masters that they update
+            gradients += FP32 * own
+        states, updated = (1 + moments) * FP32 * own, len(_groups(run))
+    else:
+        padded = _padded_groups(run, world_size)
+        parameters = weight * sum(padded)
+        gradients = weight * (sum(numbers) if stage == 1 else _touched(run, world_size, rank))
+        if run.parallel.offload != "none":  # exactly its share, as the masters want it; at stage 1 besides
+            gradients = FP32 * sum(padded) // world_size + (gradients if stage == 1 else 0)
+        states, updated = (1 + moments) * FP32 * sum(padded) // world_size, len(padded)
+    states += counter_bytes(run.optimizer.name, updated)
+    return {"parameters": parameters, "gradients": gradients, "optimizer states": states}
+
+
+def _recomputed(run: Run) -> list[int]:
+    """The sizes of what activation checkpointing gathers once more, to compute blocks again: all but their last layer,
+    where torch stops computing again as soon as it has that layer's input, so that it is not let go in between."""
+    if not run.model.activation_checkpointing:
+        return []
+    shapes = block_shapes(run.model)
+    last = list(shapes)[-1].rpartition(".")[0]
+    block = [prod(shape) for name, shape in shapes.items() if not name.startswith(last)]
+    return block * run.model.n_layer
+
+
+def _weight_bytes(run: Run) -> int:
+    return min(FP32, NARROW[run.loop.precision])  # DeepSpeed has no fp64
+
+
+def _numbers(run: Run) -> list[int]:
+    return [prod(shape) for shape in parameter_shapes(run.model).values()]
+
+
+def _groups(run: Run) -> list[list[int]]:
+    """The sizes of the tensors in each of the optimizer's groups: matrices decay, vectors do not."""
+    shapes = parameter_shapes(run.model).values()
+    groups = [[prod(s) for s in shapes if len(s) >= 2], [prod(s) for s in shapes if len(s) < 2]]
+    return [group for group in groups if group]
+
+
+def _padded_groups(run: Run, ranks: int) -> list[int]:
+    """Each group's numbers, rounded up to a multiple of 2 N: shares are aligned to 4 bytes in 16 bits too."""
+    return [round_up(sum(group), 2 * ranks) for group in _groups(run)]
+
+
+def _touched(run: Run, ranks: int, rank: int) -> int:
+    """Numbers in the tensors of which this rank owns a part: stage 2 keeps such a tensor's gradient whole."""
+    touched = 0
+    for group, padded in zip(_groups(run), _padded_groups(run, ranks), strict=True):
+        share, begin = padded // ranks, 0
+        for numbers in group:
+            if begin < (rank + 1) * share and begin + numbers > rank * share:
+                touched += numbers
+            begin += numbers
+        if rank == ranks - 1:
+            touched += padded - sum(group)
+    return touched
+
+
+def _few_numbers(run: Run) -> int:
+    """Bytes of what tells the ranks how large the gradients are together, a number for each group of the optimizer's,
+    and in 16 bits whether they are finite."""
+    stage, is_wide, groups = run.parallel.zero_stage, _weight_bytes(run) == FP32, len(_groups(run))
+    if stage == 0:
+        return 4 if is_wide and run.optimizer.clip_norm > 0 else 0
+    if stage == 3:
+        return groups * (8 if run.parallel.offload == "none" else 4)
+    return groups * 4 + (0 if is_wide else 1)
+
+
+# FSDP ----------------------------------------------------------------------------------------------------------------
+
+
+def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
+    """Payload bytes of one optimizer step, by (collective, group)."""
+    layout, loop = run.parallel, run.loop
+    replicas = layout.replicas
+    ranks = world_size // replicas
+    n_micro, _ = loop.micro_batches(world_size)
+    wide = WIDE[loop.precision]
+    gathered = 2 if loop.precision == "bf16" else wide
+    blocks, root = units(run)
+    whole = padded(blocks, ranks) + padded(root, ranks)
+    again = padded(blocks, ranks) if layout.reshard_after_forward else 0
+    # An axis of the mesh that has all ranks is the world.
+    shard, copies = ("world" if replicas == 1 else "shard"), ("world" if ranks == 1 else "replicate")
+    sent = {}
+    if ranks > 1:
+        sent["all_gather", shard] = n_micro * gathered * (whole + again)
+        sent["reduce_scatter", shard] = wide * whole
+    if replicas > 1:
+        sent["all_reduce", copies] = wide * whole // ranks
+    return sent
+
+
+def fsdp_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
+    """Bytes of one rank between steps. Weights, gradients and moments stay in fp32 (fp64) whatever is gathered."""
+    ranks = world_size // run.parallel.replicas
+    place = rank % ranks
+    wide = WIDE[run.loop.precision]
+    shapes = list(parameter_shapes(run.model).values())
+    padding_included = wide * padded(shapes, ranks) // ranks
+    own = sum(shard_rows(shape[0], ranks, place) * prod(shape[1:]) for shape in shapes)
+    states = wide * MOMENTS[run.optimizer.name] * own + counter_bytes(run.optimizer.name, len(shapes))
+    return {"parameters": padding_included, "gradients": padding_included, "optimizer states": states}
+
+
+def units(run: Run) -> tuple[Shapes, Shapes]:
+    """(the tensors of all blocks, the tensors of the root unit)."""
+    shapes = parameter_shapes(run.model)
+    blocks = list(block_shapes(run.model).values()) * run.model.n_layer
+    return blocks, [shape for name, shape in shapes.items() if not name.startswith("blocks.")]
+
+
+def shard_rows(rows: int, ranks: int, place: int) -> int:
+    """The rows of a tensor of `rows` rows that the rank at `place` has."""
+    each = ceil(rows / ranks)
+    return max(0, min(each, rows - place * each))
+
+
+def padded(shapes: Shapes, ranks: int) -> int:
+    """Numbers in the tensors of `shapes` when their rows are padded to a multiple of `ranks`."""
+    return sum(round_up(shape[0], ranks) * prod(shape[1:]) for shape in shapes)

@@ -1,0 +1,174 @@
+"""What one rank sends in an optimizer step and holds after it, for every strategy, to the byte.
+
+    step_traffic(run, world_size)            # {("all_reduce", "world"): 3_253_248}: payload by (collective, group)
+    step_traffic(run, world_size, rank=3)    # where ranks differ: stages of a pipeline
+    held_bytes(run, world_size, rank=0)      # {"parameters": ..., "gradients": ..., "optimizer states": ...}
+
+The payload is the whole buffer of a collective (`communication`), summed over the calls of a step; groups of one rank
+send nothing and are left out. Bookkeeping (the mean loss, the gradient norm where our own code takes it) is not part of
+it. The groups have the names that `world.traffic` gives them: world, dp, tp, pp, and the axes of a device mesh.
+
+These are the steps as the libraries take them, so each strategy's function says what is sent when, and why it is more
+than the paper's formula where it is; and which copies the libraries keep. `aiscale bench bytes` measures the same. A
+new strategy has two functions of (run, world_size, rank) in _STRATEGIES. Here are serial, mpi, ddp and torch's
+pipelines; the others have files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from aiscale.config import ConfigError, ModelConfig, Run
+from aiscale.cost.compression import Traffic, radius_held, radius_traffic, rivals_held, rivals_traffic
+from aiscale.cost.megatron import megatron_held, megatron_traffic
+from aiscale.cost.memory import MOMENTS, WIDE, counter_bytes, model_state_bytes
+from aiscale.cost.parameters import parameter_count, parameter_shapes
+from aiscale.cost.schedules import stage_ranks
+from aiscale.cost.sharded import fsdp_held, fsdp_traffic, zero_held, zero_traffic
+
+Held = dict[str, int]
+
+
+def step_traffic(run: Run, world_size: int, rank: int = 0) -> Traffic:
+    """Payload bytes of one optimizer step of `rank`, by (collective, group)."""
+    _check(run, world_size)
+    traffic, _ = _STRATEGIES[run.parallel.strategy]
+    return {key: int(nbytes) for key, nbytes in traffic(run, world_size, rank).items() if nbytes}
+
+
+def held_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
+    """Bytes that `rank` holds after a step, by category; with compressed gradients also "compression"."""
+    _check(run, world_size)
+    _, held = _STRATEGIES[run.parallel.strategy]
+    return {category: int(nbytes) for category, nbytes in held(run, world_size, rank).items()}
+
+
+def _check(run: Run, world_size: int) -> None:
+    if not isinstance(run.model, ModelConfig):
+        raise ConfigError(
+            "the byte formulas know the tensors of our own GPT, not those of Hugging Face's models: "
+            "measure them instead (world.traffic, meter.held_bytes)"
+        )
+    run.check_world(world_size)
+
+
+# serial, mpi, ddp ----------------------------------------------------------------------------------------------------
+
+
+def _serial(run: Run, world_size: int, rank: int) -> Traffic:
+    return {}
+
+
+def _replicated(run: Run, world_size: int, rank: int) -> Traffic:
+    """mpi and ddp: every gradient in one all-reduce, however many micro-batches there are. With a method of
+    compression, a sparse step: dense ones send what method none does."""
+    if run.compression.method in ("none", "radius"):
+        return radius_traffic(run, world_size)
+    return rivals_traffic(run, world_size)
+
+
+def _ddp(run: Run, world_size: int, rank: int) -> Traffic:
+    """The gradients, or what stands for them; with divided optimizer states the owners' new weights as well."""
+    sent = _replicated(run, world_size, rank)
+    if run.parallel.distributed_optimizer and world_size > 1:
+        sent["broadcast", "world"] = WIDE[run.loop.precision] * parameter_count(run.model)
+    return sent
+
+
+def _whole_model(run: Run, world_size: int, rank: int) -> Held:
+    states = model_state_bytes(run.model, run.optimizer.name, run.loop.precision)
+    return {category: states[category] for category in ("parameters", "gradients", "optimizer states")}
+
+
+def _ddp_held(run: Run, world_size: int, rank: int) -> Held:
+    held = _whole_model(run, world_size, rank)
+    if run.parallel.distributed_optimizer:
+        mine = _owned(run, world_size, rank)
+        share = model_state_bytes(float(sum(mine)), run.optimizer.name, run.loop.precision)["optimizer states"]
+        held["optimizer states"] = share + counter_bytes(run.optimizer.name, len(mine))
+    if run.compression.method != "none":
+        held["compression"] = radius_held(run) if run.compression.method == "radius" else rivals_held(run)
+    return held
+
+
+def _owned(run: Run, world_size: int, rank: int) -> list[int]:
+    """The sizes of the parameters whose optimizer states are on `rank`: torch's ZeroRedundancyOptimizer takes first the
+    optimizer's matrices, then its vectors, each from the largest on, and gives each to the rank that has least."""
+    shapes = parameter_shapes(run.model).values()
+    owned: list[list[int]] = [[] for _ in range(world_size)]
+    for group in ([s for s in shapes if len(s) >= 2], [s for s in shapes if len(s) < 2]):
+        for size in sorted(map(prod, group), reverse=True):
+            min(owned, key=sum).append(size)
+    return owned[rank]
+
+
+# pipeline ------------------------------------------------------------------------------------------------------------
+
+
+def _ranks_of_pieces(run: Run) -> list[int]:
+    layout = run.parallel
+    return stage_ranks(layout.schedule, layout.pp, layout.virtual_stages)
+
+
+def _pipeline_traffic(run: Run, world_size: int, rank: int) -> Traffic:
+    """Between two pieces of the model on different ranks travel, for every micro-batch, its residual stream (B T D
+    numbers, in the precision of the weights) and back the stream's gradient. Once a step gradients are averaged over
+    dp, and those of a tied embedding are added up between the first and the last piece."""
+    pieces = _ranks_of_pieces(run)
+    dp = world_size // run.parallel.pp
+    pp_rank = rank // dp  # ranks are numbered pp x dp
+    n_micro, size = run.loop.micro_batches(dp)
+    wide = WIDE[run.loop.precision]
+    message = size * run.loop.seq_len * run.model.d_model * wide
+    # Each boundary between this rank and another: the stream passes one way, its gradient the other.
+    boundaries = sum((a == pp_rank) + (b == pp_rank) for a, b in zip(pieces, pieces[1:], strict=False) if a != b)
+    # An axis of the mesh that has all ranks is the world.
+    neighbours, copies = ("pp" if dp > 1 else "world"), ("dp" if run.parallel.pp > 1 else "world")
+    sent = {(op, neighbours): n_micro * message * boundaries for op in ("send", "recv")}
+    if dp > 1:
+        sent["all_reduce", copies] = wide * sum(map(prod, _shapes(run, pp_rank)))
+    ends = {pieces[0], pieces[-1]}
+    if run.model.tied and len(ends) == 2 and pp_rank in ends:
+        sent["all_reduce", "embedding"] = wide * run.model.vocab_size * run.model.d_model
+    return sent
+
+
+def _pipeline_held(run: Run, world_size: int, rank: int) -> Held:
+    """Of the rank's pieces alone, as serial holds them."""
+    shapes = _shapes(run, rank // (world_size // run.parallel.pp))
+    numbers, name = sum(map(prod, shapes)), run.optimizer.name
+    wide = WIDE[run.loop.precision]
+    return {
+        "parameters": wide * numbers,
+        "gradients": wide * numbers,
+        "optimizer states": wide * MOMENTS[name] * numbers + counter_bytes(name, len(shapes)),
+    }
+
+
+def _shapes(run: Run, pp_rank: int) -> list[tuple[int, ...]]:
+    """The tensors of one pipeline rank; one that is the first and the last has a tied embedding once."""
+    pieces, shapes = _ranks_of_pieces(run), parameter_shapes(run.model)
+    layers = run.model.n_layer // len(pieces)
+    own = []
+    for name, shape in shapes.items():
+        if name.startswith("blocks."):
+            ranks = {pieces[int(name.split(".")[1]) // layers]}
+        elif name.startswith(("norm.", "head.")):
+            ranks = {pieces[-1]}
+        else:
+            ranks = {pieces[0]} | ({pieces[-1]} if name.startswith("token") and run.model.tied else set())
+        if pp_rank in ranks:
+            own.append(shape)
+    return own
+
+
+_STRATEGIES: dict[str, tuple[Callable[[Run, int, int], Traffic], Callable[[Run, int, int], Held]]] = {
+    "serial": (_serial, _whole_model),
+    "mpi": (_replicated, _whole_model),
+    "ddp": (_ddp, _ddp_held),
+    "zero": (zero_traffic, zero_held),
+    "fsdp": (fsdp_traffic, fsdp_held),
+    "pipeline": (_pipeline_traffic, _pipeline_held),
+    "megatron": (megatron_traffic, megatron_held),
+}

@@ -1,0 +1,175 @@
+"""How long a data-parallel step takes, how it scales, and when an FSDP forward pass gathers what.
+
+    step = ddp_step_seconds(forward_s, backward_s, gradient_bytes, world, link)        # .total_s .exposed_s
+    ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
+    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # the same, of FSDP
+    scaling_seconds("strong", compute_s, gradient_bytes, [1, 2, 4], link)              # step seconds at each world
+    scaled_lr(0.1, base_batch=256, batch=8192)                                         # linear scaling rule
+
+DDP (Li et al. 2020, "PyTorch Distributed", section 3.2.3): gradients appear evenly over the backward pass, last layer
+first; as soon as a bucket is full its all-reduce starts; all-reduces run one after another. What is left of them when
+the backward pass ends is exposed, and the optimizer waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from aiscale.config import ConfigError
+from aiscale.cost.communication import Link
+
+MIB = 2**20
+
+
+class Event(NamedTuple):
+    """Something that one rank does for a while; a row of plots.timeline."""
+
+    rank: int
+    name: str
+    start_s: float
+    end_s: float
+    kind: str  #: forward, backward, communication, optimizer
+
+
+@dataclass(frozen=True)
+class DDPStep:
+    """Where the time of one step goes."""
+
+    total_s: float
+    compute_s: float  #: forward, backward and optimizer
+    communication_s: float  #: all the all-reduces, hidden or not
+    exposed_s: float  #: the part of them that no computation hides
+
+
+def ddp_timeline(
+    forward_s: float,
+    backward_s: float,
+    gradient_bytes: float,
+    world: int,
+    link: Link,
+    *,
+    optimizer_s: float = 0.0,
+    bucket_bytes: float = 25 * MIB,
+    overlap: bool = True,
+) -> list[Event]:
+    """What one rank (called 0: all do the same) does during a step; overlap=False starts all-reduces after backward."""
+    if bucket_bytes <= 0 or gradient_bytes <= 0:
+        raise ConfigError(f"bucket_bytes {bucket_bytes}, gradient_bytes {gradient_bytes}: both must be greater than 0")
+    backward_end = forward_s + backward_s
+    events = [
+        Event(0, "forward", 0.0, forward_s, "forward"),
+        Event(0, "backward", forward_s, backward_end, "backward"),
+    ]
+    sent, free = 0.0, 0.0
+    while world > 1 and sent < gradient_bytes:
+        size = min(bucket_bytes, gradient_bytes - sent)
+        sent += size
+        ready = forward_s + backward_s * sent / gradient_bytes if overlap else backward_end
+        start = max(ready, free)
+        free = start + link.seconds("all_reduce", size, world)
+        events.append(Event(0, f"all-reduce {len(events) - 1}", start, free, "communication"))
+    start = max(backward_end, free)
+    return [*events, Event(0, "optimizer", start, start + optimizer_s, "optimizer")]
+
+
+def ddp_step_seconds(
+    forward_s: float,
+    backward_s: float,
+    gradient_bytes: float,
+    world: int,
+    link: Link,
+    *,
+    optimizer_s: float = 0.0,
+    bucket_bytes: float = 25 * MIB,
+    overlap: bool = True,
+) -> DDPStep:
+    """The times of one DDP step; arguments as in ddp_timeline. Computation is taken not to slow down while sending."""
+    options = {"optimizer_s": optimizer_s, "bucket_bytes": bucket_bytes, "overlap": overlap}
+    events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, **options)
+    total, compute = events[-1].end_s, forward_s + backward_s + optimizer_s
+    communication = sum(event.end_s - event.start_s for event in events if event.kind == "communication")
+    return DDPStep(total, compute, communication, max(0.0, total - compute))
+
+
+def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int, rank: int = 0) -> list[Event]:
+    """Events of an FSDP forward pass: the root unit (gathered in gather_s, no computation), then blocks 0 to n - 1.
+
+    The wire carries one gather at a time, in the order of asking. A block computes when it is gathered and the one
+    before it has computed; it is asked for when the block `ahead` places before it begins to compute, or, with 0, when
+    its turn has come. L blocks, gathered in g seconds and computed in c, take L (g + c) without prefetch, and
+    L max(g, c) plus a start and an end with it.
+    """
+    gathers: dict[int, Event] = {}
+    events, wire_free_s, now = [], 0.0, 0.0
+    for unit in range(-1, n_blocks):  # -1 is the root
+        for wanted in range(unit, min(n_blocks, unit + 1 + ahead)):
+            if wanted in gathers:
+                continue
+            asked_s = now if wanted == unit else max(now, gathers[unit].end_s)
+            name = "root" if wanted < 0 else f"gather {wanted}"
+            start_s = max(asked_s, wire_free_s)
+            wire_free_s = start_s + gather_s
+            gathers[wanted] = Event(rank, name, start_s, wire_free_s, "communication")
+        now = max(now, gathers[unit].end_s)
+        if unit >= 0:
+            events.append(Event(rank, str(unit), now, now + block_s, "forward"))
+            now += block_s
+    return sorted([*gathers.values(), *events], key=lambda event: event.start_s)
+
+
+def scaling_seconds(
+    kind: Literal["strong", "weak"],
+    compute_s: float,
+    gradient_bytes: float,
+    worlds: Sequence[int],
+    link: Link,
+    *,
+    cores: int = 0,
+    overlap: bool = True,
+    bucket_bytes: float = 25 * MIB,
+) -> list[float]:
+    """Seconds of one step at each world size.
+
+    strong: the global batch is fixed, so a rank computes compute_s / n. weak: the batch per rank is fixed, so it
+    computes compute_s. cores: how many ranks can compute at the same time (a laptop's cores, one thread a rank);
+    more ranks than that take turns. 0: as many as there are. A third of the computation is forward, two backward.
+    """
+    if kind not in ("strong", "weak"):
+        raise ConfigError(f"kind is {kind!r}: it must be strong or weak")
+    seconds = []
+    for world in worlds:
+        turns = max(1.0, world / cores) if cores else 1.0
+        compute = turns * compute_s / (world if kind == "strong" else 1)
+        options = {"overlap": overlap, "bucket_bytes": bucket_bytes}
+        step = ddp_step_seconds(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)
+        seconds.append(step.total_s)
+    return seconds
+
+
+def speedup(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Sequence[float]) -> list[float]:
+    """How many times the samples per second of the first entry, which must be the run on one rank."""
+    if not worlds or worlds[0] != 1:
+        raise ConfigError(f"worlds is {list(worlds)}: the first entry must be the run on 1 rank")
+    work = [1 if kind == "strong" else world for world in worlds]
+    return [n * seconds[0] / s for n, s in zip(work, seconds, strict=True)]
+
+
+def efficiency(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Sequence[float]) -> list[float]:
+    """Speed-up divided by the number of ranks; 1 is ideal."""
+    return [s / n for s, n in zip(speedup(kind, worlds, seconds), worlds, strict=True)]
+
+
+def scaled_lr(base_lr: float, base_batch: int, batch: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
+    """The learning rate for another global batch.
+
+    linear (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1): k times the batch, k times the rate,
+    reached by warm-up over the first 5 epochs. sqrt: for Adam's normalised steps (Malladi et al. 2022).
+    """
+    if min(base_lr, base_batch, batch) <= 0:
+        raise ConfigError(f"base_lr {base_lr}, base_batch {base_batch}, batch {batch}: all must be greater than 0")
+    if rule not in ("linear", "sqrt"):
+        raise ConfigError(f"rule is {rule!r}: it must be linear or sqrt")
+    k = batch / base_batch
+    return base_lr * (k if rule == "linear" else k**0.5)

@@ -1,0 +1,188 @@
+"""Horizontal bars that compare: bytes by category or collective, and what others printed beside what we measured.
+
+plots.memory_bars(cost.training_bytes(model, 8, 256), measured)                # one configuration
+plots.memory_bars({"fp32": {...}, "bf16": {...}}, {"fp32": {...}, ...})        # several, one under the other
+plots.traffic_bars({"zero1": {"all_reduce": 4e6}}, {"zero1": {"all_reduce": 4e6}}, unit_bytes=2e6, unit="weights")
+plots.published_vs_measured(published, measured, xlabel="training time (s)", source="CS455 slides")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+
+from aiscale.config import ConfigError
+from aiscale.plots import style
+
+Groups = Mapping[str, Mapping[str, Mapping[str, float]]]  #: {kind: {configuration: {category: bytes}}}
+
+#: Colour of a collective, from the palette of ranks, which is known to keep apart.
+COLLECTIVE_COLORS = {
+    "all_reduce": "#D96709",
+    "all_gather": "#0068B8",
+    "reduce_scatter": "#60B4A1",
+    "send": "#572D88",
+    "broadcast": "#FAC62D",
+    "other": "#7C828A",
+}
+
+
+def memory_bars(
+    predicted: Mapping | None = None,
+    measured: Mapping | None = None,
+    published: Mapping | None = None,
+    *,
+    capacity_bytes: float | None = None,
+    source: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Bytes by category, stacked; for each configuration a bar for what is predicted, measured and published.
+
+    Each of the three is {category: bytes} or {configuration: {category: bytes}}. capacity_bytes draws the memory of
+    the device as a line. Categories keep their colour in every figure (style.MEMORY_COLORS).
+    """
+    kinds = {"predicted": predicted, "measured": measured, "published": published}
+    groups = {kind: _by_configuration(given) for kind, given in kinds.items() if given}
+    style.check_given(groups, "memory_bars predicted, measured or published bytes")
+    totals = [sum(parts.values()) for group in groups.values() for parts in group.values()]
+    unit_bytes, unit = style.memory_unit(max(totals))
+    ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax, (0.36, 0.22), 1.6, source)
+    ax.set_xlim(0, 1.13 * max([*totals, capacity_bytes or 0]) / unit_bytes)
+    if capacity_bytes is not None:
+        ax.set_ylim(top=0.05)  # a line of text over the bars
+        x = capacity_bytes / unit_bytes
+        ax.axvline(x, color=style.INK, linewidth=1.2, linestyle=":")
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
+        ax.annotate("memory of the device", (x, 1), xytext=(-4, 0), ha="right", color=style.MUTED, **place)
+    ax.set_xlabel(f"memory ({unit})")
+    return ax
+
+
+def _by_configuration(given: Mapping) -> dict[str, Mapping[str, float]]:
+    """{configuration: {category: bytes}}; a bare {category: bytes} is the configuration without a name."""
+    return dict(given) if all(isinstance(value, Mapping) for value in given.values()) else {"": given}
+
+
+def traffic_bars(
+    predicted: Mapping[str, Mapping[str, float]] | None = None,
+    measured: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    unit_bytes: float = 2**20,
+    unit: str = "MiB",
+    ax: Axes | None = None,
+) -> Axes:
+    """Bytes by collective, stacked; for each configuration a bar for what is predicted and one for what is measured.
+
+    Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
+    """
+    groups = {kind: given for kind, given in (("predicted", predicted), ("measured", measured)) if given}
+    style.check_given(groups, "traffic_bars predicted or measured bytes")
+    ax = _stacked(groups, COLLECTIVE_COLORS, unit_bytes, ax, (0.3, 0.16), 1.5)
+    ax.set_xlim(0, 1.13 * ax.dataLim.x1)
+    ax.set_xlabel(f"sent by a rank in one step ({unit})")
+    return ax
+
+
+def _rows(groups: Mapping[str, Mapping[str, object]]) -> tuple[list[str], list[tuple[str, str]]]:
+    """(the labels, a row (label, kind) for each bar)."""
+    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
+    return labels, [(label, kind) for label in labels for kind in groups if label in groups[kind]]
+
+
+def _stacked(
+    groups: Groups,
+    palette: Mapping[str, str],
+    unit_bytes: float,
+    ax: Axes | None,
+    inches: tuple[float, float],
+    gap: float,
+    source: str = "",
+) -> Axes:
+    """A bar for each configuration and kind, its parts in the order of `palette` and its total at the end.
+
+    inches: for a bar, and more for a configuration; gap: from one configuration to the next, in bars.
+    """
+    labels, rows = _rows(groups)
+    ax = style.new_axes(ax, 7.5, 0.95 + inches[0] * len(rows) + inches[1] * len(labels))
+    given = dict.fromkeys(part for label, kind in rows for part, nbytes in groups[kind][label].items() if nbytes)
+    parts = [part for part in palette if part in given] + [part for part in given if part not in palette]
+    colors = {part: palette.get(part, palette["other"]) for part in parts}
+    ticks, y = [], 0.0
+    for i, (label, kind) in enumerate(rows):
+        y += 1.0 if i == 0 or rows[i - 1][0] == label else gap
+        left = 0.0
+        for part in (part for part in parts if groups[kind][label].get(part)):
+            width = groups[kind][label][part] / unit_bytes
+            look = style.bar_style(kind, colors[part])
+            ax.barh(y, width, left=left, height=0.78, label=f"_{kind}:{part}", **look)
+            left += width
+        place = {"textcoords": "offset points", "xytext": (5, 0), "va": "center", "fontsize": 8.5}
+        ax.annotate(f"{left:.3g}", (left, y), color=style.INK, **place)
+        ticks.append((y, f"{label}, {kind}" if label else kind))
+    ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
+    ax.set_ylim(y + 0.65, 0.35)
+    style.for_bars(ax)
+    names = {part.replace("_", "-"): color for part, color in colors.items()}
+    style.legend_above(ax, style.legend_handles(names, style.kind_handles(groups, source, bars=True), bars=True))
+    return ax
+
+
+def published_vs_measured(
+    published: Mapping[str, float],
+    measured: Mapping[str, float],
+    predicted: Mapping[str, float] | None = None,
+    *,
+    xlabel: str = "time (s)",
+    source: str = "",
+    log: bool | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """What others printed beside what we measured, one group of bars for each label; the value stands at the bar's end.
+
+    Each: {label: value}, in the unit of xlabel. log: a logarithmic axis; by default where values span a factor of 30.
+    """
+    groups = {"published": published, "measured": measured, "predicted": predicted or {}}
+    groups = {kind: group for kind, group in groups.items() if group}
+    labels, rows = _rows(groups)
+    values = [value for group in groups.values() for value in group.values()]
+    if not values or min(values) <= 0:
+        raise ConfigError("published_vs_measured draws positive values, and at least one")
+    ax = style.new_axes(ax, 7.5, 0.9 + 0.3 * len(rows) + 0.18 * len(labels))
+    colors = {label: style.STRATEGY_COLORS["ddp"] for label in labels}
+    colors |= {label: color for label, color in style.series_colors(labels).items() if _is_strategy(label)}
+    log = max(values) > 30 * min(values) if log is None else log
+    left = 10 ** _floor(min(values)) if log else 0
+    y, centers = 0.0, {label: [] for label in labels}
+    for i, (label, kind) in enumerate(rows):
+        y += 1.0 if i and rows[i - 1][0] == label else 1.6
+        _value_bar(ax, y, left, groups[kind][label], kind, colors[label], label)
+        centers[label].append(y)
+    if log:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    ax.set_xlim(left, max(values) * (2.2 if log else 1.12))
+    ax.set_yticks([sum(at) / len(at) for at in centers.values()], labels)
+    ax.set_ylim(y + 0.8, 0.8)
+    style.for_bars(ax)
+    ax.set_xlabel(xlabel)
+    style.legend_above(ax, style.kind_handles(groups, source, bars=True))
+    return ax
+
+
+def _value_bar(ax: Axes, y: float, left: float, value: float, kind: str, color: str, label: str) -> None:
+    ax.barh(y, value - left, left=left, height=0.8, label=f"_{kind}:{label}", **style.bar_style(kind, color))
+    if kind == "published":
+        style.draw(ax, "published", [value], [y], color, clip_on=False)
+    place = {"textcoords": "offset points", "xytext": (7, 0), "va": "center", "fontsize": 8.5}
+    ax.annotate(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", (value, y), color=style.INK, **place)
+
+
+def _is_strategy(label: str) -> bool:
+    return next(iter(label.lower().replace("-", " ").replace("+", " ").split()), "") in style.STRATEGY_COLORS
+
+
+def _floor(value: float) -> int:
+    """The power of ten at or below half of `value`, so that the shortest bar keeps some length."""
+    return math.floor(math.log10(value / 2))

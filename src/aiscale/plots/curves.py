@@ -1,0 +1,206 @@
+"""Curves: loss over steps, how far two strategies are apart, and how training scales with the number of ranks.
+
+plots.loss_curves({"serial": losses, "ddp x2": losses}, validation={"serial": [(step, loss), ...]})
+plots.loss_vs_batch({"lr 3e-4": [(batch, loss), ...]})
+plots.loss_difference({"ddp x2": differences}, tolerance=1e-10)
+plots.speedup([1, 2, 4], {"ddp, strong": [1, 1.9, 2.1]}, {"ddp, strong": [1, 1.92, 2.0]})
+plots.efficiency([1, 2, 4], ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from aiscale.config import ConfigError
+from aiscale.plots import style
+
+Series = Sequence[float] | Sequence[tuple[float, float]]
+Values = Mapping[str, Sequence[float]] | Sequence[float]
+Published = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+
+
+def xy(series: Series) -> tuple[np.ndarray, np.ndarray]:
+    """(x, y) of a list of (x, y), or of values at steps 1, 2, 3."""
+    values = np.asarray(series, dtype=float)
+    if values.ndim == 2 and values.shape[1] == 2:
+        return values[:, 0], values[:, 1]
+    if values.ndim != 1 or not len(values):
+        raise ConfigError("a curve is a list of values, or of (step, value) pairs, and not empty")
+    return np.arange(1, len(values) + 1), values
+
+
+def loss_curves(
+    runs: Mapping[str, Series],
+    validation: Mapping[str, Series] | None = None,
+    *,
+    references: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Training loss in nats a token over optimizer steps; circles: validation; dotted levels: references.
+
+    runs, validation: {label: losses or [(step, loss)]}; references: {label: loss}, the entropy of bigrams, say.
+    Curves that lie on one another all stay visible: each is drawn narrower than the one below it.
+    """
+    ax = style.new_axes(ax)
+    validation = validation or {}
+    labels = list(dict.fromkeys([*runs, *validation]))
+    colors = style.series_colors(labels)
+    many = max(1, len(runs) - 1)
+    for i, (label, losses) in enumerate(runs.items()):
+        steps, values = xy(losses)
+        width = 1.4 + (4.2 * (len(runs) - 1 - i) / many if len(runs) > 1 else 0)
+        ax.plot(steps, values, color=colors[label], linewidth=width, zorder=2 + i / 10)
+    for label, losses in validation.items():
+        steps, values = xy(losses)
+        style.draw(ax, "measured", steps, values, colors[label], linestyle="", markersize=6, zorder=4)
+    for name, level in (references or {}).items():
+        ax.axhline(level, color=style.MUTED, linewidth=1, linestyle=":")
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "color": style.MUTED}
+        ax.annotate(name, (1, level), xytext=(0, 3), ha="right", va="bottom", fontsize=8.5, **place)
+    style.steps_axis(ax.xaxis)
+    ax.set(xlabel="optimizer step", ylabel="loss (nats per token)")
+    handles = style.legend_handles({label: colors[label] for label in labels})
+    if validation:
+        handles.append(Line2D([], [], color=style.MUTED, label="training", linewidth=1.6))
+        handles.append(Line2D([], [], color=style.MUTED, label="validation", marker="o", linestyle=""))
+    if len(handles) > 1:
+        style.legend_above(ax, handles)
+    return ax
+
+
+def loss_vs_batch(
+    runs: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    xlabel: str = "global batch (sequences)",
+    ylabel: str = "validation loss (nats per token)",
+    ax: Axes | None = None,
+) -> Axes:
+    """Loss reached over the global batch. runs: {label: [(sequences, loss)]}, all measured."""
+    ax = style.new_axes(ax)
+    colors = style.series_colors(runs)
+    for label, series in runs.items():
+        style.draw(ax, "measured", *xy(series), colors[label])
+    ax.set_xscale("log", base=2)
+    style.ranks_axis(ax.xaxis, [batch for series in runs.values() for batch, _ in series])
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    style.legend_above(ax, style.legend_handles(colors))
+    return ax
+
+
+def loss_difference(
+    differences: Mapping[str, Series], tolerance: float | None = None, *, ax: Axes | None = None
+) -> Axes:
+    """How far losses are from the serial run's, step by step, on a logarithmic axis.
+
+    differences: {label: |loss - serial loss|}; tolerance: what still counts as equal. A difference of exactly 0 has
+    no place on the axis: it is drawn at the lower edge, and a run without any other is labelled "equal bit for bit".
+    """
+    ax = style.new_axes(ax)
+    curves = {label: xy(np.abs(np.asarray(values, dtype=float))) for label, values in differences.items()}
+    positive = [v for _, values in curves.values() for v in values if v > 0] + ([tolerance] if tolerance else [])
+    floor = 10.0 ** (np.floor(np.log10(min(positive, default=1e-16))) - 1)
+    colors = style.series_colors(curves)
+    names = {}
+    for label, (steps, values) in curves.items():
+        ax.plot(steps, np.maximum(values, floor), color=colors[label], marker="o", markersize=3, linewidth=1.2)
+        names[label if values.any() else f"{label} (equal bit for bit)"] = colors[label]
+    if tolerance is not None:
+        ax.axhline(tolerance, color=style.INK, linewidth=1, linestyle=":")
+        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "color": style.MUTED}
+        ax.annotate(f"tolerance {tolerance:g}", (1, tolerance), xytext=(0, -4), ha="right", va="top", **place)
+    ax.set_yscale("log")
+    ax.set_ylim(floor * 0.7, max([*positive, floor * 10]) * 5)
+    style.steps_axis(ax.xaxis)
+    ax.set(xlabel="optimizer step", ylabel="difference from serial (nats)")
+    style.legend_above(ax, style.legend_handles(names))
+    return ax
+
+
+# Over the number of ranks --------------------------------------------------------------------------------------------
+
+
+def _series(values: Values | None) -> dict[str, Sequence[float]]:
+    if values is None:
+        return {}
+    return dict(values) if isinstance(values, Mapping) else {"": values}
+
+
+def speedup(
+    ranks: Sequence[int],
+    measured: Values | None = None,
+    predicted: Values | None = None,
+    *,
+    published: Published | None = None,
+    source: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """How many times as fast as one rank. measured, predicted: (len(ranks),) or {label: (len(ranks),)}.
+
+    published: {label: (ranks, speedups)} of others, with `source`. The grey line is ideal: n ranks, n times as fast.
+    """
+    ax = _over_ranks(ranks, measured, predicted, published, source, ax, 3.8)
+    everywhere = sorted({*ranks, *(n for given, _ in (published or {}).values() for n in given)})
+    ax.plot(everywhere, everywhere, color=style.FAINT, linewidth=1.4, zorder=1)
+    top = everywhere[-1]
+    place = {"textcoords": "offset points", "xytext": (-12, 2), "ha": "right", "va": "bottom", "fontsize": 8.5}
+    ax.annotate("ideal", (top, top), color=style.MUTED, **place)
+    if top > 8:
+        ax.set_yscale("log", base=2)
+        style.ranks_axis(ax.yaxis, everywhere)
+        ax.set_ylim(top=top * 1.3)
+    else:  # few ranks: a linear axis shows better how much is missing
+        ax.set_xscale("linear")
+        style.ranks_axis(ax.xaxis, everywhere)
+        style.steps_axis(ax.yaxis)
+        ax.set_ylim(0, top * 1.06)
+    ax.set_ylabel("speed-up (times one rank)")
+    return ax
+
+
+def efficiency(
+    ranks: Sequence[int],
+    measured: Values | None = None,
+    predicted: Values | None = None,
+    *,
+    published: Published | None = None,
+    source: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Parallel efficiency, speed-up over ranks; arguments as in speedup, values between 0 and 1 (ideal)."""
+    ax = _over_ranks(ranks, measured, predicted, published, source, ax, 3.4)
+    ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
+    values = [v for given in (measured, predicted) for series in _series(given).values() for v in series]
+    values += [v for _, series in (published or {}).values() for v in series]
+    ax.set_ylim(0, max(1.08, 1.08 * max(values)))
+    style.percent_axis(ax.yaxis)
+    ax.set_ylabel("efficiency (% of ideal)")
+    return ax
+
+
+def _over_ranks(ranks, measured, predicted, published, source, ax, height) -> Axes:
+    """Series over the number of ranks, one colour a label, one mark a kind."""
+    given = {"measured": _series(measured), "predicted": _series(predicted)}
+    series_of = {kind: {label: (ranks, y) for label, y in series.items()} for kind, series in given.items()}
+    series_of["published"] = dict(published or {})
+    labels = list(dict.fromkeys(label for series in series_of.values() for label in series))
+    style.check_given(labels, "measured, predicted or published values")
+    for kind, series in series_of.items():
+        for label, (x, y) in series.items():
+            if len(x) != len(y):
+                raise ConfigError(f"{kind} {label}: {len(x)} ranks but {len(y)} values")
+    ax = style.new_axes(ax, 7.5, height)
+    colors = style.series_colors(labels) if labels != [""] else {"": style.STRATEGY_COLORS["ddp"]}
+    for kind, series in series_of.items():
+        for label, (x, y) in series.items():
+            style.draw(ax, kind, x, y, colors[label])
+    ax.set_xscale("log", base=2)
+    style.ranks_axis(ax.xaxis, [n for series in series_of.values() for x, _ in series.values() for n in x])
+    ax.set_xlabel("number of ranks")
+    kinds = [kind for kind, series in series_of.items() if series]
+    names = {label: color for label, color in colors.items() if label}
+    style.legend_above(ax, style.legend_handles(names, style.kind_handles(kinds, source)))
+    return ax

@@ -1,0 +1,227 @@
+"""One step over its time: who does what when, pipeline schedules, and how memory rises and falls.
+
+plots.timeline([(rank, name, start_s, end_s, kind), ...])          # measured
+plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in rows of its own
+plots.pipeline(events)                                             # measured, of all ranks, from PipelineTrace
+plots.pipeline(predicted=cost.pipeline_timeline("1f1b", 4, 8))     # simulated
+plots.memory_over_time(seconds, {"parameters": [...], "activations": [...]}, marks={"backward": 0.12})
+plots.step_memory({"ddp": trace, "fsdp": trace})                   # a panel for each strategy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+from typing import Protocol
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from aiscale.cost import Event
+from aiscale.plots import style
+
+Events = Iterable[Event | tuple]  #: (rank, name, start_s, end_s, kind)
+
+
+def timeline(events: Events = (), predicted: Events = (), *, names: bool = True, ax: Axes | None = None) -> Axes:
+    """A Gantt chart of (rank, name, start_s, end_s, kind) events, kinds coloured as style.EVENT_COLORS.
+
+    Computation fills a rank's upper lane, communication its lower one, so that overlap shows as one above the other.
+    predicted events are drawn pale, in rows below. names: write a bar's name into it where it fits.
+    """
+    groups, rows = _groups(events, predicted, "timeline")
+    ax = style.new_axes(ax, 7.5, 0.9 + 0.62 * len(rows))
+    end = max(event.end_s for _, group in groups for event in group)
+    begin = min(event.start_s for _, group in groups for event in group)
+    factor, unit = _milliseconds(end - begin)
+    for kind, group in groups:
+        talks = {event.rank for event in group if event.kind == "communication"}
+        for event in group:
+            lane, height = rows.index((kind, event.rank)), 0.72
+            if event.rank in talks:
+                lane, height = lane + (0.19 if event.kind == "communication" else -0.19), 0.34
+            # The share of the width that 8-point letters take at 7.5 inches
+            fits = names and (event.end_s - event.start_s) / (end - begin) > 0.0105 * len(event.name) + 0.01
+            _bar(ax, lane, height, event, kind, factor, event.name if fits else "", fontsize=8)
+    ax.set_xlim(begin * factor, (end + 0.01 * (end - begin)) * factor)
+    style.for_bars(ax)
+    return _finish(ax, groups, rows, unit)
+
+
+def pipeline(events: Events = (), predicted: Events = (), *, ax: Axes | None = None) -> Axes:
+    """Pipeline schedules: a row for each rank, a box for each piece of work; what is empty between them is the bubble.
+
+    A name is the micro-batch, "3", or with several pieces of the model on a rank the micro-batch and the piece, "3.1":
+    then each piece has a lane of its own, the first one above. predicted events stand in rows below.
+    """
+    groups, rows = _groups(events, predicted, "pipeline")
+    lanes = 1 + max(_piece(event) for _, group in groups for event in group)
+    ax = style.new_axes(ax, 7.5, 0.9 + (0.2 + 0.14 * lanes) * len(rows))
+    begin = {kind: min(event.start_s for event in group) for kind, group in groups}
+    span = max(event.end_s - begin[kind] for kind, group in groups for event in group)
+    factor, unit = _milliseconds(span)
+    for kind, group in groups:
+        for event in group:
+            lane = rows.index((kind, event.rank)) + 0.84 * ((_piece(event) + 0.5) / lanes - 0.5)
+            number = event.name.partition(".")[0]
+            # The share of the width that 7-point digits take at 7.5 inches
+            fits = (event.end_s - event.start_s) / span > 0.0105 * len(number) + 0.003
+            moved = event._replace(start_s=event.start_s - begin[kind], end_s=event.end_s - begin[kind])
+            _bar(ax, lane, 0.84 / lanes, moved, kind, factor, number if fits else "", fontsize=7, linewidth=0.6)
+    ax.set_xlim(0, span * factor * 1.005)
+    ax.grid(visible=False)
+    return _finish(ax, groups, rows, unit)
+
+
+Groups = list[tuple[str, list[Event]]]  #: measured and predicted, where there are any
+Rows = list[tuple[str, int]]  #: (measured or predicted, rank)
+
+
+def _groups(events: Events, predicted: Events, name: str) -> tuple[Groups, Rows]:
+    groups = [("measured", [Event(*event) for event in events]), ("predicted", [Event(*event) for event in predicted])]
+    groups = [(kind, group) for kind, group in groups if group]
+    style.check_given(groups, f"{name} (rank, name, start_s, end_s, kind) rows")
+    return groups, [(kind, rank) for kind, group in groups for rank in sorted({event.rank for event in group})]
+
+
+def _milliseconds(span_s: float) -> tuple[float, str]:
+    """What seconds are multiplied with, and what they are then called."""
+    return (1e3, "ms") if span_s < 2 else (1, "s")
+
+
+def _piece(event: Event) -> int:
+    return int(event.name.partition(".")[2] or 0)
+
+
+def _bar(
+    ax: Axes, lane: float, height: float, event: Event, kind: str, factor: float, word: str, fontsize: int, **look
+) -> None:
+    options = style.bar_style(kind, style.EVENT_COLORS.get(event.kind, style.MUTED)) | look
+    start, width = event.start_s * factor, (event.end_s - event.start_s) * factor
+    ax.barh(lane, width, left=start, height=height, label=f"_{kind}:{event.name}", **options)
+    if word:
+        ink = style.text_color(options["facecolor"])
+        place = {"ha": "center", "va": "center", "clip_on": True}
+        ax.text(start + width / 2, lane, word, color=ink, fontsize=fontsize, **place)
+
+
+def _finish(ax: Axes, groups: Groups, rows: Rows, unit: str) -> Axes:
+    """Ranks beside their rows, time below, and above what colours and marks mean."""
+    several = len(groups) > 1
+    ax.set_yticks(range(len(rows)), [f"rank {rank}" + (f", {kind}" if several else "") for kind, rank in rows])
+    ax.set_ylim(len(rows) - 0.45, -0.55)
+    ax.set_xlabel(f"time ({unit})")
+    found = dict.fromkeys(event.kind for _, group in groups for event in group)
+    order = [kind for kind in style.EVENT_COLORS if kind in found] + [k for k in found if k not in style.EVENT_COLORS]
+    colors = {kind: style.EVENT_COLORS.get(kind, style.MUTED) for kind in order}
+    shown = [kind for kind, _ in groups]
+    more = style.kind_handles(shown, bars=True) if shown != ["measured"] else []
+    style.legend_above(ax, style.legend_handles(colors, more, bars=True))
+    return ax
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def memory_over_time(
+    seconds: Sequence[float],
+    held: Mapping[str, Sequence[float]],
+    *,
+    marks: Mapping[str, float] | None = None,
+    predicted_peak_bytes: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Measured bytes over time, stacked by category.
+
+    seconds: (n,) when each sample was taken; held: {category: (n,) bytes}; marks: {what begins: second};
+    predicted_peak_bytes: a dashed level.
+    """
+    ax = style.new_axes(ax)
+    categories = sorted(held, key=lambda name: (*style.MEMORY_COLORS, name).index(name))
+    stack = np.array([held[c] for c in categories], dtype=float)
+    peak = stack.sum(axis=0).max()
+    scale, unit = style.memory_unit(max(peak, predicted_peak_bytes or 0))
+    time = np.asarray(seconds, dtype=float)
+    factor, second = _milliseconds(time.max())
+    colors = [style.MEMORY_COLORS.get(c, style.MEMORY_COLORS["other"]) for c in categories]
+    ax.stackplot(time * factor, stack / scale, colors=colors, labels=[f"_{c}" for c in categories], linewidth=0)
+    ax.set_xlim(time.min() * factor, time.max() * factor)
+    ax.set_ylim(0, 1.14 * max(peak, predicted_peak_bytes or 0) / scale)
+    for name, at in (marks or {}).items():
+        ax.axvline(at * factor, color=style.INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8.5}
+        ax.annotate(name, (at * factor, 1), xytext=(4, -3), va="top", color=style.MUTED, **place)
+    handles = style.legend_handles(dict(zip(categories, colors, strict=True)), bars=True)
+    if predicted_peak_bytes is not None:
+        ax.axhline(predicted_peak_bytes / scale, color=style.INK, linewidth=1.4, linestyle="--")
+        handles += style.kind_handles(["predicted"])
+    ax.set(xlabel=f"time ({second})", ylabel=f"memory ({unit})")
+    style.legend_above(ax, handles)
+    return ax
+
+
+#: In the order in which they are stacked: what is there between steps comes first.
+_STEP_COLORS = {
+    "parameters": style.MEMORY_COLORS["parameters"],
+    "optimizer states": style.MEMORY_COLORS["optimizer states"],
+    "gradients": style.MEMORY_COLORS["gradients"],
+    "gathered parameters": style.MEMORY_COLORS["weight casts"],
+    "buffers": style.MEMORY_COLORS["buffers"],
+    "activations": style.MEMORY_COLORS["activations"],
+}
+#: Of the strip: greys, because the light blue of a forward pass is that of gathered parameters here.
+_PASSES = {"forward": style.tint(style.INK, 0.3), "backward": style.tint(style.INK, 0.7)}
+
+
+class Trace(Protocol):
+    """A `parallel.memory_trace.StepMemory`."""
+
+    seconds: list[float]
+    held_bytes: dict[str, list[int]]
+    events: list[Event]
+
+
+def step_memory(traces: Mapping[str, Trace], *, unit_bytes: float = 2**20, unit: str = "MiB") -> np.ndarray:
+    """Measured bytes over one step, stacked by category, a panel for each of `traces`, all with one scale of memory.
+
+    The strip under a panel shows which block is at work: forward, then backward.
+    """
+    style.check_given(traces, "step_memory {label: trace of parallel.step_memory}")
+    columns = min(2, len(traces))
+    rows = ceil(len(traces) / columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(7.5, 0.7 + 2.15 * rows), sharey=True, layout="constrained", squeeze=False
+    )
+    top = max(np.sum(list(trace.held_bytes.values()), axis=0).max() for trace in traces.values()) / unit_bytes
+    for ax, (label, trace) in zip(axes.flat, traces.items(), strict=False):
+        _panel(ax, label, trace, unit_bytes, top)
+    for ax in axes.flat[len(traces) :]:
+        ax.set_visible(False)
+    for ax in axes[:, 0]:
+        ax.set_ylabel(f"memory ({unit})")
+    found = {category for trace in traces.values() for category, levels in trace.held_bytes.items() if any(levels)}
+    colors = {category: color for category, color in _STEP_COLORS.items() if category in found}
+    handles = style.legend_handles(colors | _PASSES, bars=True)
+    figure.legend(handles=handles, ncols=4, loc="outside upper left")
+    return axes
+
+
+def _panel(ax: Axes, label: str, trace: Trace, unit_bytes: float, top: float) -> None:
+    milliseconds = np.asarray(trace.seconds) * 1e3
+    stack = [
+        np.asarray(trace.held_bytes.get(category, 0)) / unit_bytes * np.ones(len(milliseconds))
+        for category in _STEP_COLORS
+    ]
+    names = [f"_{category}" for category in _STEP_COLORS]
+    ax.stackplot(milliseconds, stack, colors=list(_STEP_COLORS.values()), labels=names, linewidth=0)
+    strip = 0.055 * top
+    for event in trace.events:
+        start, width = event.start_s * 1e3, (event.end_s - event.start_s) * 1e3
+        look = {"facecolor": _PASSES[event.kind], "edgecolor": style.PAPER, "linewidth": 0.6}
+        ax.add_patch(Rectangle((start, -1.35 * strip), width, strip, **look))
+    ax.set_xlim(0, milliseconds[-1])
+    ax.set_ylim(-1.6 * strip, 1.16 * top)
+    ax.annotate(label, (0, 1), xycoords="axes fraction", textcoords="offset points", xytext=(6, -5), va="top")
+    ax.set_xlabel("time (ms)")

@@ -1,0 +1,335 @@
+"""What Radius keeps, sends and costs.
+
+plots.concentration({"gradient": gradient, "update": update})            # how few entries hold most of it
+plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})                       # how long a choice stays right
+plots.mask_change(mask_before, mask_after)                               # the same, entry by entry
+plots.residual_steps(norms, dense_steps)                                 # what waits on the ranks
+plots.step_bytes(measured, predicted)                                    # what each step sent
+plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
+plots.density_times(measured, predicted, published, source="...")        # where it breaks even
+plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
+plots.perplexity_bytes({"radius d 0.4": [(share, mean, low, high)]})     # what the saved bytes cost
+plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # and whether longer runs pay less
+plots.perplexity_settings({("500 steps", "T 200, sum", "d 0.4"): (mean, low, high)})   # and which settings do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MultipleLocator
+
+from aiscale.config import ConfigError
+from aiscale.plots import style
+from aiscale.plots.curves import Series, xy
+
+# Which entries -------------------------------------------------------------------------------------------------------
+
+
+def concentration(
+    values: Mapping[str, Sequence[float]], *, marks: Sequence[float] = (), ax: Axes | None = None
+) -> Axes:
+    """Share of the sum of squares that the largest entries hold, over the share of entries. values: {label: (N,)}.
+
+    marks: densities at which a dotted line stands.
+    """
+    style.check_given(values, "tensors by label")
+    ax = style.new_axes(ax, 7.5, 3.4)
+    colors = style.series_colors(values)
+    for label, entries in values.items():
+        squares = np.sort(np.square(np.asarray(entries, dtype=float).reshape(-1)))[::-1]
+        held = np.cumsum(squares) / squares.sum()
+        at = np.unique(np.linspace(0, len(held) - 1, 400).astype(int))
+        ax.plot([0, *((at + 1) / len(held))], [0, *held[at]], color=colors[label])
+    ax.plot([0, 1], [0, 1], color=style.FAINT, linewidth=1.2, zorder=1)
+    for density in marks:
+        ax.axvline(density, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
+    style.percent_axis(ax.xaxis)
+    style.percent_axis(ax.yaxis)
+    ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="largest entries (% of all)", ylabel="share of sum of squares (%)")
+    style.legend_above(ax, style.legend_handles(colors))
+    return ax
+
+
+def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax: Axes | None = None) -> Axes:
+    """Share of the chosen entries that would be chosen again, over the steps in between, {density: [(steps, share)]}.
+
+    Dashed: by chance, which is the density.
+    """
+    style.check_given(overlaps, "[(steps, share)] by density")
+    ax = style.new_axes(ax, 7.5, 3.4)
+    names = {f"d {density:g}": style.METHOD_COLORS.get(f"radius d {density:g}", style.MUTED) for density in overlaps}
+    for (density, points), color in zip(overlaps.items(), names.values(), strict=True):
+        style.draw(ax, "measured", *xy(points), color)
+        steps = [steps for steps, _ in points]
+        style.draw(ax, "predicted", [min(steps), max(steps)], [density, density], color, linewidth=1.2)
+    ax.set_xscale("log")
+    style.ranks_axis(ax.xaxis, [steps for points in overlaps.values() for steps, _ in points])
+    style.percent_axis(ax.yaxis)
+    ax.set(ylim=(0, 1.04), xlabel="steps between two choices", ylabel="chosen again (%)")
+    measured, chance = style.kind_handles(["measured", "predicted"])
+    chance.set_label("by chance")
+    style.legend_above(ax, style.legend_handles(names, [measured, chance]))
+    return ax
+
+
+def mask_change(before: Sequence, after: Sequence, *, ax: Axes | None = None) -> Axes:
+    """Two masks of one matrix, (rows, columns): kept both times, only before, only after, never."""
+    before, after = np.asarray(before, dtype=bool), np.asarray(after, dtype=bool)
+    if before.shape != after.shape or before.ndim != 2:
+        raise ConfigError(f"the masks are {before.shape} and {after.shape}: both must be matrices of one shape")
+    names = {
+        "never": style.tint(style.FAINT, 0.45),
+        "dropped": style.RANK_COLORS[1],
+        "new": style.RANK_COLORS[3],
+        "kept": style.STRATEGY_COLORS["ddp"],
+    }
+    rows, columns = before.shape
+    ax = style.new_axes(ax, 7.5, min(6.8 * rows / columns + 1.0, 7.5))
+    ax.imshow(before + 2 * after, cmap=ListedColormap(list(names.values())), vmin=0, vmax=3, interpolation="nearest")
+    ax.set(xlabel="column", ylabel="row")
+    ax.grid(visible=False)
+    style.legend_above(ax, style.legend_handles({name: names[name] for name in ("kept", "dropped", "new")}, bars=True))
+    return ax
+
+
+# What is kept back and what is sent ----------------------------------------------------------------------------------
+
+
+def residual_steps(norms: Sequence[float], dense_steps: Sequence[int] = (), *, ax: Axes | None = None) -> Axes:
+    """Norm of the residual after each step, 1, 2, 3; shaded: dense_steps, in which everything is sent."""
+    style.check_given(norms, "norms")
+    ax = style.new_axes(ax, 7.5, 2.9)
+    steps, values = xy(norms)
+    for step in dense_steps:
+        ax.axvspan(step - 0.5, step + 0.5, color=style.tint(style.EVENT_COLORS["communication"], 0.22), linewidth=0)
+    style.draw(ax, "measured", steps, values, style.STRATEGY_COLORS["radius"])
+    style.steps_axis(ax.xaxis)
+    ax.set(xlabel="step (shaded: dense)", ylabel="norm of the residual")
+    ax.set_ylim(bottom=-0.04 * max(values))
+    return ax
+
+
+def step_bytes(measured: Sequence[float], predicted: Sequence[float] = (), *, ax: Axes | None = None) -> Axes:
+    """Payload bytes of each step, 1, 2, 3."""
+    style.check_given(measured, "bytes by step")
+    ax = style.new_axes(ax, 7.5, 2.9)
+    color = style.STRATEGY_COLORS["radius"]
+    kinds = {"measured": measured, "predicted": predicted}
+    kinds = {kind: values for kind, values in kinds.items() if len(values)}
+    for kind, values in kinds.items():
+        line = (
+            {"linestyle": "", "markersize": 7} if kind == "measured" else {"drawstyle": "steps-mid", "color": style.INK}
+        )
+        style.draw(ax, kind, *xy(values), **{"color": color, **line})
+    style.steps_axis(ax.xaxis)
+    most = max(max(values) for values in kinds.values())
+    ax.yaxis.set_major_locator(MultipleLocator(2.0 ** np.floor(np.log2(most / 2.5))))
+    ax.yaxis.set_major_formatter(lambda nbytes, _: style.format_bytes(nbytes))
+    ax.set_ylim(0, 1.12 * most)
+    ax.set(xlabel="optimizer step", ylabel="payload of a step")
+    style.legend_above(ax, style.kind_handles(kinds))
+    return ax
+
+
+# How training goes ---------------------------------------------------------------------------------------------------
+
+
+def radius_curves(
+    losses: Mapping[str, Series],
+    perplexities: Mapping[str, Series],
+    *,
+    errors: Mapping[str, Sequence[tuple[float, ...]]] | None = None,
+    baseline: str = "dense",
+    switch: float | None = None,
+    window: int = 1,
+) -> np.ndarray:
+    """Training loss, loss error (baseline minus the run) and validation perplexity, as the artifact's figures have it.
+
+    losses, perplexities: {label: values by step, or [(step, value)]}, `baseline` among them. errors: {label: [(step,
+    mean, low, high)]}, of several seeds; without them they are the differences of `losses`. A perplexity may have a low
+    and a high as well. switch: the last dense step. window: steps over which losses are averaged. Returns three Axes.
+    """
+    if baseline not in losses:
+        raise ConfigError(f"the baseline {baseline!r} is not among the runs {', '.join(losses) or '(none)'}")
+    axes = plt.subplots(3, 1, figsize=(7.5, 7.4), layout="constrained", sharex=True)[1]
+    colors = style.method_colors(dict.fromkeys([*losses, *perplexities]))
+    smooth = {label: _averaged(*xy(series), window) for label, series in losses.items()}
+    for label, (steps, values) in smooth.items():
+        axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == baseline else 1.4)
+        if label != baseline and errors is None:
+            shared, here, there = np.intersect1d(steps, smooth[baseline][0], return_indices=True)
+            axes[1].plot(shared, smooth[baseline][1][there] - values[here], color=colors[label], linewidth=1.4)
+    for label, points in (errors or {}).items():
+        steps, means, *_ = zip(*points, strict=True)
+        axes[1].plot(steps, means, color=colors[label], linewidth=1.4)
+        _shade(axes[1], points, colors[label])
+    for label, series in perplexities.items():
+        spread = [point for point in series if np.ndim(point) and len(point) == 4]
+        style.draw(axes[2], "measured", *xy([point[:2] for point in spread] or series), colors[label])
+        _shade(axes[2], spread, colors[label])
+    axes[1].axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
+    for ax in axes if switch is not None else ():
+        ax.axvline(switch, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
+    style.steps_axis(axes[2].xaxis)
+    axes[0].set_ylabel("training loss (nats)")
+    axes[1].set_ylabel(f"{baseline} minus run (nats)")
+    axes[2].set(ylabel="validation perplexity", xlabel="optimizer step")
+    style.legend_above(axes[0], style.legend_handles(colors))
+    return axes
+
+
+def _shade(ax: Axes, points: Sequence[tuple[float, ...]], color: str) -> None:
+    """From the low to the high of [(step, mean, low, high)]."""
+    if points:
+        steps, _, low, high = zip(*points, strict=True)
+        ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0, zorder=1)
+
+
+def _averaged(steps: np.ndarray, values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over consecutive stretches of `window` points, each at its last step."""
+    whole = len(values) // window * window
+    return steps[window - 1 : whole : window], values[:whole].reshape(-1, window).mean(axis=1)
+
+
+# What it costs and brings --------------------------------------------------------------------------------------------
+
+
+def density_times(
+    measured: Sequence[tuple[float, float]] = (),
+    predicted: Sequence[tuple[float, float]] = (),
+    published: Sequence[tuple[float, float]] = (),
+    *,
+    source: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius gains."""
+    given = {"measured": measured, "predicted": predicted, "published": published}
+    given = {kind: points for kind, points in given.items() if len(points)}
+    style.check_given(given, "measured, predicted or published points")
+    ax = style.new_axes(ax, 7.5, 3.4)
+    color = {"published": style.INK}
+    for kind, points in given.items():
+        style.draw(ax, kind, *xy(sorted(points)), color.get(kind, style.STRATEGY_COLORS["radius"]))
+    ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
+    ax.set(xlim=(0, 1.02), xlabel="density d (share of entries sent)", ylabel="time of a step (dense = 1)")
+    ax.set_ylim(bottom=0)
+    style.legend_above(ax, style.kind_handles(given, source))
+    return ax
+
+
+def link_speedups(
+    measured: Mapping[str, Sequence[tuple[float, float]]],
+    predicted: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    *,
+    marks: Mapping[str, float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Times as fast as the baseline over the link's rate, {label: [(Mbit/s, times)]}; marks: {label: rate}."""
+    groups = {"measured": measured, "predicted": predicted or {}}
+    groups = {kind: series for kind, series in groups.items() if series}
+    style.check_given(groups, "[(rate, times)] by label")
+    ax = style.new_axes(ax, 7.5, 3.8)
+    colors = style.method_colors(dict.fromkeys(label for series in groups.values() for label in series))
+    for kind, series in groups.items():
+        for label, points in series.items():
+            style.draw(ax, kind, *xy(points), colors[label])
+    ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
+    for name, rate in (marks or {}).items():
+        ax.axvline(rate, color=style.MUTED, linewidth=1, linestyle=":", zorder=1)
+        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8.5}
+        ax.annotate(name, (rate, 1), xytext=(4, -4), va="top", color=style.MUTED, **place)
+    ax.set_xscale("log")
+    style.ranks_axis(ax.xaxis, [rate for series in groups.values() for points in series.values() for rate, _ in points])
+    ax.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+    ax.set(xlabel="rate of each rank's link (Mbit/s)", ylabel="speed-up (baseline = 1)")
+    ax.set_ylim(bottom=0)
+    style.legend_above(ax, style.legend_handles(colors, style.kind_handles(groups) if len(groups) > 1 else ()))
+    return ax
+
+
+Spread = tuple[float, float, float, float]  # x, then mean, lowest and highest over seeds
+
+
+def perplexity_bytes(
+    runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
+) -> Axes:
+    """What was lost over what was sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
+    ax = _spreads(runs, "[(share, mean, low, high)] by label", ylabel, ax)
+    ax.set_xlim(left=0)
+    style.percent_axis(ax.xaxis)
+    ax.set_xlabel("sent (% of dense bytes)")
+    return ax
+
+
+def perplexity_trend(
+    runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
+) -> Axes:
+    """What was lost over the length of training, {label: [(steps, mean, low, high) in percent]}.
+
+    Labels stand a little beside each other, so that their bars do not hide one another.
+    """
+    beside = [1.035 ** (i - (len(runs) - 1) / 2) for i in range(len(runs))]
+    shifted = {
+        label: [(steps * shift, *spread) for steps, *spread in points]
+        for (label, points), shift in zip(runs.items(), beside, strict=True)
+    }
+    ax = _spreads(shifted, "[(steps, mean, low, high)] by label", ylabel, ax)
+    lengths = {point[0] for points in runs.values() for point in points}
+    ax.set(xscale="log", xlim=(min(lengths) / 1.25, 1.25 * max(lengths)))
+    style.ranks_axis(ax.xaxis, lengths)
+    ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
+    ax.set_xlabel("optimizer steps of the whole run")
+    return ax
+
+
+def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float, float]]) -> np.ndarray:
+    """What was lost under all settings, {(panel, row, column): (mean, low, high) in percent}; one Axes a panel.
+
+    A cell is the more orange the worse it is than the baseline, and the more blue the better; it has the mean in large
+    figures and the range in small ones. Settings that nobody has run stay empty.
+    """
+    style.check_given(cells, "(mean, low, high) by (panel, row, column)")
+    panels, rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    size = (7.5, 1.1 + 0.46 * len(rows))
+    axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")[1][0]
+    better, worse = style.STRATEGY_COLORS["ddp"], style.METHOD_COLORS["radius d 0.1"]
+    for ax, panel in zip(axes, panels, strict=True):
+        for (_, row, column), (mean, low, high) in ((key, cell) for key, cell in cells.items() if key[0] == panel):
+            x, y = columns.index(column), rows.index(row)
+            shade = style.tint(worse if mean > 0 else better, min(1.0, abs(mean) / 15))
+            ax.add_patch(Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, color=shade, linewidth=0))
+            told = {"ha": "center", "va": "center", "color": style.text_color(shade)}
+            ax.text(x, y - 0.14, f"{mean:+.1f}", fontsize=8.5, **told)
+            ax.text(x, y + 0.26, f"{low:+.0f} to {high:+.0f}", fontsize=5.5, **told)
+        ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=panel)
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(len(rows)), rows)
+        ax.xaxis.tick_top()
+        ax.tick_params(length=0)
+        ax.grid(False)
+        ax.spines[:].set_visible(False)
+    return axes
+
+
+def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: Axes | None) -> Axes:
+    """A line through the means of each label, a bar from lowest to highest; grey: as good as dense."""
+    style.check_given(runs, what)
+    ax = style.new_axes(ax, 7.5, 3.8)
+    looks = style.method_looks(runs)
+    for label, points in runs.items():
+        x, mean, low, high = np.asarray(sorted(points), dtype=float).T
+        reach = np.maximum([mean - low, high - mean], 0)
+        color = looks[label]["color"]
+        ax.errorbar(x, mean, yerr=reach, color=color, capsize=3, linestyle="", linewidth=1.4, zorder=2)
+        style.draw(ax, "measured", x, mean, **looks[label])
+    ax.axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
+    ax.set_ylabel(ylabel)
+    style.legend_above(ax, [Line2D([], [], label=label, **look) for label, look in looks.items()])
+    return ax

@@ -1,0 +1,163 @@
+"""Figures of Radius draw the numbers that they were given, and refuse what has none."""
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from aiscale import plots
+from aiscale.config import ConfigError
+from aiscale.plots import style
+
+matplotlib.use("agg")
+
+
+@pytest.fixture(autouse=True)
+def house_style():
+    with plt.rc_context():
+        plots.use_style()
+        yield
+    plt.close("all")
+
+
+def lines(ax, kind):
+    return [line for line in ax.lines if line.get_label() == f"_{kind}"]
+
+
+def legend(ax):
+    found = ax.figure.legends[0] if ax.figure.legends else ax.get_legend()
+    return [text.get_text() for text in found.texts]
+
+
+def test_concentration_adds_up_squares_from_the_largest_on():
+    ax = plots.concentration({"update": [1.0, -3.0, 0.0, 2.0]})
+    assert np.allclose(ax.lines[0].get_xydata(), [(0, 0), (0.25, 9 / 14), (0.5, 13 / 14), (0.75, 1), (1, 1)])
+
+
+def test_overlap_of_masks_stands_beside_that_of_chance():
+    ax = plots.mask_overlap({0.4: [(1, 0.9), (10, 0.7)], 0.1: [(1, 0.8), (10, 0.4)]})
+    assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[0.9, 0.7], [0.8, 0.4]]
+    assert [line.get_ydata().tolist() for line in lines(ax, "predicted")] == [[0.4, 0.4], [0.1, 0.1]]
+    assert legend(ax) == ["d 0.4", "d 0.1", "measured", "by chance"]
+
+
+def test_change_of_a_mask_has_a_colour_for_every_fate():
+    ax = plots.mask_change([[1, 1], [0, 0]], [[1, 0], [1, 0]])
+    assert ax.images[0].get_array().tolist() == [[3, 1], [2, 0]]
+    assert legend(ax) == ["kept", "dropped", "new"]
+    colors = ax.images[0].cmap.colors
+    drawn = [ax.figure.legends[0].get_patches()[i].get_facecolor()[:3] for i in range(3)]
+    assert [style.to_rgb(colors[i]) for i in (3, 1, 2)] == drawn
+
+
+def test_masks_of_two_shapes_are_refused():
+    with pytest.raises(ConfigError, match=r"^the masks are \(1, 2\) and \(2, 1\): both must be matrices of one shape$"):
+        plots.mask_change([[1, 0]], [[1], [0]])
+
+
+def test_residual_and_bytes_stand_at_their_steps():
+    ax = plots.residual_steps([0.0, 1.5, 2.5], dense_steps=[1])
+    assert lines(ax, "measured")[0].get_xydata().tolist() == [[1, 0], [2, 1.5], [3, 2.5]]
+    assert (ax.patches[0].get_x(), ax.patches[0].get_width()) == (0.5, 1.0)
+    ax = plots.step_bytes([400, 160], [400, 160])
+    assert lines(ax, "measured")[0].get_ydata().tolist() == lines(ax, "predicted")[0].get_ydata().tolist() == [400, 160]
+
+
+def test_loss_error_is_the_baseline_minus_the_run():
+    losses = {"dense": [3.0, 2.0, 1.0, 1.0], "radius d 0.4": [3.0, 2.5, 1.5, 1.25]}
+    axes = plots.radius_curves(losses, {"dense": [(4, 9.0)], "radius d 0.4": [(4, 9.5)]}, switch=1)
+    assert axes[1].lines[0].get_ydata().tolist() == [0.0, -0.5, -0.5, -0.25]
+    assert [line.get_ydata().tolist() for line in lines(axes[2], "measured")] == [[9.0], [9.5]]
+    axes = plots.radius_curves(losses, {}, window=2)
+    assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.25], [4, -0.375]]
+    errors, spread = {"radius d 0.4": [(2, -0.3, -0.4, -0.1), (4, -0.2, -0.2, -0.2)]}, {"dense": [(4, 9.0, 8.5, 9.2)]}
+    axes = plots.radius_curves(losses, spread, errors=errors)
+    assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.3], [4, -0.2]]
+    shades = [ax.collections[0].get_paths()[0].get_extents() for ax in axes[1:]]
+    assert [(shade.ymin, shade.ymax) for shade in shades] == [(-0.4, -0.1), (8.5, 9.2)]
+    with pytest.raises(ConfigError, match=r"^the baseline 'dense' is not among the runs radius$"):
+        plots.radius_curves({"radius": [1.0]}, {})
+
+
+def test_times_by_density_keep_the_three_kinds_apart():
+    ax = plots.density_times([(0.4, 0.8), (0.1, 0.6)], [(0, 0.5), (1, 1.1)], [(0.9, 1.06)], source="Radius")
+    assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.1, 0.6], [0.4, 0.8]]
+    assert lines(ax, "published")[0].get_xydata().tolist() == [[0.9, 1.06]]
+    assert lines(ax, "published")[0].get_markerfacecolor() == style.PAPER
+    assert legend(ax) == ["measured", "predicted", "published (Radius)"]
+
+
+def test_speedups_over_the_link_carry_their_marks():
+    measured = {"radius d 0.4": [(100, 1.6), (1000, 1.1)], "dense bf16, overlapped": [(100, 1.9), (1000, 1.2)]}
+    ax = plots.link_speedups(measured, {"radius d 0.4": [(100, 1.7)]}, marks={"here": 300})
+    assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[1.6, 1.1], [1.9, 1.2]]
+    assert [text.get_text() for text in ax.texts] == ["here"] and 300 in [line.get_xdata()[0] for line in ax.lines]
+    assert ax.get_xscale() == "log"
+
+
+def test_what_was_lost_is_drawn_as_mean_and_range_over_seeds():
+    ax = plots.perplexity_bytes({"top-k": [(0.2, 2.0, 1.0, 4.0)]})
+    assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.2, 2.0]]
+    (bar,) = ax.containers[0].lines[2]
+    assert bar.get_segments()[0][:, 1].tolist() == [1.0, 4.0]
+
+
+def test_trend_of_what_was_lost_is_drawn_by_length():
+    ax = plots.perplexity_trend({"radius d 0.4": [(2000, 4.0, 4.0, 4.0), (500, 15.0, 10.0, 20.0)]})
+    assert lines(ax, "measured")[0].get_xydata().tolist() == [[500, 15.0], [2000, 4.0]]
+    both = plots.perplexity_trend({name: [(500, 1.0, 1.0, 2.0)] for name in ("random-k", "top-k")})
+    left, right = (line.get_xdata()[0] for line in lines(both, "measured"))
+    assert 480 < left < 500 < right < 520  # one bar does not hide the other
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["500", "2,000"]
+    (bar,) = ax.containers[0].lines[2]
+    assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
+
+
+def test_settings_are_cells_with_mean_and_range_and_a_shade_for_worse_or_better():
+    cells = {("500 steps", "T 50", "d 0.4"): (4.2, -1.0, 11.4), ("2,000 steps", "T 200", "d 0.1"): (-5.0, -7.0, -4.0)}
+    short, long = plots.perplexity_settings(cells)
+    assert [text.get_text() for text in short.texts] == ["+4.2", "-1 to +11"]
+    assert [text.get_text() for text in long.texts] == ["-5.0", "-7 to -4"]
+    (red, _, blue), (red2, _, blue2) = (ax.patches[0].get_facecolor()[:3] for ax in (short, long))
+    assert red > blue and red2 < blue2
+    assert long.patches[0].get_xy() == pytest.approx((0.53, 0.54))  # second column, second row
+    assert [tick.get_text() for tick in short.get_yticklabels()] == ["T 50", "T 200"]
+
+
+def test_variants_of_a_method_differ_in_line_mark_and_shade():
+    names = [f"radius T {T} {residual}" for T in (50, 200) for residual in ("sum", "mean")]
+    ax = plots.perplexity_bytes({name: [(0.4, i, i, i)] for i, name in enumerate([*names, "top-k"])})
+    looks = [(line.get_linestyle(), line.get_marker(), line.get_color()) for line in lines(ax, "measured")]
+    assert [len({look[i] for look in looks[:4]}) for i in range(3)] == [4, 4, 4]
+    assert looks[4][:2] == ("-", "o")
+    drawn = [(line.get_linestyle(), line.get_marker(), line.get_color()) for line in ax.figure.legends[0].get_lines()]
+    assert drawn == looks
+
+
+def test_a_method_has_one_colour_in_every_figure():
+    colors = style.method_colors(
+        ["dense", "dense, overlapped", "radius d 0.4, overlapped", "radius d 0.1", "top-k d 0.2", "x"]
+    )
+    assert colors["dense"] != colors["dense, overlapped"]
+    assert colors["radius d 0.4, overlapped"] == plots.STRATEGY_COLORS["radius"]
+    both = style.method_colors(["radius d 0.4", "radius d 0.4 bf16, overlapped"])
+    assert len(set(colors.values())) == 6 and len(set(both.values())) == 2
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: plots.concentration({}),
+        lambda: plots.mask_overlap({}),
+        lambda: plots.residual_steps([]),
+        lambda: plots.step_bytes([]),
+        lambda: plots.density_times(),
+        lambda: plots.link_speedups({}),
+        lambda: plots.perplexity_bytes({}),
+        lambda: plots.perplexity_trend({}),
+        lambda: plots.perplexity_settings({}),
+    ],
+)
+def test_nothing_to_draw_is_refused(draw):
+    with pytest.raises(ConfigError, match="^nothing to draw: give "):
+        draw()

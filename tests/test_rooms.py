@@ -1,0 +1,112 @@
+"""The rooms of the package are those of CONTRIBUTING's table, and imports run only from lower rooms to higher ones."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "aiscale"
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def section(heading: str) -> str:
+    return CONTRIBUTING.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def first_cells(table: str, column: int = 0) -> list[str]:
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    return [row[column] for row in rows[2:]]
+
+
+#: From the top of the house down.
+ROOMS = [re.match(r"`(\w+)", cell)[1] for cell in first_cells(section("The rooms"))]
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module(file: Path) -> str:
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room(name: str) -> str | None:
+    """Of a module's dotted name; None for the package itself."""
+    return (name.split(".") + [None])[1]
+
+
+def imported(file: Path) -> set[str]:
+    """Dotted names of the modules of ours that a file imports, wherever in it, but for those that types alone need."""
+    found, tree = set(), ast.parse(file.read_text())
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: imports are absolute"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return {name for name in found if name.split(".")[0] == "aiscale"}
+
+
+MODULES = {module(file) for file in FILES}
+
+
+def test_the_table_names_every_room_and_no_other():
+    there = {entry.stem for entry in PACKAGE.iterdir() if entry.suffix == ".py" or (entry / "__init__.py").exists()}
+    assert there - {"__init__", "__main__"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_only_rooms_above_it(name):
+    wrong = []
+    for file in FILES:
+        if room(module(file)) == name:
+            for other in imported(file):
+                if room(other) and ROOMS.index(room(other)) > ROOMS.index(name):
+                    wrong.append(f"{module(file)} imports {other}")
+    assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    arrows = {module(file): imported(file) & MODULES - {module(file)} for file in FILES}
+    state: dict[str, str] = {}
+
+    def visit(name: str, path: list[str]) -> None:
+        assert state.get(name) != "open", f"a circle: {' -> '.join([*path[path.index(name) :], name])}"
+        if name not in state:
+            state[name] = "open"
+            for other in sorted(arrows[name]):
+                visit(other, [*path, name])
+            state[name] = "done"
+
+    for name in sorted(arrows):
+        visit(name, [])
+
+
+@pytest.mark.parametrize("name", ["config", "recipes", "machines", "cost", "published"])
+def test_rooms_that_know_no_torch_do_not_import_it(name):
+    for file in FILES:
+        if room(module(file)) == name:
+            assert not re.search(r"^\s*(import|from) torch\b", file.read_text(), re.M), file
+
+
+def test_init_files_hand_names_on_and_define_nothing():
+    for file in PACKAGE.rglob("__init__.py"):
+        body = ast.parse(file.read_text()).body
+        defined = [node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+        assert not defined, f"{file}: {[node.name for node in defined]}"
+
+
+@pytest.mark.parametrize("cell", first_cells(section("Ten changes, and where each is made"), 1))
+def test_the_files_that_typical_changes_touch_are_there(cell):
+    for name in re.findall(r"`([\w/.]+)`", cell):
+        assert (PACKAGE / name).exists(), name
+
+
+def test_functions_and_files_stay_short_enough_to_read():
+    long = [f"{module(file)}: {n} lines" for file in FILES if (n := file.read_text().count("\n")) > 400]
+    assert long == [], "about 350 lines are the aim: split it by what it is about"
