@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from aiscale.processes import network_namespace
 
 RANK = """
 import os, time, torch, torch.distributed as dist
@@ -34,31 +35,11 @@ raise SystemExit(d.launch(int(sys.argv[1]), [sys.argv[2]]))
 """
 
 
-@functools.cache
-def _find_namespace() -> tuple[list[str], str]:
-    """(the command that gives a network namespace, "") or ([], why there is none)."""
-    why = "no unshare here"
-    for command in (["unshare", "--map-root-user", "--net"], ["unshare", "--net"]):
-        try:
-            done = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=20)
-        except OSError:
-            break
-        if done.returncode == 0:
-            return command, ""
-        why = f"network namespaces are not allowed here: {done.stderr.strip()}"
-    return [], why
-
-
-def why_no_namespace() -> str:
-    """Why this machine gives us no network namespace; empty if it does."""
-    return _find_namespace()[1]
-
-
 def run_in_namespace(code: str, n: int, folder: Path, timeout: float = 120) -> subprocess.CompletedProcess:
     """Run `code` as n ranks that have a loopback of their own; `world`, `interface_bytes`, `settled` are defined."""
     script, launch = folder / "ranks.py", folder / "launch.py"
     script.write_text(RANK + code + "\nworld.close()\n")
     launch.write_text(LAUNCH)
-    command = [*_find_namespace()[0], sys.executable, str(launch), str(n), str(script)]
+    command = [*network_namespace()[0], sys.executable, str(launch), str(n), str(script)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=folder, env=env)

@@ -11,9 +11,8 @@ import psutil
 import pytest
 import torch
 
-from aiscale.distributed import ConnectError, Traffic, connect, find_launch
-from aiscale.distributed.connect import _meeting_point, mpi_world
-from aiscale.distributed.environment import Launch, slurm_first_host
+from aiscale.distributed import ConnectError, Launch, Traffic, connect, find_launch, mpi_world
+from aiscale.distributed.rendezvous import meeting_point
 from ranks import processes_with, run_ranks, wait_until
 
 SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
@@ -90,15 +89,17 @@ def test_impossible_ranks_are_refused(env, message):
 def test_ranks_without_a_meeting_point_are_refused(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(ConnectError, match="gave RANK 0 of WORLD_SIZE 2 but no MASTER_ADDR and MASTER_PORT: set both"):
-        _meeting_point(Launch(launcher="environment", size=2))
+        meeting_point(Launch(launcher="environment", size=2))
 
 
 def test_the_first_host_of_a_slurm_step_is_found_without_scontrol(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "4")
     monkeypatch.setenv("PATH", "")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
     for nodes, first in [("frontier[00123-00125,7]", "frontier00123"), ("nid1,nid2", "nid1"), ("a-b[3]", "a-b3")]:
         monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
-        assert slurm_first_host() == first
+        assert meeting_point(Launch(launcher="srun", size=8))[0] == first
 
 
 def test_a_port_in_use_is_named(tmp_path):
@@ -163,20 +164,6 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
     assert not processes_with(str(tmp_path / "ranks.py"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_ranks_do_not_outlive_their_launcher(tmp_path):
-    script = tmp_path / "sleep.py"
-    script.write_text("import time; time.sleep(600)")
-    parent = subprocess.Popen(
-        [sys.executable, "-c", f"from aiscale.distributed import launch; launch(2, [{str(script)!r}])"]
-    )
-    ranks = lambda: [p.pid for p in processes_with(str(script)) if p.pid != parent.pid]  # noqa: E731
-    wait_until(lambda: len(ranks()) == 2, 120, "two ranks started")
-    parent.kill()
-    wait_until(lambda: not ranks(), 60, "the ranks are gone")
-    parent.wait()
-
-
 def test_every_collective_is_counted_with_its_payload(tmp_path):
     code = """
     x, parts = torch.ones(6), [torch.empty(6) for _ in range(2)]
@@ -215,17 +202,20 @@ def test_a_missing_gpu_is_said_when_one_is_asked_for():
         connect("cuda")
 
 
-FORKED = """
-import aiscale.distributed, torch
-raise SystemExit(aiscale.distributed.launch({n}, ['-m', {module!r}], warm_up=lambda: {warm_up}))
-"""
+RANKS_ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def forked(code: str, folder, *, n: int = 2, warm_up: str = "None", before: str = "") -> subprocess.CompletedProcess:
-    """Run `code` as a module of `n` ranks that are forked where it is safe."""
+def launching(n: int, warm_up: str, before: str = "") -> list[str]:
+    """The command that runs the module `in_a_rank` as `n` ranks: with `warm_up`, forked where it is safe."""
+    code = f"raise SystemExit(aiscale.distributed.launch({n}, ['-m', 'in_a_rank'], warm_up={warm_up}))"
+    return [sys.executable, "-c", f"{before}import aiscale.distributed; {code}"]
+
+
+def forked(code: str, folder, *, n: int = 2, before: str = "") -> subprocess.CompletedProcess:
+    """Run `code` as `n` ranks that are forked where it is safe."""
     (folder / "in_a_rank.py").write_text(code)
-    command = [sys.executable, "-c", before + FORKED.format(n=n, module="in_a_rank", warm_up=warm_up)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    env = RANKS_ENV | {"PYTHONPATH": str(folder)}
+    command = launching(n, "lambda: None", before)
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
 
 
@@ -273,12 +263,12 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_forked_ranks_do_not_outlive_their_launcher(tmp_path):
+@pytest.mark.parametrize("warm_up", ["None", "lambda: None"], ids=["started", "forked"])
+def test_ranks_do_not_outlive_their_launcher(warm_up, tmp_path):
     note = tmp_path / "pids"
     code = f"import os, time; open({str(note)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     (tmp_path / "in_a_rank.py").write_text(code)
-    command = [sys.executable, "-c", FORKED.format(n=2, module="in_a_rank", warm_up=None)]
-    parent = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)})
+    parent = subprocess.Popen(launching(2, warm_up), env=RANKS_ENV | {"PYTHONPATH": str(tmp_path)})
     wait_until(lambda: note.exists() and note.read_text().count("\n") == 2, 120, "two ranks started")
     pids = [int(line) for line in note.read_text().split()]
     parent.kill()
@@ -287,6 +277,7 @@ def test_forked_ranks_do_not_outlive_their_launcher(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+@pytest.mark.extended
 def test_no_strategys_libraries_start_a_thread_that_would_forbid_forking():
     code = """
 import aiscale.train
@@ -297,6 +288,5 @@ for strategy in ENGINES:
     preload(strategy)
     assert can_fork(), strategy
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=RANKS_ENV)
     assert done.returncode == 0, done.stderr

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from aiscale.config import ConfigError, Run
-from aiscale.distributed import Launch
-from aiscale.distributed.connect import ConnectError, _pick_device
+from aiscale.distributed import ConnectError, Launch
+from aiscale.distributed.connect import pick_device
 from aiscale.recipes import recipe
 from aiscale.train import fit
 from ranks import run_ranks
@@ -164,9 +164,9 @@ def test_ranks_share_gpus_only_when_asked_to(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     places = [Launch(launcher="aiscale", rank=r, size=4, local_rank=r, local_size=4) for r in range(4)]
     with pytest.raises(ConnectError, match="4 ranks on this node, but torch sees 2 GPUs: .*set loop.backend=gloo to"):
-        _pick_device("cuda", places[0])
-    assert [_pick_device("cuda", place, shared=True).index for place in places] == [0, 1, 0, 1]
-    assert _pick_device("cpu", places[3], shared=True).type == "cpu"
+        pick_device("cuda", places[0])
+    assert [pick_device("cuda", place, shared=True).index for place in places] == [0, 1, 0, 1]
+    assert pick_device("cpu", places[3], shared=True).type == "cpu"
 
 
 def test_compiling_is_refused_where_layers_are_hooked():

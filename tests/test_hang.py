@@ -10,17 +10,14 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 
 import psutil
 import pytest
-from torch.distributed import HashStore
 
 from aiscale.distributed import HANG_STATUS, rank_environment
+from aiscale.distributed.counter import Group, Progress, members, message
 from aiscale.distributed.flight import latest
-from aiscale.distributed.hang import Hang, Told, find
-from aiscale.distributed.progress import Progress, label, members, message
-from aiscale.distributed.watch import _News, _Watch
+from aiscale.distributed.hangs import RankState, find
 from ranks import HEADER, aiscale, begun, run_ranks, wait_until, without_greetings
 
 T = 6  #: seconds; a busy machine must not look like a hang
@@ -44,6 +41,14 @@ SCENES = {
         if world.rank == 1:
             dist.recv(ones, src=2)
         dist.all_reduce(ones, group=pairs[0])
+    """,
+    "claims": """
+        if world.rank == 0:  # as if a rank had wanted to speak and died before it did
+            store = dist.PrefixStore("aiscale/watch0", world.store)
+            store.add("speaks", 1)
+        if world.rank == 2:
+            time.sleep(1000)
+        dist.all_reduce(ones)
     """,
     "leaves": """
         stuck_s = 1000
@@ -131,7 +136,7 @@ def suspend(folder):
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """({scene: (exit status, lines)}, folders); they pass most of their time waiting, so several at once."""
-    jobs = {name: partial(play, name) for name in SCENES}
+    jobs = {name: partial(play, name) for name in SCENES if name != "sleeps"}
     jobs |= {f"stops {victim}": partial(stop_a_rank, victim) for victim in (0, 1)}
     jobs |= {"stops the store": stop_the_store, "suspended": suspend}
     folders = {name: tmp_path_factory.mktemp(name.replace(" ", "_")) for name in jobs}
@@ -140,37 +145,44 @@ def played(tmp_path_factory):
     return ended, folders
 
 
-def line_of(scene, played) -> str:
-    """The one line in which a scene ended."""
-    status, err = played[0][scene]
+def only_line(status, err) -> str:
+    """The one line in which a job ended."""
     said = without_greetings(err)
     assert status == HANG_STATUS and said.count("\n") == 1, (status, err)
     return said.strip()
 
 
-def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(played):
-    line = line_of("sleeps", played)
+def line_of(scene, played) -> str:
+    return only_line(*played[0][scene])
+
+
+def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(tmp_path):
+    line = only_line(*play("sleeps", tmp_path))
     assert line.startswith("aiscale: all_reduce of 4,000 bytes in group world 0-2, number "), line
     assert f"begun in step 7, was not finished within {T} s: rank 1 did not come to it; it is in step 7 at " in line
     assert "ranks.py:" in line and "in <module>, its last one there was number" in line
     assert line.endswith(f"raise loop.hang_timeout_s above {T}")
 
 
+@pytest.mark.extended
 def test_a_rank_that_skips_a_collective_is_told_from_one_that_is_slow(played):
     line = line_of("skips", played)
     assert "all_reduce of 4,000 bytes in group world 0-2" in line
     assert "rank 2 began broadcast of 4,000 bytes instead: it skipped a collective or made one more" in line
 
 
+@pytest.mark.extended
 def test_of_ranks_that_wait_for_each_other_in_a_chain_the_one_that_waits_for_nobody_is_named(played):
     line = line_of("chain", played)
     assert "recv of 4,000 bytes from rank 2 to rank 1, number 1, begun in step 7" in line and ": rank 2 did" in line
 
 
+@pytest.mark.extended
 def test_a_rank_that_has_left_training_is_said_to_have_left_also_where_no_file_can_be_written(played):
     assert "rank 1 did not come to it; it trains no more, its last one there was" in line_of("leaves", played)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_rank_is_named_and_nothing_is_left(victim, played):
     line = line_of(f"stops {victim}", played)
@@ -178,27 +190,36 @@ def test_a_stopped_rank_is_named_and_nothing_is_left(victim, played):
     assert "number" in line and f"was not finished within {T} s" in line
 
 
+@pytest.mark.extended
 def test_the_run_says_of_itself_why_it_ended(played):
     note = json.loads((played[1]["stops 1"] / "run/run.json").read_text())
     assert note["status"] == "failed" and "rank 1 no longer answers" in note["error"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_hang_is_noted_for_the_launcher_whoever_is_missing(victim, played):
     """Slurm may give the job the status of the rank that it had to kill."""
     assert (played[1][f"stops {victim}"] / "saved").read_text() == "hung\n"
 
 
+@pytest.mark.extended
 def test_where_the_store_is_stopped_with_its_rank_the_others_end_all_the_same(played):
     """Under srun and mpiexec rank 0 keeps the store at which all meet."""
     status, err = played[0]["stops the store"]
     assert status == HANG_STATUS and "rank 0, where it is kept, is stopped, or its node is gone" in err, err
 
 
+@pytest.mark.extended
 def test_a_job_that_was_itself_stopped_goes_on(played):
     """Ctrl-Z, or a suspended job: nobody is missing afterwards."""
     status, err = played[0]["suspended"]
     assert status == 130 and "was not finished" not in err, err
+
+
+@pytest.mark.extended
+def test_where_the_first_rank_that_would_speak_cannot_the_next_one_does(played):
+    assert ": rank 2 did not come to it" in line_of("claims", played)
 
 
 def entry(number, op="all_reduce", nbytes=8, age_s=100.0):
@@ -206,22 +227,18 @@ def entry(number, op="all_reduce", nbytes=8, age_s=100.0):
 
 
 def test_a_group_has_the_same_short_label_on_all_its_ranks():
-    assert [label("dp", ranks) for ranks in ((0, 1, 2, 3), (0, 4, 8), (0, 3), (5,))] == [
-        "dp 0-3",
-        "dp 0-8/4",
-        "dp 0,3",
-        "dp 5",
-    ]
-    for ranks in ((0, 1, 2, 3), (0, 4, 8), (1, 9, 10), (7,), tuple(range(1000))):
-        assert members(label("a name", ranks)) == list(ranks)
+    groups = {"dp 0-3": (0, 1, 2, 3), "dp 0-8/4": (0, 4, 8), "dp 0,3": (0, 3), "dp 5": (5,), "dp 1,9,10": (1, 9, 10)}
+    for label, ranks in groups.items():
+        assert Group("dp", ranks).label == label and members(label) == list(ranks)
+    assert members(Group("a name", tuple(range(1000))).label) == list(range(1000))
     assert members(message(3, 5)) == [3, 5]
 
 
 def test_a_slow_rank_is_no_hang_before_its_time_and_equal_counts_never_are():
     ahead, behind = {"w 0,1": entry(2, age_s=9)}, {"w 0,1": entry(1, age_s=50)}
-    assert find({0: Told(begun=ahead), 1: Told(begun=behind)}, silent=set(), timeout_s=10) is None
-    assert find({0: Told(begun=behind), 1: Told(begun=behind)}, silent=set(), timeout_s=10) is None
-    late = find({0: Told(begun={"w 0,1": entry(2, age_s=11)}), 1: Told(begun=behind)}, silent=set(), timeout_s=10)
+    assert find({0: RankState(begun=ahead), 1: RankState(begun=behind)}, timeout_s=10) is None
+    assert find({0: RankState(begun=behind), 1: RankState(begun=behind)}, timeout_s=10) is None
+    late = find({0: RankState(begun={"w 0,1": entry(2, age_s=11)}), 1: RankState(begun=behind)}, timeout_s=10)
     assert (late.waiting, late.missing) == ([0], [1])
 
 
@@ -229,10 +246,9 @@ def test_ranks_that_wait_in_a_circle_are_judged_by_who_stopped_first():
     a, b = "tp 0,1", "dp 0,1"
     hang = find(
         {
-            0: Told(begun={a: entry(5, age_s=30), b: entry(2, age_s=90)}),
-            1: Told(begun={a: entry(4, age_s=90), b: entry(3, age_s=40)}),
+            0: RankState(begun={a: entry(5, age_s=30), b: entry(2, age_s=90)}),
+            1: RankState(begun={a: entry(4, age_s=90), b: entry(3, age_s=40)}),
         },
-        silent=set(),
         timeout_s=10,
     )
     assert hang.missing == [1] and hang.text.startswith("all_reduce of 8 bytes in group tp 0,1, number 5")
@@ -240,56 +256,41 @@ def test_ranks_that_wait_in_a_circle_are_judged_by_who_stopped_first():
 
 def test_a_rank_that_began_to_wait_a_little_later_is_not_the_one_to_name():
     ranks = {
-        0: Told(begun={"w 0,1": entry(2, age_s=10.1)}),
-        1: Told(begun={"2>1": entry(1, "recv", age_s=9.7)}),
-        2: Told(),
+        0: RankState(begun={"w 0,1": entry(2, age_s=10.1)}),
+        1: RankState(begun={"2>1": entry(1, "recv", age_s=9.7)}),
+        2: RankState(),
     }
-    hang = find(ranks, silent=set(), timeout_s=10)
+    hang = find(ranks, timeout_s=10)
     assert (hang.waiting, hang.missing) == ([1], [2]) and hang.text.startswith("recv of 8 bytes from rank 2 to rank 1")
 
 
-def watch(rank: int, store, *, heard_ago_s: float = 0, first_time: bool = False) -> _Watch:
-    """The watchdog of a rank of two that waits for rank 1, of which it last heard so long ago."""
-    now, made = time.monotonic(), object.__new__(_Watch)
-    news = {
-        0: _News(9, now, True, Told(begun={"w 0,1": entry(2)})),
-        1: _News(9, now - heard_ago_s, not first_time, Told(begun={"w 0,1": entry(1)})),
-    }
-    made.__dict__ |= {"world": SimpleNamespace(rank=rank, size=2), "progress": SimpleNamespace(latest_s=now - 100)}
-    made.__dict__ |= {"timeout_s": T, "beat_s": T / 8, "patience_s": 12.0, "news": news, "_store": store}
-    made.__dict__ |= {"heard_s": now, "awake_since_s": now - 100, "next_s": 0.0}
-    return made
-
-
 def test_a_rank_that_was_only_held_up_is_neither_late_nor_dead():
-    assert "rank 1 did not come to it" in watch(0, None, heard_ago_s=1)._find().text
-    assert watch(0, None, heard_ago_s=5)._find() is None
-    assert watch(0, None, heard_ago_s=1, first_time=True)._find() is None, "its only note may be of any age"
-    assert "rank 1 no longer answers" in watch(0, None, heard_ago_s=13)._find().text
+    def found(**of_rank_1):
+        late = RankState(begun={"w 0,1": entry(1)}, **of_rank_1)
+        hang = find({0: RankState(begun={"w 0,1": entry(2)}), 1: late}, timeout_s=6, beat_s=1, patience_s=12)
+        return hang and hang.text
 
-
-def test_of_ranks_that_would_speak_at_the_same_time_one_does():
-    store, hang = HashStore(), Hang(waiting=[0, 1], missing=[2], text="")
-    first, second = (watch(rank, store) for rank in (1, 0))
-    assert [first._is_my_turn(hang), second._is_my_turn(hang), second._is_my_turn(hang)] == [True, False, False]
-    second.next_s = time.monotonic()
-    assert second._is_my_turn(hang), "where the first one did not end the job"
+    assert "rank 1 did not come to it" in found(age_s=1)
+    assert found(age_s=5) is None
+    assert found(age_s=1, is_news=False) is None, "its only note may be of any age"
+    assert "rank 1 no longer answers" in found(age_s=13)
+    assert "rank 1 did not come to it; it trains no more" in found(age_s=13, left=True)
 
 
 def test_who_receives_from_anybody_is_not_taken_for_late():
     sender, receiver = {"0>1": entry(4, "send")}, {"*>1": entry(4, "recv")}
-    assert find({0: Told(begun=sender), 1: Told(begun=receiver)}, silent=set(), timeout_s=10) is None
+    assert find({0: RankState(begun=sender), 1: RankState(begun=receiver)}, timeout_s=10) is None
 
 
 def test_while_a_rank_is_at_work_nobody_is_judged():
-    ranks = {0: Told(begun={"w 0,1": entry(2)}), 1: Told(busy=True)}
-    assert find(ranks, silent=set(), timeout_s=10) is None
-    assert find(ranks, silent={1}, timeout_s=10).missing == [1]
+    ahead = RankState(begun={"w 0,1": entry(2)})
+    assert find({0: ahead, 1: RankState(busy=True)}, timeout_s=10) is None
+    assert find({0: ahead, 1: RankState(busy=True, age_s=100)}, timeout_s=10).missing == [1]
 
 
 def test_many_missing_ranks_make_a_short_line():
-    ranks = {rank: Told(begun={"w 0-99": entry(2 if rank == 0 else 1)}) for rank in range(100)}
-    hang = find(ranks, silent=set(), timeout_s=10)
+    ranks = {rank: RankState(begun={"w 0-99": entry(2 if rank == 0 else 1)}) for rank in range(100)}
+    hang = find(ranks, timeout_s=10)
     assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 91 more did not come to it" in hang.text and len(hang.text) < 300
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from aiscale.distributed import ConnectError, find_launch
-from aiscale.distributed.connect import _pick_device, _refuse_shared_gpus
+from aiscale.distributed.connect import pick_device, refuse_shared_gpus
 from aiscale.distributed.environment import Launch
-from aiscale.distributed.spawn import _culprit
+from aiscale.distributed.spawn import culprit
 from ranks import processes_with, run_ranks, wait_until
 
 #: `aiscale train` without end, as a script, so that a fault can be put into one rank.
@@ -178,7 +178,7 @@ def test_all_ranks_of_a_node_choose_the_same_kind_of_device(gpus, ranks, launche
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     places = [Launch(launcher=launcher, rank=r, size=ranks, local_rank=r, local_size=ranks) for r in range(ranks)]
-    assert [str(_pick_device(device, place)) for place in places] == expected
+    assert [str(pick_device(device, place)) for place in places] == expected
 
 
 def test_too_few_gpus_are_refused_on_every_rank(monkeypatch):
@@ -187,13 +187,13 @@ def test_too_few_gpus_are_refused_on_every_rank(monkeypatch):
     for rank in range(3):
         place = Launch(launcher="torchrun", rank=rank, size=3, local_rank=rank, local_size=3)
         with pytest.raises(ConnectError, match="3 ranks on this node, but torch sees 2 GPUs: start 2 ranks a node"):
-            _pick_device("cuda", place)
+            pick_device("cuda", place)
 
 
 def test_two_ranks_on_one_gpu_are_refused():
-    _refuse_shared_gpus([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")])
+    refuse_shared_gpus([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")])
     with pytest.raises(ConnectError, match="ranks 1 and 2 on b were given the same GPU: start one rank for each GPU"):
-        _refuse_shared_gpus([("a", "GPU-1"), ("b", "GPU-1"), ("b", "GPU-1")])
+        refuse_shared_gpus([("a", "GPU-1"), ("b", "GPU-1"), ("b", "GPU-1")])
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_two_ranks_on_one_gpu_are_refused():
     ],
 )
 def test_the_rank_that_is_named_is_the_one_to_blame(codes, first, expected):
-    assert _culprit(codes, first) == expected
+    assert culprit(codes, first) == expected

@@ -37,9 +37,12 @@ def room(name: str) -> str | None:
 
 
 def imported(file: Path) -> set[str]:
-    """Dotted names of the modules of ours that a file imports, wherever in it."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    """Dotted names of the modules of ours that a file imports, wherever in it, but for those that types alone need."""
+    found, tree = set(), ast.parse(file.read_text())
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -6,11 +6,11 @@ import os
 import pytest
 
 from aiscale import cost
-from net import run_in_namespace, why_no_namespace
+from aiscale.processes import network_namespace
+from net import run_in_namespace
 
-pytestmark = pytest.mark.skipif(
-    bool(why_no_namespace()) and not (os.environ.get("CI") and os.geteuid() == 0), reason=why_no_namespace() or "-"
-)
+_, WHY_NOT = network_namespace()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT) and not (os.environ.get("CI") and os.geteuid() == 0), reason=WHY_NOT)
 
 COLLECTIVES = """
 import json
@@ -44,7 +44,7 @@ for op, work in works.items():
 """
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
 def test_the_interface_counts_the_bytes_that_the_formulas_say(n, tmp_path):
     done = run_in_namespace(COLLECTIVES, n, tmp_path)
     assert done.returncode == 0, done.stderr

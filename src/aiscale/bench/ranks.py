@@ -8,6 +8,7 @@ Arguments and result travel as JSON.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -33,16 +34,18 @@ def on_ranks(
 ) -> Any:
     """What `module:function` returns on rank 0, called as (world, *arguments) on `n` new ranks on the CPU.
 
-    `start` runs `python ARGV` as n joined ranks and returns the exit status; by default `distributed.launch`.
-    Raises BenchError when a rank fails.
+    `start` runs `python ARGV` as n joined ranks and returns the exit status; by default `distributed.launch` does, and
+    ranks are forked where that is safe. Raises BenchError when a rank fails.
     """
     from aiscale.distributed import launch
+    from aiscale.parallel import preload
 
+    start = start or functools.partial(launch, warm_up=functools.partial(preload, "ddp"))
     # Not a TemporaryDirectory: a rank that was forked from this process would remove it as it ends.
     file, out = tempfile.mkstemp(prefix="aiscale-bench-", suffix=".json")
     os.close(file)
     try:
-        status = (start or launch)(n, ["-m", "aiscale.bench", function, out, json.dumps(arguments)])
+        status = start(n, ["-m", "aiscale.bench", function, out, json.dumps(arguments)])
         if status:
             name = function.partition(":")[0].rpartition(".")[2]
             raise BenchError(f"the ranks of bench {name} ended with status {status}; what went wrong stands above")

@@ -83,8 +83,7 @@ def _fork(folder: Path, size: int, ranks: list[str]) -> None:
 def _serve_mpi(folder: Path, size: int) -> None:
     from mpi4py import MPI  # before torch, as some sites' MPI asks for
 
-    from aiscale.distributed import Launch
-    from aiscale.distributed.connect import mpi_world
+    from aiscale.distributed import Launch, mpi_world
 
     place = Launch(launcher="mpiexec", rank=MPI.COMM_WORLD.rank, size=size)
     _log_to(folder, place.rank)

@@ -1,20 +1,19 @@
-"""`connect()`: from a process that knows nothing to a rank in a world.
+"""Promise: `connect()` joins the ranks that were started together, on any device, or says in one line why it cannot.
 
-Three questions have to be answered before a collective can run: who am I (`launchers`), where do we meet (a
-rendezvous: an address and a port at which rank 0 listens), and over what do we talk (gloo on CPU, NCCL or RCCL on
-GPUs). This file answers the last two and hands out a `World`.
+Three questions have to be answered before a collective can run: who am I (`environment`), where do we meet
+(`rendezvous`), and over what do we talk (gloo on CPU, NCCL or RCCL on GPUs). The answer is a `World`. What one rank
+alone finds wrong it raises on all of them (`together`, `from_rank0`), so that none waits for another.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import itertools
 import os
 import pickle
 import socket
+import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -26,17 +25,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aiscale.distributed import wire
-from aiscale.distributed.environment import ConnectError, Launch, find_launch, slurm_first_host, slurm_port
+from aiscale.distributed.counter import Traffic
+from aiscale.distributed.environment import ConnectError, Launch, find_launch
 from aiscale.distributed.failing import alike, end_job_on_uncaught_error
-from aiscale.distributed.greeting import greetings_aside
 from aiscale.distributed.link import Link
-from aiscale.distributed.loopback import choose_gloo_interface, private_store
-from aiscale.distributed.spawn import LOOPBACK, RENDEZVOUS
-from aiscale.distributed.wire import Traffic
-
-__all__ = ["ConnectError", "RankError", "World", "connect"]
-
-_worlds = defaultdict(itertools.count)  #: that this process has joined, by rendezvous: all its ranks join them
+from aiscale.distributed.rendezvous import LOOPBACK, choose_gloo_interface, join_store, meeting_point
 
 
 class RankError(RuntimeError):
@@ -57,6 +50,7 @@ class World:
     traffic: Traffic  #: bytes by collective
     link: Link = field(default_factory=Link)  #: to the other ranks; may be slowed
     processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
+    store: dist.Store | None = field(default=None, repr=False)  #: where the ranks met
     group: dist.ProcessGroup | None = None  #: over which the methods below talk; None: torch's default
 
     @property
@@ -66,7 +60,7 @@ class World:
 
     def mesh(self, **axes: int) -> DeviceMesh:
         """Arrange the ranks on a grid, for example `world.mesh(dp=2, tp=2)`; the last axis varies fastest."""
-        with greetings_aside():
+        with _greetings_aside():
             return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def control(self) -> AbstractContextManager[None]:
@@ -143,7 +137,7 @@ class World:
     def apart(self) -> Iterator[World]:
         """The same ranks over a gloo group of their own, for a thread whose messages must not cross with training's.
         All ranks enter and leave it. What is sent there is bookkeeping and counted nowhere."""
-        with greetings_aside():
+        with _greetings_aside():
             group = dist.new_group(backend="gloo", group_desc="apart")
         try:
             yield dataclasses.replace(self, group=group, traffic=Traffic(), device=torch.device("cpu"), backend="gloo")
@@ -180,14 +174,14 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     place = find_launch(os.environ, parents)
     if dist.is_initialized():
         dist.destroy_process_group()
-    here = _pick_device(device, place, shared=backend == "gloo")
+    here = pick_device(device, place, shared=backend == "gloo")
     nccl = here.type == "cuda" and backend != "gloo"
     link = Link("between GPUs NCCL's links are real: leave loop.link_mbit_s at 0, or set loop.backend=gloo" * nccl)
     metered = wire.backend_for(traffic := Traffic(), here, backend, link)
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    with greetings_aside():
-        _init_process_group(metered, place, timeout_s)
+    with _greetings_aside():
+        store = _init_process_group(metered, place, timeout_s)
     world = World(
         rank=place.rank,
         size=place.size,
@@ -198,13 +192,33 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
         backend="nccl" if nccl else "gloo",
         traffic=traffic,
         link=link,
+        store=store,
     )
     if place.launcher == "mpiexec" and place.size > 1:
         end_job_on_uncaught_error()  # after torch, whose own hook holds back what the one before it prints
     world.processes = world.gather((socket.gethostname(), os.getpid()))
     if world.backend == "nccl":
-        _refuse_shared_gpus(world.gather((socket.gethostname(), str(torch.cuda.get_device_properties(here).uuid))))
+        refuse_shared_gpus(world.gather((socket.gethostname(), str(torch.cuda.get_device_properties(here).uuid))))
     return world
+
+
+@contextmanager
+def _greetings_aside() -> Iterator[None]:
+    """What libraries print on standard output as ranks meet (gloo up to torch 2.12) goes to standard error: standard
+    output is for a command's results. C++ prints past sys.stdout, so the file descriptor itself is turned."""
+    sys.stdout.flush()
+    try:
+        out = os.dup(1)
+    except OSError:  # it has been closed
+        yield
+        return
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(out, 1)
+        os.close(out)
 
 
 def _has_ended(pid: int) -> bool:
@@ -223,7 +237,7 @@ def _portable(error: Exception) -> Exception:
         return RankError(f"rank 0 failed: {type(error).__name__}: {error}")
 
 
-def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
+def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
     """NCCL wants one GPU a rank and says so late and at length. `gpus`: (host, GPU) of every rank."""
     for rank, gpu in enumerate(gpus):
         if (first := gpus.index(gpu)) != rank:
@@ -233,13 +247,13 @@ def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
             )
 
 
-def _pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:
+def pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:
+    """Where this rank computes; all ranks of a node decide alike. Raises ConnectError where there are too few GPUs."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConnectError("loop.device is cuda, but torch sees no GPU here: set loop.device=auto, or check the driver")
     count = torch.cuda.device_count()
-    # All ranks of a node must decide alike: some on GPUs and some on the CPU could not talk to each other.
     if shared or count >= place.local_size:
         return torch.device("cuda", place.local_rank % count)
     # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees one device, its own.
@@ -253,15 +267,13 @@ def _pick_device(device: str, place: Launch, shared: bool = False) -> torch.devi
     return torch.device("cpu")
 
 
-def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
-    timeout = datetime.timedelta(seconds=timeout_s)
-    where: dict[str, Any] = {"rank": place.rank, "world_size": place.size, "timeout": timeout}
-    if place.size == 1 and place.launcher in ("none", "srun", "mpiexec"):
-        where["store"] = dist.HashStore()
-        address = "this process"
+def _init_process_group(backend: str, place: Launch, timeout_s: float) -> dist.Store:
+    address = "this process"
+    alone = place.size == 1 and place.launcher in ("none", "srun", "mpiexec")
+    if alone:
         choose_gloo_interface(LOOPBACK)
     else:
-        host, port = _meeting_point(place)
+        host, port = meeting_point(place)
         # DeepSpeed and others read these; AISCALE_LAUNCHER keeps who started us when we connect a second time.
         known = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
         known |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
@@ -269,14 +281,10 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> None:
         address = f"{host}:{port}"
         choose_gloo_interface(host)
     try:
-        if "store" not in where:
-            store = private_store(host, port, place.rank, timeout)
-            if store is None:
-                store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
-            # It may outlive a world, and a second one must not read where the first one's ranks could be found.
-            count = next(_worlds[os.environ.get(RENDEZVOUS, "")])
-            where["store"] = dist.PrefixStore(f"world{count}", store)
-        dist.init_process_group(backend, **where)
+        store = dist.HashStore() if alone else join_store(host, port, place, timeout_s)
+        timeout = datetime.timedelta(seconds=timeout_s)
+        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        return store
     except (RuntimeError, ValueError, OSError) as error:
         raise ConnectError(_explain(error, place, address, timeout_s)) from error
 
@@ -291,59 +299,3 @@ def _explain(error: Exception, place: Launch, address: str, timeout_s: float) ->
             "check that every rank was started and can reach that address"
         )
     return f"rank {place.rank} of {place.size} could not join at {address}: {text[:300]}"
-
-
-def _meeting_point(place: Launch) -> tuple[str, int]:
-    """Address and port at which rank 0 listens."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if port and (not port.isdigit() or not 0 < int(port) < 65536):
-        raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
-    if host and port:
-        return host, int(port)
-    if place.launcher == "srun":
-        return host or slurm_first_host(), int(port or slurm_port())
-    if place.launcher == "mpiexec":
-        return _ask_mpi(place)
-    raise ConnectError(
-        f"{place.launcher} gave RANK {place.rank} of WORLD_SIZE {place.size} but no MASTER_ADDR and MASTER_PORT: "
-        "set both, or start the job with torchrun, srun, mpiexec or aiscale train --nproc"
-    )
-
-
-def _ask_mpi(place: Launch) -> tuple[str, int]:
-    """Let rank 0 pick a free port and tell the others through MPI itself."""
-    comm = mpi_world(place)
-    found = None
-    if place.rank == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        same_node = place.local_size == place.size
-        found = (LOOPBACK if same_node else _own_address(), port)
-    return comm.bcast(found, root=0)
-
-
-def _own_address() -> str:
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return LOOPBACK
-
-
-def mpi_world(place: Launch):
-    """mpi4py's COMM_WORLD, after checking that it is the world that the launcher meant."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConnectError(
-            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load your site's MPI module"
-        ) from None
-    comm = MPI.COMM_WORLD
-    if comm.size != place.size:
-        raise ConnectError(
-            f"{place.launcher} started {place.size} processes, but MPI joined {comm.size}: its library "
-            f"({MPI.Get_library_version().splitlines()[0].strip()}) does not belong to this launcher; "
-            "use that MPI's own mpiexec, or srun --mpi=pmix"
-        )
-    return comm

@@ -1,11 +1,16 @@
-"""What a rank has communicated, by collective, by process group and by peer.
+"""Promise: what a rank has sent is counted by collective and process group, and what it has begun is known.
 
     traffic.snapshot()             # {("all_reduce", 4): Count(calls=1, payload_bytes=...)} by group size
     traffic.groups()               # {("all_reduce", Group("dp", (0, 2))): Count(...)} by group
-    traffic.peers()                # {("send", 3): Count(...)} point-to-point messages by the other rank
     with traffic.control(): ...    # what is sent inside is bookkeeping and counts apart
 
-`snapshot` and `groups` each have a `since`: the difference from an earlier one. `wire` fills it.
+    traffic.progress.step = 12     # of training, set by the loop
+    traffic.progress.table()       # {"dp 0-6/2": [number, "all_reduce", 4096, seconds ago, step]}: the latest begun
+
+`snapshot` and `groups` each have a `since`: the difference from an earlier one. `wire` fills both parts; what NCCL did
+is in its flight recorder, and `pull` brings it in when somebody asks (`flight`). `hangs` shows the table to the other
+ranks and compares. A message counts there as a collective of two ranks, its sender and its receiver ("3>5"): whoever is
+ahead there waits for the other.
 """
 
 from __future__ import annotations
@@ -18,9 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from aiscale.distributed.progress import Progress
-
 Key = TypeVar("Key")
+ANY_SOURCE = "*"
 
 #: part of the description that a library gives its groups -> our name; the first that matches. Megatron-Core's are in
 #: capitals ("DATA_PARALLEL_GROUP_WITH_CP"), a device mesh calls the group of its axis dp "mesh_dp".
@@ -50,6 +54,31 @@ class Group(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name} {','.join(map(str, self.ranks))}"
 
+    @property
+    def label(self) -> str:
+        """The same, short, and the same on all its ranks; `members` reads it. ("dp", (0, 2, 4, 6)) -> "dp 0-6/2"."""
+        ranks, stride = self.ranks, self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
+        if len(ranks) > 2 and stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
+            return f"{self.name} {ranks[0]}-{ranks[-1]}" + (f"/{stride}" if stride > 1 else "")
+        return str(self)
+
+
+def message(source: int | str, target: int) -> str:
+    """The label of messages from one rank (or ANY_SOURCE) to another."""
+    return f"{source}>{target}"
+
+
+def members(label: str) -> list[int]:
+    """The ranks that a label names."""
+    if ">" in label:
+        return [int(rank) for rank in label.split(">") if rank != ANY_SOURCE]
+    ranks = label.rpartition(" ")[2]
+    first, dash, last = ranks.partition("-")
+    if not dash:
+        return [int(rank) for rank in ranks.split(",")]
+    last, _, stride = last.partition("/")
+    return list(range(int(first), int(last) + 1, int(stride or 1)))
+
 
 def group_name(description: str, ranks: tuple[int, ...], world_size: int) -> str:
     """Our name for a group that torch knows by `description`; unnamed ones are world (all ranks) or ranks."""
@@ -74,30 +103,64 @@ class Count:
         return Count(self.calls - earlier.calls, self.payload_bytes - earlier.payload_bytes)
 
 
+class Progress:
+    """What this rank has begun: for every group the number, the name and the size of its latest collective."""
+
+    def __init__(self) -> None:
+        self.latest_s = time.monotonic()  #: when anything was begun
+        #: () -> {group: (number, op, bytes, seconds ago)} of what is noted elsewhere
+        self.pull: Callable[[], dict[str, tuple[int, str, int, float]]] | None = None
+        self._step = 0
+        self._begun: dict[str, tuple[int, str, int, float, int]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def step(self) -> int:
+        """The optimizer step that is being taken; 0 before training."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step, self.latest_s = step, time.monotonic()
+
+    def begin(self, op: str, group: str, nbytes: int) -> None:
+        """Note a collective as it is begun. group: the same text on all its ranks, `Group.label` or `message`."""
+        now = time.monotonic()
+        with self._lock:
+            number = self._begun[group][0] if group in self._begun else 0
+            self._begun[group] = (number + 1, op, nbytes, now, self._step)
+            self.latest_s = now
+
+    def table(self, since_s: float = 0.0) -> dict[str, list]:
+        """{group: [number, op, bytes, seconds ago, step]}; time before `since_s` does not count."""
+        now = time.monotonic()
+        with self._lock:
+            begun = dict(self._begun)
+        for group, (number, op, nbytes, age_s) in (self.pull() if self.pull else {}).items():
+            begun[group] = (number, op, nbytes, now - age_s, self._step)
+            self.latest_s = max(self.latest_s, now - age_s)
+        return {group: [*what, now - max(at, since_s), step] for group, (*what, at, step) in begun.items()}
+
+
 @dataclass
 class Traffic:
     """What this rank has communicated. Calls made for bookkeeping count apart."""
 
     progress: Progress = field(default_factory=Progress, repr=False)  #: latest collective of each group
-    _counts: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
-    _control: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
+    _counts: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
+    _control: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _in_control: int = 0
     _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: when, for what is pulled later
     pull: Callable[[], None] | None = field(default=None, repr=False)  #: brings in what is counted elsewhere (`flight`)
 
-    def add(
-        self, op: str, group: Group | int, payload_bytes: int, peer: int | None = None, time_ns: int | None = None
-    ) -> None:
-        """Note one call, of now or of time_ns.
-
-        group: its label, or the size of a group of the first ranks; peer: the other rank of a send or recv.
-        """
+    def add(self, op: str, group: Group | int, payload_bytes: int, time_ns: int | None = None) -> None:
+        """Note one call, of now or of time_ns. group: or the size of a group of the first ranks."""
         if isinstance(group, int):
             group = Group("world", tuple(range(group)))
         with self._lock:
             control = self._in_control if time_ns is None else any(a <= time_ns <= b for a, b in self._control_ns)
-            count = (self._control if control else self._counts)[op, group, peer]
+            count = (self._control if control else self._counts)[op, group]
             count.calls += 1
             count.payload_bytes += payload_bytes
 
@@ -121,11 +184,11 @@ class Traffic:
     @property
     def control_counts(self) -> dict[tuple[str, int], Count]:
         """The bookkeeping so far, by (collective, group size)."""
-        return self._by(self._control, lambda op, group, peer: (op, len(group.ranks)))
+        return self._by(self._control, lambda op, group: (op, len(group.ranks)))
 
     def snapshot(self) -> dict[tuple[str, int], Count]:
         """The training traffic so far, by (collective, group size)."""
-        return self._by(self._counts, lambda op, group, peer: (op, len(group.ranks)))
+        return self._by(self._counts, lambda op, group: (op, len(group.ranks)))
 
     def since(self, earlier: dict[tuple[str, int], Count]) -> dict[tuple[str, int], Count]:
         """The training traffic that came after `earlier`, a snapshot."""
@@ -133,27 +196,22 @@ class Traffic:
 
     def groups(self) -> dict[tuple[str, Group], Count]:
         """The training traffic so far, by (collective, group)."""
-        return self._by(self._counts, lambda op, group, peer: (op, group))
+        return self._by(self._counts, lambda *cell: cell)
 
     def groups_since(self, earlier: dict[tuple[str, Group], Count]) -> dict[tuple[str, Group], Count]:
         """The training traffic that came after `earlier`, which groups() gave."""
         return _difference(self.groups(), earlier)
 
-    def peers(self) -> dict[tuple[str, int | None], Count]:
-        """Point-to-point messages so far, by (send or recv, the other rank)."""
-        return self._by(self._counts, lambda op, group, peer: (op, peer) if op in ("send", "recv") else None)
-
-    def _by(self, counts: dict, key: Callable[[str, Group, int | None], Key | None]) -> dict[Key, Count]:
+    def _by(self, counts: dict, key: Callable[[str, Group], Key]) -> dict[Key, Count]:
         if self.pull and not self._in_control:
             self.pull()
             self._control_ns.clear()
         totals: dict[Key, Count] = {}
         with self._lock:
             for cell, count in counts.items():
-                if (k := key(*cell)) is not None:
-                    total = totals.setdefault(k, Count())
-                    total.calls += count.calls
-                    total.payload_bytes += count.payload_bytes
+                total = totals.setdefault(key(*cell), Count())
+                total.calls += count.calls
+                total.payload_bytes += count.payload_bytes
         return totals
 
 

@@ -1,7 +1,7 @@
-"""Which launcher started this process, and which rank it gave us.
+"""Promise: a process knows its rank under torchrun, Slurm, MPI and ipyparallel, or says why it cannot.
 
 Every launcher tells its processes who they are through environment variables, each in its own dialect. This file is
-the dictionary: `find_launch(os.environ)` reads them and returns one `Launch`, without importing torch.
+the dictionary: `find_launch(os.environ)` reads them and returns one `Launch`.
 
 Order matters. torchrun may run below srun, and a notebook's engines may live inside a Slurm job: the innermost
 launcher, the one that wrote RANK and WORLD_SIZE, is the one that counts.
@@ -9,9 +9,6 @@ launcher, the one that wrote RANK and WORLD_SIZE, is the one that counts.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -103,20 +100,20 @@ def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: s
         ) from None
 
 
-def slurm_first_host() -> str:
-    """The node of this step's rank 0."""
-    if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
-        return "127.0.0.1"
-    nodes = os.environ["SLURM_STEP_NODELIST"]
+def mpi_world(place: Launch):
+    """mpi4py's COMM_WORLD, after checking that it is the world that the launcher meant."""
     try:
-        return subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()[0]
-    except (OSError, subprocess.CalledProcessError):
-        # node[001-004,7],other -> node001
-        first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
-        return first.group(1) + (first.group(2) or "")
-
-
-def slurm_port() -> int:
-    """A port that all ranks of a step work out alike."""
-    job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
-    return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 20_000
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConnectError(
+            f"mpi4py cannot load an MPI library ({reason}): pip install mpich, or load your site's MPI module"
+        ) from None
+    comm = MPI.COMM_WORLD
+    if comm.size != place.size:
+        raise ConnectError(
+            f"{place.launcher} started {place.size} processes, but MPI joined {comm.size}: its library "
+            f"({MPI.Get_library_version().splitlines()[0].strip()}) does not belong to this launcher; "
+            "use that MPI's own mpiexec, or srun --mpi=pmix"
+        )
+    return comm

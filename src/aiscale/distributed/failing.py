@@ -1,7 +1,7 @@
-"""When a rank fails: the others must not wait for it, and what went wrong should be said once.
+"""Promise: when a rank fails the others do not wait for it, and what went wrong is said once.
 
     raise alike(error)                          # by all ranks at once, as they have found out together
-    alone = not failed_alike(error, world.size) # did all ranks fail, as they do over one wrong setting?
+    alone = not failed_alike(error, world)      # did all ranks fail, as they do over one wrong setting?
     end_now(status)                             # if not: leave without waiting for those that still work
 
 A rank that leaves in the usual way may wait for ever: MPI_Finalize, which runs when Python ends, is a collective.
@@ -17,13 +17,14 @@ import sys
 import termios
 import time
 from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import torch.distributed as dist
+if TYPE_CHECKING:
+    from aiscale.distributed.connect import World
 
 #: Exit status of a rank that fails only because another one is gone.
 LOST_STATUS = 75
-#: Exit status of the rank that has said, in its one line, which others did not arrive (`watch`).
+#: Exit status of the rank that has said, in its one line, which others did not arrive (`hangs`).
 HANG_STATUS = 76
 _LOST = (
     "closed by peer",
@@ -48,23 +49,22 @@ def alike(error: Exception) -> Exception:
     return error
 
 
-def failed_alike(error: BaseException, size: int, timeout_s: float = 5.0) -> bool:
-    """Whether all `size` ranks call this within `timeout_s`: then none has to be ended, and one may speak for all.
+def failed_alike(error: BaseException, world: World, timeout_s: float = 5.0) -> bool:
+    """Whether all ranks call this within `timeout_s`: then none has to be ended, and one may speak for all.
 
     What `alike` marked carries the answer, as an attribute of this name.
     """
-    if size == 1 or getattr(error, "failed_alike", False):
+    if world.size == 1 or getattr(error, "failed_alike", False):
         return True
-    if lost_another_rank(error) or not dist.is_initialized():
+    if lost_another_rank(error) or world.store is None:
         return False
     deadline = time.monotonic() + timeout_s
     try:
-        store = dist.distributed_c10d._get_default_store()
-        failed = store.add("aiscale/failed", 1)
-        while failed < size and time.monotonic() < deadline:
+        failed = world.store.add("aiscale/failed", 1)
+        while failed < world.size and time.monotonic() < deadline:
             time.sleep(0.05)
-            failed = store.add("aiscale/failed", 0)
-        return failed >= size
+            failed = world.store.add("aiscale/failed", 0)
+        return failed >= world.size
     except RuntimeError:
         return True  # the store lives in rank 0, which leaves early only when it has seen that all failed
 

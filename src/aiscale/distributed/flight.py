@@ -1,10 +1,11 @@
-"""What NCCL communicated, read from torch's flight recorder: NCCL runs as torch made it, nothing stands in its way.
+"""Promise: NCCL is counted as gloo is, and its hangs are named: read from torch's flight recorder.
 
     flight.attach(traffic)         # from now on traffic.snapshot() and groups() include what NCCL has done
-    flight.read(dump, first=0)     # [Entry(op, group, payload_bytes, peer, time_ns)] of one dump of the recorder
+    flight.read(dump, first=0)     # [Entry(op, group, payload_bytes, time_ns)] of one dump of the recorder
 
-The recorder notes every collective as it is enqueued, from whatever thread. It is a ring: attach makes it large enough
-for some thousand calls between two readings, and a reading that finds that more were overwritten says so.
+NCCL runs as torch made it, nothing stands in its way. The recorder notes every collective as it is enqueued, from
+whatever thread. It is a ring: attach makes it large enough for some thousand calls between two readings, and a reading
+that finds that more were overwritten says so.
 """
 
 from __future__ import annotations
@@ -12,14 +13,12 @@ from __future__ import annotations
 import ast
 import os
 import pickle
-import re
 import time
 import warnings
 from dataclasses import dataclass
 from math import prod
 
 from aiscale.distributed.counter import Group, Traffic, group_name
-from aiscale.distributed.progress import label
 
 ENTRIES = 20_000
 
@@ -51,7 +50,6 @@ class Entry:
     op: str
     group: Group
     payload_bytes: int
-    peer: int | None
     time_ns: int  #: when it was enqueued, on the clock of time.time_ns
 
 
@@ -67,7 +65,7 @@ def attach(traffic: Traffic) -> None:
         entries, following["record"] = read(dump, following["record"])
         for entry in entries:
             if entry.time_ns >= following["start_ns"]:
-                traffic.add(entry.op, entry.group, entry.payload_bytes, entry.peer, time_ns=entry.time_ns)
+                traffic.add(entry.op, entry.group, entry.payload_bytes, time_ns=entry.time_ns)
 
     def begun() -> dict[str, tuple[int, str, int, float]]:
         from torch._C import _distributed_c10d as c10d
@@ -89,7 +87,7 @@ def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, floa
         group = _group(record["process_group"], groups)
         if len(group.ranks) < 2:
             continue
-        entry, name = _entry(record, groups), label(group.name, group.ranks)
+        entry, name = _entry(record, groups), group.label
         op, nbytes = (entry.op, entry.payload_bytes) if entry else (record["profiling_name"].partition(":")[2], 0)
         before = found[name][0] if name in found else 0  # libraries make several groups of the same ranks
         age_s = max(0.0, (time.time_ns() - record["time_created_ns"]) / 1e9)
@@ -120,9 +118,7 @@ def _entry(record: dict, groups: dict) -> Entry | None:
     payload = sum(prod(size) * _BYTES.get(dtype, 1) for size, dtype in zip(sizes, dtypes, strict=False))
     group = _group(record["process_group"], groups)
     payload *= len(group.ranks) if op in ("gather", "scatter") else 1  # they name one rank's share
-    peer = re.search(r"(?:->|<-)(\d+)", name)
-    to = group.ranks[int(peer[1])] if peer and int(peer[1]) < len(group.ranks) else None
-    return Entry(op, group, payload, to, record["time_created_ns"])
+    return Entry(op, group, payload, record["time_created_ns"])
 
 
 def _group(process_group: tuple[str, str], groups: dict) -> Group:

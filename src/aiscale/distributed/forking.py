@@ -1,4 +1,4 @@
-"""Ranks forked from a process that has imported what they need.
+"""Promise: ranks start in a moment, and each as a new Python would: forked from a process that has imported for them.
 
 Importing torch takes a second of each rank's time, DeepSpeed or Megatron-Core two more: eight ranks on two cores would
 spend a quarter of a minute on it. Here one process imports and forks, and the ranks share the memory of the libraries.
@@ -15,7 +15,6 @@ in use, which no fork survives.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import runpy
@@ -29,8 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
+from aiscale.processes import die_with
 
 
 def can_fork() -> bool:
@@ -45,14 +43,6 @@ def can_fork() -> bool:
     if probe == 0:
         os._exit(torch.cuda._is_in_bad_fork())
     return os.waitpid(probe, 0)[1] == 0
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when `parent` dies, even by SIGKILL. Linux only."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # too late to ask
 
 
 class Forked:

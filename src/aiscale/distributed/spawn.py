@@ -1,6 +1,6 @@
-"""Starting ranks on this machine: `aiscale train --nproc 4` without torchrun.
+"""Promise: ranks on this machine end together. A dead one is named within 20 s, and none outlives its launcher.
 
-    launch(4, ["-m", "aiscale", "train", "--recipe", "laptop"])
+    launch(4, ["-m", "aiscale", "train", "--recipe", "laptop"])      # aiscale train --nproc 4, without torchrun
 
 The rendezvous store lives in the parent, on a port that the system chose, so that two jobs on one machine never fight
 over a port and no rank has to be the first. When a rank dies, the others are stopped and the parent says which one it
@@ -10,69 +10,29 @@ parent, which has then imported for all of them (`forking`).
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aiscale.distributed.failing import HANG_STATUS, LOST_STATUS
-from aiscale.distributed.forking import Forked, can_fork, die_with
+from aiscale.distributed.forking import Forked, can_fork
+from aiscale.distributed.rendezvous import listen, serve
+from aiscale.processes import die_with, usable_cores
 
 Process = subprocess.Popen | Forked
-LOOPBACK = "127.0.0.1"
-RENDEZVOUS = "AISCALE_RENDEZVOUS"  #: a name for it: its address may have been an earlier one's, of other ranks
 BAD_INPUT_STATUS = 2  #: with which `aiscale` ends after a one-line refusal
 _INTERRUPTED_STATUS = 130  #: of a rank that was told to stop, and has saved
 
 
-def host_store(timeout_s: float = 300.0, address: str = LOOPBACK):
-    """A rendezvous store in this process, and the environment by which ranks find it.
-
-    Ranks on other machines need an `address` that they can reach. Returns (TCPStore, dict): keep the store alive as
-    long as the ranks live.
-    """
-    listener, env = _listen(address)
-    return _serve(listener, timeout_s), env
-
-
-def _listen(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
-    """A socket for the store, and the environment by which ranks find it, even before anybody answers there."""
-    # Left to itself the store listens on every network of this machine, to anybody: hand it a socket that does not.
-    listener = socket.create_server((address, 0), backlog=1024)
-    port = listener.getsockname()[1]
-    return listener, {
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        RENDEZVOUS: uuid.uuid4().hex,
-    }
-
-
-def _serve(listener: socket.socket, timeout_s: float = 300.0):
-    from torch.distributed import TCPStore
-
-    address, port = listener.getsockname()
-    return TCPStore(
-        address,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        master_listen_fd=listener.detach(),
-    )
-
-
 def rank_environment(rank: int, size: int, threads: int = 0) -> dict[str, str]:
     """The variables that make a process rank `rank` of `size` on this machine, with its share of the cores."""
-    share = threads or max(1, len(_usable_cores()) // size)
+    share = threads or max(1, len(usable_cores()) // size)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -94,14 +54,14 @@ def launch(
     `warm_up` imports what ranks that run `-m MODULE` need: where it is safe they are then forked from this process.
     With it, put into `env` nothing that a library reads when it is imported.
     """
-    listener, rendezvous = _listen()
+    listener, rendezvous = listen()
     start = _start_from_nothing
     if warm_up is not None and can_fork():
         warm_up()
         start = Forked if can_fork() else start  # what was imported may have started a thread
     base = {"AISCALE_LAUNCHER": "aiscale", **rendezvous, **(env or {})}
     ranks = [start(argv, {**base, **rank_environment(rank, nproc)}) for rank in range(nproc)]
-    store = _serve(listener)  # after the forks: it has a thread
+    store = serve(listener)  # after the forks: it has a thread
     interrupted = False
     with _passing_on_sigterm(ranks):
         while True:
@@ -144,7 +104,7 @@ def _wait(ranks: list[Process], *, quiet: bool) -> int:
             first = {rank for rank, code in enumerate(codes) if code}
             if first:
                 codes = _settle(ranks)
-                code, rank = _culprit(codes, first)
+                code, rank = culprit(codes, first)
                 # Bad input, over which all ranks fail alike, or a hang: one of them has said all there is to say.
                 if not quiet and set(codes) != {BAD_INPUT_STATUS} and code != HANG_STATUS:
                     others = sum(c is None for c in codes)
@@ -173,7 +133,7 @@ def _settle(ranks: list[Process]) -> list[int | None]:
         time.sleep(0.05)
 
 
-def _culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
+def culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
     """(status, rank) of the rank to name: one that has explained a hang; one that was killed explains the others'
     broken connections, and one that only lost a connection explains nothing; otherwise the one in `first`, who were
     seen to fail first."""
@@ -200,9 +160,3 @@ def _stop(ranks: list[Process], grace_s: float = 3.0) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _usable_cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

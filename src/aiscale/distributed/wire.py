@@ -1,4 +1,4 @@
-"""The one place where every byte passes: a process group that wraps gloo (or NCCL) and counts.
+"""Promise: every byte that ranks send is counted, in the one place where all pass: a process group that wraps gloo.
 
 DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine. All of them end in the methods of
 a `torch.distributed.ProcessGroup`, so that is where we stand: `Wire` hands each call on, `Traffic` notes its payload.
@@ -15,14 +15,12 @@ Groups that anyone makes later (new_group, a device mesh, Megatron-Core's) are o
 gloo reads host memory. Where its ranks hold tensors on a GPU (several ranks may share one: loop.backend=gloo),
 `Staged` sends copies of them. A `link` slows gloo's collectives to the rate of a network card.
 
-On CUDA, NCCL runs unwrapped and `flight` reads what it did from torch's flight recorder; AISCALE_NCCL_WIRE=1 puts NCCL
-inside a Wire instead (see `register`).
+NCCL runs as torch made it, and `flight` reads what it did from torch's flight recorder.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 
 import torch
@@ -30,15 +28,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 from aiscale.distributed import flight
-from aiscale.distributed.counter import Count, Group, Traffic, group_name
+from aiscale.distributed.counter import ANY_SOURCE, Group, Traffic, group_name, message
 from aiscale.distributed.link import Link
-from aiscale.distributed.progress import ANY_SOURCE, message
-from aiscale.distributed.progress import label as group_label
 
-__all__ = ["Count", "Group", "Traffic", "Wire", "backend_for", "register"]
-
-BACKEND = "metered_gloo"
-NCCL_BACKEND = "metered_nccl"
+_BACKEND = "metered_gloo"
+_joined: list[tuple[Traffic, Link | None]] = []  #: the worlds of this process, the latest last
 
 #: method of ProcessGroup -> (collective, which argument holds the payload). Both the names that torch used up to
 #: 2.12 and the `*_single` ones of 2.13 are here: a caller may use either.
@@ -85,7 +79,6 @@ class Wire(dist.ProcessGroup):
     ) -> None:
         super().__init__(inner.rank(), inner.size())
         self.inner, self.traffic, self.ranks, self.link = inner, traffic, ranks, link or Link()
-        self.reads_gpus = False  #: whether the group inside takes tensors on a GPU as they are
         self._group: Group | None = None
         self._label = ""
 
@@ -106,7 +99,7 @@ class Wire(dist.ProcessGroup):
         shares = self.size() if op in ("scatter", "gather") else 1
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
         payload_bytes = _nbytes(args[which]) * shares
-        self.traffic.add(op, self.group, payload_bytes, peer)
+        self.traffic.add(op, self.group, payload_bytes)
         self.note_progress(op, payload_bytes, peer)
         return payload_bytes
 
@@ -118,7 +111,7 @@ class Wire(dist.ProcessGroup):
         elif op == "recv":
             label = message(ANY_SOURCE if peer is None else peer, me)
         else:
-            label = self._label = self._label or group_label(self.group.name, self.ranks)
+            label = self._label = self._label or self.group.label
         self.traffic.progress.begin(op, label, nbytes)
 
 
@@ -178,18 +171,15 @@ def _tensors(value) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _staged(collective: Callable[..., dist.Work], op: str, *args, **kwargs) -> Staged:
-    return Staged(collective, op, args, kwargs)
-
-
 def _counting(method: str, op: str, which: int):
     def call(self: Wire, *args, **kwargs):
         payload_bytes = self.count(op, args, which)
         collective = getattr(self.inner, method)
-        if not self.reads_gpus and any(map(on_gpu, _tensors(args))):
-            collective = functools.partial(_staged, collective, op)
-        if self.link.rate_mbit_s and not self.traffic.in_control:
-            return self.link.carry(self, op, payload_bytes, args, lambda: collective(*args, **kwargs))
+        if op != "recv":  # what arrives was held up where it was sent
+            seconds = 0.0 if self.traffic.in_control else self.link.seconds(op, payload_bytes, self.size())
+            collective = functools.partial(self.link.carry, seconds, collective)
+        if any(map(on_gpu, _tensors(args))):
+            return Staged(collective, op, args, kwargs)
         return collective(*args, **kwargs)
 
     call.__name__ = method
@@ -200,6 +190,8 @@ def _handing_on(method: str):
     def call(self: Wire, *args, **kwargs):
         if "barrier" in method:
             self.note_progress(method)
+        if method == "barrier":
+            return self.link.carry(0.0, self.inner.barrier, *args, **kwargs)
         return getattr(self.inner, method)(*args, **kwargs)
 
     call.__name__ = method
@@ -217,86 +209,29 @@ for _method in _UNCOUNTED:
 def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto", link: Link | None = None) -> str:
     """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`;
     gloo: over gloo even from a GPU; `link` slows gloo's groups."""
-    if device.type != "cuda" or backend == "gloo":
-        return register(traffic, link)
-    if os.environ.get("AISCALE_NCCL_WIRE") == "1":
-        return register(traffic, nccl=True)
-    flight.attach(traffic)
-    return "cpu:gloo,cuda:nccl"
+    if device.type == "cuda" and backend != "gloo":
+        flight.attach(traffic)
+        return "cpu:gloo,cuda:nccl"
+    if not _joined:
+        dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu"])
+    # A process may join again (a notebook's cell run twice): new groups count into the new traffic.
+    _joined.append((traffic, link))
+    return _BACKEND
 
 
-def register(traffic: Traffic, link: Link | None = None, *, nccl: bool = False) -> str:
-    """Make a backend whose groups count into `traffic`; returns its name, for init_process_group.
-
-    nccl: CUDA tensors go to an NCCL inside (CPU tensors to gloo as ever). It is asked for by AISCALE_NCCL_WIRE=1 and
-    not the default, because torch treats a group that is not its own class differently in one place:
-    `batch_isend_irecv` would not fuse its messages, and NCCL can wait for ever where both directions meet. A
-    replacement that fuses them is put in its place; whoever holds torch's own function from before is not protected.
-    """
-    name, devices = (NCCL_BACKEND, ["cpu", "cuda"]) if nccl else (BACKEND, ["cpu"])
-
-    def make(options, pg_options) -> Wire:
-        rank, size = options.group_rank, options.group_size
-        ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
-        inner = dist.ProcessGroup(options.store, rank, size)
-        wire = Wire(inner, traffic, ranks, link)
-        wire.reads_gpus = nccl
-        for device, kind, backend in _backends(options, pg_options, nccl):
-            # Wire knows the backends too: torch asks it for them, and a call that Wire does not know still arrives.
-            for group in (inner, wire):
-                group._register_backend(torch.device(device), kind, backend)
-        for group in (inner, wire):
-            group._set_default_backend(kind)
-        return wire
-
-    if name.upper() in dist.Backend._plugins:
-        # Joining again in one process (a notebook's cell run twice): the new groups count into the new traffic.
-        dist.Backend._plugins[name.upper()] = dist.Backend._BackendPlugin(make, True)
-    else:
-        dist.Backend.register_backend(name, make, extended_api=True, devices=devices)
-    if nccl:
-        _fuse_messages_of_wires()
-    return name
-
-
-def _backends(options, pg_options, nccl: bool) -> Iterator[tuple]:
-    """(device, kind, backend) of each device; the last one is the default."""
-    types = dist.ProcessGroup.BackendType
-    prefix, rank, size = dist.PrefixStore, options.group_rank, options.group_size
-    gloo = ProcessGroupGloo(prefix("cpu/", options.store), rank, size, timeout=options.timeout)
+def _make(options, pg_options) -> Wire:
+    """A group, as torch asks for it."""
+    rank, size = options.group_rank, options.group_size
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+    inner = dist.ProcessGroup(options.store, rank, size)
+    traffic, link = _joined[-1]
+    wire = Wire(inner, traffic, ranks, link)
+    gloo = ProcessGroupGloo(dist.PrefixStore("cpu/", options.store), rank, size, timeout=options.timeout)
     gloo._set_sequence_number_for_group()
-    yield "cpu", types.GLOO, gloo
-    if not nccl:
-        if torch.cuda.is_available():  # gloo sends from GPUs as well: several ranks may share one
-            yield "cuda", types.GLOO, gloo
-        return
-    from torch._C._distributed_c10d import ProcessGroupNCCL
-
-    settings = pg_options or ProcessGroupNCCL.Options()
-    settings._timeout = options.timeout
-    settings.global_ranks_in_group, settings.group_name = options.global_ranks_in_group, options.group_id
-    backend = ProcessGroupNCCL(prefix("cuda/", options.store), rank, size, settings)
-    backend._set_sequence_number_for_group()
-    yield "cuda", types.NCCL, backend
-
-
-def _fuse_messages_of_wires() -> None:
-    """Let `batch_isend_irecv` treat a Wire as it treats torch's own groups: a batch of messages is one NCCL call."""
-    c10d = dist.distributed_c10d
-    original: Callable = c10d.batch_isend_irecv
-    if getattr(original, "fuses_wires", False):
-        return
-
-    def batch_isend_irecv(p2p_op_list):
-        group = p2p_op_list[0].group or c10d._get_default_group()
-        device = p2p_op_list[0].tensor.device
-        if not isinstance(group, Wire) or not group._get_backend(device).supports_coalescing:
-            return original(p2p_op_list)
-        with c10d._coalescing_manager(group, device, async_ops=True) as batch:
-            for p2p in p2p_op_list:
-                to = "group_dst" if p2p.op is c10d.isend else "group_src"
-                p2p.op(p2p.tensor, group=p2p.group, tag=p2p.tag, **{to: p2p.group_peer})
-        return batch.works
-
-    batch_isend_irecv.fuses_wires = True
-    c10d.batch_isend_irecv = dist.batch_isend_irecv = batch_isend_irecv
+    for group in (inner, wire):
+        # Wire knows the backend too: torch asks it for that, and a call that Wire does not know still arrives.
+        # gloo sends from GPUs as well: several ranks may share one.
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    return wire

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from aiscale.config import ConfigError, Run
-from aiscale.distributed import Launch, World
-from aiscale.distributed.connect import mpi_world
-from aiscale.distributed.failing import end_job_on_uncaught_error
-from aiscale.distributed.progress import label
+from aiscale.distributed import Launch, World, end_job_on_uncaught_error, mpi_world
+from aiscale.distributed.counter import Group
 from aiscale.parallel.serial import Engine
 
 
@@ -43,7 +41,7 @@ class MPIEngine(Engine):
         gradients = [p.grad for p in self.model.parameters()]
         self.buffer.copy_(torch.cat([g.reshape(-1) for g in gradients]))
         traffic, sent_bytes = self.world.traffic, self.buffer.numel() * self.buffer.element_size()
-        traffic.progress.begin("all_reduce", label("world", range(self.world.size)), sent_bytes)
+        traffic.progress.begin("all_reduce", Group("world", tuple(range(self.world.size))).label, sent_bytes)
         self.comm.Allreduce(MPI.IN_PLACE, _as_array(self.buffer), op=MPI.SUM)
         traffic.add("all_reduce", self.world.size, sent_bytes)
         self.buffer /= self.world.size

@@ -1,0 +1,195 @@
+"""Promise: ranks find each other, and nobody else can connect to the ports on which ranks of one machine listen.
+
+    store, env = host_store()             # in a launcher: ranks that have `env` in their environment meet there
+    host, port = meeting_point(place)     # in a rank: as its launcher said, or Slurm, or as rank 0 says through MPI
+    store = join_store(host, port, place, timeout)
+
+Left to themselves the store listens on every network of the machine and gloo at the address of its host name, to
+anybody who can reach it, and without a key. Ranks of one machine meet at its loopback, and then listen nowhere else.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import itertools
+import os
+import re
+import socket
+import subprocess
+import sys
+import uuid
+from collections import defaultdict
+
+import psutil
+import torch.distributed as dist
+
+from aiscale.distributed.environment import ConnectError, Launch, mpi_world
+
+LOOPBACK = "127.0.0.1"
+_RENDEZVOUS = "AISCALE_RENDEZVOUS"  #: a name for it: its address may have been an earlier one's, of other ranks
+_CARD = "GLOO_SOCKET_IFNAME"
+_OUR_CARD = "AISCALE_GLOO_INSIDE"  #: what we have chosen, for whoever inherits it
+_LOOPBACK_CARD = "lo0" if sys.platform == "darwin" else "lo"
+
+_stores: dict[tuple[str, int], dist.Store] = {}  #: by address; a second world of this process meets at the same one
+_worlds = defaultdict(itertools.count)  #: that this process has joined, by rendezvous: all its ranks join them
+
+
+def host_store(timeout_s: float = 300.0, address: str = LOOPBACK) -> tuple[dist.TCPStore, dict[str, str]]:
+    """A rendezvous store in this process, and the environment by which ranks find it.
+
+    Ranks on other machines need an `address` that they can reach. Keep the store alive as long as the ranks live.
+    """
+    listener, env = listen(address)
+    return serve(listener, timeout_s), env
+
+
+def listen(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
+    """A socket for the store, and the environment by which ranks find it, even before anybody answers there."""
+    listener = socket.create_server((address, 0), backlog=1024)
+    port = listener.getsockname()[1]
+    return listener, {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        _RENDEZVOUS: uuid.uuid4().hex,
+    }
+
+
+def serve(listener: socket.socket, timeout_s: float = 300.0) -> dist.TCPStore:
+    """The store that answers on a socket. Left to itself it would listen on every network of this machine."""
+    address, port, *_ = listener.getsockname()
+    return dist.TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(host: str, port: int, place: Launch, timeout_s: float) -> dist.Store:
+    """The store at which the ranks of a new world meet. Raises OSError if the port is taken."""
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if place.rank == 0 and is_loopback(host) and not agents:
+        if (host, port) not in _stores:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=1024)
+            _stores[host, port] = serve(listener, timeout_s)
+        store = _stores[host, port]
+    else:
+        timeout = datetime.timedelta(seconds=timeout_s)
+        store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
+    # It may outlive a world, and a second one must not read where the first one's ranks could be found.
+    count = next(_worlds[os.environ.get(_RENDEZVOUS, "")])
+    return dist.PrefixStore(f"world{count}", store)
+
+
+def meeting_point(place: Launch) -> tuple[str, int]:
+    """Address and port at which rank 0 listens."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if port and (not port.isdigit() or not 0 < int(port) < 65536):
+        raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
+    if host and port:
+        return host, int(port)
+    if place.launcher == "srun":
+        return host or _slurm_first_host(), int(port or _slurm_port())
+    if place.launcher == "mpiexec":
+        return _ask_mpi(place)
+    raise ConnectError(
+        f"{place.launcher} gave RANK {place.rank} of WORLD_SIZE {place.size} but no MASTER_ADDR and MASTER_PORT: "
+        "set both, or start the job with torchrun, srun, mpiexec or aiscale train --nproc"
+    )
+
+
+def _ask_mpi(place: Launch) -> tuple[str, int]:
+    """Let rank 0 pick a free port and tell the others through MPI itself."""
+    comm = mpi_world(place)
+    found = None
+    if place.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        same_node = place.local_size == place.size
+        found = (LOOPBACK if same_node else _own_address(), port)
+    return comm.bcast(found, root=0)
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return LOOPBACK
+
+
+def _slurm_first_host() -> str:
+    """The node of this step's rank 0."""
+    if os.environ.get("SLURM_STEP_NUM_NODES", "1") == "1":
+        return LOOPBACK
+    nodes = os.environ["SLURM_STEP_NODELIST"]
+    try:
+        return subprocess.check_output(["scontrol", "show", "hostnames", nodes], text=True).split()[0]
+    except (OSError, subprocess.CalledProcessError):
+        # node[001-004,7],other -> node001
+        first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+        return first.group(1) + (first.group(2) or "")
+
+
+def _slurm_port() -> int:
+    """A port that all ranks of a step work out alike."""
+    job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
+    return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 20_000
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def choose_gloo_interface(meeting_point: str) -> None:
+    """Have gloo listen on the loopback where ranks meet there, unless somebody has chosen otherwise.
+
+    Where they meet elsewhere gloo looks its own host name up. If that leads to nowhere but this machine, as it does on
+    many, gloo is told the network card that leads to the others.
+    """
+    ours = os.environ.pop(_OUR_CARD, None)  # from an earlier world, or from the process that started a job
+    if ours and os.environ.get(_CARD) == ours:
+        del os.environ[_CARD]
+    if _CARD in os.environ:
+        return
+    if is_loopback(meeting_point):
+        card = _LOOPBACK_CARD
+    elif not _found_by_name():
+        card = _card_towards(meeting_point)
+    else:
+        return
+    os.environ[_CARD] = os.environ[_OUR_CARD] = card
+
+
+def _card_towards(host: str) -> str:
+    """The network card over which `host` is reached; the loopback where it is this machine, or not reached at all."""
+    try:
+        # A datagram socket sends nothing when it is connected: the system only says from where it would.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            address = probe.getsockname()[0]
+    except OSError:
+        return _LOOPBACK_CARD
+    cards = (name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own))
+    return next(cards, _LOOPBACK_CARD)
+
+
+def _found_by_name() -> bool:
+    """Whether other machines would find this one at its host name's address that gloo takes, the first of its own."""
+    try:
+        named = [address[0] for *_, address in socket.getaddrinfo(socket.gethostname(), None)]
+    except OSError:
+        return False
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    first = next((address for address in named if address in own), None)
+    return first is not None and not is_loopback(first)
