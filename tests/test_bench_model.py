@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aiscale.bench import machine_facts, paired, peak_memory_bytes, timing
-from aiscale.bench.model import Size, _products, _require_same_loss, _same_in_transformers, bench_model, checks
+from aiscale.bench.model import KERNELS, Size, _products, _require_same_loss, _same_in_transformers, bench_model, checks
 from aiscale.bench.model_tables import show_model
 from aiscale.model import GPT
 
@@ -84,6 +84,10 @@ def test_the_quick_benchmark_measures_everything_and_judges_nothing(quick_result
     assert training["speedup"].keys() == contenders - {"ours"}
     assert min(training["peak_memory_bytes"].values()) > 0
     assert generation["same_text"] and generation["new_tokens"] == 8
+    assert [(row["what"], row["kernel"]) for row in quick_result["kernels"]] == [
+        (what, kernel) for what, kernels in KERNELS.items() for kernel in kernels
+    ]
+    assert all(row["time_without"] > 0 for row in quick_result["kernels"])
     assert quick_result["checks"] == []
     assert json.loads(json.dumps(quick_result)) == quick_result
 
@@ -98,7 +102,15 @@ def test_the_record_says_where_and_with_what_it_was_made(quick_result):
 def test_the_table_shows_every_contender(quick_result, capsys):
     show_model(quick_result)
     shown = capsys.readouterr().out
-    for name in ("ours bf16", "transformers fair", "transformers default", "floor", "tokens/s", "peak memory"):
+    for name in (
+        "ours bf16",
+        "transformers fair",
+        "transformers default",
+        "floor",
+        "tokens/s",
+        "peak memory",
+        "cross-entropy",
+    ):
         assert name in shown
 
 

@@ -94,10 +94,10 @@ def test_line_ends_and_byte_order_marks_of_other_systems_do_not_become_tokens(tm
 
 def test_a_file_reads_the_same_wherever_its_pieces_are_cut(tmp_path, monkeypatch):
     file = tmp_path / "text.txt"
-    text = "Grüße, 世界!\r\n" * 50
+    text = "Grüße, 世界!\r\n" * 2000
     file.write_bytes(text.encode())
-    for size in (1, 2, 3, 7, 64):
-        monkeypatch.setattr(corpora_module, "READ_BYTES", size)
+    for size in (1, 3, 64, 8191):
+        monkeypatch.setattr(corpora_module, "READ_CHARS", size)
         assert "".join(read_files([file])) == text.replace("\r\n", "\n")
 
 
@@ -132,12 +132,13 @@ def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path):
         find_text(str(tmp_path / "empty.txt"))
 
 
-@pytest.mark.parametrize("size", [1, 3, 2**20])
-def test_a_file_that_is_no_text_is_refused_with_the_place_of_the_first_bad_byte(size, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora_module, "READ_BYTES", size)
+@pytest.mark.parametrize("before", [0, 8185, 8188, 100_000])  # a stream reads 8192 bytes at a time
+@pytest.mark.parametrize(("text", "place"), [(b"caf\xc3\xa9 caf\xe9 au lait", 9), (b"caf\xe9", 3)])
+def test_a_file_that_is_no_text_is_refused_with_the_place_of_the_first_bad_byte(before, text, place, tmp_path):
     file = tmp_path / "latin1.txt"
-    file.write_bytes(b"caf\xc3\xa9 caf\xe9 au lait")
-    with pytest.raises(ConfigError, match=r"latin1.txt is not UTF-8 text \(byte 0xe9 at offset 9\): convert it"):
+    file.write_bytes(b"x" * before + text)
+    message = rf"latin1.txt is not UTF-8 text \(byte 0xe9 at offset {before + place}\): convert it"
+    with pytest.raises(ConfigError, match=message):
         read(file)
 
 

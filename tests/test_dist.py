@@ -164,20 +164,6 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
     assert not processes_with(str(tmp_path / "ranks.py"))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_ranks_do_not_outlive_their_launcher(tmp_path):
-    script = tmp_path / "sleep.py"
-    script.write_text("import time; time.sleep(600)")
-    parent = subprocess.Popen(
-        [sys.executable, "-c", f"from aiscale.distributed import launch; launch(2, [{str(script)!r}])"]
-    )
-    ranks = lambda: [p.pid for p in processes_with(str(script)) if p.pid != parent.pid]  # noqa: E731
-    wait_until(lambda: len(ranks()) == 2, 120, "two ranks started")
-    parent.kill()
-    wait_until(lambda: not ranks(), 60, "the ranks are gone")
-    parent.wait()
-
-
 def test_every_collective_is_counted_with_its_payload(tmp_path):
     code = """
     x, parts = torch.ones(6), [torch.empty(6) for _ in range(2)]
@@ -216,17 +202,20 @@ def test_a_missing_gpu_is_said_when_one_is_asked_for():
         connect("cuda")
 
 
-FORKED = """
-import aiscale.distributed, torch
-raise SystemExit(aiscale.distributed.launch({n}, ['-m', {module!r}], warm_up=lambda: {warm_up}))
-"""
+RANKS_ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def forked(code: str, folder, *, n: int = 2, warm_up: str = "None", before: str = "") -> subprocess.CompletedProcess:
-    """Run `code` as a module of `n` ranks that are forked where it is safe."""
+def launching(n: int, warm_up: str, before: str = "") -> list[str]:
+    """The command that runs the module `in_a_rank` as `n` ranks: with `warm_up`, forked where it is safe."""
+    code = f"raise SystemExit(aiscale.distributed.launch({n}, ['-m', 'in_a_rank'], warm_up={warm_up}))"
+    return [sys.executable, "-c", f"{before}import aiscale.distributed; {code}"]
+
+
+def forked(code: str, folder, *, n: int = 2, before: str = "") -> subprocess.CompletedProcess:
+    """Run `code` as `n` ranks that are forked where it is safe."""
     (folder / "in_a_rank.py").write_text(code)
-    command = [sys.executable, "-c", before + FORKED.format(n=n, module="in_a_rank", warm_up=warm_up)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    env = RANKS_ENV | {"PYTHONPATH": str(folder)}
+    command = launching(n, "lambda: None", before)
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
 
 
@@ -274,12 +263,12 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_forked_ranks_do_not_outlive_their_launcher(tmp_path):
+@pytest.mark.parametrize("warm_up", ["None", "lambda: None"], ids=["started", "forked"])
+def test_ranks_do_not_outlive_their_launcher(warm_up, tmp_path):
     note = tmp_path / "pids"
     code = f"import os, time; open({str(note)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
     (tmp_path / "in_a_rank.py").write_text(code)
-    command = [sys.executable, "-c", FORKED.format(n=2, module="in_a_rank", warm_up=None)]
-    parent = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)})
+    parent = subprocess.Popen(launching(2, warm_up), env=RANKS_ENV | {"PYTHONPATH": str(tmp_path)})
     wait_until(lambda: note.exists() and note.read_text().count("\n") == 2, 120, "two ranks started")
     pids = [int(line) for line in note.read_text().split()]
     parent.kill()
@@ -288,6 +277,7 @@ def test_forked_ranks_do_not_outlive_their_launcher(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+@pytest.mark.extended
 def test_no_strategys_libraries_start_a_thread_that_would_forbid_forking():
     code = """
 import aiscale.train
@@ -298,6 +288,5 @@ for strategy in ENGINES:
     preload(strategy)
     assert can_fork(), strategy
 """
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=RANKS_ENV)
     assert done.returncode == 0, done.stderr

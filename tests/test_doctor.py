@@ -11,8 +11,9 @@ import torch
 
 from aiscale.hpc.doctor import Finding, Preflight, preflight
 from aiscale.hpc.doctor.command import alike
-from aiscale.hpc.doctor.node import _libfabric, find_plugin, node_cores, usable_cores, write_rate
-from aiscale.hpc.doctor.preflight import Seat, _compare_seats, _slow_devices, _slow_links, partners
+from aiscale.hpc.doctor.node import find_plugin, libfabric, node_cores, write_rate
+from aiscale.hpc.doctor.preflight import Seat, compare_seats, partners, slow_devices, slow_links
+from aiscale.processes import usable_cores
 from aiscale.verify.rungs import find_mpiexec
 from ranks import aiscale
 
@@ -43,6 +44,7 @@ def test_what_is_wrong_ends_in_a_no_with_its_remedy(tmp_path):
     assert done.stdout.splitlines()[-1] == "no: what is marked ✗ must be put right first"
 
 
+@pytest.mark.extended
 @pytest.mark.alone
 def test_every_rank_of_a_job_is_measured_and_one_of_them_reports(tmp_path):
     command = [find_mpiexec(), "-n", "3", sys.executable, "-c", GREETED, "doctor", "--json", "--device", "cpu"]
@@ -81,19 +83,19 @@ def measured(rate, hosts) -> Preflight:
 @pytest.mark.parametrize("size", [3, 4, 8])
 def test_a_slow_rank_is_named_and_not_its_partners(size):
     found = measured(lambda a, b: SLOW if 2 in (a, b) else FAST, [f"node{i}" for i in range(size)])
-    (problem,), [] = _slow_links(found)
+    (problem,), [] = slow_links(found)
     assert problem.startswith("rank 2 on node2 sends 19 MiB/s between nodes, the others 95 MiB/s: look at its network")
 
 
 def test_a_slow_link_is_named_by_both_its_ends():
     found = measured(lambda a, b: SLOW if (a, b) == (1, 3) else FAST, [f"node{i}" for i in range(5)])
-    [], (warning,) = _slow_links(found)
+    [], (warning,) = slow_links(found)
     assert warning.startswith("ranks 1 and 3 (node1, node3) exchange 19 MiB/s, pairs like them 95 MiB/s")
 
 
 def test_links_between_nodes_are_not_held_to_those_within():
     hosts = ["a", "a", "a", "b", "b", "b"]
-    assert _slow_links(measured(lambda a, b: FAST if hosts[a] == hosts[b] else SLOW, hosts)) == ([], [])
+    assert slow_links(measured(lambda a, b: FAST if hosts[a] == hosts[b] else SLOW, hosts)) == ([], [])
 
 
 def test_pairs_that_were_slow_for_a_moment_are_measured_again(monkeypatch):
@@ -120,7 +122,7 @@ def test_pairs_that_were_slow_for_a_moment_are_measured_again(monkeypatch):
 def test_ranks_that_share_a_gpu_are_named():
     seats = [("a", "gpu1", [0]), ("a", "gpu1", [1]), ("b", "gpu1", [0])]
     found = Preflight([Seat(rank, *seat, 8) for rank, seat in enumerate(seats)])
-    _compare_seats(found)
+    compare_seats(found)
     assert found.problems == ["ranks 0, 1 on a share one GPU: srun --gpus-per-task=1 --gpu-bind=closest"]
 
 
@@ -137,14 +139,14 @@ def test_ranks_that_share_a_gpu_are_named():
 )
 def test_ranks_bound_to_fewer_cores_than_there_are_for_them_are_a_problem(cores, told):
     found = Preflight([Seat(rank, "a", "cpu", own, 4) for rank, own in enumerate(cores)])
-    _compare_seats(found)
+    compare_seats(found)
     assert [line.partition(" and take turns")[0] for line in found.problems] == [told] * bool(told)
     assert not found.warnings and not found.takes_turns(), "then slow links are a problem too"
 
 
 def test_where_a_node_has_fewer_cores_than_ranks_that_is_a_warning():
     found = Preflight([Seat(rank, "a", "cpu", [0, 1], 2) for rank in range(4)])
-    _compare_seats(found)
+    compare_seats(found)
     assert not found.problems and found.warnings == ["4 ranks on a share 2 cores and take turns: start fewer"]
     assert found.takes_turns(), "links that look slow are then no reason to stop a job"
 
@@ -164,7 +166,7 @@ def test_virtual_nodes_that_share_a_machine_share_its_cores():
 
 def test_a_slow_device_is_named():
     seats = [Seat(rank, "a", "cpu", [rank], 8, product_s=0.03 if rank == 1 else 0.01) for rank in range(4)]
-    (warning,) = _slow_devices(seats)
+    (warning,) = slow_devices(seats)
     assert warning.startswith("rank 1 on a multiplies matrices 3.0 times as slowly as the others")
 
 
@@ -182,14 +184,14 @@ def test_the_plugin_of_nccl_is_found_on_the_library_path(tmp_path):
 
 def test_libfabric_is_reported_where_its_program_is_there(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert list(_libfabric()) == []
+    assert list(libfabric()) == []
     (tmp_path / "fi_info").write_text(
         "#!/bin/sh\n"
         "[ $1 = --version ] && printf 'fi_info: 1.22.0\\nlibfabric: 1.22.0\\nlibfabric api: 1.22\\n' && exit\n"
         "[ $1 = --list ] && printf 'cxi:\\n    version: 0.1\\ntcp:\\n    version: 122.0\\n'\n"
     )
     (tmp_path / "fi_info").chmod(0o755)
-    assert list(_libfabric()) == [Finding("libfabric", "ok", "1.22.0, providers cxi, tcp")]
+    assert list(libfabric()) == [Finding("libfabric", "ok", "1.22.0, providers cxi, tcp")]
 
 
 def test_the_cores_of_a_node_are_those_of_the_container(monkeypatch):

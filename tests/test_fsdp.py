@@ -50,7 +50,7 @@ for settings, n_micro in CASES:
     ("n", "cases"),
     [
         (2, [(("parallel.prefetch=0", "optimizer.name=sgd"), 1), (("parallel.prefetch=2", KEPT, RECOMPUTED), 2)]),
-        (4, [(("parallel.replicas=4", *LLAMA, RECOMPUTED), 1)]),
+        pytest.param(4, [(("parallel.replicas=4", *LLAMA, RECOMPUTED), 1)], marks=pytest.mark.extended),
     ],
 )
 def test_variants_that_the_ladder_leaves_out_give_serials_losses_norms_and_weights(n, cases, tmp_path):
@@ -211,6 +211,7 @@ say(json.dumps([whole, first, rest]))
 """
 
 
+@pytest.mark.extended
 def test_a_resumed_run_gives_the_losses_of_one_that_never_stopped(tmp_path):
     for whole, first, rest in ranks(FIT, 2, tmp_path):
         assert len(set(whole)) == 6 and (first, rest) == (whole[:3], whole[3:])  # to the bit

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from aiscale.config import ConfigError, Run
-from aiscale.distributed import Launch
-from aiscale.distributed import ConnectError
+from aiscale.distributed import ConnectError, Launch
 from aiscale.distributed.connect import pick_device
 from aiscale.recipes import recipe
 from aiscale.train import fit

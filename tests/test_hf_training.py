@@ -204,7 +204,9 @@ for twin in TWINS:
 """
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "zero3", *(pytest.param(name, marks=pytest.mark.extended) for name in ("fsdp", "zero1"))]
+)
 def test_a_twin_gives_the_serial_losses_under_every_strategy(strategy, serial, tmp_path):
     settings, tolerance = STRATEGIES[strategy]
     code = TRAIN.replace("TWINS", repr(TWINS)).replace("SETTINGS", repr((*SHORT, *settings)))

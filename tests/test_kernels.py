@@ -21,33 +21,6 @@ def by_onednn(monkeypatch):
     monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
 
 
-# GELU ----------------------------------------------------------------------------------------------------------------
-
-
-def test_gelu_in_bf16_has_the_exact_values_and_gradient_to_a_rounding(monkeypatch):
-    monkeypatch.setattr(kernels._GeluTanh, "CHUNK", 100)  # 2001 values: a last chunk that is not full
-    x = torch.cat([torch.linspace(-200, 200, 1000), torch.linspace(-4, 4, 1001)]).bfloat16()
-    exact = x.double().requires_grad_()
-    plain = F.gelu(exact, approximate="tanh")
-    plain.sum().backward()
-    x.requires_grad_()
-    y = kernels.gelu_tanh(x)
-    assert "_GeluTanh" in type(y.grad_fn).__name__  # the fast one runs
-    y.sum().backward()
-    rounding = 2**-8
-    torch.testing.assert_close(y.double(), plain, atol=1e-6, rtol=rounding)
-    torch.testing.assert_close(x.grad.double(), exact.grad, atol=1e-6, rtol=rounding)
-
-
-def test_gelu_takes_any_layout_and_is_torchs_own_elsewhere():
-    x = torch.randn(6, 5, 4).bfloat16().transpose(0, 2).requires_grad_()
-    torch.testing.assert_close(kernels.gelu_tanh(x), F.gelu(x, approximate="tanh"))
-    with torch.no_grad():
-        assert torch.equal(kernels.gelu_tanh(x), F.gelu(x, approximate="tanh"))
-    for dtype in (torch.float32, torch.float64):
-        assert torch.equal(kernels.gelu_tanh(x.to(dtype)), F.gelu(x.to(dtype), approximate="tanh"))
-
-
 # Linear layers -------------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,6 @@ import pytest
 from aiscale.hpc import rehearsal
 from aiscale.hpc.rehearsal import needs
 from aiscale.hpc.rehearsal.settings import user_name
-from conftest import IN_CI
 from ranks import forked
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(1800),  # each starts up to 32 Pythons, which on a busy machine takes minutes
 ]
 # In all they take five minutes of two cores: one of them for everybody, the others where nobody waits.
-in_ci = pytest.mark.skipif(not IN_CI, reason="takes a minute; CI=1 make test ARGS=tests/test_launched.py runs it")
+extended = pytest.mark.extended
 
 TINY = {
     "data.corpus": "embedded",
@@ -163,7 +162,7 @@ def losses(runs: Path) -> list[tuple[str, int, float]]:
     return [(row["kind"], row["step"], row.get("loss", row.get("val_loss"))) for row in rows if row["kind"] != "rank"]
 
 
-@in_ci
+@extended
 def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_nvme(frontier, place):
     archive = packed(place)
     ended = launched(frontier, "ddp", place, env={"AISCALE_ENVIRONMENT": str(archive)})
@@ -182,7 +181,7 @@ def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_n
     losses_equal_those_without_slurm(ended, 16, place)
 
 
-@in_ci
+@extended
 def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     env = {"AISCALE_ENVIRONMENT": "container", "PATH": f"{place}/.venv/bin:{needs.search_path()}"}
     ended = launched(perlmutter, "zero", place, env=env)
@@ -196,8 +195,8 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
 @pytest.mark.parametrize(
     "lesson, settings",
     [
-        pytest.param("fsdp", {}, marks=in_ci),
-        pytest.param("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=in_ci),
+        pytest.param("fsdp", {}, marks=extended),
+        pytest.param("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=extended),
         ("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}),
     ],
 )
@@ -211,6 +210,7 @@ def test_others_at_perlmutter_on_the_sites_module(perlmutter, place, lesson, set
     losses_equal_those_without_slurm(ended, 8, place)
 
 
+@extended
 def test_a_job_goes_on_whose_frozen_ranks_slurm_had_to_kill(perlmutter, place):
     (place / ".venv/bin/python").write_text(FROZEN)
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
@@ -220,7 +220,7 @@ def test_a_job_goes_on_whose_frozen_ranks_slurm_had_to_kill(perlmutter, place):
     assert "Restarts=1" in shown
 
 
-@in_ci
+@extended
 def test_slurm_itself_says_that_the_time_is_nearly_up_and_the_job_goes_on(perlmutter, place):
     (place / ".venv/bin/python").write_text(STOPPING)
     path = ROOT / "launchers/perlmutter/ddp.sbatch"

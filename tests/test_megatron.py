@@ -35,6 +35,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.extended
 def test_layouts_that_the_ladder_leaves_out_give_serials_losses_norms_and_weights(tmp_path):
     code = SETUP + "".join(f"compare(*{layout!r})\n" for layout in LAYOUTS)
     done = run_ranks(code, 2, tmp_path, strategy="megatron")
@@ -111,6 +112,7 @@ for run in [first, layout("parallel.ep=4"), layout(), layout("parallel.ep=2", "p
 """
 
 
+@pytest.mark.extended
 def test_experts_go_on_exactly_and_divided_otherwise(tmp_path):
     code = EXPERTS_RESUME.replace("FOLDER", repr(str(tmp_path / "ck"))).replace("EXPERTS", repr(EXPERTS))
     done = run_ranks(SETUP + code, 4, tmp_path, strategy="megatron")
@@ -164,6 +166,7 @@ say(sorted(kinds["forward"]) == work, sorted(kinds["backward"]) == work, kinds["
 """
 
 
+@pytest.mark.extended
 def test_a_trace_shows_every_pass_of_every_micro_batch_on_every_stage(tmp_path):
     done = run_ranks(SETUP + TRACE, 4, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr

@@ -60,21 +60,26 @@ def measure(settings: list, n: int, folder) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def on_four_ranks(tmp_path_factory):
-    return measure(FOUR, 4, tmp_path_factory.mktemp("four"))
+def measured(tmp_path_factory):
+    """measured(n): what happened in the layouts of n ranks."""
+    known = {}
 
+    def on(n: int) -> dict[str, dict]:
+        if n not in known:
+            known[n] = measure({4: FOUR, 2: TWO}[n], n, tmp_path_factory.mktemp("ranks"))
+        return known[n]
 
-@pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory):
-    return measure(TWO, 2, tmp_path_factory.mktemp("two"))
+    return on
 
 
 @pytest.fixture
-def found(request, on_four_ranks, on_two_ranks):
-    return (on_four_ranks | on_two_ranks)[str(request.param)] | {"layout": request.param}
+def found(request, measured):
+    return measured(4 if request.param in FOUR else 2)[str(request.param)] | {"layout": request.param}
 
 
-layouts = pytest.mark.parametrize("found", [*FOUR, *TWO], indirect=True, ids=" ".join)
+layouts = pytest.mark.parametrize(
+    "found", [*(pytest.param(layout, marks=pytest.mark.extended) for layout in FOUR), *TWO], indirect=True, ids=" ".join
+)
 
 
 @layouts

@@ -395,24 +395,37 @@ def ranks(names: list[str], n: int, folder) -> dict:
 
 
 @pytest.fixture(scope="module")
-def at_2_ranks(tmp_path_factory):
-    return ranks(AT_2, 2, tmp_path_factory.mktemp("two"))
+def on_ranks(tmp_path_factory):
+    """on_ranks(n): what the cases for n ranks found."""
+    known = {}
+
+    def found(n: int) -> dict:
+        if n not in known:
+            known[n] = ranks({2: AT_2, 3: AT_3}[n], n, tmp_path_factory.mktemp("ranks"))
+        return known[n]
+
+    return found
 
 
 @pytest.fixture(scope="module")
-def at_3_ranks(tmp_path_factory):
-    """Three, because there a sum depends on its order, and a third is no power of two."""
-    return ranks(AT_3, 3, tmp_path_factory.mktemp("three"))
+def at_2_ranks(on_ranks):
+    return on_ranks(2)
 
 
+#: Also on three, because there a sum depends on its order, and a third is no power of two.
+on_both = pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.extended)])
+
+
+@on_both
 @pytest.mark.parametrize("case", BITS)
-def test_where_everything_is_sent_radius_is_ddp_to_the_last_bit(case, at_2_ranks, at_3_ranks):
-    assert at_2_ranks[case] is True and at_3_ranks[case] is True
+def test_where_everything_is_sent_radius_is_ddp_to_the_last_bit(case, n, on_ranks):
+    assert on_ranks(n)[case] is True
 
 
+@on_both
 @pytest.mark.parametrize("case", ["conserved", "conserved_in_turns", "masks_agree"])
-def test_no_gradient_is_lost_and_ranks_choose_alike(case, at_2_ranks, at_3_ranks):
-    assert at_2_ranks[case] is True and at_3_ranks[case] is True
+def test_no_gradient_is_lost_and_ranks_choose_alike(case, n, on_ranks):
+    assert on_ranks(n)[case] is True
 
 
 def test_no_gradient_is_lost_at_once_with_neighbours_or_where_all_tensors_compete(at_2_ranks):
@@ -423,12 +436,14 @@ def test_gradients_and_masks_are_those_of_the_algorithm_written_down_a_second_ti
     assert at_2_ranks["as_written_down_again"] == [True] * 4
 
 
-def test_one_process_that_plays_n_ranks_gives_the_weights_of_n_processes(at_2_ranks, at_3_ranks):
-    assert at_2_ranks["reference"] is True and at_3_ranks["reference"] is True
+@on_both
+def test_one_process_that_plays_n_ranks_gives_the_weights_of_n_processes(n, on_ranks):
+    assert on_ranks(n)["reference"] is True
 
 
-def test_one_message_after_the_backward_pass_gives_the_weights_of_many_within_it(at_2_ranks, at_3_ranks):
-    assert at_2_ranks["overlap_changes_nothing"] is True and at_3_ranks["overlap_changes_nothing"] is True
+@on_both
+def test_one_message_after_the_backward_pass_gives_the_weights_of_many_within_it(n, on_ranks):
+    assert on_ranks(n)["overlap_changes_nothing"] is True
 
 
 def test_the_residual_is_empty_after_a_dense_step_and_where_the_mask_is_set(at_2_ranks):
@@ -465,8 +480,9 @@ def test_so_does_one_with_bf16_without_residual_or_with_divided_states(at_2_rank
     assert at_2_ranks["resumed_otherwise"] == [[0, 0]] * 3
 
 
-def test_a_run_that_goes_on_with_three_ranks_differs_by_rounding_only(at_3_ranks):
-    (apart,) = at_3_ranks["resumed_in_other_buckets"]
+@pytest.mark.extended
+def test_a_run_that_goes_on_with_three_ranks_differs_by_rounding_only(on_ranks):
+    (apart,) = on_ranks(3)["resumed_in_other_buckets"]
     assert apart < 1e-12
 
 
@@ -478,24 +494,24 @@ def test_memory_is_one_residual_and_a_byte_of_mask_an_entry(at_2_ranks):
     assert at_2_ranks["held"] is True
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_a_gradient_that_is_not_finite_ends_the_step_on_all_ranks_and_is_not_saved(n, at_2_ranks, at_3_ranks):
-    first, second, untouched = {2: at_2_ranks, 3: at_3_ranks}[n]["not_finite"]
+@on_both
+def test_a_gradient_that_is_not_finite_ends_the_step_on_all_ranks_and_is_not_saved(n, on_ranks):
+    first, second, untouched = on_ranks(n)["not_finite"]
     assert first.startswith("the gradient of blocks.1.mlp.up.weight on rank 1 is not finite at step 3; ")
     assert second == f"nothing is saved after a step that was broken off: {first}" and untouched
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_a_rank_that_chose_other_entries_stops_the_run(n, at_2_ranks, at_3_ranks):
-    error = {2: at_2_ranks, 3: at_3_ranks}[n]["planted_mask"]
+@on_both
+def test_a_rank_that_chose_other_entries_stops_the_run(n, on_ranks):
+    error = on_ranks(n)["planted_mask"]
     who, apart = ("rank 0, 1 of 2", "each other") if n == 2 else ("rank 1 of 3", "the rest")
     assert error.startswith(f"after step 4 {who} chose other gradient entries than {apart}, ")
     assert "\n" not in error
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_a_mask_that_was_written_to_stops_all_ranks_and_nothing_is_saved(n, at_2_ranks, at_3_ranks):
-    found = {2: at_2_ranks, 3: at_3_ranks}[n]
+@on_both
+def test_a_mask_that_was_written_to_stops_all_ranks_and_nothing_is_saved(n, on_ranks):
+    found = on_ranks(n)
     who, apart = ("rank 0, 1 of 2", "each other") if n == 2 else ("rank 1 of 3", "the rest")
     first, then, saving = found["swapped_in_a_mask"]
     assert first.startswith(f"MaskError: after step 4 {who} sent other gradient entries than {apart}, so means of ")

@@ -205,6 +205,7 @@ def test_the_tiny_twin_of_radius_keeps_the_shares_of_its_steps():
     assert tiny.compression.density == full.compression.density and tiny.loop.micro_batches(dp=4) == (1, 4)
 
 
+@pytest.mark.extended
 def test_the_laptop_recipe_learns_more_than_which_letter_follows_which(tmp_path):
     from aiscale.train import fit
 

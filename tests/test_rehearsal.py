@@ -200,14 +200,15 @@ def test_one_job_of_a_user_runs_in_the_extended_partition_and_the_next_waits(fro
     words = ["--account=ABC123", "--time=5", "--partition=extended", "--output=/dev/null"]
     first, second = (frontier.submit(script, *words) for _ in range(2))  # on a node each: there is room for both
     try:
-        wait_until(lambda: state(frontier, first) == "RUNNING", 60, "the first one runs")
-        time.sleep(2.5)  # the scheduler has looked at both
-        assert (state(frontier, first), state(frontier, second)) == ("RUNNING", "PENDING")
+        wait_until(lambda: state(frontier, first) == "RUNNING None", 60, "the first one runs")
+        wait_until(lambda: state(frontier, second) == "PENDING Licenses", 60, "the second one has been looked at")
+        assert state(frontier, first) == "RUNNING None"
     finally:
         (frontier.folder / "go").touch()
     assert frontier.wait(first) == frontier.wait(second) == "COMPLETED"
 
 
+@pytest.mark.extended
 @pytest.mark.slurm
 def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutter, place):
     script = place / "job.sh"
@@ -234,7 +235,8 @@ def test_perlmutters_sbatch_knows_the_options_of_its_containers(perlmutter):
 
 
 def state(nodes, job: str) -> str:
-    return nodes.login(["squeue", "--noheader", "--format=%T", f"--jobs={job}"], capture_output=True).stdout.strip()
+    """And the reason why it waits."""
+    return nodes.login(["squeue", "--noheader", "--format=%T %r", f"--jobs={job}"], capture_output=True).stdout.strip()
 
 
 def empty_script(nodes) -> Path:
@@ -264,6 +266,7 @@ else:
 """
 
 
+@pytest.mark.extended
 @pytest.mark.slurm
 @pytest.mark.alone
 def test_links_are_as_slow_as_asked(perlmutter):
@@ -298,6 +301,7 @@ world.close()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.slurm
 @pytest.mark.alone
 def test_the_doctor_names_the_node_whose_links_are_slow(perlmutter):
@@ -339,3 +343,10 @@ def test_the_command_ends_with_its_commands_status():
     words = [sys.executable, "-m", "aiscale", "rehearse", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3 and "node1" in done.stdout, done.stderr
+
+
+@pytest.mark.slurm
+def test_a_command_that_takes_too_long_ends_with_its_time_out(frontier):
+    with pytest.raises(subprocess.TimeoutExpired):
+        frontier.login(["sleep", "4711"], timeout=1)
+    wait_until(lambda: frontier.login(["pgrep", "-f", "sleep 4711"]).returncode == 1, 20, "the command has ended")

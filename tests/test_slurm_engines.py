@@ -18,8 +18,9 @@ from types import SimpleNamespace
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import engine, guard, processes, queue
+from aiscale.cluster import engine, guard, local, processes, queue
 from aiscale.cluster.job import Job, public
+from aiscale.cluster.local import LocalLauncher
 from aiscale.cluster.slurm import SlurmLauncher, first_end
 from aiscale.hpc import rehearsal
 from aiscale.hpc.sites import names as site_names
@@ -30,12 +31,14 @@ SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # of lesson 0
 
 
 def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.CompletedProcess:
-    """Run a program on the login node, as a kernel would."""
+    """Run a program on the login node, in a session of its own as Jupyter's kernels are: Linux divides its cores among
+    sessions, and would divide the share of this one among pytest's workers and all that their tests start."""
     return nodes.login(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=place,
         env={"SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10", "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
+        start_new_session=True,
         timeout=180,
     )
 
@@ -79,6 +82,7 @@ def texts(notebook: Path) -> str:
     return "".join("".join(o.get("text", o.get("data", {}).get("text/plain", []))) + "\n" for o in outputs)
 
 
+@pytest.mark.extended
 @pytest.mark.slurm
 @pytest.mark.notebook
 @pytest.mark.timeout(620)
@@ -91,6 +95,7 @@ def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, front
     assert until(lambda: not list((lessons["out"] / "runs").iterdir()))  # where it began, and tidy
 
 
+@pytest.mark.extended
 @pytest.mark.notebook
 @pytest.mark.timeout(620)
 def test_lesson_03_runs_unchanged_under_mpi(lessons):
@@ -208,6 +213,7 @@ def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(fro
     assert set(jobs(frontier).values()) <= {"CANCELLED", "COMPLETING", "COMPLETED"}
 
 
+@pytest.mark.extended
 @pytest.mark.slurm
 def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
     program = """
@@ -229,6 +235,7 @@ def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
     assert f"17 ranks need 3 nodes of Frontier (OLCF), and job {job} has 2: start fewer" in lines[2]
 
 
+@pytest.mark.extended
 @pytest.mark.slurm
 def test_ranks_of_a_job_submitted_by_hand_serve_one_notebook_after_another(frontier, place):
     env = {"AISCALE_ENVIRONMENT": sys.prefix, "AISCALE_RANKS": "2", "AISCALE_RUNS": str(place)}
@@ -406,28 +413,41 @@ class SlowController:
         cls.asked += 1
         if cls.asked < 3:
             raise TimeoutError
-        return SimpleNamespace(ids=[1, 2, 0, 3])
+        return SimpleNamespace(ids=[1, 2, 0, 3], close=lambda **_: None)
 
 
-def test_a_controller_in_a_job_that_does_not_answer_is_asked_again(tmp_path, monkeypatch):
+class WithController(LocalLauncher):
+    """Ranks whose controller has written where it is."""
+
+    def start(self, env):
+        path = local.connection_file(self.files / "profile")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+
+    def exits(self, pids):
+        return []
+
+
+@pytest.mark.parametrize(
+    "remote, limit_s, raises",
+    [(True, 60, None), (True, -1, cluster.ClusterError), (False, 60, processes.NoAnswerError)],
+)
+def test_a_controller_in_a_job_that_does_not_answer_is_asked_again(monkeypatch, remote, limit_s, raises):
     monkeypatch.setattr("ipyparallel.Client", SlowController)
-    for remote, limit_s, raises in (
-        (True, 60, None),
-        (True, -1, cluster.ClusterError),
-        (False, 60, processes.NoAnswerError),
-    ):
-        SlowController.asked = 0
-        given = object.__new__(processes.Processes)
-        given.size, given.folder, given._profile, given.client = 2, tmp_path, tmp_path, None
-        given._launcher = SimpleNamespace(remote=remote, files=tmp_path, exits=lambda pids: [])
-        given._controller, given.pids = None, {}
+    monkeypatch.setattr(SlowController, "asked", 0)
+    monkeypatch.setattr(WithController, "remote", remote)
+    monkeypatch.setitem(processes.LAUNCHERS, "slow", WithController)
+    given = processes.Processes(2, "slow", 1, {}, Job())
+    try:
         if raises is None:
-            given._connect(time.monotonic() + limit_s)
+            given.start(limit_s)
             assert SlowController.asked == 3
-            continue
+            return
         with pytest.raises(cluster.ClusterError, match="the controller of the ranks does not answer") as error:
-            given._connect(time.monotonic() + limit_s)
+            given.start(limit_s)
         assert error.type is raises
+    finally:
+        given.stop()
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from ranks import aiscale
 from soak import KINDS, SoakError, damage, plan
 from soak.journal import Journal
 from soak.plan import STEPS
 from soak.rounds import Reference, difference
 
 
+def soak(*words: str, **options) -> subprocess.CompletedProcess:
+    """Run the command of `make soak`."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    return subprocess.run([sys.executable, "-m", "soak", *words], env=env, capture_output=True, text=True, **options)
+
+
+@pytest.mark.extended
 @pytest.mark.slurm
 @pytest.mark.timeout(900)  # seconds where cores are idle, minutes where they are not
 def test_preemption_and_a_dead_node_lose_nothing(tmp_path):
     words = ("--rounds", "1", "--variants", "1", "--kinds", "preempt,down", "--dir", str(tmp_path / "soak"))
-    done = aiscale("soak", *words, timeout=900)
+    done = soak(*words, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "nothing lost" in done.stderr
     assert [line.split()[-2:] for line in done.stdout.splitlines()[:2]] == [["1", "times"]] * 2, done.stdout
-    assert not list(tmp_path.glob("soak/lane*/runs/round-*"))  # nobody needs them
+    assert not list(tmp_path.glob("soak/testbed*/runs/round-*"))  # nobody needs them
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +117,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     "words, text",
     [
         (("--kinds", "kill,flood"), "--kinds kill,flood: there is no 'flood', but signal, preempt, down, kill"),
-        (("--lanes", "0"), "--lanes is 0: it must be at least 1"),
+        (("--parallel", "0"), "--parallel is 0: it must be at least 1"),
     ],
 )
 def test_what_cannot_be_soaked_is_refused_in_one_line(words, text, tmp_path):
-    done = aiscale("soak", *words, "--dir", str(tmp_path))
-    assert done.returncode == 2 and done.stderr == f"aiscale: {text}\n"
+    done = soak(*words, "--dir", str(tmp_path))
+    assert done.returncode == 2 and done.stderr == f"soak: {text}\n"

@@ -44,7 +44,7 @@ for op, work in works.items():
 """
 
 
-@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
 def test_the_interface_counts_the_bytes_that_the_formulas_say(n, tmp_path):
     done = run_in_namespace(COLLECTIVES, n, tmp_path)
     assert done.returncode == 0, done.stderr

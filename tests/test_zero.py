@@ -38,6 +38,7 @@ for settings in CASES:
 """
 
 
+@pytest.mark.extended
 def test_offloading_only_the_optimizer_gives_serials_losses_norms_and_weights_also_with_divided_weights(tmp_path):
     cases = [[f"parallel.zero_stage={stage}", "parallel.offload=optimizer"] for stage in (1, 3)]
     done = ranks(EQUAL.replace("CASES", repr([*cases, cases[1][:1]])), 2, tmp_path)
@@ -136,6 +137,7 @@ def test_the_configuration_is_deepspeeds_and_of_the_runs_size():
     assert "bf16" not in deepspeed_config(run.override("loop.precision=fp32", "parallel.offload=none"), 4)
 
 
+@pytest.mark.extended
 def test_a_run_writes_deepspeeds_configuration_beside_its_own_and_resumes(tmp_path):
     settings = [
         word

@@ -1,4 +1,4 @@
-"""What really happened: bytes held, bytes sent, seconds, tokens per second, model FLOPs utilization.
+"""Promise: what a step really took is measured: bytes held and sent, seconds, tokens per second, FLOPs utilization.
 
     meter = Meter(world, flops_per_token=cost.flops_per_token(model, seq_len), precision="fp32")
     with meter.step():

@@ -55,7 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy", default="ddp", metavar="NAME", help="parallel.strategy of the runs (default: ddp)"
     )
-    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="rounds side by side (default: 2)")
+    parser.add_argument("--parallel", type=int, default=2, metavar="N", help="rounds side by side (default: 2)")
     parser.add_argument("--dir", default="build/soak", metavar="DIR", help="where all goes (default: build/soak)")
     parser.add_argument("--fresh", action="store_true", help="start anew where an interrupted one would go on")
 
@@ -81,7 +81,7 @@ def _checked(args: argparse.Namespace) -> tuple[list[str], dict[str, list[int]]]
     kinds = args.kinds.split(",")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise SoakError(f"--kinds {args.kinds}: there is no {unknown[0]!r}, but {', '.join(KINDS)}")
-    for name, least in (("rounds", 0), ("variants", 0), ("lanes", 1)):
+    for name, least in (("rounds", 0), ("variants", 0), ("parallel", 1)):
         if getattr(args, name) < least:
             raise SoakError(f"--{name} is {getattr(args, name)}: it must be at least {least}")
     if args.only is not None:
@@ -113,10 +113,10 @@ def _disturb(journal, numbers: Sequence[int], args: argparse.Namespace, kinds: S
     todo, done = queue.Queue(), queue.Queue()
     for number in numbers:
         todo.put(number)
-    crew = _Crew(journal.folder, args, kinds, todo, done)
+    workers = _Workers(journal.folder, args, kinds, todo, done)
     # They end with this process, and a Slurm ends with its owner: nothing has to be waited for after an interrupt.
-    lanes = range(1, min(args.lanes, len(numbers)) + 1)
-    threads = [threading.Thread(target=crew.work, args=(lane,), daemon=True) for lane in lanes]
+    each = range(1, min(args.parallel, len(numbers)) + 1)
+    threads = [threading.Thread(target=workers.work, args=(worker,), daemon=True) for worker in each]
     for thread in threads:
         thread.start()
     for _ in numbers:
@@ -140,24 +140,24 @@ def _repeat(args: argparse.Namespace, kinds: Sequence[str], number: int) -> str:
     return f"make soak ARGS='{words}'"
 
 
-class _Crew:
-    """Plays rounds, each thread in a lane of its own, until none is left."""
+class _Workers:
+    """Play rounds, each thread in a testbed of its own, until none is left."""
 
     def __init__(self, folder: Path, args, kinds, todo: queue.Queue, done: queue.Queue) -> None:
         self.folder, self.args, self.kinds, self.todo, self.done = folder, args, kinds, todo, done
         self.reference, self.first = None, threading.Lock()
 
-    def work(self, lane_number: int) -> None:
-        from soak import Lane, plan, play, reference
+    def work(self, worker: int) -> None:
+        from soak import Testbed, plan, play, reference
 
         try:
-            with Lane(self.folder / f"lane{lane_number}", strategy=self.args.strategy) as lane:
-                with self.first:  # one lane makes it, the others wait
-                    self.reference = self.reference or reference(lane, "undisturbed")
+            with Testbed(self.folder / f"testbed{worker}", strategy=self.args.strategy) as testbed:
+                with self.first:  # one thread makes it, the others wait
+                    self.reference = self.reference or reference(testbed, "undisturbed")
                 while True:
                     number = self.todo.get_nowait()
                     events = plan(seed=self.args.seed, number=number, kinds=self.kinds)
-                    self.done.put((number, play(lane, f"round-{number}", events, self.reference)))
+                    self.done.put((number, play(testbed, f"round-{number}", events, self.reference)))
         except queue.Empty:
             pass
         except Exception as error:

@@ -1,7 +1,7 @@
 """One round: a run disturbed as planned, resumed each time, and held to the undisturbed one to the bit.
 
-wanted = reference(lane, "undisturbed")
-outcome = play(lane, "round-7", plan(seed=0, number=7), wanted)     # outcome.wrong is "" if nothing was lost
+wanted = reference(testbed, "undisturbed")
+outcome = play(testbed, "round-7", plan(seed=0, number=7), wanted)     # outcome.wrong is "" if nothing was lost
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TypeVar
 import torch
 
 from aiscale.train import open_trained
-from soak.lane import ENDED, Lane, losses, until
 from soak.plan import Event, SoakError, TooLate
+from soak.testbed import ENDED, Testbed, losses, until
 
 T = TypeVar("T")
 #: The scheduler of a starved machine may act when the run is over: that round says nothing, and is played again.
@@ -47,25 +47,25 @@ class Outcome:
     folder: Path = Path()  #: what is left of a round that went wrong
 
 
-def reference(lane: Lane, name: str) -> Reference:
+def reference(testbed: Testbed, name: str) -> Reference:
     """The undisturbed run, from the same launcher; one that is there already is used."""
-    if lane.described(name).get("status") != "finished":
-        shutil.rmtree(lane.run(name), ignore_errors=True)
-        _finish(lane, lane.submit(name))
-    return Reference.of(lane.run(name))
+    if testbed.described(name).get("status") != "finished":
+        shutil.rmtree(testbed.run(name), ignore_errors=True)
+        _finish(testbed, testbed.submit(name))
+    return Reference.of(testbed.run(name))
 
 
-def play(lane: Lane, name: str, events: Sequence[Event], wanted: Reference) -> Outcome:
+def play(testbed: Testbed, name: str, events: Sequence[Event], wanted: Reference) -> Outcome:
     """Play a round from its beginning. What goes otherwise than planned stands in the outcome, too."""
     start = time.monotonic()
     for _ in range(_ATTEMPTS):
-        outcome = Outcome(folder=lane.folder)
-        lane.cancel_all()  # of a round that went wrong
-        shutil.rmtree(lane.run(name), ignore_errors=True)
-        (lane.folder / f"{name}.out").unlink(missing_ok=True)
+        outcome = Outcome(folder=testbed.folder)
+        testbed.cancel_all()  # of a round that went wrong
+        shutil.rmtree(testbed.run(name), ignore_errors=True)
+        (testbed.folder / f"{name}.out").unlink(missing_ok=True)
         try:
-            _disturb(lane, name, events, outcome)
-            outcome.wrong = _taken_twice(outcome) or difference(lane.run(name), wanted)
+            _disturb(testbed, name, events, outcome)
+            outcome.wrong = _taken_twice(outcome) or difference(testbed.run(name), wanted)
         except TooLate as error:
             outcome.wrong = str(error)
             continue
@@ -73,46 +73,48 @@ def play(lane: Lane, name: str, events: Sequence[Event], wanted: Reference) -> O
             outcome.wrong = str(error)
         break
     if not outcome.wrong:
-        shutil.rmtree(lane.run(name))
+        shutil.rmtree(testbed.run(name))
     outcome.seconds = time.monotonic() - start
     return outcome
 
 
-def _disturb(lane: Lane, name: str, events: Sequence[Event], outcome: Outcome) -> None:
-    job = lane.submit(name)
-    ranks = _started(lane, job, name, None)
+def _disturb(testbed: Testbed, name: str, events: Sequence[Event], outcome: Outcome) -> None:
+    job = testbed.submit(name)
+    ranks = _started(testbed, job, name, None)
     for event in events:
-        taken = _taken(lane, job, name, event.step)
-        job = lane.strike(event, job, name)
+        taken = _taken(testbed, job, name, event.step)
+        job = testbed.strike(event, job, name)
         outcome.hits.append([event.kind, taken, 0])
-        ranks = _started(lane, job, name, ranks)
-        outcome.hits[-1][2] = lane.described(name)["resumed_from_step"]
-    _finish(lane, job)
+        ranks = _started(testbed, job, name, ranks)
+        outcome.hits[-1][2] = testbed.described(name)["resumed_from_step"]
+    _finish(testbed, job)
 
 
-def _started(lane: Lane, job: str, name: str, before: list | None) -> list:
+def _started(testbed: Testbed, job: str, name: str, before: list | None) -> list:
     """Wait for ranks other than those before; returns their processes."""
 
     def new() -> list | None:
-        ranks = lane.described(name).get("world", {}).get("processes")
+        ranks = testbed.described(name).get("world", {}).get("processes")
         return ranks if ranks and ranks != before else None
 
-    if found := _seen(lane, job, new, "has not started to train"):
+    if found := _seen(testbed, job, new, "has not started to train"):
         return found
-    raise SoakError(f"job {job} is {lane.job(job).state} without having trained; {lane.folder / name}.out says why")
+    raise SoakError(
+        f"job {job} is {testbed.job(job).state} without having trained; {testbed.folder / name}.out says why"
+    )
 
 
-def _taken(lane: Lane, job: str, name: str, step: int) -> int:
+def _taken(testbed: Testbed, job: str, name: str, step: int) -> int:
     """Wait until so many steps are taken, or all; returns how many are."""
 
     def last() -> int:
-        return max((number for number, _ in losses(lane.run(name))), default=0)
+        return max((number for number, _ in losses(testbed.run(name))), default=0)
 
-    _seen(lane, job, lambda: last() >= step, f"has not come to step {step}")
+    _seen(testbed, job, lambda: last() >= step, f"has not come to step {step}")
     return last()
 
 
-def _seen(lane: Lane, job: str, look: Callable[[], T], what: str) -> T:
+def _seen(testbed: Testbed, job: str, look: Callable[[], T], what: str) -> T:
     """Look into a file often, and at the job's state seldom, for that takes a process; returns the last look."""
     asked = time.monotonic()
 
@@ -123,15 +125,15 @@ def _seen(lane: Lane, job: str, look: Callable[[], T], what: str) -> T:
         if time.monotonic() - asked < 2:
             return False
         asked = time.monotonic()
-        return lane.job(job).state in ENDED
+        return testbed.job(job).state in ENDED
 
     until(seen_or_over, f"job {job} {what}")
     return look()
 
 
-def _finish(lane: Lane, job: str) -> None:
-    until(lambda: lane.job(job).state in ENDED, f"job {job} has not ended", every_s=0.5)
-    if (state := lane.job(job).state) != "COMPLETED":
+def _finish(testbed: Testbed, job: str) -> None:
+    until(lambda: testbed.job(job).state in ENDED, f"job {job} has not ended", every_s=0.5)
+    if (state := testbed.job(job).state) != "COMPLETED":
         raise SoakError(f"job {job} ended as {state}")
 
 

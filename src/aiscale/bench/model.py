@@ -17,6 +17,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import transformers
@@ -26,7 +27,7 @@ from transformers.activations import ACT2FN
 from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes
 from aiscale.config import ModelConfig, OptimizerConfig
 from aiscale.meter import has_bf16_instructions
-from aiscale.model import GPT
+from aiscale.model import GPT, kernels
 from aiscale.optim import build_optimizer
 
 transformers.utils.logging.disable_progress_bar()
@@ -81,9 +82,12 @@ def bench_model(
     """Measure everything; quick uses a tiny model and judges nothing. `report` is told what is being measured."""
     sizes = QUICK_SIZES if quick else SIZES
     result = {"benchmark": "model", "quick": quick, "machine": machine_facts(), "training": [], "generation": []}
+    result["kernels"] = []
     for size in sizes:
         report(f"training {size.name}")
         result["training"].append(_bench_training(size))
+        report(f"kernels {size.name}")
+        result["kernels"] += _bench_kernels(size, new_tokens, quick)
     report(f"generation {sizes[0].name}")
     result["generation"].append(_bench_generation(sizes[0], new_tokens, generation_rounds))
     result["checks"] = [] if quick else checks(result)
@@ -145,6 +149,42 @@ def _bench_training(size: Size) -> dict:
             "transformers default": _peak(size, "gelu_new"),
         },
     }
+
+
+#: what is timed -> the kernels that run in it
+KERNELS = {
+    "fp32 step": ("products", "cross-entropy"),
+    "bf16 step": ("attention", "cross-entropy"),
+    "generation": ("slices", "columns"),
+}
+
+
+def _bench_kernels(size: Size, new_tokens: int, quick: bool) -> list[dict]:
+    """How many times as long each takes without one of our kernels, turn by turn."""
+    torch.manual_seed(0)
+    model = GPT(size.config(max_seq_len=max(size.seq_len, PROMPT_TOKENS + new_tokens)))
+    step = _our_step(model, torch.randint(0, size.vocab_size, (size.batch, size.seq_len)))
+    prompt = torch.randint(0, size.vocab_size, (1, PROMPT_TOKENS))
+    acts = {
+        "fp32 step": step,
+        "bf16 step": lambda: step(bf16=True),
+        "generation": lambda: model.generate(prompt, new_tokens // 4, temperature=0),
+    }
+
+    def turned_off(kernel: str, act: Callable) -> None:
+        with kernels.without(kernel):
+            act()
+
+    rows = []
+    for what, act in acts.items():
+        off = {kernel: partial(turned_off, kernel, act) for kernel in KERNELS[what]}
+        timing = paired({"with": act, **off}, size.rounds, repeats=0 if quick else 2)
+        rows += [
+            {"size": size.name, "what": what, "kernel": kernel, "time_without": timing.ratio(kernel, "with")}
+            | {"of_each_round": timing.ratios(kernel, "with")}
+            for kernel in off
+        ]
+    return rows
 
 
 def _summary(timing: Paired, tokens: int) -> dict:

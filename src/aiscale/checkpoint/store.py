@@ -1,7 +1,7 @@
 """Saving and resuming: torch's distributed checkpoint, in a folder that is either whole or not there.
 
     save(engine, "runs/laptop/checkpoints", step=100)      # train.saving does it while training goes on
-    step = load(engine, newest_good("runs/laptop/checkpoints", world))      # of train.resuming
+    step = load(engine, newest_good("runs/laptop/checkpoints", world))      # of train.saving
 
 A checkpoint is written to a hidden temporary folder, each file flushed to the disk by the rank that wrote it, and then
 renamed: a job that dies while saving leaves the previous one untouched. Its note holds a checksum of every file

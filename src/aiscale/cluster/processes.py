@@ -100,7 +100,8 @@ class Processes:
             self._controller = local.spawn(command, log, env=self._env, start_new_session=True)
         self._launcher.await_start()
         deadline = time.monotonic() + timeout_s  # it does not count how long a job waits in the queue
-        import aiscale.distributed  # noqa: F401  # needed soon, takes a second, and the others are not ready yet
+        if not self.remote:  # the store needs torch, which takes a core a second, and the ranks are not ready yet
+            import aiscale.distributed  # noqa: F401
 
         while not local.controller_is_ready(self._profile):
             self._check_start(deadline)

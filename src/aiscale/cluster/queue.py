@@ -6,36 +6,29 @@ state.waiting(35)            # "waits in partition gpu for 0:35: jobs with a hig
 
 from __future__ import annotations
 
+import datetime
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+
+from aiscale.cluster.cells import in_kernel
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
 _FIELDS = ("%T", "%r", "%P", "%q", "%N", "%e", "%S", "%l")
 _LIMIT_S = 30  #: slurmctld of a busy site may take long to answer
 
-#: What Slurm's reasons mean to somebody who waits.
+#: What the reasons that users meet mean; of any other, Slurm's own word is shown.
 _REASONS = {
     "None": "was just submitted",
     "Priority": "jobs with a higher priority go first",
     "Resources": "nodes must become free",
-    "BeginTime": "its begin has not come",
-    "Dependency": "another job must end first",
-    "Reservation": "its reservation has not begun",
     "ReqNodeNotAvail": "nodes are down or reserved, perhaps for maintenance",
-    "PartitionDown": "the partition is down",
-    "PartitionNodeLimit": "the partition has not so many nodes, or some of them are down",
-    "PartitionInactive": "the partition is closed",
+    "Dependency": "another job must end first",
     "JobHeldUser": "it is held: scontrol release lets it go on",
-    "JobHeldAdmin": "the site's staff holds it",
     "QOSMaxJobsPerUserLimit": "as many of your jobs run in this QOS as it allows",
-    "QOSMaxSubmitJobPerUserLimit": "you have as many jobs in this QOS as it allows",
     "AssocMaxJobsLimit": "as many jobs of your account run as it may have",
-    "AssocGrpBillingMinutes": "the account's hours are used or promised to running jobs",
-    "AssocGrpCPUMinutesLimit": "the account's hours are used or promised to running jobs",
-    "Licenses": "a licence, perhaps of a file system, is not free",
 }
 
 #: Reasons for which a job would wait for ever.
@@ -48,7 +41,7 @@ _HOPELESS = {
     "QOSMaxWallDurationPerJobLimit": "the QOS does not allow so much time",
     "QOSMaxNodePerJobLimit": "the QOS does not allow so many nodes",
     "BadConstraints": "no node has what it asks for",
-    "ReservationDeleted": "there is no such reservation any more",
+    "ReservationDeleted": "its reservation is gone",
     "DependencyNeverSatisfied": "the job that it waits for has failed",
 }
 
@@ -59,8 +52,6 @@ _ENDS = {
     "NODE_FAIL": "was ended because a node failed",
     "PREEMPTED": "had to make room for another job",
     "OUT_OF_MEMORY": "ran out of memory",
-    "BOOT_FAIL": "was given nodes that did not start",
-    "DEADLINE": "could not start before its deadline",
 }
 
 
@@ -97,7 +88,7 @@ class State:
         words = [f"waits in {where} for {_clock(seconds)}: {why}"]
         if position and position > 1:
             words.append("one job before it" if position == 2 else f"{position - 1} jobs before it")
-        words += [f"expected to start {self.starts.replace('T', ' at ')}"] if _is_time(self.starts) else []
+        words += [f"expected to start {self.starts.replace('T', ' at ')}"] if self.starts.startswith("20") else []
         return "; ".join(words)
 
     def end(self) -> str:
@@ -120,14 +111,9 @@ def position(job: str, partition: str) -> int | None:
 
 
 def _squeue(*options: str) -> str | None:
+    command = ["squeue", "--noheader", *options]
     try:
-        done = subprocess.run(
-            ["squeue", "--noheader", *options],
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -139,17 +125,20 @@ class Line:
     def __init__(self) -> None:
         self._handle = None
         self._shown = ""
+        self._is_notebook, self._is_terminal = in_kernel(), sys.stderr.isatty()
 
     def show(self, text: str) -> None:
         if text == self._shown:
             return
         before, self._shown = self._shown, text
-        if not self._in_notebook():
-            if sys.stderr.isatty():
-                print("\r" + text.ljust(len(before)), end="", file=sys.stderr, flush=True)
-            elif not before or text.partition(" for ")[0] != before.partition(" for ")[0]:  # a log gets news only
-                print(text, file=sys.stderr, flush=True)
-            return
+        if self._is_notebook:
+            self._display(text)
+        elif self._is_terminal:
+            print("\r" + text.ljust(len(before)), end="", file=sys.stderr, flush=True)
+        elif text.partition(" for ")[0] != before.partition(" for ")[0]:  # a log gets news only
+            print(text, file=sys.stderr, flush=True)
+
+    def _display(self, text: str) -> None:
         from IPython.display import DisplayHandle
 
         if self._handle is None:
@@ -159,14 +148,8 @@ class Line:
             self._handle.update({"text/plain": text}, raw=True)
 
     def close(self) -> None:
-        if self._shown and not self._in_notebook() and sys.stderr.isatty():
+        if self._shown and self._is_terminal and not self._is_notebook:
             print(file=sys.stderr)
-
-    @staticmethod
-    def _in_notebook() -> bool:
-        from aiscale.cluster.cells import in_kernel
-
-        return in_kernel()
 
 
 class Pace:
@@ -183,9 +166,4 @@ class Pace:
 
 
 def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
-
-
-def _is_time(text: str) -> bool:
-    return text[:2] == "20"
+    return str(datetime.timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")

@@ -206,14 +206,14 @@ class Ranks:
 
     def _join(self, *, fresh: bool) -> None:
         """Join all ranks to a process group of their own, at a new store: nothing of an older group can matter."""
-        from aiscale.distributed import host_store
-
         r = self._request
         self._leave_all_but(range(self.size))  # ranks beyond ours, which an earlier notebook may have joined
         if self._processes.remote:
             first = self._processes.client.direct_view([0])
             (rendezvous,) = self._finish(first.apply_async(engine.offer_store, r["timeout_s"]))
         else:
+            from aiscale.distributed import host_store  # torch, of which the notebook of a job has no need here
+
             self._store, rendezvous = host_store(r["timeout_s"])
         how = (r["device"], r["timeout_s"], sys.path, fresh, r["link_mbit_s"])
         asked = self.view.apply_async(engine.join, rendezvous, self.size, *how)

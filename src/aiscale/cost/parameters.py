@@ -140,6 +140,13 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def optimizer_groups(model: ModelConfig) -> list[list[int]]:
+    """The sizes of the tensors in each of the optimizer's groups: matrices decay, vectors do not (`optim`)."""
+    shapes = parameter_shapes(model).values()
+    groups = [[prod(s) for s in shapes if len(s) >= 2], [prod(s) for s in shapes if len(s) < 2]]
+    return [group for group in groups if group]
+
+
 def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of one block's parameters, a linear layer's as (outputs, inputs)."""
     D, F = model.d_model, model.ff_width

@@ -32,7 +32,7 @@ from math import ceil, prod
 
 from aiscale.config import Run
 from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
-from aiscale.cost.parameters import block_shapes, parameter_shapes
+from aiscale.cost.parameters import block_shapes, optimizer_groups, parameter_shapes
 
 Shapes = Iterable[tuple[int, ...]]
 FP32 = 4  # ZeRO's masters and moments
@@ -74,7 +74,7 @@ def zero_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
         parameters, gradients = weight * own, weight * own
         if run.parallel.offload != "none":  # kept a second time, beside the masters that they update
             gradients += FP32 * own
-        states, updated = (1 + moments) * FP32 * own, len(_groups(run))
+        states, updated = (1 + moments) * FP32 * own, len(optimizer_groups(run.model))
     else:
         padded = _padded_groups(run, world_size)
         parameters = weight * sum(padded)
@@ -105,22 +105,15 @@ def _numbers(run: Run) -> list[int]:
     return [prod(shape) for shape in parameter_shapes(run.model).values()]
 
 
-def _groups(run: Run) -> list[list[int]]:
-    """The sizes of the tensors in each of the optimizer's groups: matrices decay, vectors do not."""
-    shapes = parameter_shapes(run.model).values()
-    groups = [[prod(s) for s in shapes if len(s) >= 2], [prod(s) for s in shapes if len(s) < 2]]
-    return [group for group in groups if group]
-
-
 def _padded_groups(run: Run, ranks: int) -> list[int]:
     """Each group's numbers, rounded up to a multiple of 2 N: shares are aligned to 4 bytes in 16 bits too."""
-    return [round_up(sum(group), 2 * ranks) for group in _groups(run)]
+    return [round_up(sum(group), 2 * ranks) for group in optimizer_groups(run.model)]
 
 
 def _touched(run: Run, ranks: int, rank: int) -> int:
     """Numbers in the tensors of which this rank owns a part: stage 2 keeps such a tensor's gradient whole."""
     touched = 0
-    for group, padded in zip(_groups(run), _padded_groups(run, ranks), strict=True):
+    for group, padded in zip(optimizer_groups(run.model), _padded_groups(run, ranks), strict=True):
         share, begin = padded // ranks, 0
         for numbers in group:
             if begin < (rank + 1) * share and begin + numbers > rank * share:
@@ -134,7 +127,7 @@ def _touched(run: Run, ranks: int, rank: int) -> int:
 def _few_numbers(run: Run) -> int:
     """Bytes of what tells the ranks how large the gradients are together, a number for each group of the optimizer's,
     and in 16 bits whether they are finite."""
-    stage, is_wide, groups = run.parallel.zero_stage, _weight_bytes(run) == FP32, len(_groups(run))
+    stage, is_wide, groups = run.parallel.zero_stage, _weight_bytes(run) == FP32, len(optimizer_groups(run.model))
     if stage == 0:
         return 4 if is_wide and run.optimizer.clip_norm > 0 else 0
     if stage == 3:

@@ -23,7 +23,7 @@ from aiscale.config import ConfigError, ModelConfig, Run
 from aiscale.cost.compression import Traffic, radius_held, radius_traffic, rivals_held, rivals_traffic
 from aiscale.cost.megatron import megatron_held, megatron_traffic
 from aiscale.cost.memory import MOMENTS, WIDE, counter_bytes, model_state_bytes
-from aiscale.cost.parameters import parameter_count, parameter_shapes
+from aiscale.cost.parameters import optimizer_groups, parameter_count, parameter_shapes
 from aiscale.cost.schedules import stage_ranks
 from aiscale.cost.sharded import fsdp_held, fsdp_traffic, zero_held, zero_traffic
 
@@ -95,10 +95,9 @@ def _ddp_held(run: Run, world_size: int, rank: int) -> Held:
 def _owned(run: Run, world_size: int, rank: int) -> list[int]:
     """The sizes of the parameters whose optimizer states are on `rank`: torch's ZeroRedundancyOptimizer takes first the
     optimizer's matrices, then its vectors, each from the largest on, and gives each to the rank that has least."""
-    shapes = parameter_shapes(run.model).values()
     owned: list[list[int]] = [[] for _ in range(world_size)]
-    for group in ([s for s in shapes if len(s) >= 2], [s for s in shapes if len(s) < 2]):
-        for size in sorted(map(prod, group), reverse=True):
+    for group in optimizer_groups(run.model):
+        for size in sorted(group, reverse=True):
             min(owned, key=sum).append(size)
     return owned[rank]
 

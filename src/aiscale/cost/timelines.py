@@ -82,12 +82,13 @@ def ddp_step_seconds(
     link: Link,
     *,
     optimizer_s: float = 0.0,
-    bucket_bytes: float = 25 * MIB,
-    overlap: bool = True,
+    **options: float,
 ) -> DDPStep:
-    """The times of one DDP step; arguments as in ddp_timeline. Computation is taken not to slow down while sending."""
-    options = {"optimizer_s": optimizer_s, "bucket_bytes": bucket_bytes, "overlap": overlap}
-    events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, **options)
+    """The times of one DDP step; arguments as in ddp_timeline (options: bucket_bytes, overlap).
+
+    Computation is taken not to slow down while sending.
+    """
+    events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, optimizer_s=optimizer_s, **options)
     total, compute = events[-1].end_s, forward_s + backward_s + optimizer_s
     communication = sum(event.end_s - event.start_s for event in events if event.kind == "communication")
     return DDPStep(total, compute, communication, max(0.0, total - compute))

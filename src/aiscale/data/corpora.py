@@ -13,7 +13,6 @@ depends on them.
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import hashlib
 import importlib
@@ -31,7 +30,7 @@ from aiscale.data.toy import toy_text
 
 BUILT_IN = ("embedded", "toy", "stdlib")
 DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar")  #: what `aiscale data prepare NAME` knows
-READ_BYTES = 2**20
+READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 
 
@@ -96,30 +95,17 @@ def read_files(files: list[Path], separator: str = "\n") -> Iterator[str]:
 
 def _read_file(file: Path) -> Iterator[str]:
     """UTF-8 text (a byte-order mark is dropped), with Windows' line ends turned into Unix ones."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    offset, held = 0, ""
     try:
-        with open(file, "rb") as stream:
-            while True:
-                data = stream.read(READ_BYTES)
-                waiting = len(decoder.getstate()[0])  # bytes of a character that the last read cut
-                try:
-                    piece = held + decoder.decode(data, final=not data)
-                except UnicodeDecodeError as error:
-                    raise ConfigError(
-                        f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at offset "
-                        f"{offset - waiting + error.start}): convert it, such as with `iconv -f latin1 -t utf-8`, "
-                        "or take it out of the corpus"
-                    ) from None
-                piece = piece.removeprefix("\ufeff") if not offset else piece
-                offset += len(data)
-                # A carriage return at the end waits for the next piece, which may start with its line feed.
-                held = "\r" if data and piece.endswith("\r") else ""
-                piece = piece.removesuffix(held).replace("\r\n", "\n").replace("\r", "\n")
-                if piece:
+        with open(file, encoding="utf-8-sig") as stream:
+            try:
+                while piece := stream.read(READ_CHARS):
                     yield piece
-                if not data:
-                    return
+            except UnicodeDecodeError as error:
+                offset = stream.buffer.tell() - len(error.object) + error.start
+                raise ConfigError(
+                    f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at offset {offset}): convert it, "
+                    "such as with `iconv -f latin1 -t utf-8`, or take it out of the corpus"
+                ) from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
 

@@ -3,6 +3,12 @@
 world = connect()                     # under torchrun, srun, mpiexec, in a notebook's engine, or alone
 world.rank, world.size, world.device
 world.traffic.snapshot()              # bytes by collective since the start
+
+environment, rendezvous, connect   ranks know who they are and find each other; nobody else can connect to their ports
+counter, wire, flight              what they send is counted, over gloo and over NCCL
+link                               a slow link can be emulated
+failing, hangs                     a failure is said once; a hang is named, and ends the job
+spawn, forking                     ranks of this machine start at once, and none outlives its launcher
 """
 
 from aiscale.distributed.connect import RankError, World, connect

@@ -1,8 +1,7 @@
-"""Promise: what a rank has sent is counted by collective, process group and peer, and what it has begun is known.
+"""Promise: what a rank has sent is counted by collective and process group, and what it has begun is known.
 
     traffic.snapshot()             # {("all_reduce", 4): Count(calls=1, payload_bytes=...)} by group size
     traffic.groups()               # {("all_reduce", Group("dp", (0, 2))): Count(...)} by group
-    traffic.peers()                # {("send", 3): Count(...)} point-to-point messages by the other rank
     with traffic.control(): ...    # what is sent inside is bookkeeping and counts apart
 
     traffic.progress.step = 12     # of training, set by the loop
@@ -148,25 +147,20 @@ class Traffic:
     """What this rank has communicated. Calls made for bookkeeping count apart."""
 
     progress: Progress = field(default_factory=Progress, repr=False)  #: latest collective of each group
-    _counts: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
-    _control: dict[tuple[str, Group, int | None], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
+    _counts: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
+    _control: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _in_control: int = 0
     _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: when, for what is pulled later
     pull: Callable[[], None] | None = field(default=None, repr=False)  #: brings in what is counted elsewhere (`flight`)
 
-    def add(
-        self, op: str, group: Group | int, payload_bytes: int, peer: int | None = None, time_ns: int | None = None
-    ) -> None:
-        """Note one call, of now or of time_ns.
-
-        group: its label, or the size of a group of the first ranks; peer: the other rank of a send or recv.
-        """
+    def add(self, op: str, group: Group | int, payload_bytes: int, time_ns: int | None = None) -> None:
+        """Note one call, of now or of time_ns. group: or the size of a group of the first ranks."""
         if isinstance(group, int):
             group = Group("world", tuple(range(group)))
         with self._lock:
             control = self._in_control if time_ns is None else any(a <= time_ns <= b for a, b in self._control_ns)
-            count = (self._control if control else self._counts)[op, group, peer]
+            count = (self._control if control else self._counts)[op, group]
             count.calls += 1
             count.payload_bytes += payload_bytes
 
@@ -190,11 +184,11 @@ class Traffic:
     @property
     def control_counts(self) -> dict[tuple[str, int], Count]:
         """The bookkeeping so far, by (collective, group size)."""
-        return self._by(self._control, lambda op, group, peer: (op, len(group.ranks)))
+        return self._by(self._control, lambda op, group: (op, len(group.ranks)))
 
     def snapshot(self) -> dict[tuple[str, int], Count]:
         """The training traffic so far, by (collective, group size)."""
-        return self._by(self._counts, lambda op, group, peer: (op, len(group.ranks)))
+        return self._by(self._counts, lambda op, group: (op, len(group.ranks)))
 
     def since(self, earlier: dict[tuple[str, int], Count]) -> dict[tuple[str, int], Count]:
         """The training traffic that came after `earlier`, a snapshot."""
@@ -202,27 +196,22 @@ class Traffic:
 
     def groups(self) -> dict[tuple[str, Group], Count]:
         """The training traffic so far, by (collective, group)."""
-        return self._by(self._counts, lambda op, group, peer: (op, group))
+        return self._by(self._counts, lambda *cell: cell)
 
     def groups_since(self, earlier: dict[tuple[str, Group], Count]) -> dict[tuple[str, Group], Count]:
         """The training traffic that came after `earlier`, which groups() gave."""
         return _difference(self.groups(), earlier)
 
-    def peers(self) -> dict[tuple[str, int | None], Count]:
-        """Point-to-point messages so far, by (send or recv, the other rank)."""
-        return self._by(self._counts, lambda op, group, peer: (op, peer) if op in ("send", "recv") else None)
-
-    def _by(self, counts: dict, key: Callable[[str, Group, int | None], Key | None]) -> dict[Key, Count]:
+    def _by(self, counts: dict, key: Callable[[str, Group], Key]) -> dict[Key, Count]:
         if self.pull and not self._in_control:
             self.pull()
             self._control_ns.clear()
         totals: dict[Key, Count] = {}
         with self._lock:
             for cell, count in counts.items():
-                if (k := key(*cell)) is not None:
-                    total = totals.setdefault(k, Count())
-                    total.calls += count.calls
-                    total.payload_bytes += count.payload_bytes
+                total = totals.setdefault(key(*cell), Count())
+                total.calls += count.calls
+                total.payload_bytes += count.payload_bytes
         return totals
 
 

@@ -1,7 +1,7 @@
 """Promise: NCCL is counted as gloo is, and its hangs are named: read from torch's flight recorder.
 
     flight.attach(traffic)         # from now on traffic.snapshot() and groups() include what NCCL has done
-    flight.read(dump, first=0)     # [Entry(op, group, payload_bytes, peer, time_ns)] of one dump of the recorder
+    flight.read(dump, first=0)     # [Entry(op, group, payload_bytes, time_ns)] of one dump of the recorder
 
 NCCL runs as torch made it, nothing stands in its way. The recorder notes every collective as it is enqueued, from
 whatever thread. It is a ring: attach makes it large enough for some thousand calls between two readings, and a reading
@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import os
 import pickle
-import re
 import time
 import warnings
 from dataclasses import dataclass
@@ -51,7 +50,6 @@ class Entry:
     op: str
     group: Group
     payload_bytes: int
-    peer: int | None
     time_ns: int  #: when it was enqueued, on the clock of time.time_ns
 
 
@@ -67,7 +65,7 @@ def attach(traffic: Traffic) -> None:
         entries, following["record"] = read(dump, following["record"])
         for entry in entries:
             if entry.time_ns >= following["start_ns"]:
-                traffic.add(entry.op, entry.group, entry.payload_bytes, entry.peer, time_ns=entry.time_ns)
+                traffic.add(entry.op, entry.group, entry.payload_bytes, time_ns=entry.time_ns)
 
     def begun() -> dict[str, tuple[int, str, int, float]]:
         from torch._C import _distributed_c10d as c10d
@@ -120,9 +118,7 @@ def _entry(record: dict, groups: dict) -> Entry | None:
     payload = sum(prod(size) * _BYTES.get(dtype, 1) for size, dtype in zip(sizes, dtypes, strict=False))
     group = _group(record["process_group"], groups)
     payload *= len(group.ranks) if op in ("gather", "scatter") else 1  # they name one rank's share
-    peer = re.search(r"(?:->|<-)(\d+)", name)
-    to = group.ranks[int(peer[1])] if peer and int(peer[1]) < len(group.ranks) else None
-    return Entry(op, group, payload, to, record["time_created_ns"])
+    return Entry(op, group, payload, record["time_created_ns"])
 
 
 def _group(process_group: tuple[str, str], groups: dict) -> Group:

@@ -97,10 +97,15 @@ class _Pending:
         return f"{what} {where}, number {number}, begun in step {step}, was not finished within {timeout_s:g} s"
 
 
-def find(states: dict[int, RankState], *, timeout_s: float, beat_s: float = 1.0, patience_s: float = 12.0):
-    """The Hang that explains the others, or None. In each group ranks begin the same collectives in the same order, so
-    one that has begun fewer than another, for longer than the timeout, has not arrived; of several the one to name is
-    that which waits for nobody itself. A rank that has written nothing for `patience_s` is silent."""
+def find(
+    states: dict[int, RankState], *, timeout_s: float, beat_s: float = 1.0, patience_s: float = _SILENT_S
+) -> Hang | None:
+    """The hang that explains the others, or None.
+
+    In each group ranks begin the same collectives in the same order. So one that has begun fewer than another, for
+    longer than the timeout, has not arrived; of several the one to name is that which waits for nobody itself. Ranks
+    write every `beat_s`; one that has written nothing for `patience_s` no longer answers.
+    """
     silent = {rank for rank, state in states.items() if state.age_s > patience_s and not state.left}
     for rank, state in states.items():
         held_up = not state.left and (state.age_s > 3 * beat_s or not state.is_news)

@@ -157,12 +157,6 @@ class Delayed(dist._Work):
     def is_completed(self) -> bool:
         return self._begun.is_set() and (self._error is not None or self._work.is_completed())
 
-    def synchronize(self) -> None:
-        self.wait()
-
-    def result(self) -> list:
-        return self._gloos().result()
-
     def get_future(self) -> Future:
         with self._lock:
             if self._future is None:

@@ -31,7 +31,8 @@ from aiscale.distributed import flight
 from aiscale.distributed.counter import ANY_SOURCE, Group, Traffic, group_name, message
 from aiscale.distributed.link import Link
 
-BACKEND = "metered_gloo"
+_BACKEND = "metered_gloo"
+_joined: list[tuple[Traffic, Link | None]] = []  #: the worlds of this process, the latest last
 
 #: method of ProcessGroup -> (collective, which argument holds the payload). Both the names that torch used up to
 #: 2.12 and the `*_single` ones of 2.13 are here: a caller may use either.
@@ -98,7 +99,7 @@ class Wire(dist.ProcessGroup):
         shares = self.size() if op in ("scatter", "gather") else 1
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
         payload_bytes = _nbytes(args[which]) * shares
-        self.traffic.add(op, self.group, payload_bytes, peer)
+        self.traffic.add(op, self.group, payload_bytes)
         self.note_progress(op, payload_bytes, peer)
         return payload_bytes
 
@@ -211,25 +212,26 @@ def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto", l
     if device.type == "cuda" and backend != "gloo":
         flight.attach(traffic)
         return "cpu:gloo,cuda:nccl"
+    if not _joined:
+        dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu"])
+    # A process may join again (a notebook's cell run twice): new groups count into the new traffic.
+    _joined.append((traffic, link))
+    return _BACKEND
 
-    def make(options, pg_options) -> Wire:
-        rank, size = options.group_rank, options.group_size
-        ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
-        inner = dist.ProcessGroup(options.store, rank, size)
-        wire = Wire(inner, traffic, ranks, link)
-        gloo = ProcessGroupGloo(dist.PrefixStore("cpu/", options.store), rank, size, timeout=options.timeout)
-        gloo._set_sequence_number_for_group()
-        for group in (inner, wire):
-            # Wire knows the backend too: torch asks it for that, and a call that Wire does not know still arrives.
-            # gloo sends from GPUs as well: several ranks may share one.
-            for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-                group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
-            group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        return wire
 
-    if BACKEND.upper() in dist.Backend._plugins:
-        # Joining again in one process (a notebook's cell run twice): the new groups count into the new traffic.
-        dist.Backend._plugins[BACKEND.upper()] = dist.Backend._BackendPlugin(make, True)
-    else:
-        dist.Backend.register_backend(BACKEND, make, extended_api=True, devices=["cpu"])
-    return BACKEND
+def _make(options, pg_options) -> Wire:
+    """A group, as torch asks for it."""
+    rank, size = options.group_rank, options.group_size
+    ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
+    inner = dist.ProcessGroup(options.store, rank, size)
+    traffic, link = _joined[-1]
+    wire = Wire(inner, traffic, ranks, link)
+    gloo = ProcessGroupGloo(dist.PrefixStore("cpu/", options.store), rank, size, timeout=options.timeout)
+    gloo._set_sequence_number_for_group()
+    for group in (inner, wire):
+        # Wire knows the backend too: torch asks it for that, and a call that Wire does not know still arrives.
+        # gloo sends from GPUs as well: several ranks may share one.
+        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
+        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    return wire

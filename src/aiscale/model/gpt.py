@@ -15,6 +15,8 @@ hidden layer, V vocabulary, L layers, S tokens that attention looks at (those in
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,11 +30,10 @@ from aiscale.model.kernels import (
     causal_attention,
     cross_entropy,
     cross_entropy_plain,  # noqa: F401  beside cross_entropy, to compare
-    gelu_tanh,
 )
 
 ACTIVATIONS = {
-    "gelu_tanh": gelu_tanh,  # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     "gelu": F.gelu,
     "relu": F.relu,
 }

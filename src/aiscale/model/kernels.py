@@ -1,12 +1,16 @@
-"""Five places where a model of this size spends its time on a CPU, done faster than torch's plain way.
+"""Four places where a model of this size spends its time on a CPU, done faster than torch's plain way.
 
     loss = cross_entropy(hidden, head_weight, targets)     # never holds all logits; cross_entropy_plain does
     layer = Linear(384, 1536)                              # nn.Linear, with products from whichever library is faster
-    y = gelu_tanh(x)                                       # F.gelu(x, approximate="tanh"), faster in bf16
     y = causal_attention(q, k, v)                          # F.scaled_dot_product_attention, faster in bf16
     wide = stream_by_columns(model)                        # a copy of a model for one-token steps of generation
 
 Each stands beside its plain version, which the tests hold it to, and which runs wherever the fast one does not apply.
+`aiscale bench model` measures each with and without it (`with without("attention")`); what gains less than 3 % of a
+step in every size is not kept, as a GELU of ours in bf16, which gained 2.
+
+Which library multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD's,
+MKL on all others (`ONEDNN_IS_FASTER`). bf16 attention up to 512 tokens rounds otherwise than torch's fused kernel.
 
 Shapes: B batch, H heads, G key/value heads, T tokens, C width of a head, N = B T, D width, V vocabulary, n tokens of
 one chunk.
@@ -16,12 +20,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
+
+#: kernels that `without` turns off
+ON = dict.fromkeys(("products", "attention", "slices", "columns", "cross-entropy"), True)
+
+
+@contextmanager
+def without(kernel: str) -> Iterator[None]:
+    """Let torch's plain way run in the place of one of `ON`, to see what that one gains."""
+    ON[kernel] = False
+    try:
+        yield
+    finally:
+        ON[kernel] = True
+
 
 # Products in fp32 --------------------------------------------------------------------------------------------------
 # Eager torch asks Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN, which torch also carries and
@@ -52,6 +72,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether x weight^T goes to oneDNN: fp32 on a CPU, plain tensors, large enough."""
     return (
         ONEDNN_IS_FASTER
+        and ON["products"]
         and weight.numel() >= MIN_WEIGHTS
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
@@ -93,49 +114,11 @@ class Linear(nn.Linear):
         if self.weight.numel() < MIN_WEIGHTS or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return F.linear(x, self.weight, self.bias)
         if not torch.is_grad_enabled() and x.shape[:-1].numel() <= self.FEW_ROWS and x.dtype == torch.float32:
-            sliced = self.weight.numel() >= MIN_WEIGHTS_SLICED
+            sliced = ON["slices"] and self.weight.numel() >= MIN_WEIGHTS_SLICED
             return (few_rows if sliced else F.linear)(x, self.weight, self.bias)
         if _by_onednn(x, self.weight):
             return _OneDnnLinear.apply(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
-
-
-# GELU ----------------------------------------------------------------------------------------------------------------
-# torch's bf16 kernel takes a (slow) tanh for every element in the forward pass and again in the backward pass. With the
-# tanh written as a sigmoid, gelu(x) = x s(z), z = x (a + b x^2), and gelu'(x) = s + x z' s (1 - s): one sigmoid gives
-# both, and the derivative is kept in place of x. This takes 0.6 times as long: 3 % of a step under bf16 autocast. (In
-# fp32 it would gain nothing: more memory has to move.)
-
-GELU_A = 2 * math.sqrt(2 / math.pi)
-GELU_B = 0.044715 * GELU_A
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """F.gelu(x, approximate="tanh"), in bf16 on CPU at 0.6 times the cost."""
-    fast = torch.is_grad_enabled() and x.device.type == "cpu" and x.dtype == torch.bfloat16
-    return _GeluTanh.apply(x) if fast and type(x) is Tensor else F.gelu(x, approximate="tanh")
-
-
-class _GeluTanh(torch.autograd.Function):
-    CHUNK = 2**18  #: elements worked on at a time, so that they stay in the processor's cache
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        y, slope = torch.empty_like(x), torch.empty_like(x)
-        for x_part, y_part, slope_part in zip(*(t.view(-1).split(_GeluTanh.CHUNK) for t in (x, y, slope)), strict=True):
-            x_part = x_part.float()  # what lies between needs more digits than bf16 has
-            square = x_part * x_part
-            s = (square * GELU_B).add_(GELU_A).mul_(x_part).sigmoid_()
-            value = x_part * s
-            y_part.copy_(value)
-            slope_part.copy_(square.mul_(3 * GELU_B).add_(GELU_A).mul_(value).mul_(1 - s).add_(s))
-        ctx.save_for_backward(slope)
-        return y
-
-    @staticmethod
-    def backward(ctx, d_y: Tensor) -> Tensor:
-        return d_y * ctx.saved_tensors[0]
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
@@ -149,7 +132,8 @@ MAX_TOKENS_BY_HEADS = 512
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(C)) v, each token looking at itself and those before it: q (B,H,T,C), k and v (B,G,T,C)."""
     by_heads = (
-        torch.is_grad_enabled()
+        ON["attention"]
+        and torch.is_grad_enabled()
         and q.device.type == "cpu"
         and q.dtype == k.dtype == v.dtype == torch.bfloat16
         and q.shape == k.shape == v.shape
@@ -233,7 +217,7 @@ def lie_by_columns(weight: Tensor) -> Tensor:
 def stream_by_columns(model: nn.Module) -> nn.Module:
     """A copy of a GPT for steps of generation on CPU: shares all but the weights that lie_by_columns stores anew.
     A model on another device, or whose weights a strategy has cut, comes back itself."""
-    if any(p.device.type != "cpu" or type(p) is not nn.Parameter for p in model.parameters()):
+    if not ON["columns"] or any(p.device.type != "cpu" or type(p) is not nn.Parameter for p in model.parameters()):
         return model
     linears = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     state = {name: lie_by_columns(t) if name in linears else t for name, t in model.state_dict().items()}
@@ -259,7 +243,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
     Under torch.compile the plain form: the compiler merges its steps, and then few large products beat many small ones.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not ON["cross-entropy"]:
         return cross_entropy_plain(hidden, weight, targets)
     with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _ChunkedCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), with_grad)

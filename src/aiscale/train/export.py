@@ -18,7 +18,7 @@ from aiscale.config import ConfigError
 
 def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write the model of a run folder's newest checkpoint to `folder`; raises ConfigError where that cannot be."""
-    from aiscale.train.trained import open_trained
+    from aiscale.train.records import open_trained
 
     folder = Path(folder)
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:

@@ -29,8 +29,7 @@ from aiscale.model.build import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records
-from aiscale.train.resuming import newest_good
-from aiscale.train.saving import Clock, Saver
+from aiscale.train.saving import Clock, Saver, newest_good
 
 
 class AlreadyTrained(ConfigError):

@@ -3,6 +3,8 @@
 Only rank 0 writes. `run.json` says what was trained, with which versions, on which machine and corpus, and how it
 ended; `metrics.jsonl` has one line a step (kind train) or evaluation (kind eval), at the end one a rank (kind rank:
 what it sent in the last step and what it holds), and nothing ever parses a log.
+
+    model, tokenizer = open_trained("runs/laptop")
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ from pathlib import Path
 import psutil
 import torch
 
+from aiscale import checkpoint
 from aiscale.config import Run
+from aiscale.data import Tokenizer
 from aiscale.distributed import World
+from aiscale.model import GPT
+from aiscale.model.build import HFModel, build_model
+from aiscale.processes import usable_cores
 
 try:
     import fcntl
@@ -171,6 +178,23 @@ def run_id_of(path: Path) -> str | None:
     return json.loads(file.read_text()).get("run_id") if file.exists() else None
 
 
+def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel, Tokenizer]:
+    """The model of a run folder's newest checkpoint, in fp32 and ready to generate, and its tokenizer.
+
+    best: of the checkpoint with the lowest validation loss.
+    """
+    path = Path(path)
+    run = load_run(path)
+    chosen = (checkpoint.best if best else checkpoint.latest)(path / "checkpoints", run_id_of(path))
+    if chosen is None:
+        raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
+    model = build_model(run.model, weights=False)
+    weights = model.state_dict()
+    checkpoint.load_weights(weights, chosen)
+    model.load_state_dict(weights)
+    return model.eval(), Tokenizer.from_json((path / "tokenizer.json").read_text())
+
+
 def versions() -> dict[str, str]:
     """The versions that decide what is computed, and the commit of aiscale where it runs from a checkout."""
     found = {"python": platform.python_version()}
@@ -192,7 +216,7 @@ def machine(device: torch.device) -> dict:
         "host": socket.gethostname(),
         "system": platform.platform(),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(usable_cores()),
         "threads_per_rank": torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

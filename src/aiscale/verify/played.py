@@ -71,7 +71,7 @@ class _PlainTopK(SimulatedRanks):
             total, tokens = total + loss.item() / n, tokens + sum(targets.numel() for _, targets in micro_batches)
         for name, p in parameters.items():
             p.grad = mean[name]
-        grad_norm, skipped = self._update(lr)
+        grad_norm, skipped = self.update(lr)
         return StepResult(total, tokens, grad_norm, skipped)
 
 

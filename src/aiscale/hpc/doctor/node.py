@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+
+from aiscale.processes import usable_cores
 
 GIB = 2**30
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "ipyparallel", "mpi4py", "papermill")
@@ -60,7 +63,7 @@ def examine() -> Iterator[Finding]:
     yield _mpi()
     yield _host_name()
     yield from _network()
-    yield from _libfabric()
+    yield from libfabric()
     yield from _storage()
 
 
@@ -104,24 +107,12 @@ def _devices() -> Finding:
         lacking = f"Slurm gave this node {expected} GPUs, but torch sees none" if expected else "none"
         remedy = "install a torch for this GPU (make workshop TORCH=...) and check the driver" if expected else ""
         return Finding("GPUs", "warning" if expected else "ok", f"{lacking}: ranks run on the CPU over gloo", remedy)
-    names = ", ".join(f"{n} x {name}" for n, name in _counted(name for name, _ in devices))
+    names = ", ".join(f"{n} x {name}" for name, n in Counter(name for name, _ in devices).items())
     found = f"{names}, {devices[0][1] / GIB:.0f} GiB each, toolkit {toolkit}"
     one_each = len(devices) == 1 and "SLURM_PROCID" in os.environ  # as --gpus-per-task=1 has it
     if expected > len(devices) and not one_each:
         return Finding("GPUs", "warning", f"{found}; Slurm gave {expected}", "look at the step's --gpu-bind")
     return Finding("GPUs", "ok", found)
-
-
-def _counted(names: Iterator[str]) -> list[tuple[int, str]]:
-    names = list(names)
-    return [(names.count(name), name) for name in dict.fromkeys(names)]
-
-
-def usable_cores() -> list[int]:
-    """The cores on which this process may run."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def node_cores() -> int:
@@ -225,7 +216,7 @@ def _network() -> Iterator[Finding]:
         yield Finding("libfabric plugin", "warning", "neither in NCCL_NET_PLUGIN nor on LD_LIBRARY_PATH", remedy)
 
 
-def _libfabric() -> Iterator[Finding]:
+def libfabric() -> Iterator[Finding]:
     """Its version and its providers, one for each kind of network, where its own program is there to say so."""
     told = []
     for option in ("--version", "--list"):

@@ -25,7 +25,8 @@ import torch.distributed as dist
 
 from aiscale.cost import wire_bytes
 from aiscale.distributed import World
-from aiscale.hpc.doctor.node import machine, node_cores, usable_cores
+from aiscale.hpc.doctor.node import machine, node_cores
+from aiscale.processes import usable_cores
 
 ALL_REDUCE_BYTES = 16 * 2**20
 MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: enough that starting a message is a small part of its time
@@ -82,20 +83,20 @@ def preflight(world: World) -> Preflight:
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     seat = Seat(world.rank, host, device, usable_cores(), node_cores(), machine=machine())
     found = Preflight(world.gather(seat))
-    _compare_seats(found)
+    compare_seats(found)
     if world.size > 1:
         _time_all_reduce(world, found)
         found.pairs = _time_pairs(world)
         if suspects := {pair for inside in (True, False) for pair in _slow_pairs(found, inside)}:
             again = {(a, b): rate for a, b, rate in _time_pairs(world, only=suspects)}
             found.pairs = [(a, b, max(rate, again.get((a, b), 0.0))) for a, b, rate in found.pairs]
-        ranks, pairs = _slow_links(found)
+        ranks, pairs = slow_links(found)
         # Ranks that wait for a core make links look slow that are not: no reason to stop a job.
         (found.warnings if found.takes_turns() else found.problems).extend(ranks)
         found.warnings += pairs
     for seat, product_s in zip(found.seats, world.gather(_time_product(world)), strict=True):
         seat.product_s = product_s
-    found.warnings += _slow_devices(found.seats)
+    found.warnings += slow_devices(found.seats)
     return found
 
 
@@ -104,7 +105,7 @@ def _cores_of(seats: list[Seat]) -> int:
     return max(len({core for seat in seats for core in seat.cores}), *(seat.node_cores for seat in seats))
 
 
-def _compare_seats(found: Preflight) -> None:
+def compare_seats(found: Preflight) -> None:
     """Two ranks on one GPU is wrong, and so is one core for several where the node has one for each."""
     for host in dict.fromkeys(seat.host for seat in found.seats):
         here = [seat for seat in found.seats if seat.host == host]
@@ -214,7 +215,7 @@ def _usual(found: Preflight, inside: bool) -> float:
     return statistics.quantiles(alike, n=4)[2] if len(alike) > 2 else 0.0
 
 
-def _slow_links(found: Preflight) -> tuple[list[str], list[str]]:
+def slow_links(found: Preflight) -> tuple[list[str], list[str]]:
     """A line for each rank that is slow with most of its partners, and for each slow pair besides."""
     ranks, pairs = [], []
     for inside in (True, False):
@@ -255,7 +256,7 @@ def _time_product(world: World) -> float:
     return min(times)
 
 
-def _slow_devices(seats: list[Seat]) -> Iterator[str]:
+def slow_devices(seats: list[Seat]) -> Iterator[str]:
     median = statistics.median(seat.product_s for seat in seats)
     for seat in seats:
         if len(seats) > 2 and seat.product_s * SLOW > median:

@@ -12,7 +12,7 @@ import sys
 
 from aiscale.hpc.launchers.lessons import LESSONS
 from aiscale.hpc.launchers.render import BUILD, SHIPPED, drift, fits, nodes_of, write
-from aiscale.hpc.sites import Site, load, names, site
+from aiscale.hpc.sites import Site, find, names, site
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out what the arguments ask for; returns the exit status."""
-    places = [_place(args.site)] if args.site else [site(name) for name in SHIPPED]
+    places = [find(args.site)] if args.site else [site(name) for name in SHIPPED]
     if args.list:
         for place in places:
             _list(place)
@@ -44,10 +44,6 @@ def run(args: argparse.Namespace) -> int:
     for place in places:
         print(*write(place, args.out), sep="\n")
     return 0
-
-
-def _place(text: str) -> Site:
-    return site(text) if text in names() else load(text)
 
 
 def _list(place: Site) -> None:

@@ -46,26 +46,42 @@ class Lesson:
         return self.settings + (self.layouts[max(fitting)] if fitting else ())
 
 
-def _radius(size: str, published: str) -> tuple[Variant, ...]:
+def _radius(size: str, title: str, density: str, steps: str, dense_steps: str) -> Lesson:
+    """A published run of Radius, and what it is compared with."""
     recipe = f"radius-{size}"
     dense = "compression.method=none"
-    return (
-        Variant(name="radius", what=f"{published}; sent during the backward pass"),
-        Variant(
-            name="radius-at-once",
-            what="the same as it was published: one all-reduce after the backward pass",
-            settings=(f"name={recipe}-at-once", "compression.overlap=false"),
+    return Lesson(
+        name=f"radius_{size}",
+        title=f"Radius, {title}",
+        about=f"Radius at density {density}, as published for 64 A100 of 80 GB: {steps} steps, days of training.",
+        recipe=recipe,
+        other="compression.density=0.1",
+        variants=(
+            Variant(
+                name="radius",
+                what=f"density {density}, a new mask every 200 steps, dense until step {dense_steps}; sent during the "
+                "backward pass",
+            ),
+            Variant(
+                name="radius-at-once",
+                what="the same as it was published: one all-reduce after the backward pass",
+                settings=(f"name={recipe}-at-once", "compression.overlap=false"),
+            ),
+            Variant(
+                name="dense",
+                what="the published baseline: one all-reduce of all gradients after the backward pass",
+                settings=(f"name={recipe}-dense", dense, "compression.overlap=false"),
+            ),
+            Variant(
+                name="overlapped",
+                what="DDP as it is today: dense, bucket by bucket during the backward pass",
+                settings=(f"name={recipe}-overlapped", dense),
+            ),
         ),
-        Variant(
-            name="dense",
-            what="the published baseline: one all-reduce of all gradients after the backward pass",
-            settings=(f"name={recipe}-dense", dense, "compression.overlap=false"),
-        ),
-        Variant(
-            name="overlapped",
-            what="DDP as it is today: dense, bucket by bucket during the backward pass",
-            settings=(f"name={recipe}-overlapped", dense),
-        ),
+        ranks=64,
+        gpu_memory_gb=60,
+        hours=24,
+        chain=True,
     )
 
 
@@ -142,30 +158,8 @@ LESSONS: dict[str, Lesson] = {
             gpu_memory_gb=60,
             signal_s=900,
         ),
-        Lesson(
-            name="radius_355m",
-            title="Radius, GPT-355M",
-            about="Radius at density 0.5, as published for 64 A100 of 80 GB: 500,000 steps, days of training.",
-            recipe="radius-355m",
-            other="compression.density=0.1",
-            variants=_radius("355m", "density 0.5, a new mask every 200 steps, dense until step 80,000"),
-            ranks=64,
-            gpu_memory_gb=60,
-            hours=24,
-            chain=True,
-        ),
-        Lesson(
-            name="radius_2b",
-            title="Radius, GPT-2.0B",
-            about="Radius at density 0.4, as published for 64 A100 of 80 GB: 300,000 steps, days of training.",
-            recipe="radius-2b",
-            other="compression.density=0.1",
-            variants=_radius("2b", "density 0.4, a new mask every 200 steps, dense until step 60,000"),
-            ranks=64,
-            gpu_memory_gb=60,
-            hours=24,
-            chain=True,
-        ),
+        _radius("355m", "GPT-355M", "0.5", "500,000", "80,000"),
+        _radius("2b", "GPT-2.0B", "0.4", "300,000", "60,000"),
         Lesson(
             name="scaling",
             title="Scaling study",

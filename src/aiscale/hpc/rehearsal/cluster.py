@@ -27,7 +27,7 @@ import psutil
 
 from aiscale.hpc.rehearsal.needs import RehearsalError, search_path, unshare, why_not
 from aiscale.hpc.rehearsal.settings import LOGIN, Settings, address, user_name
-from aiscale.hpc.sites import Site, load, names, site
+from aiscale.hpc.sites import Site, find, names
 
 _UNFINISHED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
 
@@ -61,14 +61,15 @@ class Cluster:
         # Below /var/tmp since nodes do not see this machine's /tmp.
         self.folder = Path(tempfile.mkdtemp(prefix="aiscale-rehearsal-", dir="/var/tmp"))
         try:
-            self.settings = Settings(site=_profile(site), nodes=nodes, folder=self.folder, accounts=tuple(accounts))
+            profile = site if isinstance(site, Site) else find(site)
+            self.settings = Settings(site=profile, nodes=nodes, folder=self.folder, accounts=tuple(accounts))
             self.settings.write()
             self._write_plan(share)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        self._keeper: subprocess.Popen | None = None
-        self._inside = 0  # the keeper's id, as seen from here
+        self._init: subprocess.Popen | None = None
+        self._inside = 0  # process 1's id, as seen from here
 
     def _write_plan(self, share: Sequence[str | Path]) -> None:
         plan = {
@@ -90,10 +91,10 @@ class Cluster:
         self.stop()
 
     def start(self) -> Cluster:
-        keeper = [sys.executable, "-m", "aiscale.hpc.rehearsal.keeper", str(self.folder)]
+        command = [sys.executable, "-m", "aiscale.hpc.rehearsal.init", str(self.folder)]
         env = {**self._env(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._keeper = subprocess.Popen(
-            [*unshare(), *keeper],
+        self._init = subprocess.Popen(
+            [*unshare(), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -103,7 +104,7 @@ class Cluster:
         )
         try:
             self._hear("the rehearsal could not start")
-            (child,) = psutil.Process(self._keeper.pid).children()
+            (child,) = psutil.Process(self._init.pid).children()
             self._inside = child.pid
         except BaseException:
             self.stop()
@@ -112,19 +113,19 @@ class Cluster:
 
     def stop(self) -> None:
         """End every process of the rehearsal and remove its files; returns when they are gone."""
-        if self._keeper:
-            self._keeper.stdin.close()
+        if self._init:
+            self._init.stdin.close()
             try:
-                self._keeper.wait(timeout=30)
+                self._init.wait(timeout=30)
             except subprocess.TimeoutExpired:
-                self._keeper.kill()  # its child, and with it the namespaces, end too: --kill-child
-                self._keeper.wait()
-            self._keeper.stdout.close()
-            self._keeper = None
+                self._init.kill()  # its child, and with it the namespaces, end too: --kill-child
+                self._init.wait()
+            self._init.stdout.close()
+            self._init = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hear(self, what: str) -> None:
-        answer = self._keeper.stdout.readline()
+        answer = self._init.stdout.readline()
         if answer != "\n":
             raise RehearsalError(f"{what}: {answer.strip() or 'its first process has ended'}")
 
@@ -134,8 +135,8 @@ class Cluster:
         """Send and receive at `rate`, such as 100mbit, "off" for no limit; on all nodes, or one, counted from 1."""
         if node is not None and not 1 <= node <= self.nodes:
             raise RehearsalError(f"node {node} of {self.nodes}: nodes count from 1")
-        self._keeper.stdin.write(json.dumps({"link": rate, "node": node}) + "\n")
-        self._keeper.stdin.flush()
+        self._init.stdin.write(json.dumps({"link": rate, "node": node}) + "\n")
+        self._init.stdin.flush()
         self._hear(f"the link could not be set to {rate}")
         self.link = rate
 
@@ -146,8 +147,9 @@ class Cluster:
         enter = ["nsenter", f"--target={self._inside}", "--net", "--mount", "--uts", "--pid"]
         if os.geteuid() != 0:
             enter += ["--user", "--preserve-credentials"]
-        # Entering the mount namespace leads to /: from there to where the command belongs.
-        words = ["sh", "-c", 'cd -- "$0" && exec "$@"', str(cwd or Path.cwd()), *map(str, command)]
+        # nsenter forks: without setpriv the command would outlive a time-out. The mount namespace leads to /: cd.
+        words = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'cd -- "$0" && exec "$@"', str(cwd or Path.cwd())]
+        words += map(str, command)
         return subprocess.run([*enter, "--", *words], env={**self._env(), **(env or {})}, **{"text": True, **options})
 
     def run(
@@ -208,12 +210,6 @@ def _name(wanted: str | Site) -> str:
     if isinstance(wanted, Site):
         return wanted.name if wanted.name in names() else ""
     return str(Path(wanted).absolute()) if wanted.endswith(".toml") else wanted
-
-
-def _profile(wanted: str | Site) -> Site:
-    if isinstance(wanted, Site):
-        return wanted
-    return site(wanted) if wanted in names() or not wanted.endswith(".toml") else load(wanted)
 
 
 def _below_tmp(paths: Sequence[str | Path]) -> list[str]:

@@ -16,7 +16,7 @@ from aiscale.config import ConfigError
 #: Daemons and network tools lie where an ordinary user's PATH does not look.
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
-_PROGRAMS = "slurmctld slurmd munged srun sbatch ip tc unshare nsenter mount hostname".split()
+_PROGRAMS = "slurmctld slurmd munged srun sbatch ip tc unshare nsenter setpriv mount hostname".split()
 _REMEDY = "sudo apt-get install slurm-wlm munge iproute2"
 
 #: Namespaces of a rehearsal: network, mounts, hostname, processes.

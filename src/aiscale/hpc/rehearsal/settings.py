@@ -12,11 +12,13 @@ import json
 import os
 import pwd
 import re
+import shutil
 import string
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 
-from aiscale.hpc.rehearsal import shifter
 from aiscale.hpc.rehearsal.needs import RehearsalError, slurm_version
 from aiscale.hpc.sites import Site
 
@@ -122,7 +124,7 @@ class Settings:
         (etc / "node.json").write_text(json.dumps({"nvme": self.habits.nvme}))
         self._write_scripts(etc)
         if self.habits.shifter:
-            shifter.build(etc)
+            _build_shifter(etc)
 
     def _slurm_conf(self) -> str:
         node = self.site.node
@@ -164,34 +166,14 @@ class Settings:
         return f"NodeName={','.join(self.names)} Name=gpu File={devices} Flags={self.habits.gpu_flag}\n"
 
     def _rules(self) -> dict:
-        """The profile's rules, as job_submit.lua reads them."""
+        """The profile's rules, as job_submit.lua reads them: under the names of the profile's fields."""
         rules = self.site.scheduler
-        partitions = {
-            name: [[limit.max_nodes, round(limit.max_hours * 60)] for limit in partition.limits]
-            for name, partition in rules.partitions.items()
-        }
-        qos = {
-            name: {
-                "max_nodes": q.max_nodes,
-                "max_min": round(q.max_hours * 60),
-                "max_jobs": q.max_jobs,
-                "preemptible": q.preemptible,
-                "may_chain": q.may_chain,
-            }
-            for name, q in rules.qos.items()
-        }
         return {
+            **vars(rules),
             "accounts": {name.lower(): True for name in (rules.account_example, *self.accounts)},
-            "account_hint": rules.account_hint,
             "required": {name: True for name in rules.required},
-            "default_partition": self.site.scheduler.default_partition,
-            "default_qos": rules.default_qos,
-            "max_jobs": rules.max_jobs,
-            "max_running": self.max_running,
             "slingshot": self.habits.slingshot,
             "shared_qos": self.habits.shared_qos,
-            "partitions": partitions,
-            "qos": qos,
         }
 
     def _write_scripts(self, etc: Path) -> None:
@@ -213,6 +195,20 @@ class Settings:
 
 #: Programs that a site has, stood in for or watched: each call is recorded.
 SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz")
+
+
+def _build_shifter(etc: Path) -> None:
+    """Shifter's options of sbatch and srun, --image and --module, as a plugin. Without a C compiler there is none, and
+    sbatch refuses --image as unknown."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
+    version = slurm_version()
+    if not compiler or not version:
+        return
+    major, minor, micro = version  # Slurm loads a plugin only if it says that it is of the same version
+    number = f"-DSLURM_VERSION={major << 16 | minor << 8 | micro}"
+    words = [compiler, "-shared", "-fPIC", number, "-o", etc / "shifter.so", HERE / "templates/shifter.c"]
+    if subprocess.run(words, capture_output=True).returncode == 0:
+        (etc / "plugstack.conf").write_text(f"optional {etc}/shifter.so\n")
 
 
 class _At(string.Template):
@@ -240,8 +236,10 @@ def _template(name: str) -> str:
 
 
 def _lua(value: object) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"[{json.dumps(key)}] = {_lua(entry)}" for key, entry in value.items()) + "}"
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"[{_lua(key)}] = {_lua(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "{" + ", ".join(map(_lua, value)) + "}"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)  # Lua writes \\u otherwise

@@ -8,22 +8,6 @@
 A profile is a file of data, NAME.toml beside this one, dated, with the source of every rule in it.
 """
 
-from aiscale.hpc.sites.loading import find, here, load, names, site
-from aiscale.hpc.sites.profile import GpuKind, Limit, Node, Partition, Qos, Scheduler, Shell, Site, SiteError
+from aiscale.hpc.sites.profile import GpuKind, Site, SiteError, find, here, load, names, site
 
-__all__ = [
-    "GpuKind",
-    "Limit",
-    "Node",
-    "Partition",
-    "Qos",
-    "Scheduler",
-    "Shell",
-    "Site",
-    "SiteError",
-    "find",
-    "here",
-    "load",
-    "names",
-    "site",
-]
+__all__ = ["GpuKind", "Site", "SiteError", "find", "here", "load", "names", "site"]

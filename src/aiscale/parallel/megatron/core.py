@@ -71,7 +71,6 @@ def end_groups() -> None:
     """Destroy them, so that another engine can be built in this process."""
     groups = parallel_state._global_process_group_list or []
     parallel_state.destroy_model_parallel()
-    parallel_state._global_process_group_list = None
     for group in filter(None, groups):
         with suppress(ValueError):  # the world was closed, and all its groups with it
             dist.destroy_process_group(group)
@@ -273,17 +272,15 @@ def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], t
                 if parameter in ranges:
                     group, place = inner.model_param_group_index_map[parameter]
                     main = inner.optimizer.param_groups[group]["params"][place]
-                    held = inner._get_model_param_range_map(parameter)["param"]
+                    buffer, dtype, bucket = ranges[parameter]
+                    held = inner.gbuf_ranges[buffer][dtype][bucket]["param_map"][parameter]["param"]
                     start, end = held.start, held.end
             state = {} if main is None else states.get(main, {})
             yield Shard(stage, name, slots[name], parameter.detach(), main, start, end, state)
 
 
-def publish(optimizer, chunks: list[DistributedDataParallel]) -> None:
-    """Bring what the optimizer updates into the model, on all data-parallel ranks."""
-    for inner in optimizer.chained_optimizers:
-        if hasattr(inner, "_copy_main_params_to_model_params"):
-            inner._copy_main_params_to_model_params()
+def share_parameters(chunks: list[DistributedDataParallel]) -> None:
+    """With the distributed optimizer, gather what each data-parallel rank updates of the model's parameters."""
     if chunks[0].ddp_config.use_distributed_optimizer:
         for chunk in chunks:
             chunk.start_param_sync()

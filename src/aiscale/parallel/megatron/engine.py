@@ -235,10 +235,11 @@ class MegatronEngine(Engine):
                 continue
             saved = dict(state[f"{shard.stage}.{shard.name}"])
             shard.main.data.copy_(saved.pop("weight"))
+            shard.parameter.view(-1)[shard.start : shard.end].copy_(shard.main.detach().reshape(-1))
             kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
             states[shard.main][shard.main] = kept
         with self.world.control(), self._adapted():
-            self.core.publish(self.optimizer, self.chunks)
+            self.core.share_parameters(self.chunks)
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
         """A file for each rank that owns what no other writes: copied here, and written by the function returned."""

@@ -16,10 +16,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from aiscale.cost.compression import chosen_entries
 from aiscale.distributed import World
@@ -109,23 +109,12 @@ def spread(world: World, masks: Mapping[str, Tensor], mine: list[str]) -> None:
         if not owned:
             continue
         together = torch.cat(owned)
-        bits = to_bits(together)
+        bits = torch.from_numpy(np.packbits(together.cpu().numpy())).to(together.device)
         with world.control():
             dist.broadcast(bits, src=rank)
-        for mask, part in zip(owned, from_bits(bits, len(together)).split([len(m) for m in owned]), strict=True):
+        theirs = torch.from_numpy(np.unpackbits(bits.cpu().numpy(), count=len(together)))
+        for mask, part in zip(owned, theirs.split([len(m) for m in owned]), strict=True):
             mask.copy_(part)
-
-
-def to_bits(mask: Tensor) -> Tensor:
-    """(N,) bool -> (ceil(N / 8),) uint8."""
-    octets = F.pad(mask.to(torch.uint8), (0, -len(mask) % 8)).view(-1, 8)
-    return (octets << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
-
-
-def from_bits(bits: Tensor, size: int) -> Tensor:
-    """The inverse of to_bits, (size,) bool."""
-    octets = bits.view(-1, 1) >> torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (octets & 1).bool().view(-1)[:size]
 
 
 def digest(masks: Iterable[Tensor]) -> str:

@@ -58,15 +58,15 @@ end
 
 local function check_partition(job, nodes)
   local name = missing(job.partition) and site.default_partition or job.partition
-  local limits = site.partitions[name]
-  if limits == nil then return slurm.SUCCESS end -- Slurm itself knows which partitions there are
-  if site.max_running[name] then -- those above the number wait, here for a license
+  local partition = site.partitions[name]
+  if partition == nil then return slurm.SUCCESS end -- Slurm itself knows which partitions there are
+  if partition.max_running > 0 then -- those above the number wait, here for a license
     local token = "running_" .. name
     job.licenses = missing(job.licenses) and token or job.licenses .. "," .. token
   end
-  for _, limit in ipairs(limits) do
-    if nodes <= limit[1] then
-      local too_long = not missing(job.time_limit) and job.time_limit > limit[2]
+  for _, limit in ipairs(partition.limits) do
+    if nodes <= limit.max_nodes then
+      local too_long = not missing(job.time_limit) and job.time_limit > limit.max_hours * 60
       return too_long and refuse(INVALID_TIME) or slurm.SUCCESS
     end
   end
@@ -79,7 +79,7 @@ local function check_qos(job, nodes, uid)
   local qos = site.qos[name]
   if qos == nil then return refuse(INVALID_QOS) end
   if qos.max_nodes > 0 and nodes > qos.max_nodes then return refuse(POLICY, "QOSMaxNodePerJobLimit") end
-  if qos.max_min > 0 and not missing(job.time_limit) and job.time_limit > qos.max_min then
+  if qos.max_hours > 0 and not missing(job.time_limit) and job.time_limit > qos.max_hours * 60 then
     return refuse(POLICY, "QOSMaxWallDurationPerJobLimit")
   end
   if qos.max_jobs > 0 and waiting_or_running(uid, name) >= qos.max_jobs then

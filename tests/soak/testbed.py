@@ -1,8 +1,8 @@
 """Where rounds are played: a private Slurm of two virtual nodes, a launcher of this project, a tiny model.
 
-    with Lane(folder) as lane:
-        job = lane.submit("round-7")
-        lane.strike(Event(kind="kill", step=9, rank=1), job, "round-7")
+    with Testbed(folder) as testbed:
+        job = testbed.submit("round-7")
+        testbed.strike(Event(kind="kill", step=9, rank=1), job, "round-7")
 
 The launcher is `ddp`, rendered as ever for Perlmutter, which has a QOS whose jobs may be preempted, with nodes of two
 GPUs: a sum over two ranks does not depend on who comes first, so that results can be compared to the bit. A slow link
@@ -66,7 +66,7 @@ class Job:
     node: str
 
 
-class Lane:
+class Testbed:
     """A private Slurm, and the launcher to submit there. Results go to folder/runs/NAME, output to folder/NAME.out."""
 
     def __init__(self, folder: Path, *, strategy: str = "ddp") -> None:
@@ -75,7 +75,7 @@ class Lane:
         self.place = two_gpus_a_node()
         self.cluster = Cluster(site=self.place, nodes=2, share=[self.folder])
 
-    def __enter__(self) -> Lane:
+    def __enter__(self) -> Testbed:
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         (self.folder / "ddp.sbatch").write_text(render(LESSONS["ddp"], self.place))
         _write_environment(self.folder / "environment")

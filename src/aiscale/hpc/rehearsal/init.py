@@ -1,6 +1,6 @@
-"""Process 1 of a rehearsal: starts its network and daemons, then keeps them until whoever started it ends.
+"""Process 1 of a rehearsal: starts its network and daemons, and ends them when whoever started it ends.
 
-    unshare --net --mount --uts --pid --fork --kill-child --mount-proc python -m aiscale.hpc.rehearsal.keeper FOLDER
+    unshare --net --mount --uts --pid --fork --kill-child --mount-proc python -m aiscale.hpc.rehearsal.init FOLDER
 
 FOLDER/plan.json says what to start. Requests come as lines on standard input, {"link": "100mbit", "node": 2}; each is
 answered by a line on standard output, empty or saying what went wrong. When standard input closes, by intent or
