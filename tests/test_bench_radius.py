@@ -21,6 +21,7 @@ from aiscale.parallel.radius import SimulatedRanks
 from ranks import aiscale, processes_with, wait_until
 
 
+@pytest.mark.extended
 def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     done = aiscale("bench", "radius", "--quick", "--json", timeout=300)
     assert done.returncode == 0, done.stderr
@@ -38,6 +39,7 @@ def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     assert result["link_mbit_s"] > 0 and result["machine"]["torch"] and result["checks"] == []
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(
     bool(why_no_nodes()) and not (os.environ.get("CI") and os.geteuid() == 0), reason=why_no_nodes() or "-"
 )
@@ -188,6 +190,7 @@ def test_competitors_send_no_more_than_radius_at_the_same_density():
         assert 0.95 * radius < radius_runs.wire_share(cases[name]) <= radius
 
 
+@pytest.mark.extended
 def test_a_sweep_that_was_killed_goes_on_without_its_finished_runs(tmp_path):
     out = tmp_path / "sweep.jsonl"
     command = [sys.executable, "-m", "aiscale", "bench", "radius", "--sweep", "--quick", "--out", str(out)]

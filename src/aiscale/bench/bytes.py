@@ -7,24 +7,23 @@ and of the third each rank compares what it sent, by collective and process grou
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from aiscale.bench.ranks import BenchError, Report, on_ranks, random_batch, silent
 from aiscale.bench.tables import check, heading, table
 from aiscale.bench.timing import machine_facts
+from aiscale.distributed.starter import Starter
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
 
 #: library -> the strategies whose engines it makes
 _STRATEGIES = {"torch": ("ddp", "fsdp", "pipeline"), "deepspeed": ("zero",), "megatron": ("megatron",)}
+_IMPORTS = "from aiscale.parallel import preload\nfor strategy in {strategies}:\n    preload(strategy)"
+_TIMEOUT_S = 3600  #: of all cases of a library on one number of ranks
 #: 67 tokens and 3 heads' worth of odd sizes would divide by nothing: what libraries pad is seen.
 _MODEL = ("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.vocab_size=67", "model.max_seq_len=16")
 _LOOP = ("loop.seq_len=16", "loop.micro_batch=1", "loop.device=cpu")
@@ -150,17 +149,15 @@ def compare(plan: Iterable[tuple[Case, int]], *, report: Report = silent) -> lis
     libraries: dict[str, dict[int, list[str]]] = {}
     for case, world_size in plan:
         libraries.setdefault(case.library, {}).setdefault(world_size, []).append(case.name)
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="aiscale-bench-") as folder:
-        for library, worlds in libraries.items():
-            report(f"{library}: " + ", ".join(f"{len(names)} cases on {n} ranks" for n, names in worlds.items()))
-            command = [sys.executable, "-m", "aiscale.bench.bytes", "serve", library, folder, json.dumps(worlds)]
-            done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            for world_size in worlds:
-                out = Path(folder) / f"{library}-{world_size}.json"
-                if not out.exists():
-                    raise BenchError(f"{library} on {world_size} ranks measured nothing: {done.stderr[-2000:]}")
-                rows += json.loads(out.read_text())
+    rows, env = [], {**os.environ, "OMP_NUM_THREADS": "1"}
+    for library, worlds in libraries.items():
+        report(f"{library}: " + ", ".join(f"{len(names)} cases on {n} ranks" for n, names in worlds.items()))
+        with Starter(_IMPORTS.format(strategies=_STRATEGIES[library]), env=env) as starter:
+            for n, names in worlds.items():
+                done = starter.run(["-m", "aiscale.bench.bytes", str(n), *names], timeout=_TIMEOUT_S)
+                if done.returncode:
+                    raise BenchError(f"{library} on {n} ranks measured nothing: {done.stderr[-2000:]}")
+                rows += json.loads(done.stdout.splitlines()[-1])
     return rows
 
 
@@ -185,26 +182,9 @@ def show_bytes(result: dict) -> None:
     print(f"{len(result['rows'])} rows of all ranks, {result['checks'][0]['value']} differ")
 
 
-def _serve(library: str, folder: str, plan: str) -> None:
-    """Import the library, then run its cases on each number of ranks in turn. plan: {ranks: [case, ...]} as JSON."""
-    from aiscale.distributed.forking import Forked, can_fork
-    from aiscale.parallel import preload
-
-    for strategy in _STRATEGIES[library]:
-        preload(strategy)
-    for world_size, names in json.loads(plan).items():
-        command = ["-m", "aiscale.bench.bytes", "launch", world_size, f"{folder}/{library}-{world_size}.json", *names]
-        job = Forked(command, {}) if can_fork() else subprocess.Popen([sys.executable, *command])
-        if job.wait():
-            raise SystemExit(f"{world_size} ranks ended with status {job.returncode}")
-
-
-def _launch(world_size: str, out: str, *names: str) -> None:
-    from aiscale.distributed import launch
-
-    start = functools.partial(launch, warm_up=lambda: None)  # its parent has imported already
-    rows = on_ranks(int(world_size), "aiscale.bench.bytes:measure", names, start=start)
-    Path(out).write_text(json.dumps(rows))
+def _launch(n: str, *names: str) -> None:
+    """Print the rows of these cases on n ranks, which are forked: this process has imported their library."""
+    print(json.dumps(on_ranks(int(n), "aiscale.bench.bytes:measure", names)))
 
 
 def measure(world, names: list[str]) -> list[dict]:
@@ -260,5 +240,4 @@ def _third_step(run, world) -> tuple[dict, dict]:
 
 
 if __name__ == "__main__":
-    what, *arguments = sys.argv[1:]
-    {"serve": _serve, "launch": _launch}[what](*arguments)
+    _launch(*sys.argv[1:])
