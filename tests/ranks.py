@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import json
 import os
 import re
@@ -183,6 +184,21 @@ def aiscale(
     done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
     done.stderr = without_greetings(done.stderr)
     return done
+
+
+def before_each_step(monkeypatch, act) -> None:
+    """Let `fit`, in this process, call act(step), 0-based, before its engine takes each step."""
+    from aiscale.train import loop  # here: most tests that need ranks need no torch of their own
+
+    real = loop.build
+
+    def build(run, world):
+        engine, steps = real(run, world), itertools.count()
+        take = engine.step
+        engine.step = lambda *arguments: (act(next(steps)), take(*arguments))[1]
+        return engine
+
+    monkeypatch.setattr(loop, "build", build)
 
 
 def processes_with(marker: str) -> list[psutil.Process]:

@@ -203,6 +203,7 @@ def test_the_command_evaluates_a_run_and_its_export_alike(trained, tmp_path, cap
         assert ours["metric"] == theirs["metric"] and ours["value"] == pytest.approx(theirs["value"], rel=1e-4)
 
 
+@pytest.mark.extended
 def test_a_checkpoint_that_four_ranks_of_radius_wrote_is_evaluated_by_one(tmp_path, capsys):
     sets = ["loop.steps=6", "compression.warmup_steps=2", "compression.interval=3", "loop.eval_batches=1"]
     options = [word for assignment in sets for word in ("--set", assignment)]

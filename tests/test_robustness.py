@@ -20,6 +20,7 @@ import aiscale.train
 module = sys.modules["aiscale.train.loop"]  # the package hands on a function of the same name
 from aiscale.cli import main
 from aiscale.config import ConfigError
+from aiscale.parallel.serial import Engine
 def spoil(owner, name, error, after=0):  # on rank 1, from the call number `after`
     real, calls = getattr(owner, name), []
     def spoilt(*args, **kwargs):
@@ -44,10 +45,15 @@ def train(fault: str, launcher: str, folder, *settings: str):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "strategy"), [("mpiexec", "mpi"), ("mpiexec", "ddp"), ("torchrun", "ddp"), ("aiscale", "ddp")]
+    ("launcher", "strategy"),
+    [
+        ("aiscale", "ddp"),
+        *(pytest.param(*how, marks=pytest.mark.extended) for how in (("mpiexec", "mpi"), ("mpiexec", "ddp"))),
+        pytest.param("torchrun", "ddp", marks=pytest.mark.extended),
+    ],
 )
 def test_an_error_on_one_rank_ends_all_and_is_said_with_its_rank(launcher, strategy, tmp_path):
-    fault = 'spoil(module._Training, "_step", ConfigError("shard 3 is truncated"), after=3)'
+    fault = 'spoil(Engine, "step", ConfigError("shard 3 is truncated"), after=3)'
     done, seconds = train(fault, launcher, tmp_path, f"parallel.strategy={strategy}")
     assert done.returncode != 0 and seconds < 120  # starting on a busy machine takes most of it
     assert "aiscale: rank 1 of 2: shard 3 is truncated" in done.stderr, done.stderr
@@ -57,16 +63,18 @@ def test_an_error_on_one_rank_ends_all_and_is_said_with_its_rank(launcher, strat
         assert "rank 0 of 2: lost its connection to " in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
 def test_a_rank_killed_under_another_launcher_can_be_told(launcher, tmp_path):
     fault = """
 import signal
-real = module._Training._step
-def step(self, number):
-    if number == 3 and os.environ["RANK"] == "1":
+real, taken = Engine.step, []
+def step(self, *arguments):
+    taken.append(1)
+    if len(taken) == 4 and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, number)
-module._Training._step = step
+    return real(self, *arguments)
+Engine.step = step
 """
     done, seconds = train(fault, launcher, tmp_path, "parallel.strategy=ddp")
     assert done.returncode != 0 and seconds < 120
@@ -79,8 +87,9 @@ module._Training._step = step
         assert any(told), (done.stdout, done.stderr)
 
 
+@pytest.mark.extended
 def test_an_unexpected_error_on_one_rank_keeps_its_traceback(tmp_path):
-    fault = 'spoil(module._Training, "_step", KeyError("bug"), after=3)'
+    fault = 'spoil(Engine, "step", KeyError("bug"), after=3)'
     done, _ = train(fault, "mpiexec", tmp_path, "parallel.strategy=mpi")
     assert done.returncode != 0 and "KeyError: 'bug'" in done.stderr and "Traceback" in done.stderr
 
@@ -94,6 +103,7 @@ def test_a_corpus_that_one_rank_cannot_open_is_refused_once_with_that_rank(tmp_p
     assert done.returncode == 2
 
 
+@pytest.mark.extended
 def test_ranks_that_read_different_texts_are_refused(tmp_path):
     fault = """
 import dataclasses

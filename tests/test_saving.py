@@ -1,5 +1,6 @@
 """Checkpoints that are written while training goes on: the same as those for which it waits, whole or not there."""
 
+import functools
 import json
 import os
 import re
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
 from aiscale.verify import rungs
 from aiscale.verify.jobs import Jobs
-from ranks import aiscale, run_ranks, without_greetings
+from ranks import aiscale, before_each_step, run_ranks, without_greetings
 
 TINY = (
     *("model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
@@ -48,11 +48,17 @@ def words(*settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
+#: Two of them stand for all in make test.
+IN_TIERS = [s if s in ("serial", "ddp") else pytest.param(s, marks=pytest.mark.extended) for s in STRATEGIES]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """{strategy: (its folder, losses of four steps, the same with the last two again from a checkpoint of step 2)}"""
+    """trained(strategy): its folder, losses of four steps, the same with the last two again from a checkpoint of
+    step 2."""
 
-    def losses(strategy, jobs):
+    @functools.cache
+    def losses(strategy):
         folder, log = tmp_path_factory.mktemp(strategy), tmp_path_factory.mktemp("log") / "said.log"
         arguments = ["train", "--runs-dir", str(folder), "--quiet", "--nproc", "1" if strategy == "serial" else "2"]
         arguments += words(*TINY, f"parallel.strategy={strategy}", *STRATEGIES[strategy])
@@ -61,26 +67,24 @@ def trained(tmp_path_factory):
             status = jobs.start(strategy, [*arguments, *more], log)
             said = without_greetings(log.read_text())
             assert (status, said) == (0, ""), (strategy, said)
-            found.append(
-                [(line["step"], line["loss"]) for line in read_metrics(folder / "tiny") if line["kind"] == "train"]
-            )
+            found.append([(line["step"], line["loss"]) for line in read_metrics(folder / "tiny")])
             shutil.rmtree(folder / "tiny/checkpoints/step_00000004")
         return folder, *found
 
-    with pytest.MonkeyPatch.context() as patch, Jobs() as jobs, ThreadPoolExecutor(2) as lanes:
+    with pytest.MonkeyPatch.context() as patch, Jobs() as jobs:
         patch.setattr(rungs, "PYTHON", (sys.executable, str(Path(__file__).with_name("recording.py"))))
-        return dict(zip(STRATEGIES, lanes.map(lambda strategy: losses(strategy, jobs), STRATEGIES), strict=True))
+        yield losses
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", IN_TIERS)
 def test_a_run_goes_on_from_a_checkpoint_of_the_background_as_if_it_had_not_stopped(strategy, trained):
-    _, first, again = trained[strategy]
+    _, first, again = trained(strategy)
     assert first == again and [step for step, _ in first] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", IN_TIERS)
 def test_every_file_is_flushed_by_the_rank_that_wrote_it_before_its_checkpoint_has_a_name(strategy, trained):
-    folder = trained[strategy][0] / "tiny"
+    folder = trained(strategy)[0] / "tiny"
     events = [json.loads(line) for line in (folder / "flushed.jsonl").read_text().splitlines()]
     names = integrity.files(folder / "checkpoints/step_00000002")
     writers = {name: int(found[1]) if (found := re.search(r"(?:__|rank_)(\d+)", name)) else 0 for name in names}
@@ -98,9 +102,9 @@ def test_every_file_is_flushed_by_the_rank_that_wrote_it_before_its_checkpoint_h
         begun = i
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", IN_TIERS)
 def test_a_write_that_is_waited_for_is_no_hang_however_long_it_takes(strategy, trained):
-    assert '"watched"' not in (trained[strategy][0] / "tiny/flushed.jsonl").read_text()
+    assert '"watched"' not in (trained(strategy)[0] / "tiny/flushed.jsonl").read_text()
 
 
 @pytest.fixture
@@ -185,8 +189,6 @@ def test_tied_tensors_are_copied_once_and_other_values_are_as_they_were():
 
 
 def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_before(tmp_path, monkeypatch):
-    import aiscale.train.loop  # noqa: F401
-
     real, failed = store._finish, threading.Event()
 
     def full_at_step_4(partial, final, *rest):
@@ -195,12 +197,9 @@ def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_befo
             raise OSError(28, "No space left on device")
         real(partial, final, *rest)
 
-    training = sys.modules["aiscale.train.loop"]._Training
-    real_step = training._step
     monkeypatch.setattr(store, "_finish", full_at_step_4)
     # The fifth step ends only when the write has failed, so that a sixth or seventh shows that nobody looked.
-    slow = lambda self, step: (step == 5 and failed.wait(60), real_step(self, step))[1]  # noqa: E731
-    monkeypatch.setattr(training, "_step", slow)
+    before_each_step(monkeypatch, lambda step: step == 5 and failed.wait(60))
     run = Run().override(*TINY, "loop.steps=100", "loop.checkpoint_every=4")
     with pytest.raises(checkpoint.CheckpointError, match="cannot write .*step_00000004 .*No space left.*are untouched"):
         fit(run.override("loop.checkpoint_every=2"), runs_dir=tmp_path, progress=False)
@@ -211,36 +210,28 @@ def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_befo
 
 
 def test_a_signal_waits_for_what_is_being_written(tmp_path, monkeypatch):
-    import aiscale.train.loop  # noqa: F401
+    gate = Gate(monkeypatch)
 
-    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.loop"]._Training
-    real_step = training._step
-
-    def stop_at_4(self, step):
+    def stop_at_4(step):
         if step == 3:
             os.kill(os.getpid(), signal.SIGUSR1)
             threading.Timer(0.2, gate.open.set).start()
-        return real_step(self, step)
 
-    monkeypatch.setattr(training, "_step", stop_at_4)
+    before_each_step(monkeypatch, stop_at_4)
     run = Run().override(*TINY, "loop.steps=100", "loop.checkpoint_every=3")
     assert fit(run, runs_dir=tmp_path, progress=False).stopped
     assert gate.names == ["step_00000003", "step_00000004"]
 
 
 def test_a_run_that_fails_by_itself_keeps_what_was_being_written(tmp_path, monkeypatch):
-    import aiscale.train.loop  # noqa: F401
+    gate = Gate(monkeypatch)
 
-    gate, training = Gate(monkeypatch), sys.modules["aiscale.train.loop"]._Training
-    real_step = training._step
-
-    def fail_at_4(self, step):
+    def fail_at_4(step):
         if step == 3:
             threading.Timer(0.2, gate.open.set).start()
             raise ZeroDivisionError
-        return real_step(self, step)
 
-    monkeypatch.setattr(training, "_step", fail_at_4)
+    before_each_step(monkeypatch, fail_at_4)
     with pytest.raises(ZeroDivisionError):
         fit(Run().override(*TINY, "loop.checkpoint_every=3"), runs_dir=tmp_path, progress=False)
     assert gate.names == ["step_00000003"]
@@ -275,6 +266,7 @@ def test_a_rank_that_cannot_write_is_named_by_all_and_no_half_of_a_checkpoint_st
     assert sorted(lines) == ["['step_00000002']"] * 2 + [why + "earlier checkpoints are untouched"] * 2
 
 
+@pytest.mark.extended
 def test_the_benchmark_compares_both_ways_to_save(capsys):
     done = aiscale("bench", "saving", "--quick", "--json")
     assert done.returncode == 0, done.stderr
@@ -285,7 +277,7 @@ def test_the_benchmark_compares_both_ways_to_save(capsys):
 
 
 def test_a_full_disk_is_told_in_one_line_where_torch_writes(trained, tmp_path):
-    shutil.copytree(trained["serial"][0], tmp_path / "runs")
+    shutil.copytree(trained("serial")[0], tmp_path / "runs")
     run = recipe("laptop").override(*TINY, "loop.steps=9")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, before[1]))
@@ -297,10 +289,11 @@ def test_a_full_disk_is_told_in_one_line_where_torch_writes(trained, tmp_path):
     assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir()] == ["step_00000002"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("strategy", ["zero", "megatron"])
 def test_a_full_disk_is_told_in_one_line_and_the_checkpoint_before_stays(strategy, trained, tmp_path):
     """A limit on the size of files stands for the disk: the same calls of the same libraries fail."""
-    shutil.copytree(trained[strategy][0], tmp_path / "runs")
+    shutil.copytree(trained(strategy)[0], tmp_path / "runs")
     settings = (*TINY, f"parallel.strategy={strategy}", *STRATEGIES[strategy], "loop.steps=9")
     train = ["-m", "aiscale", "train", "--quiet", "--nproc", "2", "--resume", *words(*settings)]
     limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "limited", sys.executable, *train]

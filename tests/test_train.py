@@ -18,9 +18,10 @@ from aiscale.cli import main
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import connect
 from aiscale.parallel import build
-from aiscale.train import RunFolderError, TrainingError, fit, open_trained, read_metrics
+from aiscale.parallel.serial import Engine
+from aiscale.train import RunFolderError, TrainingError, fit, loop, open_trained, read_metrics
 from aiscale.train.loop import load_corpus
-from ranks import aiscale, processes_with, wait_until
+from ranks import aiscale, before_each_step, processes_with, wait_until
 
 TINY = Run().override(
     "name=tiny",
@@ -108,11 +109,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
 
 def test_the_best_is_kept_beside_the_newest(tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
-
-    def evaluate(training, step, result):
-        result.val_losses.append((step, next(losses)))
-
-    monkeypatch.setattr(sys.modules["aiscale.train.loop"]._Training, "_evaluate", evaluate)
+    monkeypatch.setattr(Engine, "evaluate", lambda self, micro_batches: (next(losses), 1))
     result = train(tmp_path, "loop.checkpoint_every=1", "loop.eval_every=1", "loop.keep_checkpoints=2")
     folder = result.path / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000002", "step_00000005", "step_00000006"]
@@ -232,30 +229,18 @@ def test_a_peak_measured_on_a_busy_machine_never_gives_an_mfu_above_1(tmp_path, 
 
 
 def test_a_run_that_is_stopped_saves_and_evaluates_no_more(tmp_path, monkeypatch):
-    import aiscale.train.loop  # noqa: F401
-
-    module, order = sys.modules["aiscale.train.loop"], []
-    training = module._Training
-    for owner, name in ((module.Saver, "save"), (training, "_evaluate")):
-        real = getattr(owner, name)
-        wrap = lambda self, step, *a, name=name, real=real, **k: (order.append((name, step)), real(self, step, *a, **k))  # noqa: E731, E501
-        monkeypatch.setattr(owner, name, wrap)
-    real_step = training._step
-    stop_at_3 = lambda self, step: (step == 2 and os.kill(os.getpid(), signal.SIGTERM), real_step(self, step))[1]  # noqa: E731
-    monkeypatch.setattr(training, "_step", stop_at_3)
+    before_each_step(monkeypatch, lambda step: step == 2 and os.kill(os.getpid(), signal.SIGTERM))
     result = train(tmp_path, "loop.eval_every=2")
-    assert result.stopped and order == [("_evaluate", 2), ("save", 3)]
+    assert result.stopped and [step for step, _ in result.val_losses] == [2]
+    assert [path.name for path in (result.path / "checkpoints").iterdir()] == ["step_00000003"]
     assert result.summary["val_loss"] is result.summary["val_perplexity"] is None
-    order.clear()
-    assert train(tmp_path, "name=b", "loop.eval_every=3").stopped and order == [("_evaluate", 3), ("save", 3)]
+    result = train(tmp_path, "name=b", "loop.eval_every=3")
+    assert result.stopped and [step for step, _ in result.val_losses] == [3]
 
 
 def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeypatch):
-    import aiscale.train.loop  # noqa: F401
-
-    module = sys.modules["aiscale.train.loop"]
-    real = module.build
-    monkeypatch.setattr(module, "build", lambda *a: (os.kill(os.getpid(), signal.SIGUSR1), real(*a))[1])
+    real = loop.build
+    monkeypatch.setattr(loop, "build", lambda *a: (os.kill(os.getpid(), signal.SIGUSR1), real(*a))[1])
     result = train(tmp_path, note_saved=tmp_path / "saved")
     assert result.stopped and len(result.losses) == 1
     assert (tmp_path / "saved").read_text().splitlines()[1:] == ["stopped"]
@@ -397,6 +382,7 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
     assert checkpoint.read_note(newest)["step"] == taken
 
 
+@pytest.mark.extended
 def test_a_launcher_that_is_terminated_lets_its_ranks_save(tmp_path):
     job = start_endless(tmp_path)
     job.terminate()  # the parent alone, as timeout(1) or a scheduler does
@@ -417,6 +403,7 @@ def test_a_killed_rank_fails_the_run_and_leaves_no_process(tmp_path):
     assert not processes_with(str(tmp_path))
 
 
+@pytest.mark.extended
 def test_three_ranks_compute_the_same_bits_whoever_starts_them(tmp_path):
     settings = ("parallel.strategy=ddp", "model.n_layer=1", "model.d_model=32", "model.n_head=2", "loop.steps=4")
     settings += ("loop.global_batch=6", "loop.eval_every=0", "loop.eval_batches=1", "loop.device=cpu")
