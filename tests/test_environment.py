@@ -29,7 +29,7 @@ LOCK = [
 SUPPORTED = ("3.11.2", "3.11.14", "3.12.8", "3.13.5")  # 3.11.2: Debian 12's
 ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
 #: Names that differ between conda-forge and PyPI.
-CONDA_NAMES = {"matplotlib-base": "matplotlib"}
+CONDA_NAMES = {"matplotlib-base": "matplotlib", "jupyter_client": "jupyter-client"}
 
 
 def locked(python: str = "3.11.9", system: str = "linux") -> dict[str, str]:
