@@ -262,6 +262,14 @@ time.sleep(600)
     assert done.stdout.count("at the end") == ("kill" not in end), done.stdout
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
+def test_a_forked_rank_leaves_its_parents_temporary_folder_alone(tmp_path):
+    before = "import atexit, os, tempfile; mine = tempfile.TemporaryDirectory(); "
+    before += "atexit.register(lambda: print('still there:', os.path.isdir(mine.name))); "
+    done = forked("pass", tmp_path, before=before)
+    assert done.stdout.splitlines()[-1] == "still there: True", done.stdout + done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 @pytest.mark.parametrize("warm_up", ["None", "lambda: None"], ids=["started", "forked"])
 def test_ranks_do_not_outlive_their_launcher(warm_up, tmp_path):

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -134,7 +135,9 @@ def _write_to(log: Path) -> None:
 
 
 def _differ() -> None:
-    """What a new process would have drawn or read for itself."""
+    """What a new process would have drawn or read for itself; the parent's temporary folders stay the parent's."""
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules and os.environ.get("OMP_NUM_THREADS", "").isdigit():
