@@ -236,28 +236,7 @@ class GPT(nn.Module):
             return F.linear(x, self.head_weight)
         return cross_entropy(x, self.head_weight, targets)
 
-    def generate(
-        self,
-        prompts: Tensor | list[Tensor],
-        max_new_tokens: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        use_cache: bool = True,
-        generator: torch.Generator | None = None,
-    ) -> Tensor | list[Tensor]:
-        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each; see generation.generate."""
-        return generation.generate(
-            self,
-            prompts,
-            max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            use_cache=use_cache,
-            generator=generator,
-        )
+    generate = generation.generate  #: model.generate(prompts, max_new_tokens, ...)
 
     @classmethod
     def from_pretrained(cls, folder) -> GPT:
