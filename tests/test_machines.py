@@ -59,10 +59,40 @@ def test_no_remembered_figure_is_taken_over():
 
 def test_every_figure_names_its_source():
     for device in machines.ACCELERATORS.values():
+        assert device.tflops and device.memory_gb > 0
         for figure in ("tflops", "memory", "link"):
             assert device.verification in device.source(figure)
     for machine in machines.MACHINES.values():
         assert machine.node.source and machine.network.source
+        assert machines.ACCELERATORS[machine.node.accelerator.name] is machine.node.accelerator
+
+
+@pytest.mark.parametrize("folder", ["accelerators", "systems"])
+def test_every_file_is_in_the_catalogue(folder):
+    files = {file.stem for file in (Path(machines.__file__).parent / folder).glob("*.toml")}
+    assert files == set(machines.ACCELERATORS if folder == "accelerators" else machines.MACHINES)
+
+
+def test_what_no_source_tells_is_none():
+    assert machines.find("ipu-bow").memory_bytes_s is None
+    assert machines.find_machine("dawn").node.intra_bytes_s is None
+    jade = machines.find_machine("jade2").network
+    assert (jade.nics, jade.nic_gb_s, jade.injection_bytes_s, jade.topology, jade.taper) == (
+        None,
+        12.5,
+        None,
+        None,
+        None,
+    )
+
+
+def test_a_pair_of_devices_has_no_more_than_a_ring_and_a_ring_no_more_than_all_links():
+    for machine in machines.MACHINES.values():
+        node = machine.node
+        if node.pair_gb_s and node.intra_gb_s:
+            assert node.pair_gb_s <= node.intra_gb_s, machine.name
+        if node.intra_gb_s and node.accelerator.link_gb_s:
+            assert node.intra_gb_s <= node.accelerator.link_gb_s, machine.name
 
 
 def test_peaks_are_dense_and_none_where_a_device_has_no_such_unit():
@@ -77,6 +107,9 @@ def test_peaks_are_dense_and_none_where_a_device_has_no_such_unit():
         ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
         ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
         ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA GH200 120GB", "gh200-96gb"),
+        ("NVIDIA B200", "b200-sxm"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
         ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
         ("AMD Instinct MI250X", "mi250x-gcd"),
     ],
@@ -86,7 +119,8 @@ def test_torchs_device_names_are_understood(torch_name, name):
 
 
 def test_an_unknown_device_is_none_not_a_guess():
-    assert machines.find_device("NVIDIA GeForce RTX 4090") is None
+    for unknown in ("NVIDIA GeForce RTX 4090", "NVIDIA GB200", "NVIDIA GH200 144G HBM3e", "NVIDIA A100-PCIE-40GB"):
+        assert machines.find_device(unknown) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +136,33 @@ def test_an_unknown_device_is_none_not_a_guess():
             "gpus =",
             "unknown key node.gpus: it may be one of accelerator, devices,",
         ),
-        ("systems/frontier.toml", "injection_gb_s =", "#", "key network.injection_gb_s is missing"),
+        ("systems/frontier.toml", "name =", "#", "key network.name is missing"),
+        (
+            "systems/frontier.toml",
+            "nics = 4",
+            "nics = 3",
+            "network.nics 3 x nic_gb_s 25 = 75, but injection_gb_s is 100",
+        ),
+        (
+            "systems/frontier.toml",
+            "taper = 0.57",
+            "taper = 1.75",
+            "network.taper is 1.75: it must be above 0 and at most 1",
+        ),
+        (
+            "systems/frontier.toml",
+            '"dragonfly"',
+            '"dragon"',
+            "network.topology 'dragon' is not one of fat-tree, dragonfly,",
+        ),
+        (
+            "systems/dawn.toml",
+            '"secondary"',
+            '"memory"',
+            "verification 'memory' is not one of primary, secondary, measured",
+        ),
+        ("accelerators/mi210.toml", "bf16 =", "bfloat16 =", "tflops key 'bfloat16' is not one of fp32,"),
+        ("accelerators/mi100.toml", "link =", "links =", "sources key 'links' is not one of all, tflops,"),
         ("systems/frontier.toml", "mi250x-gcd", "mi250", "node.accelerator: unknown accelerator 'mi250': did you mean"),
     ],
 )

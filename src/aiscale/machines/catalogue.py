@@ -5,8 +5,8 @@
     find_device(torch.cuda.get_device_name())               # the accelerator that torch sees here, or None
 
 Only figures that were read in a source are here. `verification` says how: "primary" (the maker's or the site's own
-documentation), "secondary" (a maintained collection of data sheets), "measured". Figures that we remember but could
-not read again (MI100's matrix units, IPUs, node counts) are left out on purpose: None, or no file at all.
+documentation), "secondary" (a maintained collection of data sheets, another site), "measured". Figures that we
+remember but could not read again (a Bow IPU's memory bandwidth, what joins Dawn's GPUs) are left out on purpose: None.
 Each accelerator is a file in accelerators/, each system one in systems/.
 
 FLOP/s are dense: data sheets of NVIDIA also print twice that for sparse matrices. A data sheet's GB is taken as 10^9
@@ -24,34 +24,47 @@ from importlib.resources.abc import Traversable
 
 from aiscale.config import ConfigError
 
+PRECISIONS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8")
+TOPOLOGIES = ("fat-tree", "dragonfly", "dragonfly+", "torus", "bcube")
+VERIFICATIONS = ("primary", "secondary", "measured")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """One device as torch sees it: a GPU, one GCD of an MI250X, one tile of a Max 1550, a TPU chip."""
+    """One device as torch sees it: a GPU, one GCD of an MI250X, one tile of a Max 1550, a TPU chip, an IPU."""
 
     name: str
     tflops: Mapping[str, float]  #: dense peak by precision, 10^12 FLOP/s
     memory_gb: float  #: 10^9 bytes
-    memory_tb_s: float  #: 10^12 bytes/s between the device and its memory
+    memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
     verification: str = "secondary"
     sources: Mapping[str, str] = field(default_factory=dict)  #: of tflops, memory, link; "all" for one source of all
+
+    def __post_init__(self) -> None:
+        for key in self.tflops:
+            _one_of("tflops key", key, PRECISIONS)
+        for key in self.sources:
+            _one_of("sources key", key, ("all", "tflops", "memory", "link"))
 
     @property
     def memory_bytes(self) -> float:
         return self.memory_gb * 1e9
 
     @property
-    def memory_bytes_s(self) -> float:
-        return self.memory_tb_s * 1e12
+    def memory_bytes_s(self) -> float | None:
+        return None if self.memory_tb_s is None else self.memory_tb_s * 1e12
 
     @property
     def link_bytes_s(self) -> float | None:
         return None if self.link_gb_s is None else self.link_gb_s * 1e9
 
     def peak_flops(self, precision: str) -> float | None:
-        """FLOP/s at best in fp32, tf32, fp16, bf16 or fp8; None where there is no unit for it, or no figure."""
+        """FLOP/s at best in one of PRECISIONS; None where there is no unit for it, or no figure.
+
+        Of AMD's GPUs fp32 is the peak of the vector units, fp32_matrix that of the matrix units.
+        """
         known = self.tflops.get(precision)
         return None if known is None else known * 1e12
 
@@ -65,13 +78,27 @@ class Network:
     """What connects the nodes."""
 
     name: str
-    injection_gb_s: float  #: 10^9 bytes/s from one node into the network, all its adapters, one direction
+    injection_gb_s: float | None = None  #: 10^9 bytes/s from one node into the network, all its adapters, one direction
+    nics: int | None = None  #: adapters of one node
+    nic_gb_s: float | None = None  #: 10^9 bytes/s through one adapter, one direction
+    topology: str | None = None  #: one of TOPOLOGIES
+    group_nodes: int | None = None  #: nodes in one group of a dragonfly
+    taper: float | None = None  #: bandwidth that leaves a group or a leaf, over what its nodes inject; 1: non-blocking
     source: str
     verification: str = "primary"
 
+    def __post_init__(self) -> None:
+        if self.topology is not None:
+            _one_of("topology", self.topology, TOPOLOGIES)
+        if self.taper is not None and not 0 < self.taper <= 1:
+            raise ConfigError(f"taper is {self.taper}: it must be above 0 and at most 1, which is non-blocking")
+        if self.nics and self.nic_gb_s and self.nics * self.nic_gb_s != self.injection_gb_s:
+            product = f"nics {self.nics} x nic_gb_s {self.nic_gb_s} = {self.nics * self.nic_gb_s}"
+            raise ConfigError(f"{product}, but injection_gb_s is {self.injection_gb_s}")
+
     @property
-    def injection_bytes_s(self) -> float:
-        return self.injection_gb_s * 1e9
+    def injection_bytes_s(self) -> float | None:
+        return None if self.injection_gb_s is None else self.injection_gb_s * 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +107,15 @@ class Node:
 
     accelerator: Accelerator
     devices: int  #: as torch counts them
-    intra_gb_s: float  #: 10^9 bytes/s between neighbours on a ring through all devices of the node, one direction
+    intra_gb_s: float | None = None  #: 10^9 bytes/s between neighbours on a ring through all devices, one direction
+    pair_gb_s: float | None = None  #: 10^9 bytes/s over the links of one pair of devices, the slowest, one direction
     note: str = ""
     source: str
     verification: str = "primary"
 
     @property
-    def intra_bytes_s(self) -> float:
-        return self.intra_gb_s * 1e9
+    def intra_bytes_s(self) -> float | None:
+        return None if self.intra_gb_s is None else self.intra_gb_s * 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +177,16 @@ def _build(cls: type, table: dict, where: str, prefix: str = "", **known):
     for key in keys.values():
         if key.name not in table and key.default is MISSING and key.default_factory is MISSING:
             raise ConfigError(f"{where}: key {prefix}{key.name} is missing")
-    return cls(**table | known)
+    try:
+        _one_of("verification", table.get("verification", "primary"), VERIFICATIONS)
+        return cls(**table | known)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {prefix}{error}") from None
+
+
+def _one_of(kind: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{kind} {value!r} is not one of {', '.join(known)}")
 
 
 def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
