@@ -9,11 +9,17 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+# A shell starts what it puts in the background (`make test &`, nohup, some CI runners) with Ctrl-C ignored, and every
+# process below inherits that: tests that interrupt a rank or a kernel would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OUT_OF_TIME = "out of time"
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -130,6 +132,13 @@ def test_a_test_out_of_time_is_left_out_and_named(pytest_on):
     assert done.returncode == 0 and "1 skipped" in done.stdout and "out of time" in done.stdout
 
 
+def test_interrupts_reach_tests_that_run_in_the_background(pytest_on):
+    code = "import os, pytest, signal\ndef test_it():\n    with pytest.raises(KeyboardInterrupt):\n"
+    code += "        os.kill(os.getpid(), signal.SIGINT)\n        signal.pause()"
+    done = pytest_on(code, preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN))
+    assert done.returncode == 0, done.stdout
+
+
 def test_in_ci_what_skips_fails(pytest_on):
     code = "import pytest\n@pytest.mark.skip(reason='no such thing here')\ndef test_it(): pass"
     assert pytest_on(code, CI="").returncode == 0
@@ -141,11 +150,12 @@ def test_in_ci_what_skips_fails(pytest_on):
 def pytest_on(tmp_path):
     """Run pytest over one file beside our conftest; returns the finished process."""
 
-    def run(code: str, **env: str) -> subprocess.CompletedProcess:
+    def run(code: str, preexec_fn=None, **env: str) -> subprocess.CompletedProcess:
         shutil.copy(ROOT / "tests/conftest.py", tmp_path)
         (tmp_path / "test_it.py").write_text(code)
         command = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", str(tmp_path)]
-        return subprocess.run(command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, text=True)
+        where = {"cwd": tmp_path, "env": {**os.environ, **env}, "preexec_fn": preexec_fn}
+        return subprocess.run(command, **where, capture_output=True, text=True, timeout=60)
 
     return run
 
