@@ -158,8 +158,6 @@ def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
 
 
 class Meter:
-    """Measures optimizer steps."""
-
     def __init__(self, world: World, *, flops_per_token: float, precision: str) -> None:
         self.world = world
         self.flops_per_token = flops_per_token

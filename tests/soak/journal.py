@@ -67,7 +67,6 @@ def _empty(folder: Path, *, but: Path) -> None:
 
 
 def _whole_lines(text: str) -> list[dict]:
-    """The records of complete lines."""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 

@@ -33,8 +33,6 @@ class TooLate(SoakError):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One disturbance."""
-
     kind: str  #: one of KINDS
     step: int  #: it comes after this many steps
     rank: int  #: the rank that `kill` kills

@@ -26,8 +26,6 @@ _ATTEMPTS = 3
 
 @dataclass
 class Reference:
-    """The results of a run."""
-
     weights: dict[str, torch.Tensor]
     losses: list[tuple[int, float]]  #: (step, training loss)
 
@@ -39,8 +37,6 @@ class Reference:
 
 @dataclass
 class Outcome:
-    """The outcome of one round."""
-
     hits: list[list] = field(default_factory=list)  #: [kind, steps taken then, step resumed from]
     wrong: str = ""  #: empty if the results equal the undisturbed run's
     seconds: float = 0

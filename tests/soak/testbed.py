@@ -59,8 +59,6 @@ _SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job as Slurm describes it."""
-
     state: str
     restarts: int
     node: str
@@ -197,7 +195,6 @@ def until(condition: Callable[[], bool], what: str, every_s: float = 0.1) -> Non
 
 
 def two_gpus_a_node() -> Site:
-    """Perlmutter with two GPUs and two cores per node."""
     place = site("perlmutter")
     node = dataclasses.replace(place.node, gpus=RANKS, cores=RANKS, cpus_per_rank=1)
     return dataclasses.replace(place, node=node, srun=f"--cpus-per-task=1 --gpus-per-node={RANKS}")

@@ -46,7 +46,6 @@ def seal(note: dict) -> dict:
 
 
 def is_sealed(note: dict) -> bool:
-    """Whether the note is unchanged since it was sealed."""
     return note.get("seal") == _seal(note)
 
 

@@ -156,7 +156,6 @@ class Pending:
         return self.ranks()
 
     def await_output(self, is_in_vain: Callable[[], bool]) -> None:
-        """Wait until all output of the ranks has arrived."""
         outputs = [child.output for child in self._children.values()]
         deadline = time.monotonic() + OUTPUT_S
         while not is_in_vain() and wait(outputs, timeout=_TICK_S).not_done and time.monotonic() < deadline:
@@ -164,7 +163,6 @@ class Pending:
 
 
 def breaks_group(failures: list[Failure]) -> bool:
-    """Whether the errors say that the process group is broken."""
     return any(word in f"{f.name} {f.message}".lower() for f in failures for word in _BROKEN_GROUP)
 
 
@@ -254,7 +252,6 @@ class InPlace:
         self._handle: DisplayHandle | None = None
 
     def show(self, text: str) -> None:
-        """Replace the text shown so far."""
         if text == self.shown:
             return
         self.shown, data = text, {_PLAIN: text}

@@ -57,7 +57,6 @@ def main() -> None:
 
 
 def _preload() -> None:
-    """Import what every rank needs, once."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # or the debugger fills logs with a warning
     import ipykernel.debugger  # noqa: F401  # each rank would load it, 0.2 s
     import ipyparallel.engine.app  # noqa: F401

@@ -28,8 +28,6 @@ class ClusterError(ConfigError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank raised."""
-
     rank: int
     name: str  #: of the exception
     message: str

@@ -74,7 +74,6 @@ class Job:
             raise ClusterError(f"cluster.start: {error}") from None
 
     def nodes_for(self, size: int) -> int:
-        """How many nodes `size` ranks get."""
         place = self.place
         each = place.node.ranks_per_node if place else size
         needed = -(-size // each)
@@ -112,7 +111,6 @@ class Job:
         return done.stdout.strip().partition(";")[0]
 
     def text(self, size: int) -> str:
-        """The job's script."""
         if self.script:
             return Path(self.script).read_text()
         from aiscale.hpc.launchers import LESSONS, render  # jinja2, which only this needs

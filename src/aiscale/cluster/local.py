@@ -61,7 +61,6 @@ def connection_file(profile: Path, reader: str = "client") -> Path:
 
 
 def controller_is_ready(profile: Path, reader: str = "client") -> bool:
-    """Whether that file is complete."""
     path = connection_file(profile, reader)
     return path.exists() and path.read_text().rstrip().endswith("}")
 
@@ -124,7 +123,6 @@ class LocalLauncher:
         return Path(tempfile.mkdtemp(prefix=f"aiscale-{cluster_id}-"))
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Start the processes that become the ranks."""
         ranks = [str(rank) for rank in range(self.size)]
         # Forking a process that has loaded Apple's frameworks is not safe, so there each rank is a new Python.
         groups = [",".join(ranks)] if sys.platform == "linux" else ranks

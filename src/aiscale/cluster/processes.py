@@ -174,7 +174,6 @@ class Processes:
         return ends
 
     def signal(self, ranks: list[int], number: int) -> None:
-        """Send a signal to some ranks."""
         if self._launcher.remote:
             self.client.send_signal(int(number), ranks, block=False)
             return

@@ -94,7 +94,6 @@ class State:
         return "; ".join(words)
 
     def end(self) -> str:
-        """How it ended, in words."""
         return _ENDS.get(self.name, f"ended ({self.name.lower()})").format(limit=self.limit)
 
 

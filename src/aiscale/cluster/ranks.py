@@ -132,12 +132,10 @@ class Ranks:
         self._finish(self.view.execute(code, silent=False, block=False), show=True)
 
     def __getitem__(self, name: str) -> list:
-        """A variable of every rank, in rank order."""
         self._ready()
         return self._finish(self.view.pull(name, block=False))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set a variable on every rank."""
         self._ready()
         self._finish(self.view.push({name: value}, block=False))
 

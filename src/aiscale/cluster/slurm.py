@@ -34,8 +34,6 @@ _PATIENCE_S = 60.0  #: if Slurm does not answer, before giving up a job in which
 
 
 class SlurmLauncher(LocalLauncher):
-    """Ranks as tasks of a Slurm step."""
-
     remote = True
 
     def __init__(self, size: int, folder: Path, job: Job, files: Path | None = None) -> None:
@@ -86,7 +84,6 @@ class SlurmLauncher(LocalLauncher):
             shutil.rmtree(self._tmp, ignore_errors=True)
 
     def _start_again(self) -> None:
-        """Start new ranks in the job, which has lost its ranks."""
         shutil.rmtree(self.folder / "profile")
         for log in (*self.folder.glob("rank*.log"), self.folder / "controller.log"):
             log.unlink(missing_ok=True)

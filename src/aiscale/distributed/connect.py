@@ -57,7 +57,6 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes."""
         return self.rank == 0
 
     def mesh(self, **axes: int) -> DeviceMesh:
@@ -70,7 +69,6 @@ class World:
         return self.traffic.control()
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         # NCCL would guess the device from the rank, and hang if the guess is wrong.
         devices = [self.device.index] if self.backend == "nccl" else None
         with self.control():
@@ -123,7 +121,6 @@ class World:
         return result
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` is true on at least one rank."""
         return bool(self.sum(float(flag)))
 
     def sum(self, value: float) -> float:

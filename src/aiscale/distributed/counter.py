@@ -68,7 +68,6 @@ def message(source: int | str, target: int) -> str:
 
 
 def members(label: str) -> list[int]:
-    """The ranks in a label."""
     if ">" in label:
         return [int(rank) for rank in label.split(">") if rank != ANY_SOURCE]
     ranks = label.rpartition(" ")[2]
@@ -93,8 +92,6 @@ def group_name(description: str, ranks: tuple[int, ...], world_size: int) -> str
 
 @dataclass
 class Count:
-    """How often one collective was called, and with how many bytes."""
-
     calls: int = 0
     payload_bytes: int = 0
 
@@ -177,7 +174,6 @@ class Traffic:
 
     @property
     def in_control(self) -> bool:
-        """Whether traffic counts as bookkeeping now."""
         return self._in_control > 0
 
     @property

@@ -44,8 +44,6 @@ _OPS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One recorded call."""
-
     op: str
     group: Group
     payload_bytes: int

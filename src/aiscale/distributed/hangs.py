@@ -63,12 +63,10 @@ class RankState:
     is_news: bool = True  #: an earlier state was read before, so age_s is known
 
     def number(self, group: str) -> int:
-        """How many collectives of a group it has begun."""
         return self.begun[group][0] if group in self.begun else 0
 
     @property
     def idle_s(self) -> float:
-        """Time since it last began a collective."""
         return min((age for *_, age, _ in self.begun.values()), default=float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""Emulates a slow link between ranks on one machine: every rank gets a network card of so many Mbit/s.
+"""Emulates a slow link between ranks on one machine: every rank gets a network card with a given rate.
 
     world.link.rate_mbit_s = 100          # on every rank, between two steps; 0: not slowed
     with world.link.at(100): ...
@@ -137,7 +137,6 @@ class Delayed(dist._Work):
         self._future: Future | None = None
 
     def begin(self) -> None:
-        """Hand it to gloo."""
         try:
             self._work = self._start()
         except Exception as error:  # raised to whoever waits

@@ -89,8 +89,6 @@ def fit(
 
 
 class _Training:
-    """The state of the training loop."""
-
     def __init__(self, run: Run, world: World, path: Path, progress: bool, note_saved: str | Path | None) -> None:
         self.run, self.world, self.path, self.progress, self.note_saved = run, world, path, progress, note_saved
         self.stop = threading.Event()
@@ -136,13 +134,12 @@ class _Training:
             raise
 
     def note_failure(self, what: str) -> None:
-        """Record the failure in run.json."""
         if self.records:
             with suppress(OSError):  # a full disk must not hide the error
                 self.records.finish("failed", error=what)
 
     def note_hang(self, what: str) -> None:
-        """The same, and write `hung` to `note_saved`: the job may be resumed. Called on any rank, since rank 0 may be
+        """note_failure, and write `hung` to `note_saved`: the job may be resumed. Called on any rank, since rank 0 may be
         the missing one."""
         self.note_failure(what)
         if self.note_saved:

@@ -131,7 +131,6 @@ class Records:
         self._write()
 
     def finish(self, status: str, **facts) -> None:
-        """Add how the run ended to run.json."""
         self._note.update(status=status, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts)
         self._write()
 
@@ -143,7 +142,6 @@ class Records:
             _write_whole(file, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, kind: str, **values) -> None:
-        """Add one line to metrics.jsonl."""
         if self._metrics is None:
             self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
         self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
@@ -162,7 +160,6 @@ def read_metrics(path: str | Path, kind: str = "train") -> list[dict]:
 
 
 def load_run(path: str | Path) -> Run:
-    """The Run of a run folder."""
     file = Path(path) / "run.json"
     try:
         return Run.from_dict(json.loads(file.read_text())["run"])

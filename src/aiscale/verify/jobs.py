@@ -26,8 +26,6 @@ _SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| fail
 
 
 class Jobs:
-    """The running starters."""
-
     def __init__(self) -> None:
         self._starters: dict[tuple[str, ...], tuple[Starter, Path]] = {}  #: strategies -> starter, its log
         self._lock = threading.Lock()

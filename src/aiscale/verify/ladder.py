@@ -189,7 +189,6 @@ def _largest_of_losses(lines: list[dict], true_lines: list[dict]) -> float:
 
 
 def _read(path: Path, rung: Rung) -> Left:
-    """The results of a finished run."""
     metrics = read_metrics(path)
     if len(metrics) != STEPS:
         raise LadderError(f"{path.name} left {len(metrics)} losses, expected {STEPS}")

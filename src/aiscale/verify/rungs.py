@@ -92,7 +92,6 @@ class Rung:
         return ["train", "--recipe", "laptop", "--runs-dir", str(runs_dir), "--quiet", *own, *pairs]
 
     def command(self, runs_dir: Path) -> list[str]:
-        """The whole command line of this rung's job."""
         python = shlex.join(PYTHON)
         start = {
             "": python,

@@ -119,7 +119,6 @@ def alike(nodes: dict[str, list[Finding]]) -> list[tuple[Finding, str]]:
 
 
 def summary(found: dict) -> str:
-    """The ranks' measurements, in one line."""
     ranks, nodes = len(found["seats"]), len({seat["host"] for seat in found["seats"]})
     text = f"{ranks} on {nodes} node{'s' * (nodes > 1)}"
     if not found["pairs"]:

@@ -65,7 +65,6 @@ class Preflight:
         return [rate for a, b, rate in self.pairs if self.is_inside(a, b) == inside]
 
     def is_inside(self, a: int, b: int) -> bool:
-        """Whether two ranks share a node."""
         return self.seats[a].host == self.seats[b].host
 
     def takes_turns(self) -> bool:

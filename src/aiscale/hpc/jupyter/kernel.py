@@ -47,8 +47,6 @@ class KernelError(ConfigError):
 
 @dataclass(frozen=True)
 class Spec:
-    """A kernel to install."""
-
     name: str  #: of its folder, and for `jupyter run --kernel`
     title: str  #: what Jupyter shows
     environment: Path  #: the folder of a venv or conda environment with aiscale in it
@@ -63,8 +61,6 @@ class Spec:
 
 @dataclass(frozen=True)
 class Installed:
-    """An installed kernel of ours."""
-
     name: str
     title: str
     folder: Path
@@ -134,7 +130,6 @@ def installed(where: Path | None = None) -> list[Installed]:
 
 
 def start_script(spec: Spec) -> str:
-    """The text of start.sh."""
     modules = "\n".join(f"module load {shlex.quote(name)}" for name in spec.modules)
     if not modules and spec.site:
         modules = _pinned(spec.site.shell.modules, os.environ.get("LOADEDMODULES", ""))
@@ -215,7 +210,6 @@ def _check_environment(environment: Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `aiscale kernel`."""
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     add = tasks.add_parser("install", help="make a kernel, or make it anew", description="Make a kernel.")
     add.add_argument(
@@ -248,7 +242,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out what the arguments ask for; returns the exit status."""
     where = kernels_dir(args.prefix)
     if args.task == "list":
         _list(where if args.user or args.prefix else None)

@@ -23,8 +23,6 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """One launcher."""
-
     name: str  #: of the file
     title: str
     about: str  #: at the head of the file
@@ -41,7 +39,6 @@ class Lesson:
     chain: bool = False  #: takes several jobs
 
     def layout(self, gpus: int) -> Settings:
-        """The settings for nodes with this many GPUs."""
         fitting = [count for count in self.layouts if count <= gpus]
         return self.settings + (self.layouts[max(fitting)] if fitting else ())
 

@@ -55,7 +55,6 @@ def render(lesson: Lesson, place: Site) -> str:
 
 
 def nodes_of(lesson: Lesson, place: Site) -> int:
-    """How many nodes of the site a lesson's ranks need."""
     return -(-max(1, lesson.ranks) // place.node.ranks_per_node)
 
 
@@ -68,7 +67,6 @@ def _kind(lesson: Lesson, place: Site) -> GpuKind:
 
 
 def fits(lesson: Lesson, place: Site) -> bool:
-    """Whether the site has the nodes and the GPUs for a lesson."""
     if place.node.kind_for(lesson.gpu_memory_gb) is None:
         return False
     return place.scheduler.hours_for(nodes_of(lesson, place), place.partition, place.qos) is not None
@@ -135,7 +133,6 @@ def _tidy(text: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """`text` as lines of comment."""
     paragraph = " ".join(text.split())
     return textwrap.fill(paragraph, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 

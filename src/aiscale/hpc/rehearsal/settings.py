@@ -224,7 +224,6 @@ def address(i: int) -> str:
 
 
 def user_name() -> str:
-    """The name of the user who runs the rehearsal."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

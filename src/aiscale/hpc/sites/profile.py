@@ -41,8 +41,6 @@ class GpuKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One compute node, and its ranks."""
-
     gpus: int  #: as torch counts them (a GCD, a tile), one rank each; 0: no GPU
     gpu: str = ""  #: what one of them is, in words
     ranks: int = 0  #: ranks per node; 0: one per GPU
@@ -69,7 +67,7 @@ class Node:
 class Limit:
     """The longest time limit of a job, by its size."""
 
-    max_nodes: int  #: this entry is for jobs of up to so many nodes, but more than the entry before
+    max_nodes: int  #: this entry is for jobs of up to this size, but larger than the entry before
     max_hours: float
 
 
@@ -216,7 +214,6 @@ class Site:
 
 
 def names() -> list[str]:
-    """The shipped sites."""
     return sorted(path.stem for path in _HERE.glob("*.toml"))
 
 

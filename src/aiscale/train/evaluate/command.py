@@ -65,7 +65,6 @@ def evaluate(
 
 
 def _load(manager, names: list[str]) -> dict:
-    """The tasks with their documents."""
     try:
         loaded = manager.load(names)
     except OSError as error:  # from `datasets`: the hub cannot be reached, or a file is missing

@@ -1,4 +1,4 @@
-"""Functions that the YAML files beside call: they load documents, and give both readings of a sentence with a gap.
+"""Functions that the YAML files in this folder call: they load documents, and fill a sentence's gap both ways.
 
 lm-eval resolves `!function reading.NAME` to this file. The documents are ours (one JSON object per line), so nothing is
 downloaded; each task has the same kind of documents, requests and metrics as the published one that it stands for.
