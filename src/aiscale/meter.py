@@ -53,10 +53,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]:
-    """(seconds, bytes): what `work()` holds on the CPU after each allocation and release, from its start.
-
-    Measured by torch's profiler, so it includes memory outside our tensors: workspaces.
-    """
+    """(seconds, bytes): what `work()` holds on the CPU after each allocation and release, from its start. Measured by
+    torch's profiler, so it includes memory outside our tensors: workspaces."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler logs its start and stop on stderr
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         work()
@@ -99,11 +97,8 @@ def has_bf16_instructions() -> bool:
 
 
 def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[float, str]:
-    """(peak FLOP/s of one rank, source of the figure).
-
-    A GPU's is from its data sheet. A CPU's is measured by multiplying matrices, on all ranks at once because they share
-    the cores.
-    """
+    """(peak FLOP/s of one rank, source of the figure). A GPU's is from its data sheet. A CPU's is measured by
+    multiplying matrices, on all ranks at once because they share the cores."""
     if world.device.type == "cuda":
         name = torch.cuda.get_device_name(world.device)
         known = machines.find_device(name)

@@ -43,11 +43,9 @@ class Launch:
 
 
 def find_launch(env: Mapping[str, str], parents: list[str] | None = None) -> Launch:
-    """This process's rank, from its environment.
-
-    `parents` are the names of the processes above this one. They tell a process that was started alone from one that an
-    MPI launcher started without giving it a rank; for the latter ConnectError is raised.
-    """
+    """This process's rank, from its environment. `parents` are the names of the processes above this one. They tell a
+    process that was started alone from one that an MPI launcher started without giving it a rank; for the latter
+    ConnectError is raised."""
     if "RANK" in env and "WORLD_SIZE" in env:
         name = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get("AISCALE_LAUNCHER", "environment")
         return _read(name, env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

@@ -50,10 +50,8 @@ def alike(error: Exception) -> Exception:
 
 
 def failed_alike(error: BaseException, world: World, timeout_s: float = 5.0) -> bool:
-    """Whether all ranks call this within `timeout_s`: then none has to be ended, and rank 0 may report for all.
-
-    An error marked by `alike` answers at once.
-    """
+    """Whether all ranks call this within `timeout_s`: then none has to be ended, and rank 0 may report for all. An
+    error marked by `alike` answers at once."""
     if world.size == 1 or getattr(error, "failed_alike", False):
         return True
     if lost_another_rank(error) or world.store is None:

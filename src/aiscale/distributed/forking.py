@@ -46,10 +46,8 @@ def can_fork() -> bool:
 
 
 class Forked:
-    """`python -m MODULE ARGUMENTS` in a forked child; the part of `subprocess.Popen` that `launch` uses.
-
-    With a `log`, standard output and error are appended to that file.
-    """
+    """`python -m MODULE ARGUMENTS` in a forked child; the part of `subprocess.Popen` that `launch` uses. With a `log`,
+    standard output and error are appended to that file."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path | None = None) -> None:
         self.returncode: int | None = None

@@ -37,10 +37,8 @@ _worlds = defaultdict(itertools.count)  #: worlds joined by this process, by ren
 
 
 def host_store(timeout_s: float = 300.0, address: str = LOOPBACK) -> tuple[dist.TCPStore, dict[str, str]]:
-    """A rendezvous store in this process, and the environment variables by which ranks find it.
-
-    Ranks on other machines need an `address` that they can reach. Keep the store alive as long as the ranks run.
-    """
+    """A rendezvous store in this process, and the environment variables by which ranks find it. Ranks on other machines
+    need an `address` that they can reach. Keep the store alive as long as the ranks run."""
     listener, env = listen(address)
     return serve(listener, timeout_s), env
 
@@ -152,11 +150,9 @@ def is_loopback(host: str) -> bool:
 
 
 def choose_gloo_interface(meeting_point: str) -> None:
-    """Make gloo listen on the loopback if the ranks meet there, unless the user has chosen an interface.
-
-    Otherwise gloo looks up its own host name. If that leads only to this machine, as it often does, name the network
-    card that leads to the others.
-    """
+    """Make gloo listen on the loopback if the ranks meet there, unless the user has chosen an interface. Otherwise gloo
+    looks up its own host name. If that leads only to this machine, as it often does, name the network card that leads
+    to the others."""
     ours = os.environ.pop(_OUR_CARD, None)  # from an earlier world, or from the process that started the job
     if ours and os.environ.get(_CARD) == ours:
         del os.environ[_CARD]

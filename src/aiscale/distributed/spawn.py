@@ -49,10 +49,8 @@ def launch(
     warm_up: Callable[[], None] | None = None,
 ) -> int:
     """Run `python ARGV` as `nproc` connected ranks and wait; returns the exit status, 0 only if every rank's was 0.
-
     `warm_up` imports what ranks that run `-m MODULE` need; if it is safe, they are then forked from this process. In
-    that case `env` must not hold variables that a library reads at import.
-    """
+    that case `env` must not hold variables that a library reads at import."""
     listener, rendezvous = listen()
     start = _start_from_nothing
     if warm_up is not None and can_fork():

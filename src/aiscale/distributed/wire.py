@@ -119,11 +119,9 @@ def on_gpu(tensor: torch.Tensor) -> bool:
 
 
 class Staged(dist._Work):
-    """A gloo collective over host copies of GPU tensors: `wait` copies the results back to the GPU.
-
-    torch's own gloo supports GPUs in some collectives only (not in send and receive). Every message passes through the
-    host twice, so use this to see that a strategy works on a GPU, not for speed.
-    """
+    """A gloo collective over host copies of GPU tensors: `wait` copies the results back to the GPU. torch's own gloo
+    supports GPUs in some collectives only (not in send and receive). Every message passes through the host twice, so
+    use this to see that a strategy works on a GPU, not for speed."""
 
     def __init__(self, collective: Callable[..., dist.Work], op: str, args: tuple, kwargs: dict) -> None:
         super().__init__()

@@ -139,8 +139,7 @@ class _Training:
                 self.records.finish("failed", error=what)
 
     def note_hang(self, what: str) -> None:
-        """note_failure, and write `hung` to `note_saved`: the job may be resumed. Called on any rank, since rank 0 may be
-        the missing one."""
+        """note_failure, and write `hung` to `note_saved`: the job may be resumed. On any rank: 0 may be missing."""
         self.note_failure(what)
         if self.note_saved:
             with open(self.note_saved, "a") as file:

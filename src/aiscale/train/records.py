@@ -176,10 +176,8 @@ def run_id_of(path: Path) -> str | None:
 
 
 def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel, Tokenizer]:
-    """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate.
-
-    best: use the checkpoint with the lowest validation loss.
-    """
+    """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate. best: use the checkpoint
+    with the lowest validation loss."""
     path = Path(path)
     run = load_run(path)
     chosen = (checkpoint.best if best else checkpoint.latest)(path / "checkpoints", run_id_of(path))

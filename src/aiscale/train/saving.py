@@ -144,11 +144,9 @@ class _Writing(threading.Thread):
 def newest_good(
     folder: str | Path, world: World, say: Callable[[str], None] = print, run_id: str | None = None
 ) -> Path | None:
-    """The newest undamaged checkpoint below `folder`, or None if there are none.
-
-    All ranks call it: each reads a share of the files. On rank 0 `say` gets a line for each one that is skipped; with
-    `run_id` those of other runs are, except ones without an id. Raises CheckpointError if all are skipped.
-    """
+    """The newest undamaged checkpoint below `folder`, or None if there are none. All ranks call it: each reads a share
+    of the files. On rank 0 `say` gets a line for each one that is skipped; with `run_id` those of other runs are,
+    except ones without an id. Raises CheckpointError if all are skipped."""
     found, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
     if unfinished and world.is_main:
         say(f"{unfinished} was not finished: going on from {found[0].name if found else 'the start'}")

@@ -89,10 +89,8 @@ class Verdict:
 
 
 def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lambda verdict: None) -> list[Verdict]:
-    """Run the named rungs (`zero*` names several; default: all) and compare each with its serial run.
-
-    `report` is called after each. Raises ConfigError for an unknown name.
-    """
+    """Run the named rungs (`zero*` names several; default: all) and compare each with its serial run. `report` is
+    called after each. Raises ConfigError for an unknown name."""
     chosen = _choose(names)
     references = {rung.reference: rungs.RUNGS[rung.reference] for rung in chosen}
     verdicts: dict[str, Verdict] = {}

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """The last token of the separator between documents: <|endoftext|>, or a line end if there is no such token.
-
-    With neither (a vocabulary without line ends), token 0.
-    """
+    """The last token of the separator between documents: <|endoftext|>, or a line end if there is no such token. With
+    neither (a vocabulary without line ends), token 0."""
     try:
         return tokenizer.encode(tokenizer.separator)[-1]
     except ConfigError:  # a char or word tokenizer raises for text outside its vocabulary
