@@ -3,10 +3,10 @@
     RUNGS["zero3-x4"].arguments(Path("runs"))      # the words after `aiscale`
 
 The settings make mistakes visible. AdamW divides a gradient by its own size, so with the usual epsilon of 1e-8 a
-gradient that is twice too large trains the same weights. It does not with an epsilon of 1e-5, a learning rate that
-changes, and a clipping norm above the gradient's norm in some steps and below it in others. Learning rate and weight
-decay are large, and biases far enough from zero that decaying them by mistake shows. Every rung evaluates twice. FSDP
-has rungs in fp64 and fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
+gradient that is twice too large trains the same weights. An epsilon of 1e-5, a learning rate that changes, and a
+clipping norm above the gradient's norm in some steps and below it in others make such weights differ. Learning rate and
+weight decay are large, and biases far enough from zero that decaying them by mistake shows. Every rung evaluates twice.
+FSDP has rungs in fp64 and fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
 """
 
 from __future__ import annotations
