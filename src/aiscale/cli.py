@@ -1,4 +1,4 @@
-"""The `aiscale` command: a thin face over the package.
+"""The `aiscale` command: argument parsing over the package's functions.
 
 Progress goes to standard error, results to standard output, and the exit status is 0 only on success. Bad input ends
 in one line that says what to do.
@@ -34,14 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: Exception) -> int:
-    """Say what went wrong, and see to it that no other rank waits for this one; returns the exit status."""
+    """Print the error, and end this rank so that no other rank waits for it; returns the exit status."""
     from aiscale.distributed import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
 
     if isinstance(error, ConnectError):
         print(f"aiscale: {error}", file=sys.stderr)
         return 2
     place = find_launch(os.environ)
-    alone = not getattr(error, "failed_alike", True)  # fit notes it; before ranks are joined they all do the same
+    alone = not getattr(error, "failed_alike", True)  # set by fit; before ranks connect they all fail alike
     who = f"rank {place.rank} of {place.size}: " if alone else ""
     status = 2
     if place.size > 1 and lost_another_rank(error):
@@ -60,7 +60,7 @@ def _fail(error: Exception) -> int:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Errors whose message is one line made for the user: every module's own, named in that module."""
+    """Whether the error is one of ours, whose message is one line for the user."""
     return type(error).__module__.startswith("aiscale.")
 
 
@@ -133,7 +133,7 @@ def _train(args: argparse.Namespace) -> int:
         return _train_here(args, run)
     from aiscale.train import AlreadyTrained, fit
 
-    # All ranks agree: none writes this file before all have come here and met.
+    # All ranks agree: none writes this file before all have connected.
     resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
     options = {"overwrite": args.overwrite, "progress": not args.quiet, "note_saved": args.note_saved}
     try:
@@ -141,7 +141,7 @@ def _train(args: argparse.Namespace) -> int:
     except AlreadyTrained as done:
         if not args.resume_if_any:
             raise
-        if os.environ.get("RANK", "0") == "0":  # a job that was requeued when all was done
+        if os.environ.get("RANK", "0") == "0":  # a job that was requeued after its last step
             print(f"aiscale: {done}", file=sys.stderr)
         return 0
     if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
@@ -165,7 +165,7 @@ def _configured(args: argparse.Namespace):
 
 
 def _train_here(args: argparse.Namespace, run) -> int:
-    """Start this same command as N ranks, after checking what can be checked before any of them starts."""
+    """Start this command as N ranks, after checking what can be checked before that."""
     from aiscale.config import ConfigError
 
     if args.nproc < 1:
@@ -191,11 +191,11 @@ def _train_here(args: argparse.Namespace, run) -> int:
 
 
 def _share_cores(nproc: int) -> None:
-    """Ranks are forked from here, and what decides on threads is read when torch is first imported."""
+    """Set thread counts before torch is first imported: ranks are forked from this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
-    # numpy's, which starts threads as soon as it is imported, and a process with threads is not forked. Set even where
-    # a notebook's environment says otherwise: ranks compute with torch.
+    # numpy starts these threads at import, and a process with threads cannot be forked. Overrides the environment,
+    # because ranks compute with torch.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 
@@ -219,7 +219,7 @@ def _print_summary(result, args: argparse.Namespace) -> None:
     if args.quiet:
         return
     evaluated = ""
-    if summary["val_loss"] is not None:  # as of a run that was stopped
+    if summary["val_loss"] is not None:  # None if the run was stopped
         evaluated = f"validation loss {summary['val_loss']:.3f}, perplexity {summary['val_perplexity']:.2f}; "
     print(
         f"{result.path}: {summary['steps']} steps, {summary['tokens']:,} tokens in {summary['seconds']:.1f} s "
@@ -343,7 +343,7 @@ _DELEGATED = {
 
 
 def _add_delegated(commands, wanted: str) -> None:
-    """Commands whose arguments live beside what they do; only the wanted one is imported, so that all start fast."""
+    """Commands whose arguments are defined in their own module; only the wanted one is imported, so all start fast."""
     for name, (help, example, module) in _DELEGATED.items():
         parser = _command(commands, name, help, example, None)
         if name == wanted:

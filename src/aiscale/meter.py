@@ -1,4 +1,4 @@
-"""Promise: what a step really took is measured: bytes held and sent, seconds, tokens per second, FLOPs utilization.
+"""Measures what a step really took: bytes held and sent, seconds, tokens per second, FLOPs utilization (MFU).
 
     meter = Meter(world, flops_per_token=cost.flops_per_token(model, seq_len), precision="fp32")
     with meter.step():
@@ -30,7 +30,7 @@ _DTYPES["fp64"] = torch.float64
 
 
 def held_bytes(held: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
-    """Bytes of each category of tensors. A storage that several tensors share is counted once, where it comes first."""
+    """Bytes by category of tensors. A storage shared by several tensors counts once, in the first category."""
     seen: set[int] = set()
     totals = {}
     for category, tensors in held.items():
@@ -45,7 +45,7 @@ def held_bytes(held: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has held: the allocator's peak on a GPU, the resident set on a CPU."""
+    """Peak memory of this process: the allocator's peak on a GPU, the resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -53,11 +53,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]:
-    """(seconds, bytes): what `work()` holds on the CPU after each allocation and release, counted from its start.
-
-    torch's profiler writes down every one, so this includes what no tensor of ours shows: workspaces.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler says on stderr that it starts and stops
+    """(seconds, bytes): what `work()` holds on the CPU after each allocation and release, from its start. Measured by
+    torch's profiler, so it includes memory outside our tensors: workspaces."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler logs its start and stop on stderr
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         work()
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
@@ -70,11 +68,11 @@ def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]
 def step_peak_bytes(
     step: Callable[[], object], held: Callable[[], Mapping[str, Iterable[torch.Tensor]]], device: torch.device
 ) -> dict[str, int]:
-    """The most that one optimizer step holds, by category: `step()` takes it, `held()` is an engine's.
+    """Peak memory of one optimizer step, by category. `step()` takes the step, `held()` is an engine's.
 
-    What lives through the step has its own category; the rest is `within the step`: activations, workspaces, and
-    gradients, for a step first frees the last one's. Together they are the peak, exact on the CPU, where every
-    allocation counts; the allocator's own on a GPU. To be called after a first step, which makes optimizer states.
+    What lives through the step has its own category. The rest is `within the step`: activations, workspaces, and
+    gradients, because a step first frees the last one's. The sum is the peak: exact on the CPU, the allocator's on a
+    GPU. Call it after a first step, which creates the optimizer states.
     """
     before = held_bytes(held())
     lasting = {category: nbytes for category, nbytes in before.items() if category != "gradients"}
@@ -83,13 +81,13 @@ def step_peak_bytes(
         step()
         peak = torch.cuda.max_memory_allocated(device)
     else:
-        # Other tensors of the process are not the step's: count from what the engine holds.
+        # Count from what the engine holds: the process has other tensors, too.
         peak = sum(before.values()) + max(0, *allocated_bytes(step)[1])
     return {**lasting, "within the step": peak - sum(lasting.values())}
 
 
 def has_bf16_instructions() -> bool:
-    """Whether the processor multiplies bf16 itself (Linux tells); one that does not is slower in bf16 than in fp32."""
+    """Whether the processor multiplies bf16 itself (Linux only); without that, bf16 is slower than fp32."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -99,11 +97,8 @@ def has_bf16_instructions() -> bool:
 
 
 def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[float, str]:
-    """(FLOP/s of one rank at best, where the figure comes from).
-
-    A GPU's is its data sheet's. A CPU's is measured here and now by multiplying matrices, on all ranks at once since
-    they share the cores.
-    """
+    """(peak FLOP/s of one rank, source of the figure). A GPU's is from its data sheet. A CPU's is measured by
+    multiplying matrices, on all ranks at once because they share the cores."""
     if world.device.type == "cuda":
         name = torch.cuda.get_device_name(world.device)
         known = machines.find_device(name)
@@ -126,13 +121,13 @@ def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[floa
 
 
 def wire_bytes(counts: Mapping[tuple[str, int], Count], backend: str = "gloo") -> int:
-    """Bytes that one rank sends for `counts`, by the algorithms that `backend` uses (`cost.wire_bytes`)."""
+    """Bytes that one rank sends for `counts` with the algorithms of `backend` (`cost.wire_bytes`)."""
     algorithm = "gloo" if backend == "gloo" else "ring"
     return round(sum(cost.wire_bytes(op, count.payload_bytes, size, algorithm) for (op, size), count in counts.items()))
 
 
 def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo") -> list[dict]:
-    """One row for each collective and group in `counts` (Traffic.groups): calls, payload and wire bytes of one rank."""
+    """One row per collective and group in `counts` (Traffic.groups): calls, payload and wire bytes of one rank."""
     algorithm = "gloo" if backend == "gloo" else "ring"
     return [
         {
@@ -149,7 +144,7 @@ def traffic_rows(counts: Mapping[tuple[str, Group], Count], backend: str = "gloo
 
 
 def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
-    """Bytes asked for, by collective, over all groups of more than one rank: alone, a rank sends nothing."""
+    """Payload bytes by collective, over all groups of more than one rank."""
     totals: dict[str, int] = {}
     for (op, size), count in counts.items():
         if size > 1:
@@ -158,8 +153,6 @@ def payload_bytes(counts: Mapping[tuple[str, int], Count]) -> dict[str, int]:
 
 
 class Meter:
-    """Measures optimizer steps."""
-
     def __init__(self, world: World, *, flops_per_token: float, precision: str) -> None:
         self.world = world
         self.flops_per_token = flops_per_token
@@ -172,13 +165,13 @@ class Meter:
         self._groups: dict[tuple[str, Group], Count] = {}
 
     def measure_peak(self) -> None:
-        """Ask for the peak again and keep the best: one measured while others use the cores is too low."""
+        """Measure the peak again and keep the best: a measurement on a busy machine is too low."""
         found, source = peak_flops(self.world, self.precision)
         if found > self.peak_flops:
             self.peak_flops, self.peak_source = found, source
 
     def overall(self) -> dict:
-        """MFU of all steps so far, by the best peak known now, and that peak."""
+        """MFU of all steps so far, with the best peak known now, and that peak."""
         rate = self._total_tokens / self._total_s if self._total_s else 0.0
         return {
             "mfu": rate * self.flops_per_token / (self.peak_flops * self.world.size),
@@ -188,7 +181,7 @@ class Meter:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time what runs inside and note what it communicates."""
+        """Time what runs inside and count what it communicates."""
         traffic = self.world.traffic
         before, groups_before = traffic.snapshot(), traffic.groups()
         self._synchronize()

@@ -1,11 +1,11 @@
-"""What the operating system knows of processes: their cores, their parents, their marks, their networks.
+"""Processes of the operating system: their cores, parents, markers and networks.
 
     usable_cores()                          # [0, 1]: those that this process may use
     die_with(os.getppid())                  # in a child: never outlive the parent
     kill_marked("AISCALE_CLUSTER", "3fa9")  # all processes that inherited this variable with this value
     network_namespace()                     # (["unshare", "--net"], ""), or ([], why there is none)
 
-Standard library only, and no module of ours: scripts that must start in 10 ms import it.
+Only the standard library and no module of ours: scripts that must start in 10 ms import it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-#: By which libraries are told, before they are loaded, how many threads to use.
+#: Libraries read these when they are loaded, and start that many threads.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -27,7 +27,7 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # here: a forked child should load nothing
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # at import: a forked child should load nothing
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PAUSE_S = 0.05
 
@@ -44,11 +44,11 @@ def die_with(parent: int) -> None:
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # too late to ask
+            os._exit(1)  # the parent is already dead
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """The processes of this user that inherited `variable` with `value`; zombies and this process left out."""
+    """The user's processes that inherited `variable` with `value`, without zombies and this process."""
     mark = f"{variable}={value}"
     if not os.path.isdir("/proc/self"):  # macOS: ps shows the environment of one's own processes
         listing = subprocess.run(["ps", "-Ewwax", "-o", "pid=,command="], capture_output=True, text=True).stdout
@@ -62,7 +62,7 @@ def _carries(pid: str, mark: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ:  # empty for a zombie
             return mark in environ.read().split(b"\0")
-    except OSError:  # gone, or somebody else's
+    except OSError:  # it has ended, or belongs to somebody else
         return False
 
 
@@ -83,7 +83,7 @@ def kill_marked(variable: str, value: str, timeout_s: float = 5.0) -> bool:
 
 @functools.cache
 def network_namespace() -> tuple[list[str], str]:
-    """The command that runs a program in a network namespace of its own, and ""; or [], and why there is none."""
+    """(command that runs a program in a new network namespace, ""), or ([], why there is none)."""
     why = "no unshare here"
     for command in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
         try:

@@ -1,10 +1,10 @@
-"""Does anything get lost? Jobs disturbed over and over under a private Slurm, and checkpoints damaged.
+"""The soak test: jobs are disturbed repeatedly under a private Slurm, and checkpoints damaged; is anything lost?
 
-plan.py      what happens to a run, at which steps: drawn from a seed, so that a failure can be repeated
+plan.py      the disturbances of a run and their steps, drawn from a seed so that a failure can be repeated
 testbed.py   a private Slurm of two nodes, a launcher, and the four disturbances
-rounds.py    one run disturbed as planned, then held to the undisturbed one to the bit
-damage.py    a checkpoint harmed in one place, and what a resumed run makes of it
-journal.py   what is done so far, for one that was interrupted
+rounds.py    one run, disturbed as planned, then compared bit for bit with the undisturbed one
+damage.py    damages a checkpoint in one place, and resumes from it
+journal.py   what is done so far, to resume an interrupted soak
 __main__.py  the command line
 """
 

@@ -1,10 +1,10 @@
-"""`make soak`: jobs disturbed over and over under a private Slurm, and checkpoints damaged; does anything get lost?
+"""`make soak`: jobs are disturbed repeatedly under a private Slurm, and checkpoints damaged; is anything lost?
 
-make soak                                     # 20 rounds, 50 damages; one that was interrupted goes on
-make soak ARGS='--seed 0 --only 7'             # round 7 again, as when it failed
+make soak                                     # 20 rounds, 50 damages; resumes an interrupted soak
+make soak ARGS='--seed 0 --only 7'            # repeat round 7
 
-In each round one run of the shipped launcher is disturbed in every way once, at steps drawn from the seed, and resumed
-each time. The exit status is 0 only if all of them ended with the undisturbed run's weights and losses, bit for bit.
+In each round one run of the shipped launcher is disturbed once in every way, at steps drawn from the seed, and resumed
+each time. The exit status is 0 only if all rounds end with the undisturbed run's weights and losses, bit for bit.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _checked(args: argparse.Namespace) -> tuple[list[str], dict[str, list[int]]]:
-    """The kinds of disturbance, and the numbers of all rounds and damages."""
+    """(kinds of disturbance, numbers of all rounds and damages)"""
     kinds = args.kinds.split(",")
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise SoakError(f"--kinds {args.kinds}: there is no {unknown[0]!r}, but {', '.join(KINDS)}")
@@ -114,7 +114,7 @@ def _disturb(journal, numbers: Sequence[int], args: argparse.Namespace, kinds: S
     for number in numbers:
         todo.put(number)
     workers = _Workers(journal.folder, args, kinds, todo, done)
-    # They end with this process, and a Slurm ends with its owner: nothing has to be waited for after an interrupt.
+    # Daemon threads, and a Slurm that ends with its owner: after an interrupt there is nothing to wait for.
     each = range(1, min(args.parallel, len(numbers)) + 1)
     threads = [threading.Thread(target=workers.work, args=(worker,), daemon=True) for worker in each]
     for thread in threads:
@@ -141,7 +141,7 @@ def _repeat(args: argparse.Namespace, kinds: Sequence[str], number: int) -> str:
 
 
 class _Workers:
-    """Play rounds, each thread in a testbed of its own, until none is left."""
+    """Play rounds until none is left, each thread in its own testbed."""
 
     def __init__(self, folder: Path, args, kinds, todo: queue.Queue, done: queue.Queue) -> None:
         self.folder, self.args, self.kinds, self.todo, self.done = folder, args, kinds, todo, done
@@ -152,7 +152,7 @@ class _Workers:
 
         try:
             with Testbed(self.folder / f"testbed{worker}", strategy=self.args.strategy) as testbed:
-                with self.first:  # one thread makes it, the others wait
+                with self.first:  # one thread makes the reference, the others wait
                     self.reference = self.reference or reference(testbed, "undisturbed")
                 while True:
                     number = self.todo.get_nowait()

@@ -1,8 +1,8 @@
-"""A checkpoint harmed in one place, and what a resumed run makes of it.
+"""Damages a checkpoint in one place, and resumes the run.
 
     said = resume_after_damage(whole, folder, seed=7, losses=losses)    # "" if the run went back, and said so
 
-No damage may lead to a silently wrong run: it goes on from the checkpoint before, with the losses of the whole run.
+No damage may give a silently wrong run: it resumes from the checkpoint before, with the losses of the undamaged run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HARMS = (flip_a_bit, flip_a_bit, cut, remove, lengthen)
 
 
 def harm(checkpoint: Path, seed: int) -> str:
-    """Damage one file of a checkpoint; returns what was done to which, in words."""
+    """Damage one file of a checkpoint; returns the kind of damage and the file, in words."""
     chance = random.Random(seed)
     act, path = HARMS[seed % len(HARMS)], chance.choice(sorted(file for file in checkpoint.iterdir() if file.is_file()))
     act(path, chance)
@@ -55,12 +55,12 @@ def harm(checkpoint: Path, seed: int) -> str:
 
 
 def train_whole(folder: Path) -> list[float]:
-    """The run whose checkpoints are harmed in copies; returns its losses."""
+    """Train the run whose checkpoints are damaged in copies; returns its losses."""
     return fit(TINY, runs_dir=folder, progress=False).losses
 
 
 def resume_after_damage(whole: Path, folder: Path, *, seed: int, losses: Sequence[float]) -> str:
-    """Copy the runs of `whole` to `folder`, harm the newest checkpoint, go on; returns what is wrong, or nothing."""
+    """Copy the runs in `whole` to `folder`, damage the newest checkpoint, resume; returns what is wrong, or ""."""
     shutil.copytree(whole, folder)
     newest = folder / TINY.name / "checkpoints" / NEWEST
     done = harm(newest, seed)

@@ -1,6 +1,6 @@
-"""What a soak has done so far, so that an interrupted one goes on: a line for each round and damage in journal.jsonl.
+"""The journal of a soak, so that an interrupted one can resume: one line per round and damage in journal.jsonl.
 
-It starts anew where the last one was done, was asked for something else, or was of other code than today's.
+It starts over if the last soak was complete, had other arguments, or ran other code.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from soak.plan import SoakError
 
 @dataclass
 class Journal:
-    """The entries of one soak, by what they are of ("round" or "damage") and its number."""
+    """The entries of one soak, by (kind, number); kind is "round" or "damage"."""
 
     folder: Path
-    file: TextIO  #: locked, as long as this lives
+    file: TextIO  #: locked while this lives
     entries: dict[tuple[str, int], dict] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, about: Mapping, wanted: Mapping[str, list[int]], *, fresh: bool = False) -> Journal:
-        """Go on in `folder`, or start anew there."""
+        """Resume in `folder`, or start over there."""
         path, head = folder / "journal.jsonl", {**about, "code": _fingerprint()}
         if not path.exists() and folder.exists() and any(folder.iterdir()):
             raise SoakError(f"{folder} has files, but none of a soak: name another folder by --dir")
@@ -47,7 +47,7 @@ class Journal:
         if fresh or lines[:1] != [head] or not missing:
             lines, entries = [head], {}
             _empty(folder, but=path)
-        file.truncate(0)  # of half a line, too
+        file.truncate(0)  # drops an incomplete last line, too
         file.write("".join(json.dumps(line) + "\n" for line in lines))
         file.flush()
         return cls(folder, file, entries)
@@ -67,12 +67,11 @@ def _empty(folder: Path, *, but: Path) -> None:
 
 
 def _whole_lines(text: str) -> list[dict]:
-    """Those that were written to their end."""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _fingerprint() -> str:
-    """Of this package's code."""
+    """A hash of aiscale's code."""
     total = hashlib.blake2b(digest_size=8)
     for path in sorted(Path(aiscale.__file__).parent.rglob("*.py")):
         total.update(path.read_bytes())

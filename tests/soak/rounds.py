@@ -1,4 +1,4 @@
-"""One round: a run disturbed as planned, resumed each time, and held to the undisturbed one to the bit.
+"""One round: a run disturbed as planned, resumed each time, then compared bit for bit with the undisturbed one.
 
 wanted = reference(testbed, "undisturbed")
 outcome = play(testbed, "round-7", plan(seed=0, number=7), wanted)     # outcome.wrong is "" if nothing was lost
@@ -20,14 +20,12 @@ from soak.plan import Event, SoakError, TooLate
 from soak.testbed import ENDED, Testbed, losses, until
 
 T = TypeVar("T")
-#: The scheduler of a starved machine may act when the run is over: that round says nothing, and is played again.
+#: On a starved machine the scheduler may act after the run has ended: that round tests nothing, and is repeated.
 _ATTEMPTS = 3
 
 
 @dataclass
 class Reference:
-    """What a run computed."""
-
     weights: dict[str, torch.Tensor]
     losses: list[tuple[int, float]]  #: (step, training loss)
 
@@ -39,16 +37,14 @@ class Reference:
 
 @dataclass
 class Outcome:
-    """What came of one round."""
-
     hits: list[list] = field(default_factory=list)  #: [kind, steps taken then, step resumed from]
-    wrong: str = ""  #: empty if the results are the undisturbed run's
+    wrong: str = ""  #: empty if the results equal the undisturbed run's
     seconds: float = 0
-    folder: Path = Path()  #: what is left of a round that went wrong
+    folder: Path = Path()  #: files of a round that went wrong
 
 
 def reference(testbed: Testbed, name: str) -> Reference:
-    """The undisturbed run, from the same launcher; one that is there already is used."""
+    """The undisturbed run, from the same launcher; reused if it has already finished."""
     if testbed.described(name).get("status") != "finished":
         shutil.rmtree(testbed.run(name), ignore_errors=True)
         _finish(testbed, testbed.submit(name))
@@ -56,11 +52,11 @@ def reference(testbed: Testbed, name: str) -> Reference:
 
 
 def play(testbed: Testbed, name: str, events: Sequence[Event], wanted: Reference) -> Outcome:
-    """Play a round from its beginning. What goes otherwise than planned stands in the outcome, too."""
+    """Play a round from the start. Unexpected events are recorded in the outcome, too."""
     start = time.monotonic()
     for _ in range(_ATTEMPTS):
         outcome = Outcome(folder=testbed.folder)
-        testbed.cancel_all()  # of a round that went wrong
+        testbed.cancel_all()  # jobs of a round that went wrong
         shutil.rmtree(testbed.run(name), ignore_errors=True)
         (testbed.folder / f"{name}.out").unlink(missing_ok=True)
         try:
@@ -91,7 +87,7 @@ def _disturb(testbed: Testbed, name: str, events: Sequence[Event], outcome: Outc
 
 
 def _started(testbed: Testbed, job: str, name: str, before: list | None) -> list:
-    """Wait for ranks other than those before; returns their processes."""
+    """Wait for ranks other than `before`; returns their processes."""
 
     def new() -> list | None:
         ranks = testbed.described(name).get("world", {}).get("processes")
@@ -105,7 +101,7 @@ def _started(testbed: Testbed, job: str, name: str, before: list | None) -> list
 
 
 def _taken(testbed: Testbed, job: str, name: str, step: int) -> int:
-    """Wait until so many steps are taken, or all; returns how many are."""
+    """Wait until `step` steps are taken, or the job ends; returns how many were taken."""
 
     def last() -> int:
         return max((number for number, _ in losses(testbed.run(name))), default=0)
@@ -115,7 +111,7 @@ def _taken(testbed: Testbed, job: str, name: str, step: int) -> int:
 
 
 def _seen(testbed: Testbed, job: str, look: Callable[[], T], what: str) -> T:
-    """Look into a file often, and at the job's state seldom, for that takes a process; returns the last look."""
+    """Check `look` often, and the job's state rarely because that starts a process; returns the last look."""
     asked = time.monotonic()
 
     def seen_or_over() -> bool:
@@ -138,13 +134,13 @@ def _finish(testbed: Testbed, job: str) -> None:
 
 
 def _taken_twice(outcome: Outcome) -> str:
-    """USR1 asks for a checkpoint, and leaves the time for it: no step may be taken twice."""
+    """USR1 asks for a checkpoint, and leaves time for it: no step may be taken twice."""
     lost = [(at, start) for kind, at, start in outcome.hits if kind == "signal" and start < at]
     return "USR1 came at step {}, but the run went on from step {}".format(*lost[0]) if lost else ""
 
 
 def difference(run: Path, wanted: Reference) -> str:
-    """What of a run differs from the undisturbed one; empty if nothing does."""
+    """How a run differs from the undisturbed one; empty if it does not."""
     found = Reference.of(run)
     if [step for step, _ in found.losses] != [step for step, _ in wanted.losses]:
         return f"metrics.jsonl has {len(found.losses)} steps, not each of 1 to {len(wanted.losses)} once, in order"

@@ -1,12 +1,12 @@
-"""Where rounds are played: a private Slurm of two virtual nodes, a launcher of this project, a tiny model.
+"""The testbed of a round: a private Slurm of two virtual nodes, a launcher of this project, a tiny model.
 
     with Testbed(folder) as testbed:
         job = testbed.submit("round-7")
         testbed.strike(Event(kind="kill", step=9, rank=1), job, "round-7")
 
-The launcher is `ddp`, rendered as ever for Perlmutter, which has a QOS whose jobs may be preempted, with nodes of two
-GPUs: a sum over two ranks does not depend on who comes first, so that results can be compared to the bit. A slow link
-makes steps last without work, so that what is to happen in mid-run does.
+The launcher is `ddp`, rendered for Perlmutter, which has a preemptible QOS, but with two GPUs per node: a sum over two
+ranks does not depend on their order, so results can be compared bit for bit. A slow link makes steps last without using
+the cores, so that disturbances come in mid-run.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from aiscale.hpc.sites import Site, site
 from soak.plan import KINDS, STEPS, Event, SoakError, TooLate
 
 RANKS = 2
-#: For one disturbance and what Slurm makes of it: seconds on an idle machine, minutes on a starved one.
+#: For one disturbance and Slurm's reaction: seconds on an idle machine, minutes on a starved one.
 LIMIT_S = 300
-#: Slurm is asked by a command, which takes a part of a core.
+#: Asking Slurm takes a process and part of a core.
 _ASK_EVERY_S = 0.3
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
 
-#: Of all in a node's network, as long as there are any: what is killed may have just begun something.
+#: Kills all processes in a node's network namespace but slurmd, until none is left: one may have just started another.
 _KILL_ALL_BUT = 'while others="$(ip netns pids "$0" | grep -vx "$1")"; do kill -KILL $others; sleep 0.1; done'
 
 _SETTINGS = {
@@ -59,8 +59,6 @@ _SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A job as Slurm describes it."""
-
     state: str
     restarts: int
     node: str
@@ -88,10 +86,10 @@ class Testbed:
     def run(self, name: str) -> Path:
         return self.folder / "runs" / name
 
-    # what is asked of Slurm -------------------------------------------------------------------------------------------
+    # asking Slurm -----------------------------------------------------------------------------------------------------
 
     def submit(self, name: str) -> str:
-        """Start the run of that name, or go on with it; returns the job's number."""
+        """Start or resume the run of that name; returns the job's number."""
         settings = {"name": name, "parallel.strategy": self.strategy, **_SETTINGS}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         command = ["sbatch", "--parsable", "--qos=preempt", "--nodes=1", f"--output={self.folder / name}.out"]
@@ -116,10 +114,10 @@ class Testbed:
             raise SoakError(f"{shlex.join(command[:4])}: {done.stderr.strip() or f'status {done.returncode}'}")
         return done.stdout.strip()
 
-    # what happens to the run ------------------------------------------------------------------------------------------
+    # disturbing the run -----------------------------------------------------------------------------------------------
 
     def strike(self, event: Event, job: str, name: str) -> str:
-        """Let it happen; returns the job that goes on with the run, once the disturbed one has ended or waits."""
+        """Disturb the job; returns the job that continues the run, once the disturbed one has ended or is requeued."""
         before = self.job(job)
         if before.state in ENDED:
             raise _over(event, job, before.state)
@@ -130,7 +128,7 @@ class Testbed:
         until(lambda: self.job(job).state in ENDED, f"job {job} goes on without rank {event.rank}", _ASK_EVERY_S)
         if (state := self.job(job).state) != "FAILED":
             raise _over(event, job, state)
-        return self.submit(name)  # a job that failed is not requeued: its user looks, and submits again
+        return self.submit(name)  # a failed job is not requeued: its user submits again
 
     def _await_requeue(self, event: Event, job: str, before: Job) -> None:
         def requeued() -> bool:
@@ -149,7 +147,7 @@ class Testbed:
         self._ask("sbatch", *options, "--wrap=true")
 
     def _down(self, event: Event, job: str, name: str, before: Job) -> None:
-        """All on the node dies at once, and its slurmd answers no more until the job runs elsewhere."""
+        """Kill everything on the node at once; its slurmd does not answer until the job runs elsewhere."""
         daemon = (self.cluster.folder / f"slurmd.{before.node}.pid").read_text().strip()
         self._ask("kill", "-STOP", daemon)
         try:
@@ -165,7 +163,7 @@ class Testbed:
         _, pid = self.described(name)["world"]["processes"][event.rank]
         self._ask("kill", "-KILL", str(pid))
 
-    # what the run says of itself --------------------------------------------------------------------------------------
+    # the run's own files ----------------------------------------------------------------------------------------------
 
     def described(self, name: str) -> dict:
         """run.json; empty before there is one."""
@@ -188,7 +186,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 
 
 def until(condition: Callable[[], bool], what: str, every_s: float = 0.1) -> None:
-    """Wait; raises SoakError with `what` after LIMIT_S."""
+    """Wait for `condition`; raises SoakError with `what` after LIMIT_S."""
     end_at = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > end_at:
@@ -197,15 +195,14 @@ def until(condition: Callable[[], bool], what: str, every_s: float = 0.1) -> Non
 
 
 def two_gpus_a_node() -> Site:
-    """Perlmutter with nodes of two GPUs and as many cores."""
     place = site("perlmutter")
     node = dataclasses.replace(place.node, gpus=RANKS, cores=RANKS, cpus_per_rank=1)
     return dataclasses.replace(place, node=node, srun=f"--cpus-per-task=1 --gpus-per-node={RANKS}")
 
 
 def _write_environment(folder: Path) -> None:
-    """This Python, as the environment that the launcher activates. Its doctor says yes: it judges speed, and of that
-    rounds side by side on one machine have little."""
+    """An environment for the launcher that runs this Python. Its doctor always passes: it judges speed, which rounds
+    side by side on one machine lack."""
     programs = folder / "bin"
     programs.mkdir(parents=True, exist_ok=True)
     (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')

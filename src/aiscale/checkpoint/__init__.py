@@ -1,8 +1,8 @@
-"""Checkpoints: a training state on disk that is either whole or not there, checked when it is opened.
+"""Checkpoints: a training state on disk that is either complete or absent, and is checked when it is read.
 
-store.py      saving, finding and loading: torch's distributed checkpoint and its note
+store.py      save, find and load: torch's distributed checkpoint and a note, aiscale.json
 staging.py    a copy of the state in host memory, from which a thread writes while training goes on
-integrity.py  fingerprints: is each file still what was written?
+integrity.py  checksums of all files
 """
 
 from aiscale.checkpoint.store import (

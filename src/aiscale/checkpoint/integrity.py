@@ -1,11 +1,11 @@
-"""Is a checkpoint still what was written? A fingerprint of every file, kept in its note, and of the note itself.
+"""Checksums of a checkpoint's files, stored in its note, and of the note itself.
 
     note["files"] = fingerprints(folder, files(folder))     # {relative path: [bytes, blake2b]}
-    seal(note)                                              # the note's own, last
+    note = seal(note)                                       # adds the note's own checksum, last
     damage(folder, note, note["files"])                     # "" or what is wrong, in words
 
-Disks and networks flip bits, copies are cut short, a hand deletes a shard. What torch reads of such a file may be
-numbers all the same: without this a run would go on from wrong weights and nobody would know.
+Disks and networks flip bits, copies are cut short, files get deleted. torch may read such a file without an error: then
+a run would silently go on from wrong weights.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 
 
 def files(folder: Path) -> list[str]:
-    """Every file below `folder`, relative to it, in order."""
+    """Every file below `folder`, as sorted relative paths."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def fingerprints(folder: Path, names: Iterable[str]) -> dict[str, list]:
-    """{name: [bytes, hash]} of some of a folder's files."""
+    """{name: [bytes, checksum]} of the named files in a folder."""
     return {name: [(folder / name).stat().st_size, _hash(folder / name)] for name in names}
 
 
 def damage(folder: Path, note: dict, names: Iterable[str]) -> str:
-    """What is wrong with some of the files that a note lists; empty if they are what was written."""
+    """What is wrong with the named files of a note; empty if they are unchanged."""
     for name in names:
         nbytes, expected = note["files"][name]
         path = folder / name
@@ -41,12 +41,11 @@ def damage(folder: Path, note: dict, names: Iterable[str]) -> str:
 
 
 def seal(note: dict) -> dict:
-    """The note with a fingerprint of all that it says."""
+    """The note with its own checksum added."""
     return {**note, "seal": _seal(note)}
 
 
 def is_sealed(note: dict) -> bool:
-    """Whether the note says what it said when it was sealed."""
     return note.get("seal") == _seal(note)
 
 

@@ -1,11 +1,11 @@
-"""A copy of a training state in host memory, from which a checkpoint is written while training goes on.
+"""Copies a training state to host memory, from which a checkpoint is written while training goes on.
 
     staging = Staging()
-    copy = staging.of(engine.state())     # tensors copied, everything else as it is now
-    copy = staging.of(engine.state())     # later: into the same memory, once the first copy has been written
+    copy = staging.of(engine.state())     # tensors are copied, everything else is deep-copied
+    copy = staging.of(engine.state())     # later: into the same memory, after the first copy has been written
 
-The copy is all that training waits for. Its memory is kept from one checkpoint to the next: on a CPU the first use of
-memory costs more than the copy itself, on a GPU only memory that is pinned is filled at the full rate of the link.
+Training waits for the copy only. The memory is reused: on a CPU the first use of memory costs more than the copy
+itself, on a GPU only pinned memory is filled at the full rate of the link.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from torch.distributed.tensor import DTensor
 
 
 class StagingError(RuntimeError):
-    """No room for the copy; the message is one line that says what to do."""
+    """Not enough memory for the copy; the message is one line that says what to do."""
 
 
 class Staging:
-    """Host memory for one copy of a state; a second `of` overwrites what the first one gave."""
+    """Host memory for one copy of a state; the next `of` overwrites it."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[tuple, Tensor]] = {}  #: part -> where it stands in the state -> its memory
+        self._held: dict[str, dict[tuple, Tensor]] = {}  #: part -> path in the state -> its memory
 
     @torch.no_grad()
     def of(self, state: Any, part: str = "") -> Any:
-        """`state` with every tensor copied to host memory, in containers of its own. `part`: a name for each of several
-        states that are kept at the same time."""
+        """`state` with every tensor copied to host memory, in new containers. `part`: a name for each of several states
+        that are kept at the same time."""
         used: dict[tuple, Tensor] = {}
         result = self._copied(state, (part,), used, {})
         self._held[part] = used
         if any(tensor.is_pinned() for tensor in used.values()):
-            torch.cuda.synchronize()  # copies to pinned memory are only under way
+            torch.cuda.synchronize()  # copies to pinned memory are asynchronous
         return result
 
     def _copied(self, value: Any, place: tuple, used: dict, seen: dict[int, Any]) -> Any:
         if isinstance(value, Tensor):
-            if id(value) not in seen:  # a tied weight stands in two places
+            if id(value) not in seen:  # a tied weight appears twice
                 seen[id(value)] = (self._tensor(value, place, used), value)
             return seen[id(value)][0]
         if type(value) in (dict, OrderedDict):
@@ -60,7 +60,7 @@ class Staging:
         used[place] = held.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return held
-        # Of the shards' places the checkpoint asks, of the device it does not: the mesh stays that of the GPUs.
+        # A checkpoint needs the shards' placements but not the device: the mesh stays that of the GPUs.
         return DTensor(held, tensor._spec, requires_grad=False)
 
 

@@ -1,15 +1,15 @@
-"""Saving and resuming: torch's distributed checkpoint, in a folder that is either whole or not there.
+"""Saves and loads checkpoints with torch's distributed checkpoint (DCP); a folder is either complete or absent.
 
     save(engine, "runs/laptop/checkpoints", step=100)      # train.saving does it while training goes on
     step = load(engine, newest_good("runs/laptop/checkpoints", world))      # of train.saving
 
-A checkpoint is written to a hidden temporary folder, each file flushed to the disk by the rank that wrote it, and then
-renamed: a job that dies while saving leaves the previous one untouched. Its note holds a checksum of every file
-(`integrity`) and the id of the run, so that a damaged one, or another run's, is never taken for a good one.
+A checkpoint is written to a hidden temporary folder, each rank flushes its files to the disk, and the folder is
+renamed: a job that dies while saving leaves the previous checkpoint untouched. The note, aiscale.json, holds a checksum
+of every file (`integrity`) and the id of the run, so that a damaged checkpoint, or another run's, is never used.
 
-The weights carry GPT's own names and whole shapes, so a run may go on with another number of ranks, or under another
-strategy. Where a library has a format of its own (DeepSpeed, Megatron-Core), the folder holds that instead, and its
-note says so: such a run goes on in the layout that wrote it, and `load_weights` reads its weights all the same.
+Weights are stored under GPT's own names with their full shapes, so a run may resume with another number of ranks or
+another strategy. DeepSpeed and Megatron-Core write formats of their own, as the note says: such a run resumes only in
+the layout that wrote it, but `load_weights` reads its weights everywhere.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from aiscale.config import Run
 from aiscale.distributed import RankError, World, alike
 
 FORMAT_VERSION = 1
-#: format -> "module:function" that reads the weights of such a folder: function(folder) -> {GPT's name: tensor}
+#: format -> "module:function" that reads its weights: function(folder) -> {GPT's name: tensor}
 READERS = {
     "deepspeed": "aiscale.parallel.zero:weights",
     "megatron": "aiscale.parallel.megatron:weights",
 }
-NOTE = "aiscale.json"  #: the last file of a checkpoint that is written
+NOTE = "aiscale.json"  #: written last
 _OTHER = "it is of another model or optimizer: give this run the settings of that one"
 
 
 class Saveable(Protocol):
-    """What a checkpoint needs of an engine: a state for torch's distributed checkpoint, or a format of its own."""
+    """What a checkpoint needs from an engine: a state for DCP, or a format of its own."""
 
     run: Run
     world: World
@@ -54,23 +54,24 @@ class Saveable(Protocol):
     def state(self) -> dict: ...
 
     def note(self) -> dict:
-        """What the folder's note says beside the layout; an engine may have none."""
+        """Extra entries of the note; an engine may have none."""
 
     def loadable(self, note: dict) -> dict:
-        """A state to be filled from a folder with this note; raises CheckpointError where it cannot be. dcp only."""
+        """A state to be filled from a folder with this note; raises CheckpointError if it cannot be. DCP only."""
 
     def load(self, state: dict) -> None: ...
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
-        """Fill an empty folder in two parts: copy the state (without `staging` it will not change), and return what
-        writes and flushes it from any thread, without a collective. All ranks call both; not for dcp."""
+        """Fill an empty folder in two parts: copy the state now (without `staging` it will not change), and return a
+        function that writes and flushes it, from any thread and without a collective. All ranks call both; not for
+        DCP."""
 
     def read(self, folder: Path, note: dict) -> None:
-        """Take over what was written, or raise CheckpointError before anything is changed."""
+        """Load what was written, or raise CheckpointError before anything is changed."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read or written; the message is one line that says what to do."""
+    """A checkpoint cannot be read or written; the message is one line that says what to do."""
 
 
 def save(engine: Saveable, folder: str | Path, **facts) -> Path:
@@ -89,12 +90,11 @@ def prepare(
     run_id: str | None = None,
     staging: Staging | None = None,
 ) -> Callable[[World], Path]:
-    """Begin to save the state after `step` optimizer steps; returns what writes it, a function of the world through
-    which it may talk. Of the checkpoints of this run in `folder` the newest `keep` stay, and the one with the lowest
-    validation loss.
+    """Begin to save the state after `step` optimizer steps; returns a function of a world that writes it. The newest
+    `keep` checkpoints of this run in `folder` stay, and the one with the lowest validation loss.
 
-    With `staging` the state is copied to host memory: training may go on while any thread calls that function, with
-    `world.apart()`. Without, it must be called before anything changes.
+    With `staging` the state is copied to host memory: training may go on while any thread calls that function with
+    `world.apart()`. Without, call it before anything changes.
     """
     folder, world = Path(folder), engine.world
     final = folder / f"step_{step:08d}"
@@ -109,7 +109,7 @@ def prepare(
         with _written_or_gone(final, partial, world):
             with world.control():
                 fill(world)
-            world.barrier()  # a file that another rank has not finished must not be called whole
+            world.barrier()  # all ranks have finished their files
             mine = integrity.files(partial)[world.rank :: world.size]
             prints = world.gather(world.together(lambda: integrity.fingerprints(partial, mine)))
             note = about | {"files": {name: print_ for part in prints for name, print_ in part.items()}}
@@ -120,14 +120,14 @@ def prepare(
 
 
 def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callable[[World], None]:
-    """What fills the empty folder, on every rank."""
+    """A function that fills the empty folder, called on every rank."""
     if engine.checkpoint_format != "dcp":
         finish = engine.write_later(partial, staging)
         return lambda world: world.together(finish)
     state = engine.state() if staging is None else staging.of(engine.state())
 
     def fill(world: World) -> None:
-        # In a thread even a world of one has a group, or torch would warn that there is none.
+        # In a thread even a world of one has a group, or torch would warn.
         alone = world.group is None and world.size == 1
         dcp.save(state, checkpoint_id=partial, process_group=world.group, no_dist=alone)
 
@@ -136,19 +136,19 @@ def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callab
 
 @contextmanager
 def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]:
-    """Say in one line why a checkpoint was not written, and leave nothing of it."""
+    """Turn errors into one line, and remove an incomplete checkpoint."""
     remedy = "free some space or ask for it; earlier checkpoints are untouched"
     with _refusal(f"cannot write {final}", remedy, RankError, RuntimeError):
         try:
             yield
         except BaseException:
             if world.is_main:
-                shutil.rmtree(partial, ignore_errors=True)  # on a full disk the rest of it would be in the way
+                shutil.rmtree(partial, ignore_errors=True)  # frees a full disk
             raise
 
 
 def load(engine: Saveable, path: str | Path) -> int:
-    """Bring the engine to the state in `path`; returns the number of optimizer steps it had taken."""
+    """Load the checkpoint `path` into the engine; returns the number of optimizer steps taken."""
     path, world = Path(path), engine.world
     note = world.together(lambda: _readable_note(engine, path))
     with world.control(), quiet(), _refusal(f"cannot read {path}", _OTHER):
@@ -188,30 +188,30 @@ def load_weights(model_state: dict, path: str | Path) -> None:
 
 
 def latest(folder: str | Path, run_id: str | None = None) -> Path | None:
-    """The newest whole checkpoint below `folder`, or None. With `run_id`, another run's does not count."""
+    """The newest complete checkpoint below `folder`, or None. With `run_id`, other runs' are ignored."""
     found = whole(Path(folder), run_id)
     return found[-1] if found else None
 
 
 def best(folder: str | Path, run_id: str | None = None) -> Path | None:
-    """The checkpoint with the lowest validation loss below `folder`; the newest where none was evaluated."""
+    """The checkpoint with the lowest validation loss below `folder`; the newest if none was evaluated."""
     return min(whole(Path(folder), run_id)[::-1], key=_val_loss, default=None)
 
 
 def whole(folder: Path, run_id: str | None = None) -> list[Path]:
-    """Checkpoints that were finished, oldest first, without those of other runs than `run_id`."""
+    """Complete checkpoints, oldest first, without those of other runs than `run_id`."""
     found = sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
     return [path for path in found if not of_another_run(path, run_id)]
 
 
 def of_another_run(path: Path, run_id: str | None) -> str:
-    """The id of the other run that wrote a checkpoint; empty if it is this one's, or nobody knows."""
+    """The id of another run that wrote this checkpoint; empty if it is this run's, or unknown."""
     theirs = _fact(path, "run_id")
     return theirs if None not in (theirs, run_id) and theirs != run_id else ""
 
 
 def read_note(path: Path) -> dict:
-    """The checkpoint's own description: format version, step, ranks that wrote it."""
+    """The checkpoint's note: format version, step, ranks that wrote it. Raises CheckpointError."""
     try:
         note = json.loads((path / NOTE).read_text())
         version, _, found = note["format_version"], note["step"], note["format"]
@@ -232,7 +232,7 @@ def read_note(path: Path) -> dict:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """torch warns that a single process saves in a single process, and older ones of their own calls."""
+    """Hide torch's warnings that a single process saves alone, and older versions' about their own calls."""
     with warnings.catch_warnings():
         for message in ("torch.distributed is disabled", "TypedStorage is deprecated"):
             warnings.filterwarnings("ignore", message=message)
@@ -241,15 +241,15 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
-    """Turn what the disk and DCP (and `more`) raise into one line: DCP's own lists every rank's traceback."""
+    """Turn errors of the disk and DCP (and `more`) into one line: DCP's message lists every rank's traceback."""
     try:
         yield
     except (OSError, CheckpointException, *more) as error:
-        # Of a full disk torch.save says only that its writer is not where it should be.
+        # On a full disk, torch.save reports only an unexpected position of its writer.
         short = any(part in str(error) for part in ("inline_container", "PytorchStreamWriter", "unexpected pos"))
         if isinstance(error, CheckpointError) or type(error) is RuntimeError and not short:
             raise
-        # DCP raises on all ranks what went wrong on one.
+        # DCP raises an error of one rank on all ranks.
         on_all_ranks = isinstance(error, CheckpointException) or getattr(error, "failed_alike", False)
         if short:
             error = OSError("torch could write only a part: the disk, or your share of it, is full")
@@ -291,7 +291,7 @@ def _finish(partial: Path, final: Path, note: dict, keep: int) -> None:
 
 
 def _prune(final: Path, keep: int, run_id: str | None) -> None:
-    """Drop the oldest of this run but `keep` and the best."""
+    """Delete this run's oldest checkpoints, except `keep` and the best."""
     ours = whole(final.parent, run_id)
     best = min(ours, key=_val_loss)
     for path in [path for path in ours if path <= final][:-keep]:
@@ -300,20 +300,20 @@ def _prune(final: Path, keep: int, run_id: str | None) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Take the name away first: what is left of a deletion that was broken off is no checkpoint."""
+    """Rename first: an interrupted deletion leaves no folder that looks like a checkpoint."""
     gone = path.with_name(f".{path.name}.old")
     path.rename(gone)
     shutil.rmtree(gone)
 
 
 def _val_loss(path: Path) -> float:
-    """The validation loss that a checkpoint was saved with; infinite where none was measured or none can be read."""
+    """The validation loss stored with a checkpoint; infinite if there is none, or the note cannot be read."""
     found = _fact(path, "val_loss")
     return math.inf if found is None else found
 
 
 def _fact(path: Path, key: str) -> object:
-    """What a checkpoint's note says; None if it does not, or cannot be read."""
+    """An entry of a checkpoint's note; None if it is missing, or the note cannot be read."""
     try:
         return read_note(path).get(key)
     except CheckpointError:
@@ -321,8 +321,7 @@ def _fact(path: Path, key: str) -> object:
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file, or a folder's list of names, is on the disk before we go on. Only the node that wrote it
-    can do so."""
+    """Flush a file, or a folder's list of names, to the disk. Only the node that wrote it can do so."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""The process of a rank, or of several: `python -m aiscale.cluster FOLDER SIZE RANK[,RANK...]`; see engine.py."""
+"""The process of one rank or several: `python -m aiscale.cluster FOLDER SIZE RANK[,RANK...]`; see engine.py."""
 
 from aiscale.cluster.engine import main
 

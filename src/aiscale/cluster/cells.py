@@ -1,15 +1,14 @@
-"""What happens to a cell that runs on ranks: how it is sent, waited for and interrupted, and how its output is shown.
+"""Runs a cell on ranks: sends it, waits, interrupts, and shows its output.
 
     %%px                       every rank
     %%px --targets 0:2         ranks 0 and 1
     %%px --local               the ranks, and then this kernel as well
     %%px --noblock             returns at once; %pxresult waits and shows
 
-The flags are ipyparallel's. Promises: output is live, labelled `[rank 0]`, `[rank 1]`, ..., in rank order, and stored
-in that order. Stop works: it reaches a rank in a loop, and one that hangs in a collective. A rank that raises leaves
-nobody hanging: usually the others wait for it in a collective, so after a short grace they are interrupted; those that
-answer close their connections, which makes the ones that hang in gloo fail as well; whoever is left then is beyond
-help, and the caller kills all.
+The flags are ipyparallel's. Output is live, labelled `[rank 0]`, `[rank 1]`, ..., and shown and stored in rank order.
+Stop reaches a rank in a loop as well as one that hangs in a collective. When a rank raises, the others usually wait for
+it in a collective: after a short grace they are interrupted. Those that answer close their connections, which makes the
+ones that hang in gloo fail too. If any still hangs, the caller kills all ranks.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from IPython.display import DisplayHandle, display
 
 from aiscale.cluster.errors import Failure, own_frames, without_source
 
-#: How long the other ranks may take to finish or fail by themselves once one has failed.
+#: How long the other ranks may take to finish or fail by themselves after one has failed.
 GRACE_S = 1.0
-#: How long a rank may take to answer a signal, and then the loss of its connections: its first traceback takes long.
+#: How long a rank may take to answer a signal, and then closed connections: its first traceback is slow.
 SIGNAL_ANSWER_S = 0.5
 ANSWER_S = 15.0
-#: How long text may take to arrive once every rank has answered: it comes by another way.
+#: How long output may take to arrive after every rank has answered: it comes over another socket.
 OUTPUT_S = 30.0
 
 _TICK_S = 0.05
@@ -45,16 +44,16 @@ _BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed ou
 
 
 class RankMagics(ParallelMagics):
-    """`%px`, `%%px`, `%autopx` and `%pxresult`, sent through `Ranks`, which watches the processes."""
+    """`%px`, `%%px`, `%autopx` and `%pxresult`, sent through `Ranks`, which watches the rank processes."""
 
     def __init__(self, shell, ranks) -> None:
         self._ranks = ranks
         super().__init__(shell, view=ranks.view)
 
     def parallel_execute(self, cell, block=None, save_name=None, targets=None, **_ignored):
-        """Run source code on ranks; with `block` show its output, without return the AsyncResult."""
+        """Run source code on ranks. With `block` show its output, otherwise return the AsyncResult."""
         self._ranks._ready()
-        self.view = self._ranks.view  # another one after a restart
+        self.view = self._ranks.view  # a new one after a restart
         view = self.view if targets is None else self.view.client.direct_view(targets)
         block = self.view.block if block is None else block
         asked = view.execute(cell, silent=False, block=False)
@@ -124,7 +123,7 @@ class Pending:
         return [rank for rank, child in self._children.items() if not child.done()]
 
     def failures(self) -> list[Failure]:
-        """What ranks have raised so far, in rank order."""
+        """What the ranks have raised so far, in rank order."""
         done = ((rank, child.result()) for rank, child in self._children.items() if child.done())
         return [failure for rank, result in done if (failure := _failure(rank, result))]
 
@@ -135,7 +134,7 @@ class Pending:
     def wait(
         self, timeout_s: float | None, on_tick: Callable[[], None] = lambda: None, *, until_failure: bool = False
     ) -> bool:
-        """Wait until all have answered, or one has failed; False when the time is over. `on_tick` may raise."""
+        """Wait until all have answered, or one has failed; False if it times out. `on_tick` may raise."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while waiting := [child for child in self._children.values() if not child.done()]:
             wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
@@ -148,7 +147,8 @@ class Pending:
         return True
 
     def interrupt(self, send: Callable[[list[int], int], None], free_others: Callable[[list[int]], None]) -> list[int]:
-        """Make everybody answer; the ranks that do not. `send` signals ranks, `free_others` makes ranks leave."""
+        """Interrupt the ranks; returns those that do not answer. `send` signals ranks, `free_others` makes ranks leave
+        the process group."""
         send(self.ranks(), signal.SIGINT)
         if not self.wait(SIGNAL_ANSWER_S):
             free_others(self.ranks())
@@ -156,7 +156,6 @@ class Pending:
         return self.ranks()
 
     def await_output(self, is_in_vain: Callable[[], bool]) -> None:
-        """Wait until all that the ranks have printed and drawn is here."""
         outputs = [child.output for child in self._children.values()]
         deadline = time.monotonic() + OUTPUT_S
         while not is_in_vain() and wait(outputs, timeout=_TICK_S).not_done and time.monotonic() < deadline:
@@ -164,7 +163,6 @@ class Pending:
 
 
 def breaks_group(failures: list[Failure]) -> bool:
-    """Whether errors say that the process group itself is damaged."""
     return any(word in f"{f.name} {f.message}".lower() for f in failures for word in _BROKEN_GROUP)
 
 
@@ -179,9 +177,9 @@ def _failure(rank: int, result: object) -> Failure | None:
 class Output:
     """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`.
 
-    ipyparallel shows output as it arrives, in another order each time. Here the text of all ranks is one display that
-    is updated in place. Where nothing can be updated (a terminal), rank 0's text is printed as it comes and each later
-    rank's once the ones before it are done.
+    ipyparallel shows output as it arrives, in a different order each time. Here the text of all ranks is one display,
+    updated in place. A terminal cannot update: rank 0's text is printed as it comes, and each later rank's when the
+    ranks before it are done.
     """
 
     def __init__(self, ranks: Sequence[int], children: Sequence) -> None:
@@ -194,11 +192,11 @@ class Output:
         self._live = in_kernel()
 
     def refresh(self) -> None:
-        """Show what has arrived since the last call; cheap enough for a waiting loop."""
+        """Show what has arrived since the last call; cheap enough for a wait loop."""
         if time.monotonic() < self._next_refresh:
             return
         self._show()
-        # The whole text is sent each time, so a long one is sent less often.
+        # The whole text is sent each time, so send a long one less often.
         self._next_refresh = time.monotonic() + _REFRESH_S + len(self._display.shown) / _CHARACTERS_PER_S
 
     def finish(self) -> None:
@@ -217,7 +215,7 @@ class Output:
             self._display.show("\n".join(line for i in range(len(self.ranks)) for line in self._lines(i)))
             return
         for i, child in enumerate(self._children):
-            complete = everything or child.output.done()  # a rank's answer may be here before its last lines
+            complete = everything or child.output.done()  # a rank's answer may arrive before its last lines
             lines = self._lines(i, complete)
             print(*lines[self._printed[i] :], sep="\n", end="\n" if lines[self._printed[i] :] else "", flush=True)
             self._printed[i] = len(lines)
@@ -225,7 +223,7 @@ class Output:
                 break
 
     def _lines(self, i: int, complete: bool = True) -> list[str]:
-        """Labelled lines of one rank; without `complete` a last line that may still grow is left out."""
+        """Labelled lines of one rank; without `complete`, an unfinished last line is left out."""
         md = self._metadata[i]
         blocks = [md["stdout"] or "", md["stderr"] or ""]
         result = md["execute_result"]
@@ -235,7 +233,7 @@ class Output:
         if not complete:
             text = "".join((md["stdout"] or "").rpartition("\n")[:2])
         label = self._label(self.ranks[i])
-        # A progress bar returns to the start of its line; what it wrote last is what counts.
+        # A progress bar returns to the start of its line: show only its last state.
         return [f"{label} {line.rstrip().rpartition(chr(13))[2]}".rstrip() for line in text.split("\n")[:-1]]
 
     def _label(self, rank: int) -> str:
@@ -247,14 +245,13 @@ def _is_rich(output: dict | None) -> bool:
 
 
 class InPlace:
-    """Text in a notebook that is shown again and again in the same place."""
+    """Text in a notebook that is updated in place."""
 
     def __init__(self) -> None:
         self.shown = ""
         self._handle: DisplayHandle | None = None
 
     def show(self, text: str) -> None:
-        """Show `text` in place of what was shown before."""
         if text == self.shown:
             return
         self.shown, data = text, {_PLAIN: text}

@@ -1,12 +1,11 @@
-"""The process of a rank: how it becomes an engine of ipyparallel, and what it does when the notebook asks.
+"""The process of a rank: starts as an ipyparallel engine, and runs what the notebook calls.
 
-    python -m aiscale.cluster FOLDER SIZE 0,1,2,3                # here: imports torch once, then forks a process a rank
+    python -m aiscale.cluster FOLDER SIZE 0,1,2,3                # on this machine: imports torch once, then forks
     mpiexec -n 4 python -m aiscale.cluster FOLDER 4 mpi
-    srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # FOLDER is one that all nodes see
+    srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # all nodes see FOLDER
 
-Promises: the same cells run on all three. Eight forked ranks start as fast as one and share the memory of the
-libraries. Nothing listens on a login node: rank 0 of a job starts the controller beside itself, at the node's address,
-and all of it ends with the step. Threads are limited before libraries load.
+The same cells run on all three. Eight forked ranks start as fast as one and share the memory of the libraries. Nothing
+listens on a login node: rank 0 of a job starts the controller on its own node, and everything ends with the step.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ from aiscale.processes import THREAD_VARIABLES, die_with, usable_cores
 if TYPE_CHECKING:  # it loads torch, which must not happen before limit_threads
     from aiscale.distributed import Launch
 
-ADDRESS = "AISCALE_ADDRESS"  #: of this node, for the others
-START_LIMIT_S = 600  #: for an engine to find the controller; who waits for it gives up earlier
+ADDRESS = "AISCALE_ADDRESS"  #: this node's address, for the others
+START_LIMIT_S = 600  #: for an engine to find the controller; the notebook times out earlier
 
-_store = None  #: at which the ranks of this process group have met, on rank 0 of a job
-_started_here = 0  #: ranks on this node, used or not
+_store = None  #: the rendezvous store, on rank 0 of a job
+_started_here = 0  #: number of ranks on this node, used or not
 
 
 # ---- starting --------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Become the rank, or the ranks, that the command line names."""
+    """Become the rank, or the ranks, given on the command line."""
     folder, size, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if which == "mpi":
         _serve_mpi(folder, size)
@@ -58,11 +57,10 @@ def main() -> None:
 
 
 def _preload() -> None:
-    """Whatever every rank needs, imported once."""
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else the debugger fills logs with a warning
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # or the debugger fills logs with a warning
     import ipykernel.debugger  # noqa: F401  # each rank would load it, 0.2 s
     import ipyparallel.engine.app  # noqa: F401
-    import stack_data  # noqa: F401  # for a first traceback, which a Stop on a busy machine would have to wait for
+    import stack_data  # noqa: F401  # for the first traceback, which would delay Stop on a busy machine
     import torch.distributed  # noqa: F401
 
     import aiscale.distributed  # noqa: F401
@@ -81,13 +79,13 @@ def _fork(folder: Path, size: int, ranks: list[str]) -> None:
 
 
 def _serve_mpi(folder: Path, size: int) -> None:
-    from mpi4py import MPI  # before torch, as some sites' MPI asks for
+    from mpi4py import MPI  # before torch, as some sites' MPI requires
 
     from aiscale.distributed import Launch, mpi_world
 
     place = Launch(launcher="mpiexec", rank=MPI.COMM_WORLD.rank, size=size)
     _log_to(folder, place.rank)
-    mpi_world(place)  # refuses single ranks that were meant to be joined
+    mpi_world(place)  # raises if MPI did not join the processes
     _preload()
     _serve(folder, place.rank, size)
 
@@ -119,14 +117,14 @@ def _log_to(folder: Path, rank: int) -> int:
 
 
 def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size: int = 0) -> None:
-    # ipykernel puts a pipe in the place of standard error, which nobody reads once the process has crashed.
+    # ipykernel replaces standard error by a pipe, which nobody reads after a crash.
     faulthandler.enable(_log_to(folder, rank), all_threads=False)
     here = {"LOCAL_RANK": local_rank if local_size else rank, "LOCAL_WORLD_SIZE": local_size or size}
     os.environ.update({name: str(value) for name, value in {"RANK": rank, "WORLD_SIZE": size, **here}.items()})
     from ipyparallel.engine.app import IPEngine
 
     profile, deadline = folder / "profile", time.monotonic() + START_LIMIT_S
-    # An engine waits for the file only to exist, and would die of one that is not whole.
+    # An engine waits only until the file exists, and would die if it is incomplete.
     while not local.controller_is_ready(profile, "engine") and time.monotonic() < deadline:
         time.sleep(0.1)
     IPEngine.launch_instance(
@@ -135,7 +133,7 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size:
             f"--file={local.connection_file(profile, 'engine')}",
             f"--IPEngine.id={rank}",
             f"--IPEngine.timeout={START_LIMIT_S}",
-            # Deaths are noticed by waiting for processes, signals go straight to them.
+            # We notice dead ranks by waiting for processes, and signal processes directly.
             "--IPEngine.enable_nanny=False",
             "--IPEngine.max_heartbeat_misses=0",
             "--log-level=ERROR",
@@ -143,12 +141,12 @@ def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size:
     )
 
 
-# ---- a task of srun, on a node that may be another one than the notebook's -------------------------------------------
+# ---- a task of srun, perhaps on another node than the notebook's -----------------------------------------------------
 
 
 def limit_threads() -> None:
-    """Tell libraries, before they are loaded, how many threads this rank may use: as many as were asked for, else its
-    cores, and no more than the site's job script says."""
+    """Set the number of threads before libraries are loaded: as asked for, else this rank's cores, but no more than the
+    site's job script says."""
     threads = int(os.environ.get(local.THREADS) or 0)
     if not threads:
         cores = len(usable_cores())
@@ -164,14 +162,14 @@ def prepare(folder: Path, task: Launch) -> None:
 
     from aiscale.distributed import ConnectError
 
-    if not folder.is_dir():  # whoever asked for this job has gone, or the nodes do not see the same files
+    if not folder.is_dir():  # the notebook is gone, or the nodes do not share files
         raise ConnectError(f"{folder} is not on {socket.gethostname()}: name one that all nodes see by AISCALE_RUNS")
     os.umask(0o077)
     os.environ[ADDRESS] = node_address()
-    # srun, so that connect() knows what the site's binding of GPUs means
+    # srun: connect() then knows how the site binds GPUs
     os.environ.update(AISCALE_LAUNCHER="srun", IPYTHONDIR=str(folder / "ipython"))
     os.environ.setdefault("MPLBACKEND", local.INLINE)
-    ProfileDir.create_profile_dir(str(folder / "profile"))  # by whoever comes first: an engine without one gives up
+    ProfileDir.create_profile_dir(str(folder / "profile"))  # on every rank: an engine without one gives up
     if task.rank == 0:
         job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
         (folder / "ranks").write_text(str(task.size))
@@ -181,10 +179,10 @@ def prepare(folder: Path, task: Launch) -> None:
 
 
 def node_address(env: Mapping[str, str] = os.environ) -> str:
-    """The address at which the other nodes of this job, and the node that it was submitted from, reach this one."""
+    """The address at which other nodes of this job, and the submitting node, reach this one."""
     for peer in _peers(env):
         try:
-            # A datagram socket sends nothing when it is connected: the system only says from where it would.
+            # Connecting a datagram socket sends nothing: the system only picks the source address.
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                 probe.connect((peer, 9))
                 address = probe.getsockname()[0]
@@ -192,7 +190,7 @@ def node_address(env: Mapping[str, str] = os.environ) -> str:
             continue
         if not address.startswith("127."):
             return address
-    return local.LOOPBACK  # alone on a machine that knows no network
+    return local.LOOPBACK  # this machine has no network
 
 
 def _peers(env: Mapping[str, str]) -> Iterator[str]:
@@ -201,11 +199,11 @@ def _peers(env: Mapping[str, str]) -> Iterator[str]:
 
 
 def _answer_signals() -> None:
-    """Let the notebook signal this engine through the controller, for it may be on another machine."""
+    """Let the notebook signal this engine through the controller, because it may be on another machine."""
     from ipyparallel.engine.kernel import IPythonParallelKernel
 
     async def signal_request(self, stream, ident, parent) -> None:
-        # In the thread for control, which is free while a cell runs in the main one.
+        # Runs in the control thread, which is free while a cell runs in the main one.
         signal.pthread_kill(threading.main_thread().ident, int(parent["content"]["sig"]))
         self.session.send(stream, "signal_reply", {"status": "ok"}, parent=parent, ident=ident)
 
@@ -227,8 +225,8 @@ def join(
 ) -> dict:
     """Join a new process group of `size` ranks at `rendezvous`, and set the names that `%%px` cells rely on.
 
-    What the notebook can import from `path`, its sys.path, ranks can import as well. link_mbit_s: the rate to which
-    the links between ranks are slowed. With `fresh`, variables are forgotten first.
+    `path`, the notebook's sys.path, is added to this rank's. link_mbit_s: slow the links between ranks to this rate.
+    With `fresh`, variables are deleted first.
 
     Returns what `Ranks` shows: rank, pid, host, device, backend, threads.
     """
@@ -262,15 +260,15 @@ def join(
 
 
 def _ranks_here(size: int) -> int:
-    """How many of the first `size` ranks are on this node. There are more in a job that was submitted by hand for more;
-    ranks fill one node after the other."""
+    """How many of the first `size` ranks are on this node: a job submitted by hand may have more ranks. Ranks fill one
+    node after the other."""
     global _started_here
-    _started_here = _started_here or int(os.environ["LOCAL_WORLD_SIZE"])  # before connect() writes it anew
+    _started_here = _started_here or int(os.environ["LOCAL_WORLD_SIZE"])  # before connect() overwrites it
     return min(_started_here, size - int(os.environ["RANK"]) + int(os.environ["LOCAL_RANK"]))
 
 
 def offer_store(timeout_s: float) -> dict[str, str]:
-    """On rank 0 of a job: a new store at which its ranks meet; the variables by which they find it."""
+    """On rank 0 of a job: start a rendezvous store; returns the environment variables by which ranks find it."""
     from aiscale.distributed import host_store
 
     global _store
@@ -279,7 +277,7 @@ def offer_store(timeout_s: float) -> dict[str, str]:
 
 
 def leave() -> None:
-    """Close this rank's connections, so that ranks which wait for it fail now rather than at their time-out."""
+    """Close this rank's connections, so that ranks which wait for it fail now instead of timing out."""
     import torch.distributed as dist
 
     if dist.is_initialized():

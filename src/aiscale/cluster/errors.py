@@ -1,6 +1,7 @@
-"""What can go wrong on ranks. Promise: a cell that fails names the rank, with that rank's own traceback.
+"""The errors of ranks: they name the rank and show its own traceback, in a notebook, under papermill and in plain
+Python.
 
-Frames of the machinery around it are left out, in a notebook, in what papermill stores, and in plain Python.
+Frames of ipyparallel are left out.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from dataclasses import dataclass
 
 from aiscale.config import ConfigError
 
-_SHOWN_ERRORS = 4  #: different ones; the first few explain the rest
+_SHOWN_ERRORS = 4  #: different ones; the first few usually explain the rest
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-#: Frames of the machinery that calls a function in an engine, as the first line of their part of a traceback.
+#: Frames of ipyparallel: the first line of their part of a traceback.
 _MACHINERY = re.compile(r"File (\S*[/\\]ipyparallel[/\\]|<string>:1\b)")
 
 
 class ClusterError(ConfigError):
-    """A cluster that cannot be started or used; the message says what to change."""
+    """A cluster cannot be started or used; the message says what to change."""
 
     def _render_traceback_(self) -> list[str]:
-        """In a notebook the message is all there is to see: the stack of this package helps nobody."""
+        """Show only the message in a notebook: this package's stack helps nobody."""
         return str(self).splitlines()
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank raised."""
-
     rank: int
     name: str  #: of the exception
     message: str
@@ -36,18 +35,18 @@ class Failure:
 
 
 class RankError(RuntimeError):
-    """A cell or a call failed on at least one rank. The message names rank and error; `shown` is the long version."""
+    """A cell or a call failed on at least one rank. The message names rank and error; `shown` has the tracebacks."""
 
     def __init__(self, message: str, shown: str = "", failures: Sequence[Failure] = ()) -> None:
         super().__init__(message)
         self.shown = shown
         self.failures = list(failures)  #: what each rank raised, in rank order
         if shown:
-            self.add_note(_COLOR.sub("", shown))  # plain Python shows notes; IPython calls the method below instead
+            self.add_note(_COLOR.sub("", shown))  # for plain Python; IPython calls _render_traceback_
 
     @classmethod
     def of(cls, failures: Sequence[Failure], note: str = "") -> RankError:
-        """The error that stands for what several ranks raised; those that raised the same are shown once."""
+        """One error for what several ranks raised; equal errors are shown once."""
         groups: dict[tuple[str, str], list[Failure]] = {}
         for failure in failures:
             groups.setdefault((failure.name, failure.message), []).append(failure)
@@ -62,23 +61,23 @@ class RankError(RuntimeError):
         return cls("; ".join(heads) + (f" ({note})" if note else ""), "\n".join(shown), failures)
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows, and papermill stores, in place of the kernel's own stack."""
+        """Shown by IPython, and stored by papermill, instead of the kernel's own stack."""
         return [*self.shown.splitlines(), *([""] if self.shown else []), str(self)]
 
 
 class RankDied(RankError):
-    """A rank's process ended while it was needed; `shown` is the end of its log."""
+    """A rank's process died; `shown` is the end of its log."""
 
 
 class RanksInterrupted(KeyboardInterrupt):
-    """The cell was stopped; the message says what became of the ranks."""
+    """The cell was stopped; the message says what happened to the ranks."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"stopped: {self}"]
 
 
 def own_frames(traceback: str) -> str:
-    """A rank's traceback without the frames that belong to ipyparallel."""
+    """A rank's traceback without ipyparallel's frames."""
     kept = []
     for frame in re.split(r"(?<=\n)(?=\S*File )", traceback):  # colour codes may stand before the word
         foreign = _MACHINERY.match(_COLOR.sub("", frame))
@@ -87,7 +86,7 @@ def own_frames(traceback: str) -> str:
 
 
 def without_source(message: str) -> str:
-    """torch's messages begin with where they stand in its C++ source; nobody here can use that."""
+    """Drop the C++ source position at the start of torch's messages."""
     return re.sub(r"^\[/\S+:\d+\] ", "", message)
 
 

@@ -1,10 +1,10 @@
-"""The batch job in which a login node's notebook has its ranks: the site's `engines.sbatch`, with what was asked for.
+"""The batch job for a notebook's ranks on a login node: the site's `engines.sbatch`, with the caller's options.
 
-    Job.of({"account": "abc123", "time": "30:00"}).submit(16, folder)     # the number of the job
+    Job.of({"account": "abc123", "time": "30:00"}).submit(16, folder)     # -> job id
 
-Promises: the call is the same at every site; what is wrong is said before a job waits in the queue; a job gets no
-secrets of the notebook server. What is not asked for comes from the site's profile, or from sbatch's own variables
-(SBATCH_ACCOUNT, SBATCH_TIMELIMIT, SBATCH_QOS, SBATCH_RESERVATION, ...).
+The call is the same at every site; bad options are reported before the job is queued; the job does not get the notebook
+server's secrets. Defaults come from the site's profile and from sbatch's own variables (SBATCH_ACCOUNT,
+SBATCH_TIMELIMIT, SBATCH_QOS, SBATCH_RESERVATION, ...).
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from aiscale.cluster import guard
 from aiscale.cluster.errors import ClusterError
 from aiscale.hpc.sites import Site, SiteError, find, here, names
 
-#: Variables of a notebook server, secrets among them, that have no business in a job; and those of the job we are in.
+#: Variables that the job must not get: the notebook server's, with its secrets, and those of the job that we are in.
 _PRIVATE = ("JPY_", "JUPYTER", "CONFIGPROXY_", "SLURM_", "PMI", guard.MARKER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a call of `cluster.start` says about the job that it submits."""
+    """Options of the job that `cluster.start` submits."""
 
-    account: str = ""  #: that pays
-    time: str | int = ""  #: as sbatch takes it: minutes, or H:MM:SS
-    nodes: int = 0  #: 0: as many as the ranks need, one for each GPU
+    account: str = ""  #: charged for the job
+    time: str | int = ""  #: as for sbatch: minutes, or H:MM:SS
+    nodes: int = 0  #: 0: as many as the ranks need, one rank per GPU
     partition: str = ""
     qos: str = ""
-    reservation: str = ""  #: nodes set aside, for example for a class
-    site: str = ""  #: a shipped profile or a .toml file; empty: AISCALE_SITE, or found out
-    script: str = ""  #: your own copy of engines.sbatch, in place of the site's
-    queue_timeout_s: float = 0  #: after which a job that still waits is cancelled; 0: it may wait
+    reservation: str = ""  #: for example of a class
+    site: str = ""  #: a shipped profile or a .toml file; empty: AISCALE_SITE, or detected
+    script: str = ""  #: your own copy of engines.sbatch, instead of the site's
+    queue_timeout_s: float = 0  #: cancel a job that is still queued after this; 0: never
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Job:
-        """From keyword arguments, refusing unknown ones by naming the nearest."""
+        """From keyword arguments; refuses unknown ones and names the nearest."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
@@ -62,19 +62,18 @@ class Job:
 
     @property
     def is_own(self) -> bool:
-        """Whether it asks for a job of its own also where this process is in one already."""
+        """Whether to submit a new job even if this process is in one already."""
         return any((self.account, self.time, self.partition, self.qos, self.reservation, self.script))
 
     @property
     def place(self) -> Site | None:
-        """The profile of the site that this is; None if nobody has said and there is no telling."""
+        """The profile of this site; None if it is neither given nor detected."""
         try:
             return find(self.site) if self.site else here()
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None
 
     def nodes_for(self, size: int) -> int:
-        """How many nodes `size` ranks get."""
         place = self.place
         each = place.node.ranks_per_node if place else size
         needed = -(-size // each)
@@ -86,7 +85,7 @@ class Job:
         return self.nodes or needed
 
     def submit(self, size: int, folder: Path, env: Mapping[str, str]) -> str:
-        """Hand the job to Slurm; returns its number. Raises ClusterError with what Slurm said."""
+        """Submit the job; returns its id. Raises ClusterError with Slurm's message."""
         nodes = self.nodes_for(size)
         script = folder / "engines.sbatch"
         script.write_text(self.text(size))
@@ -112,7 +111,6 @@ class Job:
         return done.stdout.strip().partition(";")[0]
 
     def text(self, size: int) -> str:
-        """The job's script."""
         if self.script:
             return Path(self.script).read_text()
         from aiscale.hpc.launchers import LESSONS, render  # jinja2, which only this needs
@@ -138,7 +136,7 @@ class Job:
         return text if account else re.sub(r"(?m)^#SBATCH --account=.*\n", "", text)
 
     def _environment(self) -> tuple[str, dict[str, str]]:
-        """Where to submit from, and the variables by which the job finds the software of this kernel."""
+        """The folder to submit from, and the variables by which the job finds this kernel's software."""
         prefix, place = Path(sys.prefix), self.place
         is_environment = (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir()
         if "AISCALE_ENVIRONMENT" in os.environ or not is_environment:
@@ -146,10 +144,10 @@ class Job:
         settings = prefix / "pyvenv.cfg"
         on_module = settings.exists() and "include-system-site-packages = true" in settings.read_text()
         if place and place.environment == "module" and on_module and prefix.name == ".venv":
-            return str(prefix.parent), {}  # the script loads the module, and then .venv in this folder
+            return str(prefix.parent), {}  # the script loads the module, then .venv in this folder
         return os.getcwd(), {"AISCALE_ENVIRONMENT": str(prefix)}
 
 
 def public(env: Mapping[str, str], keep: str = "SLURM_CONF") -> dict[str, str]:
-    """`env` without what ranks elsewhere must not know."""
+    """`env` without what ranks on other machines must not know."""
     return {key: value for key, value in env.items() if not key.startswith(_PRIVATE) or key.startswith(keep)}

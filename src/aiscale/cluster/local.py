@@ -1,12 +1,11 @@
-"""What is started on this machine: ipyparallel's controller, and ranks as children of this kernel or under mpiexec.
+"""The processes of a cluster on this machine: ipyparallel's controller, and ranks started by this kernel or mpiexec.
 
 A launcher starts `python -m aiscale.cluster` once or `size` times and says which ranks have ended and why; slurm.py
-has those for batch jobs.
+has the launchers for batch jobs. Under MPI, too, the rank that died first is named.
 
-Promises: the same call under MPI, with the rank named that died first. Sockets are private, and four notebooks that
-start at once do not get in each other's way: by itself the controller picks free ports one after the other and binds
-them later, now and then one port twice. So it is given its ports, all different, at an address of the loopback that on
-Linux no other cluster uses. (Ranks of a job cannot reach that: their controller runs in the job, beside rank 0.)
+Sockets are private, and four notebooks can start at once: a controller that picks its own ports sometimes gives one
+port twice. So we pass it the ports, all different, at a loopback address that on Linux no other cluster uses. (Ranks of
+a job cannot reach that: their controller runs in the job, beside rank 0.)
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from typing import Any
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.job import Job
 
-THREADS = "AISCALE_THREADS"  #: of each rank of a job; unset: as many as it has cores
-INLINE = "module://matplotlib_inline.backend_inline"  #: the MPLBACKEND of ranks, whose figures a notebook shows
+THREADS = "AISCALE_THREADS"  #: per rank of a job; unset: as many as it has cores
+INLINE = "module://matplotlib_inline.backend_inline"  #: MPLBACKEND of ranks: figures go to the notebook
 PORT_TAKEN = "Address already in use"
 LOOPBACK = "127.0.0.1"
 _PORTS = 32  #: a controller takes about 20
 
 
 def spawn(command: list[str], log: Path, **how: Any) -> subprocess.Popen:
-    """Start a process that reads nothing and adds what it says to the file `log`."""
+    """Start a process without input that appends its output to the file `log`."""
     with open(log, "ab") as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, **how)
 
@@ -43,38 +42,37 @@ def spawn(command: list[str], log: Path, **how: Any) -> subprocess.Popen:
 
 
 def controller_command(profile: Path, addresses: list[str]) -> list[str]:
-    """The command line of a controller that listens at the first of `addresses` that this machine has, and whose
-    files are in the folder `profile`."""
+    """The command line of a controller that listens at the first of `addresses` that this machine has. Its files are in
+    the folder `profile`."""
     address, ports = _free_ports(addresses)
     return [
         *(sys.executable, "-m", "ipyparallel.controller", f"--profile-dir={profile}"),
         *(f"--ip={address}", f"--location={address}", f"--ports={','.join(map(str, ports))}"),
-        # Threads and no database: fewer processes, and nothing is kept.
+        # Threads and no database: fewer processes, and no records.
         *("--usethreads", "--nodb", "--log-level=ERROR"),
-        # An engine is admitted at its first heartbeat. Missed ones mean nothing here: deaths are seen by waitpid.
+        # An engine is admitted at its first heartbeat. Missed ones mean nothing: waitpid detects dead ranks.
         *("--HeartMonitor.period=200", "--HeartMonitor.max_heartmonitor_misses=100000"),
     ]
 
 
 def connection_file(profile: Path, reader: str = "client") -> Path:
-    """Where the controller writes how a client, or an engine, reaches it."""
+    """The file in which the controller writes how a client, or an engine, reaches it."""
     return profile / "security" / f"ipcontroller-{reader}.json"
 
 
 def controller_is_ready(profile: Path, reader: str = "client") -> bool:
-    """Whether that file has been written to its end."""
     path = connection_file(profile, reader)
     return path.exists() and path.read_text().rstrip().endswith("}")
 
 
 def own_loopback(cluster_id: str) -> list[str]:
-    """Addresses that only this machine reaches, the first one different for each cluster."""
+    """Addresses that only this machine reaches; the first differs for each cluster."""
     # Linux gives the whole of 127.0.0.0/8 to the loopback, macOS the first address only.
     return ["127." + ".".join(str(1 + int(cluster_id[i : i + 2], 16) % 254) for i in (0, 2, 4)), LOOPBACK]
 
 
 def _free_ports(addresses: list[str]) -> tuple[str, list[int]]:
-    """The first of the addresses that can be listened at, and ports that are free there."""
+    """The first address that can be bound, and free ports there."""
     for address in addresses:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             sockets = [held.enter_context(socket.socket()) for _ in range(_PORTS)]
@@ -93,7 +91,7 @@ class Exit:
 
     rank: int | None
     message: str  #: "rank 2 died (signal 9)"
-    log: str  #: the name of the log that may say why
+    log: str  #: name of the log that may say why
 
     @classmethod
     def of_rank(cls, rank: int, code: int) -> Exit:
@@ -109,9 +107,9 @@ def _describe(code: int) -> str:
 
 
 class LocalLauncher:
-    """Ranks as processes of this machine; on Linux forked from one that has already imported torch."""
+    """Ranks as processes of this machine; on Linux forked from one that has imported torch."""
 
-    remote = False  #: whether ranks may be on other machines, and the controller with them
+    remote = False  #: whether ranks, and the controller, may be on other machines
     used = False  #: whether another notebook may have left variables on the ranks
 
     def __init__(self, size: int, folder: Path, options: Job, files: Path | None = None) -> None:
@@ -125,9 +123,8 @@ class LocalLauncher:
         return Path(tempfile.mkdtemp(prefix=f"aiscale-{cluster_id}-"))
 
     def start(self, env: Mapping[str, str]) -> None:
-        """Start the processes that become the ranks."""
         ranks = [str(rank) for rank in range(self.size)]
-        # Forking a process that has loaded Apple's frameworks is not safe, so there each rank starts from nothing.
+        # Forking a process that has loaded Apple's frameworks is not safe, so there each rank is a new Python.
         groups = [",".join(ranks)] if sys.platform == "linux" else ranks
         self.processes = [self._spawn([sys.executable], env, group) for group in groups]
 
@@ -136,19 +133,19 @@ class LocalLauncher:
         return spawn(command, self.folder / "launcher.log", env=env, start_new_session=True)
 
     def await_start(self) -> None:
-        """Return when ranks have been given a place to run."""
+        """Wait until the ranks have a place to run."""
 
     def keeps_job(self) -> bool:
-        """End the ranks, so that `start` may be called again; False if nothing can be kept for that."""
+        """End the ranks but keep their job, so that `start` may be called again; False if there is no job to keep."""
         return False
 
     def stop(self, useless: bool) -> None:
-        """End what carries no marker of the cluster. useless: its ranks can serve nobody else either."""
+        """End what does not carry the cluster's marker. useless: no other notebook can use the ranks either."""
 
     def exits(self, pids: Mapping[int, int]) -> list[Exit]:
-        """Ranks that have ended, the cause before its consequences. `pids` maps a pid to its rank."""
+        """Ranks that have ended, first the one that caused it. `pids` maps a pid to its rank."""
         codes = [process.poll() for process in self.processes]
-        if len(self.processes) == self.size:  # one process a rank
+        if len(self.processes) == self.size:  # one process per rank
             return [Exit.of_rank(rank, code) for rank, code in enumerate(codes) if code is not None]
         record = self.folder / "exits"
         lines = record.read_text().splitlines() if record.exists() else []
@@ -159,10 +156,10 @@ class LocalLauncher:
 
 
 class MpiLauncher(LocalLauncher):
-    """Ranks as MPI ranks, so that mpi4py's COMM_WORLD in a `%%px` cell is the same world."""
+    """Ranks as MPI ranks: mpi4py's COMM_WORLD in a `%%px` cell has the same ranks."""
 
     def start(self, env: Mapping[str, str]) -> None:
-        # Open MPI counts cores and refuses more ranks than those; MPICH does not read these.
+        # Open MPI refuses more ranks than cores; MPICH ignores these variables.
         oversubscribe = {
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -179,7 +176,7 @@ class MpiLauncher(LocalLauncher):
 
 
 def first_mpi_exit(text: str, pids: Mapping[int, int]) -> Exit | None:
-    """Which rank ended first, as mpiexec (Open MPI's or MPICH's) tells it."""
+    """Which rank ended first, from the output of mpiexec (Open MPI's or MPICH's)."""
     open_mpi = re.search(r"process rank (\d+) .*exited on signal (\d+)", text)
     if open_mpi:
         return Exit.of_rank(int(open_mpi[1]), -int(open_mpi[2]))

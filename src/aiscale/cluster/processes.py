@@ -1,9 +1,12 @@
-"""The processes of one cluster: a controller, the engines, the watchman, and the folder that holds their files.
+"""The processes of one cluster: controller, engines, the cleaner (guard.py), and the folder that holds their files.
 
-Promises: a rank, or a controller, that has died is seen at once, by waiting for processes and not by heartbeats; a
-start that fails or takes too long says what the engines said. Nothing is shared with another cluster or with the user's
-own IPython: a private folder (0700) holds profile, connection files and logs; everything on this machine listens on the
-loopback only. All of it ends with `stop`, and with the kernel (guard.py).
+    processes = Processes(4, "local", threads=1, env={}, job=Job())
+    processes.start(timeout_s=90)
+    processes.client; processes.exits(); processes.stop()
+
+A dead rank or controller is detected at once, by waiting for processes and not by heartbeats. A start that fails or
+times out shows what the engines printed. A private folder (0700) holds profile, connection files and logs, and
+everything on this machine listens on the loopback only. All processes end with `stop`, and with the kernel.
 """
 
 from __future__ import annotations
@@ -28,21 +31,21 @@ from aiscale.processes import THREAD_VARIABLES, kill_marked
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _POLL_S = 0.02
-_ANSWER_S = 30.0  #: a controller that is up answers within seconds
-_GOODBYE_S = 10.0  #: for the watchman to clean up, before it is left to do so alone
-_NEWS_S = (5.0, 10.0, 20.0)  #: without news of all ranks, before the controller is asked anew
+_ANSWER_S = 30.0  #: a running controller answers within seconds
+_GOODBYE_S = 10.0  #: to wait for the cleaner, before it is left to finish alone
+_NEWS_S = (5.0, 10.0, 20.0)  #: while ranks are missing, before connecting to the controller again
 
 
 class PortTakenError(ClusterError):
-    """Somebody else took a port between its choice and its use; a second try will do."""
+    """Another process took a port between its choice and its use; try again."""
 
 
 class NoAnswerError(PortTakenError):
-    """A controller that says where it is and then nothing, as happens now and then on a busy machine: try again."""
+    """The controller wrote its address but does not answer, which happens on a busy machine: try again."""
 
 
 class Processes:
-    """Engines as operating-system processes, up to the moment at which the client sees all of them."""
+    """The operating-system processes of a cluster, and the client that sees all engines."""
 
     def __init__(self, size: int, engines: str, threads: int, env: Mapping[str, str], job: Job) -> None:
         kind, files = LAUNCHERS.get(engines), None
@@ -52,9 +55,9 @@ class Processes:
         self.folder = kind.folder_for(self.id)
         self.size = size
         self.client = None
-        self.pids: dict[int, int] = {}  #: rank of a pid
+        self.pids: dict[int, int] = {}  #: pid -> rank
         self._launcher = kind(size, self.folder, job, files)
-        self._poll_s = 0.2 if kind.remote else _POLL_S  # files that many share are looked at less often
+        self._poll_s = 0.2 if kind.remote else _POLL_S  # poll a shared file system less often
         self._env = self._environment(threads, env)
         self._controller: subprocess.Popen | None = None
         self._watchman = self._start_watchman()
@@ -69,14 +72,14 @@ class Processes:
             "MPLBACKEND": local.INLINE,
             "IPYTHONDIR": str(self.folder / "ipython"),
             "AISCALE_LAUNCHER": "ipyparallel",
-            # Left to itself gloo listens at the address of the host name, which on a login node the world can reach.
+            # By default gloo listens at the host name's address, which on a login node the world can reach.
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
             **env,
             guard.MARKER: self.id,
         }
 
     def _start_watchman(self) -> subprocess.Popen:
-        # Without the kernel's environment: that may carry the marker of an outer cluster, which this must outlive.
+        # Without the kernel's environment: it may carry the marker of an outer cluster, which the cleaner must outlive.
         return subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__, self.id, str(self.folder)],
             env={name: os.environ[name] for name in ("PATH", "SLURM_CONF") if name in os.environ},
@@ -88,7 +91,7 @@ class Processes:
         )
 
     def start(self, timeout_s: float) -> None:
-        """Bring everything up; raises ClusterError with the engines' own words when that fails or takes too long."""
+        """Start everything; raises ClusterError with the engines' output if that fails or times out."""
         from IPython.core.profiledir import ProfileDir
 
         self._profile = self._launcher.files / "profile"
@@ -99,8 +102,8 @@ class Processes:
             log = self.folder / "controller.log"
             self._controller = local.spawn(command, log, env=self._env, start_new_session=True)
         self._launcher.await_start()
-        deadline = time.monotonic() + timeout_s  # it does not count how long a job waits in the queue
-        if not self.remote:  # the store needs torch, which takes a core a second, and the ranks are not ready yet
+        deadline = time.monotonic() + timeout_s  # queue time does not count
+        if not self.remote:  # the store needs torch; import it (a second of one core) while the ranks start
             import aiscale.distributed  # noqa: F401
 
         while not local.controller_is_ready(self._profile):
@@ -117,7 +120,7 @@ class Processes:
                 time.sleep(self._poll_s)
             if not self._missing():
                 return
-            # News of an engine that registers just while a client connects may be lost; a new client is told of all.
+            # The client may miss an engine that registers while it connects; a new client sees all.
             self.client.close()
             self.client = None
 
@@ -138,7 +141,7 @@ class Processes:
                 )
                 return
             except TimeoutError:
-                # Another job would have to wait in the queue: ask this one's controller again, until the time is up.
+                # A new job would have to queue: retry this one's controller until the deadline.
                 if not self.remote or time.monotonic() >= deadline:
                     raise (ClusterError if self.remote else NoAnswerError)(self._no_answer()) from None
                 self._check_start(deadline)
@@ -171,7 +174,6 @@ class Processes:
         return ends
 
     def signal(self, ranks: list[int], number: int) -> None:
-        """Send a signal to some ranks."""
         if self._launcher.remote:
             self.client.send_signal(int(number), ranks, block=False)
             return
@@ -197,19 +199,19 @@ class Processes:
         return [f"rank{rank}" for rank in range(self.size)]
 
     def log(self, *names: str, lines: int = 20) -> str:
-        """The part that matters of what these processes wrote to their standard error."""
+        """The last lines of these processes' logs, or a crash report from its start."""
         parts = []
         for name in dict.fromkeys(names):
             path = self._launcher.files / f"{name}.log"
             text = path.read_text(errors="replace").strip() if path.exists() else ""
-            crash = text.find("Fatal Python error")  # a crash tells the most recent call first
+            crash = text.find("Fatal Python error")  # a crash report has the most recent call first
             shown = text[crash:].splitlines()[:lines] if crash >= 0 else text.splitlines()[-lines:]
             parts += [f"{name}: {line}" for line in shown]
         return "\n".join(parts)
 
     def keeps_job(self) -> bool:
-        """End the ranks but not the job that was submitted for them, in which `start` then brings up new ones; False if
-        there is no such job."""
+        """End the ranks but keep the job submitted for them, in which `start` then starts new ones; False if there is
+        no such job."""
         if not self._launcher.keeps_job():
             return False
         if self.client is not None:
@@ -218,8 +220,8 @@ class Processes:
         return True
 
     def stop(self, grace_s: float = 0.0, *, useless: bool = False) -> None:
-        """End everything and remove the folder. With a grace, ranks are first asked politely. useless: ranks that are
-        not ours to end can serve nobody else either."""
+        """End everything and remove the folder. With a grace, ranks first get SIGTERM. useless: no other notebook can
+        use the ranks of a job that we did not submit."""
         if self.client is not None:
             self.client.close(linger=0)
         if grace_s and self.pids and not self._launcher.remote:
@@ -235,6 +237,6 @@ class Processes:
                 process.wait()
         try:
             self._watchman.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:  # Slurm does not answer: it goes on trying, and then removes the folder
+        except subprocess.TimeoutExpired:  # Slurm does not answer: the cleaner keeps trying, then removes the folder
             return
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What Slurm says of a job: whether it waits and why, where it runs, how it ended.
+"""Asks Slurm about a job: does it wait and why, where does it run, how did it end.
 
 state = ask("1234")          # State(name="PENDING", reason="Priority", ...); None if Slurm does not answer
 state.waiting(35)            # "waits in partition gpu for 0:35: jobs with a higher priority go first"
@@ -19,9 +19,9 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
 _FIELDS = ("%T", "%r", "%P", "%q", "%N", "%e", "%S", "%l")
 _CLOCK = re.compile(r" for [\d:]+")
-_LIMIT_S = 30  #: slurmctld of a busy site may take long to answer
+_LIMIT_S = 30  #: slurmctld of a busy site may answer slowly
 
-#: What the reasons that users meet mean; of any other, Slurm's own word is shown.
+#: Slurm's common reasons in plain words; for any other, Slurm's own word is shown.
 _REASONS = {
     "None": "was just submitted",
     "Priority": "jobs with a higher priority go first",
@@ -33,7 +33,7 @@ _REASONS = {
     "AssocMaxJobsLimit": "as many jobs of your account run as it may have",
 }
 
-#: Reasons for which a job would wait for ever.
+#: Reasons for which a job would wait forever.
 _HOPELESS = {
     "InvalidAccount": "there is no such account",
     "AccountNotAllowed": "the account may not use this partition",
@@ -47,7 +47,7 @@ _HOPELESS = {
     "DependencyNeverSatisfied": "the job that it waits for has failed",
 }
 
-#: How a job may end, in words that go after "job 12".
+#: How a job may end, in words that follow "job 12".
 _ENDS = {
     "TIMEOUT": "was ended because its {limit} were up: cluster.start(..., time=...) asks for more",
     "CANCELLED": "was cancelled",
@@ -59,16 +59,16 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class State:
-    """A job, as squeue shows it."""
+    """A job as squeue shows it."""
 
     name: str  #: PENDING, RUNNING, COMPLETED, ...
     reason: str
     partition: str
     qos: str
     nodes: str
-    ends: str  #: when it will have to end
-    starts: str  #: when Slurm expects to start it
-    limit: str  #: the time that it may take
+    ends: str  #: latest end time
+    starts: str  #: Slurm's estimate of the start time
+    limit: str  #: time limit
 
     @property
     def is_waiting(self) -> bool:
@@ -84,7 +84,7 @@ class State:
         return _HOPELESS.get(self.reason, "") if self.is_waiting else ""
 
     def waiting(self, seconds: float, position: int | None = None) -> str:
-        """What a waiting job waits for, in one line."""
+        """Why and how long the job has been waiting, in one line."""
         where = f"partition {self.partition}" + (f", QOS {self.qos}" if self.qos not in ("", "(null)") else "")
         why = _REASONS.get(self.reason, f"Slurm's reason is {self.reason}")
         words = [f"waits in {where} for {_clock(seconds)}: {why}"]
@@ -94,19 +94,18 @@ class State:
         return "; ".join(words)
 
     def end(self) -> str:
-        """How it ended, in words."""
         return _ENDS.get(self.name, f"ended ({self.name.lower()})").format(limit=self.limit)
 
 
 def ask(job: str) -> State | None:
-    """The state of a job; None where Slurm does not say, as it may when it is busy."""
+    """The state of a job; None if Slurm does not answer, for example when it is busy."""
     said = _squeue("--states=all", f"--jobs={job}", f"--format={'|'.join(_FIELDS)}")
     fields = said.strip().split("|") if said else []
     return State(*fields) if len(fields) == len(_FIELDS) else None
 
 
 def position(job: str, partition: str) -> int | None:
-    """The place of a job among those that wait in its partition, by priority; None where a site hides others' jobs."""
+    """A job's place in its partition's queue, by priority; None if the site hides other users' jobs."""
     said = _squeue("--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i")
     waiting = said.split() if said else []
     return waiting.index(job) + 1 if job in waiting else None
@@ -122,7 +121,7 @@ def _squeue(*options: str) -> str | None:
 
 
 class Line:
-    """One line that is shown again and again in the same place: in a notebook, or a terminal."""
+    """One line that is updated in place, in a notebook or a terminal."""
 
     def __init__(self) -> None:
         self._handle = None
@@ -137,7 +136,7 @@ class Line:
             self._display(text)
         elif self._is_terminal:
             print("\r" + text.ljust(len(before)), end="", file=sys.stderr, flush=True)
-        elif _CLOCK.sub("", text) != _CLOCK.sub("", before):  # a log gets news only, and that time goes on is none
+        elif _CLOCK.sub("", text) != _CLOCK.sub("", before):  # in a log, a new waiting time alone is no news
             print(text, file=sys.stderr, flush=True)
 
     def _display(self, text: str) -> None:
@@ -155,7 +154,7 @@ class Line:
 
 
 class Pace:
-    """When to ask Slurm again: soon at first, later every half minute, since all users' questions wait in one line."""
+    """When to ask Slurm again: often at first, later every 30 s, because slurmctld serves all users."""
 
     def __init__(self, first_s: float = 0.5, last_s: float = 30.0) -> None:
         self._pause_s, self._last_s, self._next = first_s, last_s, 0.0

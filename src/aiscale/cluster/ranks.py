@@ -1,4 +1,4 @@
-"""`start()` and the `Ranks` that it returns: real processes, joined to one process group, under a notebook's cells.
+"""`cluster.start` and the `Ranks` that it returns: real processes in one process group, under a notebook's cells.
 
 from aiscale import cluster
 ranks = cluster.start(4)           # 4 ranks on this machine; engines="mpi" makes them MPI ranks
@@ -11,8 +11,8 @@ ranks["loss"]                      # a variable of every rank, in rank order
 ranks.run(function, argument)      # a call on every rank, results in rank order
 ranks.stop()
 
-Promises: a dead rank fails the cell within 20 s, and says what became of the others; the next cell works again, on the
-same ranks where they live, on new ones where they do not. The call is the same on a laptop, under MPI and in a job.
+A dead rank fails the cell within 20 s, and the error says what happened to the others. The next cell works again, on
+the same ranks if they are alive, else on new ones. The call is the same on a laptop, under MPI and in a job.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ def start(
 ) -> Ranks:
     """Start `size` ranks and join them to one process group; prints one line.
 
-    A second call in the same kernel takes over the ranks of the first when they are healthy and were started in the
-    same way: they forget their variables and join a new process group. Otherwise, or with `fresh`, they are replaced.
+    A second call in the same kernel reuses the first one's ranks if they are healthy and were started in the same way:
+    their variables are deleted and they join a new process group. Otherwise, or with `fresh`, they are replaced.
 
-    engines: local (on this machine), mpi (the same, by mpiexec), slurm (by srun if this kernel is in a job, else in a
-    job that is submitted, and cancelled when the ranks stop), or the folder of a job that `sbatch engines.sbatch` has
-    started, with at least so many ranks; the environment's AISCALE_ENGINES if not given, so that a notebook need not be
-    changed. job: what the submitted job asks for besides the site's profile: account, time, nodes, partition, qos,
-    reservation, site, script (see `aiscale.cluster.job.Job`).
+    engines: local (on this machine); mpi (the same, with mpiexec); slurm (with srun if this kernel is in a job, else in
+    a job that is submitted, and cancelled when the ranks stop); or the folder of a job started by `sbatch
+    engines.sbatch`, with at least `size` ranks. Default: the variable AISCALE_ENGINES, so that a notebook need not
+    change, else local. job: options of the submitted job: account, time, nodes, partition, qos, reservation, site,
+    script (see `aiscale.cluster.job.Job`).
 
-    threads: of each rank; 0 shares the cores. timeout_s: after which a collective that hangs raises. start_timeout_s:
-    in which ranks must be up, not counting the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read
-    their software from one file system. env: further environment variables of the ranks.
+    threads: per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks to start,
+    without the time in the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read their software from one
+    file system. env: more environment variables for the ranks.
 
-    link_mbit_s: slow the links between ranks to so many megabits a second; `%%px world.link.rate_mbit_s = 50` changes
-    it, 0 is unslowed. Raises ClusterError.
+    link_mbit_s: slow the links between ranks to this many megabits per second; 0: not slowed. `%%px
+    world.link.rate_mbit_s = 50` changes it. Raises ClusterError.
     """
     global _current
     engines = engines or os.environ.get("AISCALE_ENGINES") or "local"
     _check(size, engines, threads, link_mbit_s)
     began = time.monotonic()
-    if engines != "slurm":  # there the node that a rank is on knows
+    if engines != "slurm":  # under Slurm each rank's node knows its cores
         threads = threads or max(1, len(usable_cores()) // size)
     request = {"engines": engines, "threads": threads, "device": device, "job": Job.of(job)}
     request |= {"timeout_s": timeout_s, "env": dict(env or {}), "link_mbit_s": link_mbit_s}
@@ -83,7 +83,7 @@ def start(
 
 
 def stop() -> None:
-    """Stop the ranks that this kernel has started, if there are any."""
+    """Stop the ranks of this kernel, if there are any."""
     if _current is not None:
         _current.stop()
 
@@ -114,7 +114,7 @@ class Ranks:
         self._processes: Processes | None = None
         self._store = None
         self._must_join = False
-        self._lost = ""  #: why the processes are gone, once that has been said
+        self._lost = ""  #: why the processes are gone, once that has been reported
         self._stopped = False
         self._kernel_pid = os.getpid()
         self._bring_up()
@@ -132,12 +132,10 @@ class Ranks:
         self._finish(self.view.execute(code, silent=False, block=False), show=True)
 
     def __getitem__(self, name: str) -> list:
-        """A variable of every rank, in rank order."""
         self._ready()
         return self._finish(self.view.pull(name, block=False))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Give every rank a variable."""
         self._ready()
         self._finish(self.view.push({name: value}, block=False))
 
@@ -165,7 +163,7 @@ class Ranks:
 
     @property
     def state(self) -> str:
-        """running, stopped, or what happened to them."""
+        """running, stopped, or why the ranks are gone."""
         if self._stopped:
             return "stopped"
         ends = self._processes.exits() if self._processes else []
@@ -193,7 +191,7 @@ class Ranks:
             again = isinstance(error, PortTakenError) and tries > 1
             kept = again and self._processes.keeps_job()
             if not kept and self._processes is not None:
-                again = again and not self._processes.remote  # another job would have to wait in the queue
+                again = again and not self._processes.remote  # a new job would have to queue
                 self._tear_down()
             if type(error) is KeyboardInterrupt:
                 raise RanksInterrupted("the ranks had not started; what was started for them has been ended") from None
@@ -205,27 +203,27 @@ class Ranks:
         self._lost = ""
 
     def _join(self, *, fresh: bool) -> None:
-        """Join all ranks to a process group of their own, at a new store: nothing of an older group can matter."""
+        """Join all ranks to a new process group at a new store, independent of older groups."""
         r = self._request
         self._leave_all_but(range(self.size))  # ranks beyond ours, which an earlier notebook may have joined
         if self._processes.remote:
             first = self._processes.client.direct_view([0])
             (rendezvous,) = self._finish(first.apply_async(engine.offer_store, r["timeout_s"]))
         else:
-            from aiscale.distributed import host_store  # torch, of which the notebook of a job has no need here
+            from aiscale.distributed import host_store  # imports torch, which a notebook with a job does not need
 
             self._store, rendezvous = host_store(r["timeout_s"])
         how = (r["device"], r["timeout_s"], sys.path, fresh, r["link_mbit_s"])
         asked = self.view.apply_async(engine.join, rendezvous, self.size, *how)
         self.info = self._finish(asked)
         order = [info["rank"] for info in self.info]
-        if order != list(range(self.size)):  # engines are asked for by rank: everything else relies on it
+        if order != list(range(self.size)):  # everything else relies on engine id = rank
             raise ClusterError(f"engines 0 to {self.size - 1} have the ranks {order}: run cluster.start again")
         self._processes.pids = {info["pid"]: info["rank"] for info in self.info}
         self._must_join = False
 
     def _renew(self, size: int, request: dict) -> bool:
-        """Take the running ranks over for a second `start`; False when they do not fit or do not answer."""
+        """Reuse the running ranks for a second `start`; False if they do not fit or do not answer."""
         if self._stopped or size != self.size or request != self._request or self._processes is None:
             return False
         if not self._lost and self._processes.exits():
@@ -240,7 +238,7 @@ class Ranks:
         return True
 
     def _ready(self) -> None:
-        """Called before every use: rejoin or restart what an error or a Stop has left behind."""
+        """Called before every use: rejoin or restart the ranks after an error or a Stop."""
         if self._stopped:
             raise ClusterError(f"these ranks were stopped: ranks = cluster.start({self.size}) starts new ones")
         if self._lost:
@@ -263,13 +261,13 @@ class Ranks:
         print(f"{line} ({backend}, {each})" + (f"; {note}" if note else ""))
 
     def _lose(self, why: str) -> None:
-        """The ranks are beyond help: end them, but not a job in which new ones can start at once."""
+        """The ranks cannot be used any more: end them, but keep a job in which new ones can start at once."""
         self._lost = why
         if not self._processes.keeps_job():
             self._tear_down(useless=bool(self.info))
 
     def _tear_down(self, grace_s: float = 0.0, *, useless: bool = False) -> None:
-        """useless: the ranks were joined, and can be of use to nobody any more."""
+        """useless: the ranks were joined, and no other notebook can use them."""
         if self._processes is not None:
             self._processes.stop(grace_s, useless=useless)
             self._processes = None
@@ -314,7 +312,7 @@ class Ranks:
         raise RankError.of(failures, note)
 
     def _interrupt(self, pending: cells.Pending) -> str:
-        """Stop what runs; says what became of the ranks."""
+        """Interrupt the ranks; returns what happened to them."""
         busy = pending.ranks()
         if not busy:
             return ""
@@ -323,7 +321,7 @@ class Ranks:
         except KeyboardInterrupt:  # Stop pressed again
             deaf = pending.ranks()
         if deaf:
-            self._raise_if_dead()  # of one that has died a busy machine may tell late
+            self._raise_if_dead()  # on a busy machine a dead rank may be seen late
             self._lose(f"{name_ranks(deaf)} did not answer and had to be killed")
             return f"{self._lost}; the next cell starts new ranks, without their variables"
         self._must_join = True

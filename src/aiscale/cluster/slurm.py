@@ -1,10 +1,10 @@
-"""Ranks in a Slurm job: by srun where this kernel is in one, else by a job that is submitted for them.
+"""Ranks in a Slurm job: started with srun if this kernel is in a job, else in a job that is submitted for them.
 
     cluster.start(16, engines="slurm", account="abc123", time="30:00")
 
-Nothing listens on a login node: rank 0's task runs the controller and the store at which ranks meet, and the kernel
-connects to it with the key in a folder that only its owner reads. The job ends with the ranks, with the kernel, and
-when waiting for it is interrupted.
+Nothing listens on a login node: rank 0's task runs the controller and the rendezvous store, and the kernel connects to
+it with a key from a folder that only its owner can read. The job ends with the ranks, with the kernel, or when waiting
+for it is interrupted.
 """
 
 from __future__ import annotations
@@ -26,33 +26,31 @@ from aiscale.cluster.errors import ClusterError, RanksInterrupted
 from aiscale.cluster.job import Job
 from aiscale.cluster.local import Exit, LocalLauncher
 
-_LOG_S = 0.3  #: between looks at a log, which may lie on a file system that many share
-_NEW_RANKS = "new ranks\n"  #: what engines.sbatch writes when it starts some in the place of others
-_NO_RANKS = "srun has ended\n"  #: what it writes when there are none any more
-_END_S = 5.0  #: that a cancelled job may take to end before its files go
-_PATIENCE_S = 60.0  #: with a Slurm that does not answer, before a job is given up in which ranks could start again
+_LOG_S = 0.3  #: between looks at a log, which may be on a shared file system
+_NEW_RANKS = "new ranks\n"  #: engines.sbatch writes this when it starts ranks again
+_NO_RANKS = "srun has ended\n"  #: engines.sbatch writes this when no ranks are left
+_END_S = 5.0  #: for a cancelled job to end before its files are removed
+_PATIENCE_S = 60.0  #: if Slurm does not answer, before giving up a job in which ranks could start again
 
 
 class SlurmLauncher(LocalLauncher):
-    """Ranks as tasks of a Slurm step."""
-
     remote = True
 
     def __init__(self, size: int, folder: Path, job: Job, files: Path | None = None) -> None:
         super().__init__(size, folder, job, files)
-        self.job = ""  #: the number of the job, once there is one
+        self.job = ""  #: the job's id, once there is one
         self._is_ours = job.is_own or "SLURM_JOB_ID" not in os.environ
         self._state: queue.State | None = None
         self._asking: threading.Thread | None = None
         self._pace = queue.Pace(5)
         self._looked = 0.0
-        self._replaced = 0  # times that the ranks were
+        self._replaced = 0  # how often the ranks were replaced
         self._tmp = ""
         self._ends: list[Exit] = []
 
     @staticmethod
     def folder_for(cluster_id: str) -> Path:
-        """A private folder that compute nodes see as well."""
+        """A private folder that compute nodes see, too."""
         runs = Path(os.environ.get("AISCALE_RUNS") or "runs").absolute()
         try:
             runs.mkdir(parents=True, exist_ok=True)
@@ -76,17 +74,16 @@ class SlurmLauncher(LocalLauncher):
         self.processes = [self._spawn([*self._srun(), sys.executable, "-u"], env, "slurm")]
 
     def _share_temporary_files(self) -> None:
-        """Let this kernel's temporary files be where ranks find them: /tmp is another one on each node."""
+        """Put this kernel's temporary files where ranks see them: each node has its own /tmp."""
         self._tmp = tempfile.mkdtemp(prefix="tmp-", dir=self.files)
         tempfile.tempdir = self._tmp
 
     def _end_sharing(self) -> None:
         if self._tmp:
-            tempfile.tempdir = None  # as it was: tempfile looks for a place when it needs one
+            tempfile.tempdir = None  # tempfile then chooses a folder again
             shutil.rmtree(self._tmp, ignore_errors=True)
 
     def _start_again(self) -> None:
-        """New ranks in the job that has lost its own."""
         shutil.rmtree(self.folder / "profile")
         for log in (*self.folder.glob("rank*.log"), self.folder / "controller.log"):
             log.unlink(missing_ok=True)
@@ -94,7 +91,7 @@ class SlurmLauncher(LocalLauncher):
         (self.folder / "again").touch()
 
     def keeps_job(self) -> bool:
-        """End the ranks and keep their job, if it was submitted for them and goes on; False if there is none."""
+        """End the ranks and keep their job, if it was submitted for them and still runs; False if there is none."""
         lost_job = any(end.rank is None for end in self._ends)
         if not self._is_ours or lost_job or not self.job:
             return False
@@ -103,7 +100,7 @@ class SlurmLauncher(LocalLauncher):
         return runs and guard.cancel(str(self.folder), "step", patience_s=_PATIENCE_S)
 
     def _srun(self) -> list[str]:
-        """The command of a step in the job that this kernel is in."""
+        """The srun command for a step in the job that this kernel is in."""
         place, have = self.options.place, int(os.environ.get("SLURM_NNODES", 1))
         nodes = self.options.nodes_for(self.size)
         if nodes > have:
@@ -111,7 +108,7 @@ class SlurmLauncher(LocalLauncher):
                 f"cluster.start: {self.size} ranks need {nodes} nodes{f' of {place.title}' if place else ''}, and job "
                 f"{self.job} has {have}: start fewer, or engines='local' for ranks that share this node"
             )
-        # --overlap: this kernel may itself be in a step, which has all that the job has.
+        # --overlap: this kernel may itself be in a step that holds all of the job's resources.
         words = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={self.size}"]
         words += [f"--ntasks-per-node={-(-self.size // nodes)}", *(shlex.split(place.srun) if place else [])]
         if not shutil.which("srun"):
@@ -121,7 +118,7 @@ class SlurmLauncher(LocalLauncher):
         return words
 
     def await_start(self) -> None:
-        """Return when the job runs, showing until then what it waits for."""
+        """Return when the job runs; until then show what it waits for."""
         if not self._is_ours or self._replaced:
             return
         line, pace, began = queue.Line(), queue.Pace(), time.monotonic()
@@ -178,7 +175,7 @@ class SlurmLauncher(LocalLauncher):
         return []
 
     def _ask_again(self) -> None:
-        """In a thread: Slurm may take seconds to answer, and output must go on."""
+        """Asks in a thread: Slurm may take seconds to answer, and output must go on."""
         if self._pace.due() and not (self._asking and self._asking.is_alive()):
             self._asking = threading.Thread(target=self._ask, daemon=True)
             self._asking.start()
@@ -187,9 +184,9 @@ class SlurmLauncher(LocalLauncher):
         self._state = queue.ask(self.job) or self._state
 
     def stop(self, useless: bool) -> None:
-        """End the step, and the job if it was submitted for it."""
+        """End the step, and the job if we submitted it."""
         self._end_sharing()
-        for srun in self.processes:  # ends a step that has not begun
+        for srun in self.processes:  # ends a step that has not started
             srun.terminate()
         if not guard.cancel(str(self.folder)):
             return
@@ -205,14 +202,14 @@ class SlurmLauncher(LocalLauncher):
 
 
 class FolderLauncher(SlurmLauncher):
-    """Ranks of a job that somebody has submitted by hand, all or the first of them: engines.sbatch says in which folder
-    they can be found."""
+    """Some or all ranks of a job that was submitted by hand; engines.sbatch prints the folder in which they are
+    found."""
 
     used = True
 
     def __init__(self, size: int, folder: Path, job: Job, files: Path) -> None:
         super().__init__(size, folder, job, files)
-        self._is_ours = True  # as far as finding out about it goes
+        self._is_ours = True  # so that Slurm is asked about it
 
     folder_for = staticmethod(LocalLauncher.folder_for)
 
@@ -249,7 +246,7 @@ _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals(
 
 
 def first_end(log: str, job: str, state: queue.State | None = None) -> Exit | None:
-    """What ended a step, as srun and slurmd tell it; the first to end, not those that Slurm then killed."""
+    """What ended a step, from the output of srun and slurmd: the first to end, not those that Slurm then killed."""
     task, cancelled = _TASK.search(log), _CANCELLED.search(log)
     if cancelled and not (task and task.start() < cancelled.start()):
         how = _DUE_TO.get((cancelled[1] or "").strip(), "CANCELLED")

@@ -1,14 +1,14 @@
-"""Joining processes: who am I, who are the others, and what passes between us.
+"""Connect the ranks of a job, count what they send, and end the job when one of them fails or hangs.
 
 world = connect()                     # under torchrun, srun, mpiexec, in a notebook's engine, or alone
 world.rank, world.size, world.device
 world.traffic.snapshot()              # bytes by collective since the start
 
-environment, rendezvous, connect   ranks know who they are and find each other; nobody else can connect to their ports
-counter, wire, flight              what they send is counted, over gloo and over NCCL
-link                               a slow link can be emulated
-failing, hangs                     a failure is said once; a hang is named, and ends the job
-spawn, forking                     ranks of this machine start at once, and none outlives its launcher
+environment, rendezvous, connect   find rank and world size, meet at a store, form the process group
+counter, wire, flight              count traffic, over gloo and over NCCL
+link                               emulate a slow link
+failing, hangs                     report a failure once; name a hang and end the job
+spawn, forking, starter            start ranks on this machine
 """
 
 from aiscale.distributed.connect import RankError, World, connect

@@ -1,8 +1,10 @@
-"""Promise: `connect()` joins the ranks that were started together, on any device, or says in one line why it cannot.
+"""`connect()` joins the ranks that were started together, on any device, or says in one line why it cannot.
 
-Three questions have to be answered before a collective can run: who am I (`environment`), where do we meet
-(`rendezvous`), and over what do we talk (gloo on CPU, NCCL or RCCL on GPUs). The answer is a `World`. What one rank
-alone finds wrong it raises on all of them (`together`, `from_rank0`), so that none waits for another.
+    world = connect()
+    found = world.together(make)          # or from_rank0(make): an error on one rank is raised on all of them
+
+It finds rank and world size (`environment`) and the rendezvous address (`rendezvous`), and picks the backend: gloo on
+CPU, NCCL or RCCL on GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from aiscale.distributed.rendezvous import LOOPBACK, choose_gloo_interface, join
 
 
 class RankError(RuntimeError):
-    """What failed on some of the ranks only; the message is one line that says on which."""
+    """Something failed on some ranks only; the message is one line that names them."""
 
 
 @dataclass
@@ -46,16 +48,15 @@ class World:
     local_size: int
     device: torch.device
     launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec or none
-    backend: str  #: what carries the collectives
+    backend: str  #: gloo or nccl
     traffic: Traffic  #: bytes by collective
     link: Link = field(default_factory=Link)  #: to the other ranks; may be slowed
     processes: list[tuple[str, int]] = field(default_factory=list)  #: (host, process id) of every rank
-    store: dist.Store | None = field(default=None, repr=False)  #: where the ranks met
-    group: dist.ProcessGroup | None = None  #: over which the methods below talk; None: torch's default
+    store: dist.Store | None = field(default=None, repr=False)  #: the rendezvous store
+    group: dist.ProcessGroup | None = None  #: used by the methods below; None: torch's default
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes."""
         return self.rank == 0
 
     def mesh(self, **axes: int) -> DeviceMesh:
@@ -64,12 +65,11 @@ class World:
             return init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
     def control(self) -> AbstractContextManager[None]:
-        """Communication inside is bookkeeping and is not counted as training traffic."""
+        """Traffic inside is bookkeeping and is not counted as training traffic."""
         return self.traffic.control()
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
-        # NCCL would guess the device from the rank, and hang where it guesses wrong.
+        # NCCL would guess the device from the rank, and hang if the guess is wrong.
         devices = [self.device.index] if self.backend == "nccl" else None
         with self.control():
             dist.barrier(group=self.group, device_ids=devices)
@@ -109,11 +109,11 @@ class World:
                 parcel = [(make(), None)]
                 if self.size > 1:
                     pickle.dumps(parcel)
-            except Exception as error:  # every rank must fail with it, or the others wait for ever
+            except Exception as error:  # raise it on every rank, or the others hang
                 parcel = [(None, _portable(error) if self.size > 1 else error)]
         if self.size > 1:
             with self.control():
-                # On the CPU: the group has a gloo half everywhere.
+                # Goes over the CPU: every group has a gloo backend there.
                 dist.broadcast_object_list(parcel, src=0, group=self.group)
         result, error = parcel[0]
         if error is not None:
@@ -121,7 +121,6 @@ class World:
         return result
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` is true on at least one rank."""
         return bool(self.sum(float(flag)))
 
     def sum(self, value: float) -> float:
@@ -135,8 +134,8 @@ class World:
 
     @contextmanager
     def apart(self) -> Iterator[World]:
-        """The same ranks over a gloo group of their own, for a thread whose messages must not cross with training's.
-        All ranks enter and leave it. What is sent there is bookkeeping and counted nowhere."""
+        """The same ranks over a separate gloo group, for a thread whose messages must not mix with training's.
+        All ranks enter and leave together. Its traffic is not counted."""
         with _greetings_aside():
             group = dist.new_group(backend="gloo", group_desc="apart")
         try:
@@ -146,29 +145,29 @@ class World:
                 dist.destroy_process_group(group)
 
     def gone(self, timeout_s: float = 1.0) -> list[int]:
-        """The ranks on this host whose process has ended; waits `timeout_s` for a first one."""
+        """The ranks on this host whose process has ended; waits up to `timeout_s` for the first."""
         host, deadline = socket.gethostname(), time.monotonic() + timeout_s
         here = [(rank, pid) for rank, (where, pid) in enumerate(self.processes) if where == host]
-        # A process that dies closes its connections first, and a moment later it has ended.
+        # A dying process closes its connections a moment before it ends.
         while not (ended := [rank for rank, pid in here if _has_ended(pid)]) and time.monotonic() < deadline:
             time.sleep(0.02)
         return ended
 
     def close(self) -> None:
-        """Leave the world. A second call does nothing."""
+        """Destroy the process group. A second call does nothing."""
         if dist.is_initialized():
             dist.destroy_process_group()
-            # gloo's threads let go of the last message's tensors a moment after they reported it. A Python that ends
-            # in that moment, with the group still held by a DDP module, is aborted ("terminate called ...").
+            # gloo's threads release the last message's tensors a moment after reporting it. If Python ends in that
+            # moment while a DDP module still holds the group, it aborts ("terminate called ...").
             time.sleep(0.2 if self.size > 1 else 0)
 
 
 def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "auto") -> World:
-    """Join the ranks that were started together with this one; alone, be a world of one.
+    """Join the ranks that were started together with this one; without a launcher, return a world of one.
 
-    `device` is auto (a GPU where there is one), cpu or cuda. `backend` is auto (NCCL between GPUs, else gloo), or gloo:
-    then several ranks may share a GPU, slowly, for every message passes through host memory. Calling it again in one
-    process leaves the old world and joins a new one. Raises ConnectError when the ranks cannot meet.
+    `device` is auto (a GPU if there is one), cpu or cuda. `backend` is auto (NCCL between GPUs, else gloo) or gloo,
+    with which several ranks may share a GPU, slowly: every message passes through host memory. A second call in the
+    same process leaves the old world and joins a new one. Raises ConnectError if the ranks cannot connect.
     """
     parents = [process.name() for process in psutil.Process().parents()[:3]]
     place = find_launch(os.environ, parents)
@@ -195,7 +194,7 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
         store=store,
     )
     if place.launcher == "mpiexec" and place.size > 1:
-        end_job_on_uncaught_error()  # after torch, whose own hook holds back what the one before it prints
+        end_job_on_uncaught_error()  # after torch, whose own hook delays what the earlier hook prints
     world.processes = world.gather((socket.gethostname(), os.getpid()))
     if world.backend == "nccl":
         refuse_shared_gpus(world.gather((socket.gethostname(), str(torch.cuda.get_device_properties(here).uuid))))
@@ -204,12 +203,12 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
 
 @contextmanager
 def _greetings_aside() -> Iterator[None]:
-    """What libraries print on standard output as ranks meet (gloo up to torch 2.12) goes to standard error: standard
-    output is for a command's results. C++ prints past sys.stdout, so the file descriptor itself is turned."""
+    """Send what libraries print on standard output while connecting (gloo up to torch 2.12) to standard error: standard
+    output is for a command's results. C++ bypasses sys.stdout, so redirect the file descriptor itself."""
     sys.stdout.flush()
     try:
         out = os.dup(1)
-    except OSError:  # it has been closed
+    except OSError:  # stdout is closed
         yield
         return
     os.dup2(2, 1)
@@ -229,7 +228,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _portable(error: Exception) -> Exception:
-    """`error`, or what it says where it cannot travel to another process."""
+    """`error`, or a RankError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
         return error
@@ -238,7 +237,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
-    """NCCL wants one GPU a rank and says so late and at length. `gpus`: (host, GPU) of every rank."""
+    """NCCL needs one GPU per rank and reports it late and at length. `gpus`: (host, GPU) of every rank."""
     for rank, gpu in enumerate(gpus):
         if (first := gpus.index(gpu)) != rank:
             raise ConnectError(
@@ -248,7 +247,7 @@ def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
 
 
 def pick_device(device: str, place: Launch, shared: bool = False) -> torch.device:
-    """Where this rank computes; all ranks of a node decide alike. Raises ConnectError where there are too few GPUs."""
+    """This rank's device; all ranks of a node choose the same kind. Raises ConnectError if there are too few GPUs."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -256,7 +255,7 @@ def pick_device(device: str, place: Launch, shared: bool = False) -> torch.devic
     count = torch.cuda.device_count()
     if shared or count >= place.local_size:
         return torch.device("cuda", place.local_rank % count)
-    # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees one device, its own.
+    # Under --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES, every rank sees only its own device.
     if count == 1 and (device == "cuda" or place.launcher == "srun"):
         return torch.device("cuda", 0)
     if device == "cuda":
@@ -274,7 +273,7 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> dist.S
         choose_gloo_interface(LOOPBACK)
     else:
         host, port = meeting_point(place)
-        # DeepSpeed and others read these; AISCALE_LAUNCHER keeps who started us when we connect a second time.
+        # DeepSpeed and others read these; AISCALE_LAUNCHER keeps the launcher's name for a second connect().
         known = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
         known |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
         os.environ.update({key: str(value) for key, value in known.items()}, AISCALE_LAUNCHER=place.launcher)

@@ -1,16 +1,15 @@
-"""Promise: what a rank has sent is counted by collective and process group, and what it has begun is known.
+"""Counts what a rank has sent, by collective and process group, and records the latest collective it has begun.
 
     traffic.snapshot()             # {("all_reduce", 4): Count(calls=1, payload_bytes=...)} by group size
     traffic.groups()               # {("all_reduce", Group("dp", (0, 2))): Count(...)} by group
-    with traffic.control(): ...    # what is sent inside is bookkeeping and counts apart
+    with traffic.control(): ...    # bookkeeping, counted separately
 
-    traffic.progress.step = 12     # of training, set by the loop
-    traffic.progress.table()       # {"dp 0-6/2": [number, "all_reduce", 4096, seconds ago, step]}: the latest begun
+    traffic.progress.step = 12     # the training step, set by the loop
+    traffic.progress.table()       # {"dp 0-6/2": [number, "all_reduce", 4096, seconds ago, step]}: latest by group
 
-`snapshot` and `groups` each have a `since`: the difference from an earlier one. `wire` fills both parts; what NCCL did
-is in its flight recorder, and `pull` brings it in when somebody asks (`flight`). `hangs` shows the table to the other
-ranks and compares. A message counts there as a collective of two ranks, its sender and its receiver ("3>5"): whoever is
-ahead there waits for the other.
+`since` and `groups_since` give the difference from an earlier reading. `wire` records gloo's calls; for NCCL `pull`
+reads torch's flight recorder (`flight`). `hangs` compares the tables of all ranks. In a table, a message is a
+collective of its two ranks, sender and receiver ("3>5").
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import NamedTuple, TypeVar
 Key = TypeVar("Key")
 ANY_SOURCE = "*"
 
-#: part of the description that a library gives its groups -> our name; the first that matches. Megatron-Core's are in
+#: part of the description that a library gives its groups -> our name; the first match wins. Megatron-Core writes
 #: capitals ("DATA_PARALLEL_GROUP_WITH_CP"), a device mesh calls the group of its axis dp "mesh_dp".
 _NAMES = (
     ("default_pg", "world"),
@@ -48,7 +47,7 @@ _NAMES = (
 class Group(NamedTuple):
     """The label of a process group."""
 
-    name: str  #: world, dp, tp, pp, ...; "ranks" where nobody named it
+    name: str  #: world, dp, tp, pp, ...; "ranks" if it has no name
     ranks: tuple[int, ...]  #: global ranks, in the order of the group
 
     def __str__(self) -> str:
@@ -56,7 +55,7 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The same, short, and the same on all its ranks; `members` reads it. ("dp", (0, 2, 4, 6)) -> "dp 0-6/2"."""
+        """A short form, the same on all its ranks; `members` parses it. ("dp", (0, 2, 4, 6)) -> "dp 0-6/2"."""
         ranks, stride = self.ranks, self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
         if len(ranks) > 2 and stride > 0 and list(ranks) == list(range(ranks[0], ranks[-1] + 1, stride)):
             return f"{self.name} {ranks[0]}-{ranks[-1]}" + (f"/{stride}" if stride > 1 else "")
@@ -69,7 +68,6 @@ def message(source: int | str, target: int) -> str:
 
 
 def members(label: str) -> list[int]:
-    """The ranks that a label names."""
     if ">" in label:
         return [int(rank) for rank in label.split(">") if rank != ANY_SOURCE]
     ranks = label.rpartition(" ")[2]
@@ -94,8 +92,6 @@ def group_name(description: str, ranks: tuple[int, ...], world_size: int) -> str
 
 @dataclass
 class Count:
-    """How often one collective was called, and with how many bytes."""
-
     calls: int = 0
     payload_bytes: int = 0
 
@@ -104,11 +100,11 @@ class Count:
 
 
 class Progress:
-    """What this rank has begun: for every group the number, the name and the size of its latest collective."""
+    """The latest collective that this rank has begun in every group: its number, name and size."""
 
     def __init__(self) -> None:
-        self.latest_s = time.monotonic()  #: when anything was begun
-        #: () -> {group: (number, op, bytes, seconds ago)} of what is noted elsewhere
+        self.latest_s = time.monotonic()  #: when the latest one was begun
+        #: () -> {group: (number, op, bytes, seconds ago)}, from NCCL's flight recorder
         self.pull: Callable[[], dict[str, tuple[int, str, int, float]]] | None = None
         self._step = 0
         self._begun: dict[str, tuple[int, str, int, float, int]] = {}
@@ -116,7 +112,7 @@ class Progress:
 
     @property
     def step(self) -> int:
-        """The optimizer step that is being taken; 0 before training."""
+        """The current optimizer step; 0 before training."""
         return self._step
 
     @step.setter
@@ -124,7 +120,7 @@ class Progress:
         self._step, self.latest_s = step, time.monotonic()
 
     def begin(self, op: str, group: str, nbytes: int) -> None:
-        """Note a collective as it is begun. group: the same text on all its ranks, `Group.label` or `message`."""
+        """Record that a collective begins. group: the same text on all its ranks, `Group.label` or `message`."""
         now = time.monotonic()
         with self._lock:
             number = self._begun[group][0] if group in self._begun else 0
@@ -144,18 +140,18 @@ class Progress:
 
 @dataclass
 class Traffic:
-    """What this rank has communicated. Calls made for bookkeeping count apart."""
+    """What this rank has communicated. Bookkeeping is counted separately."""
 
     progress: Progress = field(default_factory=Progress, repr=False)  #: latest collective of each group
     _counts: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _control: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _in_control: int = 0
-    _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: when, for what is pulled later
-    pull: Callable[[], None] | None = field(default=None, repr=False)  #: brings in what is counted elsewhere (`flight`)
+    _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: (start, end), for `pull`
+    pull: Callable[[], None] | None = field(default=None, repr=False)  #: adds what `flight` has read
 
     def add(self, op: str, group: Group | int, payload_bytes: int, time_ns: int | None = None) -> None:
-        """Note one call, of now or of time_ns. group: or the size of a group of the first ranks."""
+        """Count one call, made now or at time_ns. group: may be a size, meaning that many first ranks."""
         if isinstance(group, int):
             group = Group("world", tuple(range(group)))
         with self._lock:
@@ -178,7 +174,6 @@ class Traffic:
 
     @property
     def in_control(self) -> bool:
-        """Whether what is sent now is bookkeeping."""
         return self._in_control > 0
 
     @property
@@ -191,7 +186,7 @@ class Traffic:
         return self._by(self._counts, lambda op, group: (op, len(group.ranks)))
 
     def since(self, earlier: dict[tuple[str, int], Count]) -> dict[tuple[str, int], Count]:
-        """The training traffic that came after `earlier`, a snapshot."""
+        """The training traffic after the snapshot `earlier`."""
         return _difference(self.snapshot(), earlier)
 
     def groups(self) -> dict[tuple[str, Group], Count]:
@@ -199,7 +194,7 @@ class Traffic:
         return self._by(self._counts, lambda *cell: cell)
 
     def groups_since(self, earlier: dict[tuple[str, Group], Count]) -> dict[tuple[str, Group], Count]:
-        """The training traffic that came after `earlier`, which groups() gave."""
+        """The training traffic after `earlier`, a result of groups()."""
         return _difference(self.groups(), earlier)
 
     def _by(self, counts: dict, key: Callable[[str, Group], Key]) -> dict[Key, Count]:

@@ -1,10 +1,7 @@
-"""Promise: a process knows its rank under torchrun, Slurm, MPI and ipyparallel, or says why it cannot.
+"""`find_launch(os.environ)` reads a process's rank and world size from its launcher's environment variables.
 
-Every launcher tells its processes who they are through environment variables, each in its own dialect. This file is
-the dictionary: `find_launch(os.environ)` reads them and returns one `Launch`.
-
-Order matters. torchrun may run below srun, and a notebook's engines may live inside a Slurm job: the innermost
-launcher, the one that wrote RANK and WORLD_SIZE, is the one that counts.
+It knows torchrun, Slurm, MPI and ipyparallel, and raises ConnectError if it cannot tell. The innermost launcher, which
+wrote RANK and WORLD_SIZE, wins: torchrun may run below srun, and a notebook's engines inside a Slurm job.
 """
 
 from __future__ import annotations
@@ -12,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-#: Processes that start ranks. A process below one of them that knows no rank was meant to be joined and is not.
+#: Processes that start ranks. A process below one of them without a rank is an error: see find_launch.
 _RANK_STARTERS = {"hydra_pmi_proxy", "orted", "prted", "prterun", "mpiexec", "mpirun", "mpiexec.hydra"}
 
-#: (name, rank, size, local rank, local size) as each MPI's process manager spells them.
+#: (rank, size, local rank, local size) as each MPI's process manager spells them.
 _MPI_DIALECTS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -24,12 +21,12 @@ _MPI_DIALECTS = (
 
 
 class ConnectError(RuntimeError):
-    """Processes that cannot be joined; the message is one line that says what to change."""
+    """The processes cannot be connected; the message is one line that says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One process's place among the processes that a launcher started."""
+    """One process's rank among the processes that a launcher started."""
 
     launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec, or none
     rank: int = 0
@@ -46,20 +43,18 @@ class Launch:
 
 
 def find_launch(env: Mapping[str, str], parents: list[str] | None = None) -> Launch:
-    """Read this process's rank out of its environment.
-
-    `parents` are the names of the processes above this one; they are used only to tell a process that was started
-    alone from one that an MPI launcher started without saying so. Raises ConnectError for the latter.
-    """
+    """This process's rank, from its environment. `parents` are the names of the processes above this one. They tell a
+    process that was started alone from one that an MPI launcher started without giving it a rank; for the latter
+    ConnectError is raised."""
     if "RANK" in env and "WORLD_SIZE" in env:
         name = "torchrun" if "TORCHELASTIC_RUN_ID" in env else env.get("AISCALE_LAUNCHER", "environment")
         return _read(name, env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    # SLURM_PROCID alone proves nothing: a batch script has it too (0), with SLURM_NTASKS saying how many tasks
+    # SLURM_PROCID alone proves nothing: a batch script has it too (0), with SLURM_NTASKS, the number of tasks that
     # srun *would* start. Only a step has SLURM_STEP_NUM_TASKS.
     slurm = (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS"))
     mpi = next((dialect for dialect in _MPI_DIALECTS if dialect[0] in env and dialect[1] in env), None)
-    # mpiexec inside a Slurm job starts its helpers by srun, or runs in the step of an interactive shell: every rank
-    # inherits that step's numbers. srun itself, with --mpi=pmi2, tells both the same.
+    # mpiexec inside a Slurm job starts its helpers with srun, or runs in the step of an interactive shell: every rank
+    # inherits that step's numbers. srun --mpi=pmi2 itself sets both to the same values.
     if mpi and slurm != (env[mpi[0]], env[mpi[1]]):
         return _read("mpiexec", env, *mpi)
     if all(slurm):
@@ -101,7 +96,7 @@ def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: s
 
 
 def mpi_world(place: Launch):
-    """mpi4py's COMM_WORLD, after checking that it is the world that the launcher meant."""
+    """mpi4py's COMM_WORLD; raises ConnectError if its size differs from the launcher's."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -1,10 +1,10 @@
-"""Promise: when a rank fails the others do not wait for it, and what went wrong is said once.
+"""When a rank fails, the others do not wait for it, and the error is printed once.
 
-    raise alike(error)                          # by all ranks at once, as they have found out together
-    alone = not failed_alike(error, world)      # did all ranks fail, as they do over one wrong setting?
-    end_now(status)                             # if not: leave without waiting for those that still work
+    raise alike(error)                          # on all ranks at once, after they have agreed on it
+    alone = not failed_alike(error, world)      # did all ranks fail, as with a wrong setting?
+    end_now(status)                             # if not: exit without waiting for the ranks that still work
 
-A rank that leaves in the usual way may wait for ever: MPI_Finalize, which runs when Python ends, is a collective.
+A normal exit may hang: MPI_Finalize, which runs when Python ends, is a collective.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from aiscale.distributed.connect import World
 
-#: Exit status of a rank that fails only because another one is gone.
+#: Exit status of a rank that fails only because it lost its connection to another one.
 LOST_STATUS = 75
-#: Exit status of the rank that has said, in its one line, which others did not arrive (`hangs`).
+#: Exit status of the rank that has printed which ranks did not arrive (`hangs`).
 HANG_STATUS = 76
 _LOST = (
     "closed by peer",
@@ -37,23 +37,21 @@ _LOST = (
 
 
 def lost_another_rank(error: BaseException) -> bool:
-    """Whether `error` is what gloo or NCCL says when another rank has gone away or stopped answering."""
+    """Whether `error` is what gloo or NCCL says when another rank has died or does not answer."""
     text = str(error)
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(w in text for w in _LOST)
 
 
 def alike(error: Exception) -> Exception:
-    """`error`, which all ranks raise now: nobody has to find that out by waiting for the others."""
-    with suppress(AttributeError):  # of a class with slots
+    """Mark `error` as raised on all ranks, so that `failed_alike` need not wait for the others."""
+    with suppress(AttributeError):  # a class with slots
         error.failed_alike = True
     return error
 
 
 def failed_alike(error: BaseException, world: World, timeout_s: float = 5.0) -> bool:
-    """Whether all ranks call this within `timeout_s`: then none has to be ended, and one may speak for all.
-
-    What `alike` marked carries the answer, as an attribute of this name.
-    """
+    """Whether all ranks call this within `timeout_s`: then none has to be ended, and rank 0 may report for all. An
+    error marked by `alike` answers at once."""
     if world.size == 1 or getattr(error, "failed_alike", False):
         return True
     if lost_another_rank(error) or world.store is None:
@@ -75,7 +73,7 @@ def end_now(status: int) -> NoReturn:
     sys.stderr.flush()
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-        # mpiexec drops what it has not read when a job aborts: let the message through.
+        # mpiexec drops unread output when a job aborts: let the message through first.
         _wait_until_read()
         time.sleep(0.5)
         MPI.COMM_WORLD.Abort(status)
@@ -83,7 +81,7 @@ def end_now(status: int) -> NoReturn:
 
 
 def _wait_until_read(timeout_s: float = 15.0) -> None:
-    """Until whoever reads this process's output has read all of it, where that is a pipe."""
+    """Wait until the reader of this process's output pipes has read everything."""
     deadline = time.monotonic() + timeout_s
     for fd in (1, 2):
         with suppress(OSError):
@@ -95,12 +93,12 @@ def _wait_until_read(timeout_s: float = 15.0) -> None:
 
 
 def end_job_on_uncaught_error() -> None:
-    """From now on an exception that nobody catches ends the MPI job instead of leaving the other ranks waiting."""
+    """From now on an uncaught exception ends the MPI job instead of leaving the other ranks hanging."""
     show = sys.excepthook
 
     def show_and_end(kind, error, trace) -> None:
         show(kind, error, trace)
-        if sys.excepthook is show_and_end:  # else we were called by a later hook, which has yet to print
+        if sys.excepthook is show_and_end:  # else a later hook called us, and has yet to print
             end_now(1)
 
     sys.excepthook = show_and_end

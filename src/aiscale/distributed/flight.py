@@ -1,11 +1,10 @@
-"""Promise: NCCL is counted as gloo is, and its hangs are named: read from torch's flight recorder.
+"""Counts NCCL's collectives, and tells the watchdog about them, from torch's flight recorder.
 
-    flight.attach(traffic)         # from now on traffic.snapshot() and groups() include what NCCL has done
-    flight.read(dump, first=0)     # [Entry(op, group, payload_bytes, time_ns)] of one dump of the recorder
+    flight.attach(traffic)         # from now on traffic.snapshot() and groups() include NCCL
+    flight.read(dump, first=0)     # ([Entry(op, group, payload_bytes, time_ns)], next record) of one dump
 
-NCCL runs as torch made it, nothing stands in its way. The recorder notes every collective as it is enqueued, from
-whatever thread. It is a ring: attach makes it large enough for some thousand calls between two readings, and a reading
-that finds that more were overwritten says so.
+NCCL itself is not wrapped. The recorder is a ring of every collective as it is enqueued, from any thread: attach makes
+it hold ENTRIES calls, and `read` warns if more were overwritten between two readings.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from aiscale.distributed.counter import Group, Traffic, group_name
 ENTRIES = 20_000
 
 _BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}  # of c10::ScalarType
-#: part of the recorder's name for a call -> (collective, which side holds the whole buffer); the first that matches.
-#: A coalesced batch of messages is noted once as a whole, without sizes, and once for each message.
+#: part of the recorder's name for a call -> (collective, which side holds the whole buffer); the first match wins.
+#: A coalesced batch of messages is recorded once as a whole, without sizes, and once per message.
 _OPS = (
     ("barrier", None),
     ("coalesced", None),
@@ -45,8 +44,6 @@ _OPS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One call."""
-
     op: str
     group: Group
     payload_bytes: int
@@ -54,9 +51,9 @@ class Entry:
 
 
 def attach(traffic: Traffic) -> None:
-    """Let `traffic` count what NCCL does. To be called before the first process group is made."""
+    """Let `traffic` count what NCCL does. Call it before the first process group is made."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(ENTRIES))
-    following = {"record": 0, "start_ns": time.time_ns()}  # another world of this process may have filled the ring
+    following = {"record": 0, "start_ns": time.time_ns()}  # an earlier world of this process may have filled the ring
 
     def pull() -> None:
         from torch._C import _distributed_c10d as c10d
@@ -77,7 +74,7 @@ def attach(traffic: Traffic) -> None:
 
 def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, float]]:
     """{label of a group: (number, op, bytes, seconds ago)} of its latest collective, for `progress`. Messages are left
-    out: the recorder numbers them by group, not by the two ranks that pass them."""
+    out: the recorder numbers them by group, not by sender and receiver."""
     records: dict[tuple, dict] = {}
     for record in dump.get("entries", []):
         if record.get("collective_seq_id") and not record.get("is_p2p") and record["time_created_ns"] >= start_ns:
@@ -96,7 +93,7 @@ def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, floa
 
 
 def read(dump: dict, first: int = 0) -> tuple[list[Entry], int]:
-    """(calls from record number `first` on, the number of the next record)."""
+    """(calls from record number `first` on, number of the next record)."""
     records = [record for record in dump.get("entries", []) if record["record_id"] >= first]
     if records and first and records[0]["record_id"] > first:
         warnings.warn(
@@ -117,7 +114,7 @@ def _entry(record: dict, groups: dict) -> Entry | None:
     sizes, dtypes = record[f"{side}_sizes"], record[f"{side}_dtypes"]
     payload = sum(prod(size) * _BYTES.get(dtype, 1) for size, dtype in zip(sizes, dtypes, strict=False))
     group = _group(record["process_group"], groups)
-    payload *= len(group.ranks) if op in ("gather", "scatter") else 1  # they name one rank's share
+    payload *= len(group.ranks) if op in ("gather", "scatter") else 1  # the recorder has one rank's share
     return Entry(op, group, payload, record["time_created_ns"])
 
 

@@ -1,15 +1,14 @@
-"""Promise: ranks start in a moment, and each as a new Python would: forked from a process that has imported for them.
-
-Importing torch takes a second of each rank's time, DeepSpeed or Megatron-Core two more: eight ranks on two cores would
-spend a quarter of a minute on it. Here one process imports and forks, and the ranks share the memory of the libraries.
+"""Forks ranks from a process that has imported their libraries; each behaves as a new Python would.
 
     if can_fork():
-        warm_up()                                           # imports, and nothing that starts a thread
+        warm_up()                                           # imports, but starts no thread
         ranks = [Forked(argv, env) for env in environments]
 
-A forked process has only the thread that forked, so whatever another thread held or did is lost: with a second thread
-about, `can_fork` says no and `launch` starts every rank from nothing. It says no as well off Linux, and where CUDA is
-in use, which no fork survives.
+Importing torch takes a second per rank, DeepSpeed or Megatron-Core two more: eight ranks on two cores would spend a
+quarter of a minute on it. Forked ranks import nothing and share the libraries' memory.
+
+Only the forking thread survives a fork, so `can_fork` refuses if there is a second thread, off Linux, and once CUDA is
+in use (CUDA does not survive a fork). Then `launch` starts every rank as a new Python.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from aiscale.processes import die_with
 
 
 def can_fork() -> bool:
-    """Whether a child of this process would find everything as its parent left it."""
+    """Whether a fork of this process is safe."""
     if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
         return False
     torch = sys.modules.get("torch")
     if torch is None:
         return True
-    # Some ways of asking for GPUs start CUDA, and asking whether one did is such a way; a child can tell.
+    # Some ways of asking for GPUs start CUDA, and so does asking whether it was started; a child can tell.
     probe = os.fork()
     if probe == 0:
         os._exit(torch.cuda._is_in_bad_fork())
@@ -47,16 +46,14 @@ def can_fork() -> bool:
 
 
 class Forked:
-    """`python -m MODULE ARGUMENTS` in a child that need not import; the part of `subprocess.Popen` that launch uses.
-
-    With a `log`, standard output and error are added to that file.
-    """
+    """`python -m MODULE ARGUMENTS` in a forked child; the part of `subprocess.Popen` that `launch` uses. With a `log`,
+    standard output and error are appended to that file."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path | None = None) -> None:
         self.returncode: int | None = None
-        sys.stdout.flush()  # what lies in the buffers would be written by both
+        sys.stdout.flush()  # or both processes would write what is buffered
         sys.stderr.flush()
-        gc.freeze()  # the collector leaves alone, and so does not copy, what the parent made
+        gc.freeze()  # keeps the collector from touching, and so copying, the parent's objects
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -71,7 +68,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; raises subprocess.TimeoutExpired."""
+        """Wait for the process to end; raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         while self.poll() is None:
             if time.monotonic() > deadline:
@@ -91,7 +88,7 @@ class Forked:
 
 
 def _become(argv: Sequence[str], env: Mapping[str, str], log: Path | None, parent: int) -> NoReturn:
-    """Run `-m MODULE ...` in this child as a new Python would, and end as that would."""
+    """Run `-m MODULE ...` in this child as a new Python would, and exit."""
     code = 1
     try:
         die_with(parent)
@@ -105,7 +102,7 @@ def _become(argv: Sequence[str], env: Mapping[str, str], log: Path | None, paren
         assert flag == "-m", argv
         sys.argv = [module, *arguments]
         code = _run(module)
-        threading._shutdown()  # waits for threads that are no daemons
+        threading._shutdown()  # waits for non-daemon threads
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -135,7 +132,7 @@ def _write_to(log: Path) -> None:
 
 
 def _differ() -> None:
-    """What a new process would have drawn or read for itself; the parent's temporary folders stay the parent's."""
+    """Reseed and set threads as a new process would; do not delete the parent's temporary folders at exit."""
     for finalizer in weakref.finalize._registry:
         finalizer.atexit = False
     if "numpy.random" in sys.modules:

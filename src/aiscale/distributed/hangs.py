@@ -1,17 +1,17 @@
-"""Promise: a hang is named. A collective that does not come to its end ends the job, with the rank that did not arrive.
+"""The watchdog: if a collective does not finish, it names the rank that did not arrive and ends the job.
 
-    with watching(world, timeout_s=240, tell=records.note):       # all ranks enter it; 0: no watch
+    with watching(world, timeout_s=240, tell=records.note):       # all ranks enter it; 0: no watchdog
         train()
 
-gloo and NCCL wait for a missing rank until their own timeout and then know only that somebody is missing. Here every
-rank writes into the rendezvous store, every few seconds, what it has begun (`Traffic.progress`), from a thread of its
-own: one that sleeps, computes or is stuck in a file system tells where it is, one that was stopped falls silent. A rank
-that has begun nothing new for half the timeout reads what the others wrote; after all of it `find` judges, and the
-lowest rank that waits prints one line and ends the job. Where all have arrived and the network loses what they send,
-the backend's own timeout has the last word, and so it has for messages between two ranks under NCCL.
+gloo and NCCL wait for a missing rank until their own timeout and then cannot say which one it is. Here a thread of
+every rank writes what the rank has begun (`Traffic.progress`) into the rendezvous store every few seconds: a rank that
+sleeps, computes or is stuck in a file system still reports where it is, one that was stopped falls silent. A rank that
+has begun nothing new for half the timeout reads the others' states; after the whole timeout `find` looks for the cause,
+and the lowest waiting rank prints one line and ends the job. If all ranks arrived and the network loses their messages,
+only the backend's own timeout helps; the same goes for messages between two ranks under NCCL.
 
-The time in which this process itself was stopped (Ctrl-Z, a suspended job) does not count. And while a rank has neither
-written lately nor been silent for long, nobody is judged: a busy machine may hold up any process for some seconds.
+Time in which this process itself was stopped (Ctrl-Z, a suspended job) does not count. While some rank is late with its
+state but not yet silent, no rank is blamed: a busy machine may delay any process by some seconds.
 """
 
 from __future__ import annotations
@@ -35,57 +35,55 @@ from aiscale.distributed.connect import World
 from aiscale.distributed.counter import ANY_SOURCE, members, message
 from aiscale.distributed.failing import HANG_STATUS, LOST_STATUS, end_now
 
-_LONGEST_BEAT_S = 5.0  #: between two notes of a rank
-_SILENT_S = 12.0  #: whoever is taken for dead has written nothing for at least as long
-_HEARD_S = 15.0  #: for the others to hear that a rank has spoken, and for the next one to speak where that did not help
-#: keys in the store: a rank has spoken; how many wanted to; how many have heard it
+_LONGEST_BEAT_S = 5.0  #: between two states that a rank writes
+_SILENT_S = 12.0  #: a rank is not taken for dead before it has been silent this long
+_HEARD_S = 15.0  #: time for the other ranks to see that one has reported, before the next one reports
+#: keys in the store: a rank has reported; how many ranks wanted to; how many have seen the report
 _OVER, _SPEAKS, _HEARD = "over", "speaks", "heard"
 _NAMED = 8  #: ranks that one line names
-#: of these, all ranks must give the same number of bytes
+#: all ranks must give the same number of bytes to these
 _ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _TORCH = str(Path(torch.__file__).parent)
-_watches = itertools.count()  #: of this process; ranks begin them together
+_watches = itertools.count()  #: of this process; the same on all ranks
 
 
-# The judgement over what all ranks have begun -----------------------------------------------------------------------
+# Finding the cause from the states of all ranks --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RankState:
-    """The latest that a rank wrote."""
+    """The latest state that a rank wrote."""
 
     step: int = 0
-    where: str = ""  #: file:line in function, of its main thread
-    left: bool = False  #: it trains no more
+    where: str = ""  #: the main thread's file:line in function
+    left: bool = False  #: it has finished training
     begun: dict[str, list] = field(default_factory=dict)  #: Progress.table()
-    busy: bool = False  #: it has just begun something and does not say what
-    age_s: float = 0.0  #: since it was first seen
-    is_news: bool = True  #: an earlier one was seen as well, so that it is known when this one came
+    busy: bool = False  #: it has just begun something, and `begun` is empty
+    age_s: float = 0.0  #: since it was first read
+    is_news: bool = True  #: an earlier state was read before, so age_s is known
 
     def number(self, group: str) -> int:
-        """How many collectives of a group it has begun."""
         return self.begun[group][0] if group in self.begun else 0
 
     @property
     def idle_s(self) -> float:
-        """Since it began anything."""
         return min((age for *_, age, _ in self.begun.values()), default=float("inf"))
 
 
 @dataclass(frozen=True)
 class Hang:
-    """A collective that does not come to its end."""
+    """A collective that does not finish."""
 
     waiting: list[int]  #: ranks that have begun it
     missing: list[int]  #: ranks that have not, or do not answer
     text: str  #: one line
-    deaf: int = 0  #: how many ranks read no more what others write
+    deaf: int = 0  #: how many ranks no longer read the store
 
 
 @dataclass(frozen=True)
 class _Pending:
     group: str
-    entry: list  #: of a rank that waits, as in Progress.table()
+    entry: list  #: of a waiting rank, as in Progress.table()
     waiting: list[int]
     behind: list[int]
 
@@ -100,11 +98,11 @@ class _Pending:
 def find(
     states: dict[int, RankState], *, timeout_s: float, beat_s: float = 1.0, patience_s: float = _SILENT_S
 ) -> Hang | None:
-    """The hang that explains the others, or None.
+    """The hang that causes the others, or None.
 
-    In each group ranks begin the same collectives in the same order. So one that has begun fewer than another, for
-    longer than the timeout, has not arrived; of several the one to name is that which waits for nobody itself. Ranks
-    write every `beat_s`; one that has written nothing for `patience_s` no longer answers.
+    Ranks begin the same collectives of a group in the same order. So a rank that has begun fewer than another, for
+    longer than the timeout, is missing; if several are, blame the one that is not itself waiting. Ranks write every
+    `beat_s`; one that has written nothing for `patience_s` no longer answers.
     """
     silent = {rank for rank, state in states.items() if state.age_s > patience_s and not state.left}
     for rank, state in states.items():
@@ -118,13 +116,13 @@ def find(
 
 def _of_missing(states: dict[int, RankState], timeout_s: float) -> Hang | None:
     groups = sorted({group for state in states.values() for group in state.begun})
-    # Who keeps a rank waiting may itself have begun to wait a little later: that counts, too, once one is due.
+    # A rank that holds up another may itself have begun to wait a little later: once one is due, count both.
     pending = [found for group in groups if (found := _pending(group, states, timeout_s / 2))]
     if all(each.entry[3] < timeout_s for each in pending):
         return next(filter(None, (_mismatch(group, states, timeout_s) for group in groups)), None)
     waits = {rank for each in pending for rank in each.waiting}
     behind = {rank for each in pending for rank in each.behind}
-    # Where each waits for another, the one that stopped first.
+    # If they all wait for each other, blame the one that stopped first.
     missing = behind - waits or {max(behind, key=lambda rank: (states[rank].left, states[rank].idle_s))}
     worst = max(pending, key=lambda each: len(missing.intersection(each.behind)))
     missing = sorted(missing.intersection(worst.behind))
@@ -135,7 +133,7 @@ def _of_missing(states: dict[int, RankState], timeout_s: float) -> Hang | None:
 def _pending(group: str, states: dict[int, RankState], longer_than_s: float) -> _Pending | None:
     ranks = [rank for rank in members(group) if rank in states]
     if ">" in group and any(message(ANY_SOURCE, rank) in states[rank].begun for rank in ranks):
-        return None  # who receives from anybody does not say from whom
+        return None  # a receive from any source does not say from which rank
     first = max(states[rank].number(group) for rank in ranks)
     waiting = [rank for rank in ranks if states[rank].number(group) == first]
     behind = [rank for rank in ranks if states[rank].number(group) < first]
@@ -146,7 +144,7 @@ def _pending(group: str, states: dict[int, RankState], longer_than_s: float) -> 
 
 
 def _mismatch(group: str, states: dict[int, RankState], timeout_s: float) -> Hang | None:
-    """All have begun as many, but not the same."""
+    """All ranks have begun the same number of collectives, but not the same ones."""
     ranks = [rank for rank in members(group) if rank in states and group in states[rank].begun]
     entries = {rank: states[rank].begun[group] for rank in ranks}
     if ">" in group or any(entry[3] < timeout_s for entry in entries.values()):
@@ -156,7 +154,7 @@ def _mismatch(group: str, states: dict[int, RankState], timeout_s: float) -> Han
         kinds.setdefault(f"{op} of {nbytes:,} bytes" if op in _ALIKE else op, []).append(rank)
     if len(kinds) < 2:
         return None
-    # Most ranks are taken to be right.
+    # The majority is assumed to be right.
     (usual, right), *others = sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[1]))
     number, *_, step = entries[right[0]]
     text = (
@@ -170,7 +168,7 @@ def _mismatch(group: str, states: dict[int, RankState], timeout_s: float) -> Han
 def _of_silent(states: dict[int, RankState], silent: set[int], timeout_s: float) -> Hang:
     missing, waiting = sorted(silent), sorted(set(states) - silent)
     why = f"{_ranks(missing)} no longer answer{'s' * (len(missing) == 1)}: stopped, out of memory, or the node is gone"
-    # It may have begun the collective before it fell silent: then no count shows it.
+    # It may have begun the collective before it fell silent, so the counts may agree.
     ops = [(entry, group) for rank in waiting for group, entry in states[rank].begun.items()]
     ops = [(entry, group) for entry, group in ops if silent.intersection(members(group)) and entry[3] >= timeout_s / 2]
     if not ops:
@@ -198,8 +196,8 @@ def _ranks(ranks: list[int]) -> str:
 
 @contextmanager
 def watching(world: World, timeout_s: float, tell: Callable[[str], None] | None = None) -> Iterator[None]:
-    """End the job when a collective lasts longer than `timeout_s`; 0: never. `tell` is called with the line on the rank
-    that prints it, and given some seconds. All ranks enter it together."""
+    """End the job when a collective takes longer than `timeout_s`; 0: never. The rank that reports calls `tell` with
+    the line, and gives it some seconds. All ranks enter together."""
     if world.size == 1 or not timeout_s:
         yield
         return
@@ -207,33 +205,33 @@ def watching(world: World, timeout_s: float, tell: Callable[[str], None] | None 
     try:
         yield
     finally:
-        watch.over.set()  # this rank trains no more; the others go on watching
+        watch.over.set()  # this rank has finished; the others go on watching
 
 
 class _Watch:
     def __init__(self, world: World, timeout_s: float, tell: Callable[[str], None]) -> None:
         self.world, self.timeout_s, self.tell = world, timeout_s, tell
         self.beat_s = min(timeout_s / 8, _LONGEST_BEAT_S)
-        self.patience_s = max(timeout_s / 2 - self.beat_s, _SILENT_S)  #: with the store, and with a rank
+        self.patience_s = max(timeout_s / 2 - self.beat_s, _SILENT_S)  #: for the store, and for a rank
         self.progress = world.traffic.progress
         self.awake_since_s = self.heard_s = (
             time.monotonic()
-        )  #: time before the first does not count; the store's answer
-        self.states: dict[int, tuple[int, float, RankState]] = {}  #: by rank: the note's number, when seen, the note
-        self.speaks, self.next_s = False, 0.0  #: this rank; not before, since another one does
+        )  #: earlier time does not count; when the store last answered
+        self.states: dict[int, tuple[int, float, RankState]] = {}  #: by rank: (beat, when read, state)
+        self.speaks, self.next_s = False, 0.0  #: this rank reports; not before, since another one does
         self.over, self._beat = threading.Event(), 0
-        # A connection of its own: torch's may be held by somebody who waits for a key.
+        # A separate connection: on torch's, another thread may be waiting for a key.
         store = world.store.clone()
         store.set_timeout(datetime.timedelta(seconds=max(timeout_s, 10.0)))
         self._store = dist.PrefixStore(f"aiscale/watch{next(_watches)}", store)
         self._write()
-        world.barrier()  # now each has written
-        # Two threads: where the store does not answer, one of them must not wait for it.
+        world.barrier()  # now every rank has written once
+        # Two threads: if the store does not answer, one of them must not wait for it.
         for work in (self._exchange, self._judge):
             threading.Thread(target=work, name="aiscale watch", daemon=True).start()
 
     def _exchange(self) -> None:
-        with suppress(RuntimeError):  # the store ends with the job, and a silent one is for the other thread
+        with suppress(RuntimeError):  # the store ends with the job; _judge handles one that does not answer
             while not self.over.wait(self.beat_s):
                 self._write()
                 if self._idle_s() >= self.timeout_s / 2:
@@ -258,7 +256,7 @@ class _Watch:
 
     def _write(self) -> None:
         self._beat += 1
-        # While steps follow each other nobody asks, and NCCL's recorder takes a tenth of a second to read.
+        # While steps go on nobody reads the table, and reading NCCL's recorder takes a tenth of a second.
         busy = self.progress.pull is not None and self._idle_s() < self.beat_s
         begun = {} if busy else self.progress.table(self.awake_since_s)
         state = {"step": self.progress.step, "where": _where(), "left": self.over.is_set(), "begun": begun}
@@ -297,7 +295,7 @@ class _Watch:
         return time.monotonic() - max(self.heard_s, self.awake_since_s) <= self.patience_s
 
     def _is_my_turn(self, hang: Hang) -> bool:
-        """One of the ranks that wait speaks, the lowest if it can. If that does not end the job, the next one does."""
+        """One of the waiting ranks reports, the lowest if it can. If that does not end the job, the next one does."""
         if self.world.rank not in hang.waiting:
             return False
         place = hang.waiting.index(self.world.rank)
@@ -311,7 +309,7 @@ class _Watch:
     def _is_first(self) -> bool:
         try:
             return not self._store_answers() or self._store.add(_SPEAKS, 1) == 1
-        except RuntimeError:  # it has just ended
+        except RuntimeError:  # the store has just ended
             return True
 
     def _end(self, hang: Hang) -> None:
@@ -321,10 +319,10 @@ class _Watch:
         )
         self.speaks = True
         print(f"aiscale: {line}", file=sys.stderr, flush=True)
-        # In a thread, since all may wait for a file system, which then does not take this either.
+        # In a thread: if the job hangs in a file system, this write hangs too.
         note = threading.Thread(target=self._tell, args=(line,), daemon=True)
         note.start()
-        # Ranks that only lose their connection to this one have nothing to add: let them know before it is cut.
+        # Ranks that only lose their connection to this one have nothing to add: tell them before it is cut.
         known = threading.Thread(target=self._make_known, args=(hang.deaf,), daemon=True)
         known.start()
         known.join(_HEARD_S if self._store_answers() else 0)
@@ -332,7 +330,7 @@ class _Watch:
         end_now(HANG_STATUS)
 
     def _make_known(self, deaf: int) -> None:
-        """Returns when all ranks have heard that nobody else needs to speak, but for those that cannot."""
+        """Returns when all ranks that still read the store know that no other rank needs to report."""
         with suppress(RuntimeError):
             self._store.set(_OVER, "1")
             while self._store.add(_HEARD, 0) < self.world.size - 1 - deaf:
@@ -345,13 +343,13 @@ class _Watch:
     def _end_unheard(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())
         self._store.add(_HEARD, 1)
-        # The launcher should see first how the one that spoke has ended, and then it ends this one, too.
+        # The launcher should first see how the reporting rank ended; then it ends this one, too.
         time.sleep(_HEARD_S + 3 * self.beat_s + 5)
         end_now(LOST_STATUS)
 
 
 def _where() -> str:
-    """Where the main thread is, outside torch."""
+    """The main thread's position, outside torch."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back

@@ -1,18 +1,18 @@
-"""Promise: a slow link between ranks can be emulated on one machine: every rank gets a network card of so many Mbit/s.
+"""Emulates a slow link between ranks on one machine: every rank gets a network card with a given rate.
 
-    world.link.rate_mbit_s = 100          # on every rank, between two steps; 0: as fast as the machine is
-    with world.link.at(100): ...          # for a while
+    world.link.rate_mbit_s = 100          # on every rank, between two steps; 0: not slowed
+    with world.link.at(100): ...
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set loop.link_mbit_s=100
 
-A card is a queue of bytes. What a rank asks for waits until the card has sent what came before and then its own bytes,
-at the rate; beyond its bytes each message (a collective is several) takes `world.link.latency_s`. Only then gloo gets
-it, and it ends when the last rank's card has come so far. The rank computes meanwhile, so a gradient bucket that is on
-its way during the backward pass costs nothing until somebody waits for it.
+A card is a queue of bytes. A collective waits until the card has sent the earlier ones and then its own bytes at the
+rate, plus `world.link.latency_s` per message (a collective is several). Then gloo gets it, and it finishes when the
+slowest rank's card has got that far. The rank computes meanwhile, so a gradient bucket sent during the backward pass
+costs nothing until somebody waits for it.
 
-Left out: gloo's own time comes on top, a dead rank is noticed when the bytes have been sent (the launcher sees it at
+Limits: gloo's own time is added, a dead rank is noticed only when the bytes have been sent (the launcher sees it at
 once), and messages from two ranks to a third arrive as fast as from one. Bookkeeping (`world.control()`) and barriers
-take no time on the link, but stay behind what was asked for before them. `aiscale bench link` compares all this with
-links that the Linux kernel has slowed.
+take no time on the link, but keep their place in the queue. `aiscale bench link` compares this with links slowed by the
+Linux kernel.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from torch.futures import Future
 from aiscale.config import ConfigError
 from aiscale.cost import all_reduce_wire_bytes, collective_terms, gloo_reduce_wire_bytes
 
-#: Of 1514 bytes that Ethernet carries, 14 are its own, 20 IP's and 32 TCP's: that is what a shaped interface counts.
+#: A shaped interface counts whole frames: of 1514 bytes, 14 are Ethernet's, 20 IP's and 32 TCP's.
 FRAMING = 1514 / 1448
-#: What a message takes beyond its bytes on cards that the kernel slows: `bench link` found 0.65 to 1.1 ms at 118 to 255
-#: Mbit/s, where frames are handed on in pieces of 0.4 ms. Without it, small buckets would seem up to 13 % too fast.
+#: Latency per message on cards slowed by the kernel: `bench link` found 0.65 to 1.1 ms at 118 to 255 Mbit/s, where
+#: frames are passed on in pieces of 0.4 ms. Without it, small buckets would seem up to 13 % too fast.
 LATENCY_S = 0.8e-3
 
 
@@ -41,30 +41,30 @@ def busiest_link(op: str, nbytes: float, world: int) -> tuple[float, float]:
     """(messages one after another, bytes through the busiest card in one direction, waits counted as bytes) of gloo's
     collective."""
     messages, busiest_bytes = collective_terms(op, nbytes, world)
-    if op == "reduce_scatter":  # gloo makes it of an all-reduce
+    if op == "reduce_scatter":  # gloo runs an all-reduce
         return 2 * messages, all_reduce_wire_bytes(nbytes, world)
-    if op == "reduce":  # a reduce-scatter, whose sums then go to the root
+    if op == "reduce":  # gloo runs a reduce-scatter, then sends the sums to the root
         return 2.0 * (world - 1), max(all_reduce_wire_bytes(nbytes, world), gloo_reduce_wire_bytes(nbytes, world))
-    if op == "broadcast":  # a rank sends to all below it in the tree at the same time: the next level waits for all
+    if op == "broadcast":  # a rank sends to all its children in the tree at once: the next level waits for all
         return messages, messages * (messages + 1) / 2 * nbytes
     if op == "all_to_all":
         # All n - 1 messages of S/n start together. But gloo announces that it is ready to receive on the connection
-        # that carries data the other way, so where the later of two ranks sends before it says so, one direction waits
-        # for the other: always at the distance n/2, else in one of two cases. Over all orders of arrival, with fair
-        # shares of every card, that comes to n/2 more messages.
+        # that carries data the other way. So if the later of two ranks sends before it announces, one direction waits
+        # for the other: always at distance n/2, else in one of two cases. Averaged over all orders of arrival, with
+        # fair shares of every card, that adds n/2 messages.
         messages += world // 2
         return messages, messages * nbytes / world
     return messages, busiest_bytes
 
 
 class Link:
-    """This rank's network card. `connect` makes it; groups hand it what they send."""
+    """This rank's network card. `connect` makes it; process groups send through it."""
 
     def __init__(self, refusal: str = "") -> None:
         self.latency_s = LATENCY_S  #: of one message, on a slowed link
         self._refusal = refusal  #: why it cannot be slowed
         self._rate_mbit_s = 0.0
-        self._free_s = 0.0  #: when the card has sent all that it was given, on the monotonic clock
+        self._free_s = 0.0  #: when the card will have sent everything so far, on the monotonic clock
         self._queue: queue.SimpleQueue[tuple[float, Delayed]] = queue.SimpleQueue()
         self._queued = 0
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Link:
 
     @property
     def rate_mbit_s(self) -> float:
-        """Megabits a second, as the interface counts them (with frames); 0: not slowed."""
+        """Megabits per second, as the interface counts them (with frames); 0: not slowed."""
         return self._rate_mbit_s
 
     @rate_mbit_s.setter
@@ -85,7 +85,7 @@ class Link:
 
     @contextmanager
     def at(self, rate_mbit_s: float) -> Iterator[None]:
-        """Slowed to `rate_mbit_s` inside; every rank enters it."""
+        """Slowed to `rate_mbit_s` inside; all ranks enter it."""
         before = self.rate_mbit_s
         self.rate_mbit_s = rate_mbit_s
         try:
@@ -94,17 +94,17 @@ class Link:
             self.rate_mbit_s = before
 
     def seconds(self, op: str, nbytes: float, world: int) -> float:
-        """How long a collective or message keeps the card busy; 0 where the link is not slowed."""
+        """How long a collective or message keeps the card busy; 0 if the link is not slowed."""
         if not self.rate_mbit_s or world == 1:
             return 0.0
         messages, busiest_bytes = busiest_link(op, nbytes, world)
         return messages * self.latency_s + 8e-6 * FRAMING * busiest_bytes / self.rate_mbit_s
 
     def carry(self, seconds: float, start: Callable[..., dist.Work], *args, **kwargs) -> dist.Work:
-        """`start(*args, **kwargs)`, which keeps the card busy for `seconds`, once the card has sent it."""
+        """Call `start(*args, **kwargs)` after the card has been busy with it for `seconds`."""
         if not seconds and not self._queued:
             return start(*args, **kwargs)
-        # Everything stays in the order in which it was asked for: ranks pair what a group does by that order.
+        # Keep everything in order: a group's ranks match their calls by order.
         with self._lock:
             delayed = Delayed(lambda: start(*args, **kwargs))
             self._free_s = max(time.monotonic(), self._free_s) + seconds
@@ -137,12 +137,11 @@ class Delayed(dist._Work):
         self._future: Future | None = None
 
     def begin(self) -> None:
-        """Hand it to gloo."""
         try:
             self._work = self._start()
-        except Exception as error:  # whoever waits shall have it
+        except Exception as error:  # raised to whoever waits
             self._error = error
-        self._start = None  # and with it what it would send
+        self._start = None  # frees the tensors that it would send
         self._begun.set()
 
     def _gloos(self) -> dist.Work:
@@ -163,12 +162,12 @@ class Delayed(dist._Work):
                 ended = Future()
                 # Through `then`, because an error must reach C++ callers such as DDP as an error.
                 self._future = ended.then(lambda _: self._gloos().get_future().value())
-                # In a thread of its own: what hangs on the future runs there, and may itself wait for a later
-                # collective (torch's PowerSGD hook does).
+                # In a separate thread: the future's callbacks run there, and may wait for a later collective (torch's
+                # PowerSGD hook does).
                 threading.Thread(target=self._end, args=(ended,), name="aiscale link", daemon=True).start()
         return self._future
 
     def _end(self, ended: Future) -> None:
-        with suppress(Exception):  # the future has it, too
+        with suppress(Exception):  # the future raises it, too
             self._gloos().get_future().wait()
         ended.set_result(None)

@@ -1,11 +1,11 @@
-"""Promise: ranks find each other, and nobody else can connect to the ports on which ranks of one machine listen.
+"""Ranks find each other at a rendezvous store, and nobody outside the machine can connect to a one-machine job.
 
-    store, env = host_store()             # in a launcher: ranks that have `env` in their environment meet there
-    host, port = meeting_point(place)     # in a rank: as its launcher said, or Slurm, or as rank 0 says through MPI
+    store, env = host_store()             # in a launcher: ranks with `env` in their environment meet there
+    host, port = meeting_point(place)     # in a rank: the rendezvous address, from the launcher, Slurm or MPI
     store = join_store(host, port, place, timeout)
 
-Left to themselves the store listens on every network of the machine and gloo at the address of its host name, to
-anybody who can reach it, and without a key. Ranks of one machine meet at its loopback, and then listen nowhere else.
+By default the store listens on all networks of the machine, and gloo at the address of its host name, open to anybody
+who can reach it. Ranks of one machine meet at its loopback, and then listen nowhere else.
 """
 
 from __future__ import annotations
@@ -27,26 +27,24 @@ import torch.distributed as dist
 from aiscale.distributed.environment import ConnectError, Launch, mpi_world
 
 LOOPBACK = "127.0.0.1"
-_RENDEZVOUS = "AISCALE_RENDEZVOUS"  #: a name for it: its address may have been an earlier one's, of other ranks
+_RENDEZVOUS = "AISCALE_RENDEZVOUS"  #: a unique name: an earlier job may have used the same address
 _CARD = "GLOO_SOCKET_IFNAME"
-_OUR_CARD = "AISCALE_GLOO_INSIDE"  #: what we have chosen, for whoever inherits it
+_OUR_CARD = "AISCALE_GLOO_INSIDE"  #: the card that we chose, for child processes
 _LOOPBACK_CARD = "lo0" if sys.platform == "darwin" else "lo"
 
-_stores: dict[tuple[str, int], dist.Store] = {}  #: by address; a second world of this process meets at the same one
-_worlds = defaultdict(itertools.count)  #: that this process has joined, by rendezvous: all its ranks join them
+_stores: dict[tuple[str, int], dist.Store] = {}  #: by address; a second world of this process uses the same one
+_worlds = defaultdict(itertools.count)  #: worlds joined by this process, by rendezvous; the same on all its ranks
 
 
 def host_store(timeout_s: float = 300.0, address: str = LOOPBACK) -> tuple[dist.TCPStore, dict[str, str]]:
-    """A rendezvous store in this process, and the environment by which ranks find it.
-
-    Ranks on other machines need an `address` that they can reach. Keep the store alive as long as the ranks live.
-    """
+    """A rendezvous store in this process, and the environment variables by which ranks find it. Ranks on other machines
+    need an `address` that they can reach. Keep the store alive as long as the ranks run."""
     listener, env = listen(address)
     return serve(listener, timeout_s), env
 
 
 def listen(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
-    """A socket for the store, and the environment by which ranks find it, even before anybody answers there."""
+    """A socket for the store, and the environment variables by which ranks find it, even before the store runs."""
     listener = socket.create_server((address, 0), backlog=1024)
     port = listener.getsockname()[1]
     return listener, {
@@ -58,7 +56,7 @@ def listen(address: str = LOOPBACK) -> tuple[socket.socket, dict[str, str]]:
 
 
 def serve(listener: socket.socket, timeout_s: float = 300.0) -> dist.TCPStore:
-    """The store that answers on a socket. Left to itself it would listen on every network of this machine."""
+    """The store that answers on a socket. Without a socket it would listen on all networks of this machine."""
     address, port, *_ = listener.getsockname()
     return dist.TCPStore(
         address,
@@ -82,13 +80,13 @@ def join_store(host: str, port: int, place: Launch, timeout_s: float) -> dist.St
     else:
         timeout = datetime.timedelta(seconds=timeout_s)
         store, *_ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timeout))
-    # It may outlive a world, and a second one must not read where the first one's ranks could be found.
+    # The store may outlive a world, and a second one must not read the first one's addresses.
     count = next(_worlds[os.environ.get(_RENDEZVOUS, "")])
     return dist.PrefixStore(f"world{count}", store)
 
 
 def meeting_point(place: Launch) -> tuple[str, int]:
-    """Address and port at which rank 0 listens."""
+    """The rendezvous address: host and port."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if port and (not port.isdigit() or not 0 < int(port) < 65536):
         raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
@@ -105,7 +103,7 @@ def meeting_point(place: Launch) -> tuple[str, int]:
 
 
 def _ask_mpi(place: Launch) -> tuple[str, int]:
-    """Let rank 0 pick a free port and tell the others through MPI itself."""
+    """Rank 0 picks a free port and broadcasts it over MPI."""
     comm = mpi_world(place)
     found = None
     if place.rank == 0:
@@ -138,7 +136,7 @@ def _slurm_first_host() -> str:
 
 
 def _slurm_port() -> int:
-    """A port that all ranks of a step work out alike."""
+    """A port that all ranks of a step compute alike."""
     job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
     return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 20_000
 
@@ -152,12 +150,10 @@ def is_loopback(host: str) -> bool:
 
 
 def choose_gloo_interface(meeting_point: str) -> None:
-    """Have gloo listen on the loopback where ranks meet there, unless somebody has chosen otherwise.
-
-    Where they meet elsewhere gloo looks its own host name up. If that leads to nowhere but this machine, as it does on
-    many, gloo is told the network card that leads to the others.
-    """
-    ours = os.environ.pop(_OUR_CARD, None)  # from an earlier world, or from the process that started a job
+    """Make gloo listen on the loopback if the ranks meet there, unless the user has chosen an interface. Otherwise gloo
+    looks up its own host name. If that leads only to this machine, as it often does, name the network card that leads
+    to the others."""
+    ours = os.environ.pop(_OUR_CARD, None)  # from an earlier world, or from the process that started the job
     if ours and os.environ.get(_CARD) == ours:
         del os.environ[_CARD]
     if _CARD in os.environ:
@@ -172,9 +168,9 @@ def choose_gloo_interface(meeting_point: str) -> None:
 
 
 def _card_towards(host: str) -> str:
-    """The network card over which `host` is reached; the loopback where it is this machine, or not reached at all."""
+    """The network card that reaches `host`; the loopback if it is this machine or cannot be reached."""
     try:
-        # A datagram socket sends nothing when it is connected: the system only says from where it would.
+        # Connecting a datagram socket sends nothing: the system only picks the source address.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
             address = probe.getsockname()[0]
@@ -185,7 +181,7 @@ def _card_towards(host: str) -> str:
 
 
 def _found_by_name() -> bool:
-    """Whether other machines would find this one at its host name's address that gloo takes, the first of its own."""
+    """Whether other machines reach this one at the address gloo takes: the first of its host name that is its own."""
     try:
         named = [address[0] for *_, address in socket.getaddrinfo(socket.gethostname(), None)]
     except OSError:

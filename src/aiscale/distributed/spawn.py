@@ -1,11 +1,10 @@
-"""Promise: ranks on this machine end together. A dead one is named within 20 s, and none outlives its launcher.
+"""Starts the ranks of one machine, names a dead one within 20 s, and leaves none running after the launcher.
 
     launch(4, ["-m", "aiscale", "train", "--recipe", "laptop"])      # aiscale train --nproc 4, without torchrun
 
-The rendezvous store lives in the parent, on a port that the system chose, so that two jobs on one machine never fight
-over a port and no rank has to be the first. When a rank dies, the others are stopped and the parent says which one it
-was. When the parent dies, the kernel takes the ranks with it (Linux). Where it is safe, ranks are forked from the
-parent, which has then imported for all of them (`forking`).
+The rendezvous store lives in the parent, on a port that the system chose, so two jobs on one machine never fight over
+a port and no rank has to start first. When a rank dies, the parent stops the others and says which one it was. When the
+parent dies, the kernel kills the ranks (Linux). Ranks are forked from the parent if that is safe (`forking`).
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from aiscale.distributed.rendezvous import listen, serve
 from aiscale.processes import die_with, usable_cores
 
 Process = subprocess.Popen | Forked
-BAD_INPUT_STATUS = 2  #: with which `aiscale` ends after a one-line refusal
+BAD_INPUT_STATUS = 2  #: exit status of `aiscale` after a one-line refusal
 _INTERRUPTED_STATUS = 130  #: of a rank that was told to stop, and has saved
 
 
 def rank_environment(rank: int, size: int, threads: int = 0) -> dict[str, str]:
-    """The variables that make a process rank `rank` of `size` on this machine, with its share of the cores."""
+    """The environment variables of rank `rank` of `size` on this machine, with its share of the cores."""
     share = threads or max(1, len(usable_cores()) // size)
     return {
         "RANK": str(rank),
@@ -49,19 +48,17 @@ def launch(
     *,
     warm_up: Callable[[], None] | None = None,
 ) -> int:
-    """Run `python ARGV` as `nproc` joined ranks and wait; returns the exit status, 0 only if every rank's was 0.
-
-    `warm_up` imports what ranks that run `-m MODULE` need: where it is safe they are then forked from this process.
-    With it, put into `env` nothing that a library reads when it is imported.
-    """
+    """Run `python ARGV` as `nproc` connected ranks and wait; returns the exit status, 0 only if every rank's was 0.
+    `warm_up` imports what ranks that run `-m MODULE` need; if it is safe, they are then forked from this process. In
+    that case `env` must not hold variables that a library reads at import."""
     listener, rendezvous = listen()
     start = _start_from_nothing
     if warm_up is not None and can_fork():
         warm_up()
-        start = Forked if can_fork() else start  # what was imported may have started a thread
+        start = Forked if can_fork() else start  # an import may have started a thread
     base = {"AISCALE_LAUNCHER": "aiscale", **rendezvous, **(env or {})}
     ranks = [start(argv, {**base, **rank_environment(rank, nproc)}) for rank in range(nproc)]
-    store = serve(listener)  # after the forks: it has a thread
+    store = serve(listener)  # after the forks: it starts a thread
     interrupted = False
     with _passing_on_sigterm(ranks):
         while True:
@@ -70,7 +67,7 @@ def launch(
                 del store
                 return status
             except KeyboardInterrupt:
-                # The terminal has sent the signal to every rank as well; they finish their step and save.
+                # The terminal sends the signal to every rank as well; they finish their step and save.
                 if interrupted:
                     _stop(ranks, grace_s=0)
                     return 130
@@ -85,7 +82,7 @@ def _start_from_nothing(argv: Sequence[str], env: Mapping[str, str]) -> subproce
 
 @contextmanager
 def _passing_on_sigterm(ranks: list[Process]) -> Iterator[None]:
-    """A scheduler, or `timeout`, ends the parent alone: let the ranks know, so that they save."""
+    """A scheduler, or `timeout`, signals only the parent: pass it on to the ranks, so that they save."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
@@ -97,7 +94,7 @@ def _passing_on_sigterm(ranks: list[Process]) -> Iterator[None]:
 
 
 def _wait(ranks: list[Process], *, quiet: bool) -> int:
-    """Wait for all; at the first failure stop the others and say who it was."""
+    """Wait for all ranks; at the first failure stop the others and name the rank."""
     try:
         while True:
             codes = [process.poll() for process in ranks]
@@ -105,7 +102,7 @@ def _wait(ranks: list[Process], *, quiet: bool) -> int:
             if first:
                 codes = _settle(ranks)
                 code, rank = culprit(codes, first)
-                # Bad input, over which all ranks fail alike, or a hang: one of them has said all there is to say.
+                # Bad input, which fails all ranks alike, or a hang: one rank has already explained it.
                 if not quiet and set(codes) != {BAD_INPUT_STATUS} and code != HANG_STATUS:
                     others = sum(c is None for c in codes)
                     stopped = f"; stopping the other {others}" if others else ""
@@ -122,7 +119,7 @@ def _wait(ranks: list[Process], *, quiet: bool) -> int:
 
 
 def _settle(ranks: list[Process]) -> list[int | None]:
-    """The exit statuses, after the ranks that are about to fail as well had time to say why."""
+    """The exit statuses, after ranks that are about to fail had time to print why."""
     deadline = time.monotonic() + 0.5
     while True:
         codes = [process.poll() for process in ranks]
@@ -134,9 +131,9 @@ def _settle(ranks: list[Process]) -> list[int | None]:
 
 
 def culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
-    """(status, rank) of the rank to name: one that has explained a hang; one that was killed explains the others'
-    broken connections, and one that only lost a connection explains nothing; otherwise the one in `first`, who were
-    seen to fail first."""
+    """(status, rank) of the rank to name: first one that reported a hang, then one that was killed (it explains the
+    others' broken connections), last one that only lost a connection; among equals one in `first`, which failed
+    first."""
     failed = [(code, rank) for rank, code in enumerate(codes) if code]
     order = lambda it: (it[0] != HANG_STATUS, it[0] > 0, it[0] == LOST_STATUS, it[1] not in first, it)  # noqa: E731
     return min(failed, key=order)
@@ -149,7 +146,7 @@ def _describe(code: int) -> str:
 
 
 def _stop(ranks: list[Process], grace_s: float = 3.0) -> None:
-    # SIGKILL after a short grace: a rank that waits in a collective for a dead one does not answer SIGTERM.
+    # SIGKILL after a short grace: a rank that hangs in a collective does not answer SIGTERM.
     for process in ranks:
         if process.poll() is None:
             process.terminate()

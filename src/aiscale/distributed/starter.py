@@ -1,11 +1,11 @@
-"""Commands that need not import torch: one process imports it, and each command is forked from that.
+"""Runs many `python -m` commands without importing torch each time: one process imports it, each command is a fork.
 
     with Starter("import aiscale.train") as starter:
         done = starter.run(["-m", "aiscale", "train"], cwd=folder, env=env, timeout=60)    # as subprocess.run
 
-Importing what training needs takes 3 s of a core, with DeepSpeed 4 and with Megatron-Core 5: twenty commands cost the
-imports of one. Off Linux every command is a new Python. In the list of processes a forked command has its starter's
-line and environment: whoever looks there starts a new Python, and so does a test of starting.
+Importing what training needs takes 3 s of a core, with DeepSpeed 4 and with Megatron-Core 5. Off Linux every command is
+a new Python. `ps` shows a forked command with its starter's command line and environment: a test that looks at either,
+or at starting itself, needs a new Python.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import IO
 
 from aiscale.distributed.forking import Forked, can_fork
 
-#: Variables that decide something while Python or a library is imported; PYTHONPATH is seen to.
+#: Prefixes of variables that are read while Python or a library is imported; PYTHONPATH is handled by `_start`.
 READ_EARLY = ("PYTHON", "LD_", "OPENBLAS_", "MKL_", "TORCH_", "DS_", "HF_", "CUDA_", "HIP_", "ROCR_")
 
 
 class StarterError(RuntimeError):
-    """The process that forks has ended; the message is one line."""
+    """The forking process has ended; the message is one line."""
 
 
 class Starter:
-    """This side of it. Its methods may be called from several threads."""
+    """The caller's side. Its methods may be called from several threads."""
 
     def __init__(
         self,
@@ -43,17 +43,17 @@ class Starter:
         python: Sequence[str] = (sys.executable,),
         stderr: IO | None = None,
     ) -> None:
-        """warm_up: code that imports what commands will need, and starts no thread. env: what it finds while it does;
-        a command with other variables of READ_EARLY is a new Python. stderr: where the starter itself writes."""
+        """warm_up: code that imports what commands will need, and starts no thread. env: the environment at import;
+        a command with other READ_EARLY variables gets a new Python. stderr: the starter's own."""
         self.env, self._process = dict(os.environ if env is None else env), None
         if sys.platform != "linux":
             return
-        self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # an order is one message
+        self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one packet per command
         with its:
             self._process = subprocess.Popen(
                 [*python, "-m", "aiscale.distributed.starter", str(its.fileno()), warm_up],
                 pass_fds=[its.fileno()],
-                env={**self.env, "OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would forbid forking
+                env={**self.env, "OPENBLAS_NUM_THREADS": "1"},  # numpy's threads would prevent forking
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
             )
@@ -65,7 +65,7 @@ class Starter:
         self.close()
 
     def close(self) -> None:
-        """End it, and with it the commands that still run."""
+        """End the starter and the commands that still run."""
         if self._process:
             self._orders.close()
             self._process.wait()
@@ -95,7 +95,7 @@ class Starter:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> int:
-        """The exit status of `python -m MODULE ...`, as of `subprocess.call`: killed if it is not in time."""
+        """The exit status of `python -m MODULE ...`, as `subprocess.call`; killed after `timeout` seconds."""
         cwd, env = os.path.abspath(cwd or "."), dict(self.env if env is None else env)
         if self._process is None or _read_early(env) != _read_early(self.env):
             files = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
@@ -113,7 +113,7 @@ class Starter:
             try:
                 return self._number(answers)
             except TimeoutError:
-                os.kill(pid, signal.SIGKILL)  # what it started dies with it
+                os.kill(pid, signal.SIGKILL)  # its children die with it
                 answers.settimeout(None)
                 self._number(answers)
                 raise subprocess.TimeoutExpired(argv, timeout) from None
@@ -129,7 +129,7 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _serve(orders: socket.socket) -> None:
-    """Start what is asked for, and tell whoever asked its process id and, in the end, its exit status."""
+    """Start each command asked for, and send back its process id and, later, its exit status."""
     jobs, own, path = {}, [os.dup(1), os.dup(2)], sys.path[1:]
     while True:
         if select.select([orders], [], [], 0.02 if jobs else None)[0]:
@@ -149,11 +149,11 @@ def _answer(answers: socket.socket, number: int) -> None:
     try:
         answers.send(str(number).encode())
     except OSError:
-        pass  # whoever asked has stopped waiting
+        pass  # the caller has stopped waiting
 
 
 def _start(order: dict, outputs: list[int], own: list[int], path: list[str]) -> Forked | subprocess.Popen:
-    """Fork a command that has its own folder, environment, path of modules and output."""
+    """Fork a command with its own folder, environment, module path and output."""
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])

@@ -1,21 +1,19 @@
-"""Promise: every byte that ranks send is counted, in the one place where all pass: a process group that wraps gloo.
-
-DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine. All of them end in the methods of
-a `torch.distributed.ProcessGroup`, so that is where we stand: `Wire` hands each call on, `Traffic` notes its payload.
-Groups that anyone makes later (new_group, a device mesh, Megatron-Core's) are of the same backend, so they count too.
-
-    payload   what was asked for: the bytes of the whole buffer (the gathered result of an all-gather, the input of a
-              reduce-scatter), whatever the algorithm
-    wire      what one rank sends for it, by the backend's algorithm (`cost.wire_bytes`)
+"""Counts every byte that ranks send over gloo: `Wire` is a process group that wraps gloo's.
 
     before = world.traffic.groups()
     engine.step(...)
     world.traffic.groups_since(before)     # {("all_reduce", Group("world", (0, 1))): Count(calls, payload_bytes)}
 
-gloo reads host memory. Where its ranks hold tensors on a GPU (several ranks may share one: loop.backend=gloo),
-`Staged` sends copies of them. A `link` slows gloo's collectives to the rate of a network card.
+DDP sends from C++ threads, FSDP from autograd hooks, DeepSpeed from its own engine: all of them call the methods of
+a `torch.distributed.ProcessGroup`. Groups made later (new_group, a device mesh, Megatron-Core's) use the same backend,
+so they are counted too.
 
-NCCL runs as torch made it, and `flight` reads what it did from torch's flight recorder.
+    payload   the bytes of the whole buffer (the output of an all-gather, the input of a reduce-scatter), whatever the
+              algorithm
+    wire      what one rank sends for it with the backend's algorithm (`cost.wire_bytes`)
+
+gloo reads host memory. If ranks hold their tensors on a GPU (loop.backend=gloo), `Staged` sends copies. A `link` slows
+gloo to the rate of a network card. NCCL is not wrapped; `flight` reads torch's flight recorder.
 """
 
 from __future__ import annotations
@@ -32,10 +30,10 @@ from aiscale.distributed.counter import ANY_SOURCE, Group, Traffic, group_name, 
 from aiscale.distributed.link import Link
 
 _BACKEND = "metered_gloo"
-_joined: list[tuple[Traffic, Link | None]] = []  #: the worlds of this process, the latest last
+_joined: list[tuple[Traffic, Link | None]] = []  #: the worlds of this process, latest last
 
-#: method of ProcessGroup -> (collective, which argument holds the payload). Both the names that torch used up to
-#: 2.12 and the `*_single` ones of 2.13 are here: a caller may use either.
+#: method of ProcessGroup -> (collective, index of the argument that holds the payload). torch up to 2.12 uses other
+#: names than the `*_single` ones of 2.13; a caller may use either.
 _METHODS = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce", 0),
@@ -61,7 +59,7 @@ _METHODS = {
     "recv": ("recv", 0),
     "recv_anysource": ("recv", 0),
 }
-#: handed on without counting: they carry no payload
+#: passed on without counting: they carry no payload
 _UNCOUNTED = ("barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing")
 
 
@@ -72,7 +70,7 @@ def _nbytes(value: object) -> int:
 
 
 class Wire(dist.ProcessGroup):
-    """A process group that counts, then lets the group inside it do the work."""
+    """A process group that counts each call and passes it to the inner group."""
 
     def __init__(
         self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...], link: Link | None = None
@@ -84,7 +82,7 @@ class Wire(dist.ProcessGroup):
 
     @property
     def group(self) -> Group:
-        """Its label. The description that its maker gave it arrives after the group is made, so it is read late."""
+        """Its label. torch sets the description after the group is made, so it is read late."""
         if self._group is None:
             world_size = dist.get_world_size() if dist.is_initialized() else self.size()
             self._group = Group(group_name(self.group_desc, self.ranks, world_size), self.ranks)
@@ -94,8 +92,8 @@ class Wire(dist.ProcessGroup):
         return self.inner.name()
 
     def count(self, op: str, args: tuple, which: int) -> int:
-        """Note a call; returns its payload in bytes."""
-        # Scatter and gather name one rank's share; the whole buffer is that of the root.
+        """Count a call; returns its payload in bytes."""
+        # The argument of scatter and gather is one rank's share; the payload is the root's whole buffer.
         shares = self.size() if op in ("scatter", "gather") else 1
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
         payload_bytes = _nbytes(args[which]) * shares
@@ -104,7 +102,7 @@ class Wire(dist.ProcessGroup):
         return payload_bytes
 
     def note_progress(self, op: str, nbytes: int = 0, peer: int | None = None) -> None:
-        """Let the watchdog know what is begun."""
+        """Record for the watchdog what is begun."""
         me = self.ranks[self.rank()]
         if op == "send":
             label = message(me, peer)
@@ -121,11 +119,9 @@ def on_gpu(tensor: torch.Tensor) -> bool:
 
 
 class Staged(dist._Work):
-    """A collective of gloo over copies of GPU tensors in host memory: `wait` brings the results back to the GPU.
-
-    torch's own gloo knows GPUs in some collectives only (not in send and receive). Every message passes through the
-    host twice, so this is for seeing that a strategy works on a GPU, not for speed.
-    """
+    """A gloo collective over host copies of GPU tensors: `wait` copies the results back to the GPU. torch's own gloo
+    supports GPUs in some collectives only (not in send and receive). Every message passes through the host twice, so
+    use this to see that a strategy works on a GPU, not for speed."""
 
     def __init__(self, collective: Callable[..., dist.Work], op: str, args: tuple, kwargs: dict) -> None:
         super().__init__()
@@ -140,7 +136,7 @@ class Staged(dist._Work):
             return [self._copied(item) for item in value]
         if not isinstance(value, torch.Tensor):
             return value
-        # A blocking copy: it waits for what the GPU has still to compute of this tensor.
+        # A blocking copy: it waits for the GPU to finish computing this tensor.
         return self.copies.setdefault(id(value), (value, value.detach().to("cpu", copy=True)))[1]
 
     def wait(self, timeout=None) -> bool:
@@ -175,7 +171,7 @@ def _counting(method: str, op: str, which: int):
     def call(self: Wire, *args, **kwargs):
         payload_bytes = self.count(op, args, which)
         collective = getattr(self.inner, method)
-        if op != "recv":  # what arrives was held up where it was sent
+        if op != "recv":  # the sender was slowed already
             seconds = 0.0 if self.traffic.in_control else self.link.seconds(op, payload_bytes, self.size())
             collective = functools.partial(self.link.carry, seconds, collective)
         if any(map(on_gpu, _tensors(args))):
@@ -207,20 +203,20 @@ for _method in _UNCOUNTED:
 
 
 def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto", link: Link | None = None) -> str:
-    """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`;
-    gloo: over gloo even from a GPU; `link` slows gloo's groups."""
+    """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`.
+    backend gloo: use gloo even from a GPU. `link` slows gloo's groups."""
     if device.type == "cuda" and backend != "gloo":
         flight.attach(traffic)
         return "cpu:gloo,cuda:nccl"
     if not _joined:
         dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu"])
-    # A process may join again (a notebook's cell run twice): new groups count into the new traffic.
+    # A process may connect again (a notebook's cell run twice): new groups count into the new traffic.
     _joined.append((traffic, link))
     return _BACKEND
 
 
 def _make(options, pg_options) -> Wire:
-    """A group, as torch asks for it."""
+    """Make a group when torch asks for one."""
     rank, size = options.group_rank, options.group_size
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     inner = dist.ProcessGroup(options.store, rank, size)
@@ -229,8 +225,8 @@ def _make(options, pg_options) -> Wire:
     gloo = ProcessGroupGloo(dist.PrefixStore("cpu/", options.store), rank, size, timeout=options.timeout)
     gloo._set_sequence_number_for_group()
     for group in (inner, wire):
-        # Wire knows the backend too: torch asks it for that, and a call that Wire does not know still arrives.
-        # gloo sends from GPUs as well: several ranks may share one.
+        # Register gloo on Wire too: torch asks Wire for the backend, and methods that Wire lacks still work.
+        # For GPUs as well, since several ranks may share one.
         for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)

@@ -1,8 +1,8 @@
-"""What a computing centre asks for.
+"""Supercomputers: everything that is special about a computing centre.
 
-sites/      profiles of centres: modules, partitions, limits, network settings, dated and with sources
+sites/      profiles of centres: modules, partitions, limits, network settings; dated, with sources
 launchers/  sbatch files, rendered from one body and a profile
-doctor/     is this machine, or this job, ready to train
+doctor/     is this machine, or this job, ready to train?
 rehearsal/  a private, real Slurm on this machine
 jupyter/    kernels that load a site's modules
 """

@@ -3,8 +3,8 @@
     export("runs/laptop", "mine/")
     transformers.AutoModelForCausalLM.from_pretrained("mine/").generate(...)
 
-The newest checkpoint is read in this process alone, whatever layout wrote it. The tokenizer is ours, so it lies beside
-as aiscale_tokenizer.json (`Tokenizer.from_json` reads it).
+This process alone reads the newest checkpoint. The folder also gets our tokenizer, as aiscale_tokenizer.json
+(`Tokenizer.from_json` reads it).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiscale.config import ConfigError
 
 
 def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the model of a run folder's newest checkpoint to `folder`; raises ConfigError where that cannot be."""
+    """Write the model of a run folder's newest checkpoint to `folder`; raises ConfigError if it cannot."""
     from aiscale.train.records import open_trained
 
     folder = Path(folder)

@@ -1,9 +1,9 @@
-"""`fit(run)`: the training loop. It knows steps, schedules, evaluation and stopping, and no strategy.
+"""`fit(run)`: the training loop. It knows steps, schedules, evaluation and stopping, but no strategy.
 
     result = fit(recipe("laptop"))                          # one process
     torchrun --nproc-per-node 4 -m aiscale train --recipe laptop --set parallel.strategy=ddp
 
-Every rank runs this same function; what only one may do (print, write) rank 0 does.
+All ranks run this same function; only rank 0 prints and writes.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from aiscale.train.saving import Clock, Saver, newest_good
 
 
 class AlreadyTrained(ConfigError):
-    """There is no step left to take."""
+    """All steps have been taken."""
 
 
 class TrainingError(RuntimeError):
-    """Training that cannot go on; the message is one line."""
+    """Training cannot go on; the message is one line."""
 
 
 @dataclass
 class Result:
-    """What a run computed; the same on every rank."""
+    """The results of a run, the same on every rank."""
 
     path: Path  #: runs/NAME
     losses: list[float] = field(default_factory=list)  #: training loss of every step taken here, nats a token
     val_losses: list[tuple[int, float]] = field(default_factory=list)  #: (steps taken, validation loss)
     summary: dict = field(default_factory=dict)
-    stopped: bool = False  #: ended early, by Ctrl-C or a signal; resume=True goes on
+    stopped: bool = False  #: ended early, by Ctrl-C or a signal; resume=True continues
 
 
 def fit(
@@ -61,14 +61,14 @@ def fit(
     progress: bool = True,
     note_saved: str | Path | None = None,
 ) -> Result:
-    """Train `run` on the ranks of `world` (by default, those that `connect` finds) and return what came out.
+    """Train `run` on the ranks of `world` (default: those that `connect` finds).
 
-    Results go to runs_dir/NAME, which is never overwritten unless `overwrite` is set; `resume` continues from its
-    newest checkpoint, exactly. `note_saved` is a file that gets the path of each checkpoint once it is whole. Raises
-    ConfigError, ConnectError, RunFolderError or TrainingError with one line.
+    Results go to runs_dir/NAME, which is never overwritten unless `overwrite` is set; `resume` continues exactly from
+    its newest checkpoint. `note_saved`: a file that gets the path of each completed checkpoint. Raises ConfigError,
+    ConnectError, RunFolderError or TrainingError with one line.
     """
     own_world = world is None
-    # The watchdog speaks first: it knows who is missing.
+    # The watchdog must time out before the backend: it knows which rank is missing.
     timeout_s = max(300.0, run.loop.hang_timeout_s + 60)
     world = world or connect(run.loop.device, timeout_s, backend=run.loop.backend)
     try:
@@ -76,7 +76,7 @@ def fit(
             training = _Training(run, world, Path(runs_dir) / run.name, progress, note_saved)
             with (
                 watching(world, run.loop.hang_timeout_s, tell=training.note_hang),
-                _setting(training.stop, signal.SIGUSR1),  # a scheduler's, which may come before the first step
+                _setting(training.stop, signal.SIGUSR1),  # from a scheduler, perhaps before the first step
             ):
                 return training.execute(resume, overwrite)
     except Exception as error:
@@ -89,13 +89,11 @@ def fit(
 
 
 class _Training:
-    """The loop's state: everything that `execute` needs in its parts."""
-
     def __init__(self, run: Run, world: World, path: Path, progress: bool, note_saved: str | Path | None) -> None:
         self.run, self.world, self.path, self.progress, self.note_saved = run, world, path, progress, note_saved
         self.stop = threading.Event()
         self.n_micro, _ = run.loop.micro_batches(run.parallel.data_parallel(world.size))
-        self.records: Records | None = None  # of rank 0, which alone writes
+        self.records: Records | None = None  # on rank 0 only
 
     def execute(self, resume: bool, overwrite: bool) -> Result:
         run, world = self.run, self.world
@@ -106,12 +104,12 @@ class _Training:
         )
         self.val_batches = Batches.in_order(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
         self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
-        # Only rank 0 holds the files; the call on all ranks makes all of them fail together.
+        # Only rank 0 has the files; called on all ranks so that all fail together.
         sha256 = self.corpus.sha256
         world.from_rank0(lambda: Records.check(self.path, run, sha256=sha256, resume=resume, overwrite=overwrite))
         self.engine = build(run, world)
         try:
-            # Nothing of an earlier run is touched before everything that could be refused has been.
+            # Check everything before an earlier run's files are touched.
             self.run_id = world.from_rank0(lambda: self._claim_folder(overwrite))
             self.first_step = self._resume() if resume else 0
             self.meter = Meter(
@@ -136,13 +134,12 @@ class _Training:
             raise
 
     def note_failure(self, what: str) -> None:
-        """Let run.json say how the run ended."""
         if self.records:
-            with suppress(OSError):  # a full disk must not hide what went wrong
+            with suppress(OSError):  # a full disk must not hide the error
                 self.records.finish("failed", error=what)
 
     def note_hang(self, what: str) -> None:
-        """The same, and say in the other file that going on is worth while. Rank 0 may be the one that is missing."""
+        """note_failure, and write `hung` to `note_saved`: the job may be resumed. On any rank: 0 may be missing."""
         self.note_failure(what)
         if self.note_saved:
             with open(self.note_saved, "a") as file:
@@ -172,7 +169,7 @@ class _Training:
                 done = step + 1
                 if run.loop.eval_every and done % run.loop.eval_every == 0 and done < self.total_steps:
                     self._evaluate(done, result)
-                # A signal reaches ranks at different steps, and so does the news of a failed write: agree.
+                # A signal, or a failed write, is seen by ranks at different steps: agree.
                 if self.world.any(self.stop.is_set() or saver.failed):
                     saver.finish()
                     result.stopped = done < self.total_steps
@@ -182,7 +179,7 @@ class _Training:
                     saver.save(done, _val_loss(result, done))
                     due.begin()
             done = self.first_step + len(result.losses)
-            # No evaluation of a run that was told to stop: who tells it may kill it soon.
+            # Do not evaluate a run that was told to stop: it may be killed soon.
             if not result.stopped and not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
             saver.save(done, _val_loss(result, done), wait=True)
@@ -248,7 +245,7 @@ class _Training:
     def _describe(self) -> None:
         if self.records:
             self.records.write("tokenizer.json", self.corpus.tokenizer.to_json())
-            for name, text in getattr(self.engine, "files", dict)().items():  # what a library was told
+            for name, text in getattr(self.engine, "files", dict)().items():  # such as DeepSpeed's configuration
                 self.records.write(name, text)
             self.records.describe(
                 self.run,
@@ -261,7 +258,7 @@ class _Training:
             )
 
     def _bar(self) -> tqdm:
-        # In a notebook, standard error is drawn on a red ground; a progress bar is no error.
+        # A notebook shows standard error on a red ground; a progress bar is no error.
         in_notebook = "ipykernel" in sys.modules
         out = sys.stdout if in_notebook else sys.stderr
         return tqdm(
@@ -271,7 +268,7 @@ class _Training:
             unit="step",
             disable=not (self.progress and self.world.is_main),
             file=out,
-            # A job's log keeps every redraw as a line: once in 10 s is enough there.
+            # A log keeps every redraw as a line: once in 10 s is enough.
             mininterval=0.2 if in_notebook or out.isatty() else 10,
         )
 
@@ -279,7 +276,7 @@ class _Training:
         tokens = len(result.losses) * self.run.loop.global_batch * self.run.loop.seq_len
         val_loss = _val_loss(result, done)
         if not result.stopped:
-            self.meter.measure_peak()  # again: the machine may have been busy when the run began
+            self.meter.measure_peak()  # again: the machine may have been busy at the start
         result.summary = {
             "steps": done,
             "tokens": tokens,
@@ -299,7 +296,7 @@ class _Training:
 
 
 def load_corpus(run: Run, world: World) -> Corpus:
-    """The run's corpus on every rank: rank 0 trains the tokenizer and gives it to the others."""
+    """The run's corpus on every rank; rank 0 trains the tokenizer."""
     text = world.from_rank0(lambda: train_tokenizer(run.data).to_json())
     tokenizer = Tokenizer.from_json(text)
     if tokenizer.vocab_size > run.model.vocab_size:
@@ -328,8 +325,8 @@ def _tell(message: str) -> None:
 
 @contextmanager
 def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
-    """Let these signals set `stop`, so that the loop ends after its step; a second Ctrl-C ends it at once. A
-    scheduler's second signal does not: by then the checkpoint is being written."""
+    """These signals set `stop`, so that the loop ends after its step; a second Ctrl-C raises KeyboardInterrupt. A
+    scheduler's second signal does not: the checkpoint is being written by then."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return

@@ -1,10 +1,10 @@
-"""What a run leaves on disk: runs/NAME/{run.json, metrics.jsonl, tokenizer.json, checkpoints/}.
-
-Only rank 0 writes. `run.json` says what was trained, with which versions, on which machine and corpus, and how it
-ended; `metrics.jsonl` has one line a step (kind train) or evaluation (kind eval), at the end one a rank (kind rank:
-what it sent in the last step and what it holds), and nothing ever parses a log.
+"""The files of a run: runs/NAME/{run.json, metrics.jsonl, tokenizer.json, checkpoints/}. Only rank 0 writes them.
 
     model, tokenizer = open_trained("runs/laptop")
+
+`run.json` says what was trained, with which versions, on which machine and corpus, and how it ended. `metrics.jsonl`
+has one line per step (kind train) and evaluation (kind eval), and at the end one per rank (kind rank: what it sent in
+the last step, and what it holds).
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _PACKAGES = ("aiscale", "torch", "numpy", "transformers", "deepspeed", "megatron
 
 
 class RunFolderError(RuntimeError):
-    """A run folder that must not be overwritten or cannot be resumed; the message is one line."""
+    """A run folder must not be overwritten or cannot be resumed; the message is one line."""
 
 
 class Records:
-    """The files of one run. Made on rank 0; the other ranks make none."""
+    """The files of one run, on rank 0."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.run_id = ""  #: drawn once, the same after each resume: checkpoints carry it
+        self.run_id = ""  #: drawn once and kept on resume; checkpoints carry it
         self._metrics = None
         self._lock = None
 
     @staticmethod
     def check(path: Path, run: Run, *, sha256: str, resume: bool, overwrite: bool) -> None:
-        """Refuse to overwrite another run's results silently, and to resume what cannot be. Changes nothing."""
+        """Refuse to overwrite another run's results silently, and to resume a different training. Changes nothing."""
         exists = (path / "run.json").exists()
         Records(path).lock().close()
         if resume and overwrite:
@@ -73,7 +73,7 @@ class Records:
 
     @staticmethod
     def open(path: Path, *, overwrite: bool) -> Records:
-        """Claim the folder, dropping an earlier run's results if `overwrite` says so."""
+        """Claim the folder; delete an earlier run's results if `overwrite` is set."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             records = Records(path).lock()
@@ -87,7 +87,7 @@ class Records:
         return records
 
     def lock(self) -> Records:
-        """Keep other runs out of the folder until close(). Where the file system has no locks, nothing happens."""
+        """Keep other runs out of the folder until close(). Does nothing on a file system without locks."""
         if fcntl is None or not self.path.is_dir() or not os.access(self.path, os.W_OK):
             return self
         stream = (self.path / _LOCK).open("a")
@@ -99,12 +99,12 @@ class Records:
                 f"{self.path} is being written by another run: wait for it, stop it, or use --set name=OTHER"
             ) from None
         except OSError:
-            pass  # some file systems of clusters cannot lock
+            pass  # some cluster file systems cannot lock
         self._lock = stream
         return self
 
     def close(self) -> None:
-        """Let go of the files. A second call does nothing."""
+        """Close the files. A second call does nothing."""
         for stream in (self._metrics, self._lock):
             if stream:
                 stream.close()
@@ -122,7 +122,7 @@ class Records:
                 "size": world.size,
                 "launcher": world.launcher,
                 "backend": world.backend,
-                "processes": world.processes,  # (host, process id) in rank order: mpiexec names a dead one by its id
+                "processes": world.processes,  # (host, process id) in rank order: mpiexec names a dead rank by pid
             },
             "versions": versions(),
             "machine": machine(world.device),
@@ -131,25 +131,23 @@ class Records:
         self._write()
 
     def finish(self, status: str, **facts) -> None:
-        """Add how the run ended to run.json."""
         self._note.update(status=status, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts)
         self._write()
 
     def rewind(self, step: int) -> None:
-        """Drop the metrics after `step`: a resumed run takes those steps again."""
+        """Drop the metrics after `step`: a resumed run repeats those steps."""
         file = self.path / "metrics.jsonl"
         if file.exists():
             kept = [record for record in _read_lines(file) if record["step"] <= step]
             _write_whole(file, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, kind: str, **values) -> None:
-        """Add one line to metrics.jsonl."""
         if self._metrics is None:
             self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
         self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def write(self, name: str, text: str) -> None:
-        """Write another file of the run, whole or not at all."""
+        """Write another file of the run, atomically."""
         _write_whole(self.path / name, text)
 
     def _write(self) -> None:
@@ -162,7 +160,6 @@ def read_metrics(path: str | Path, kind: str = "train") -> list[dict]:
 
 
 def load_run(path: str | Path) -> Run:
-    """The Run that a run folder holds."""
     file = Path(path) / "run.json"
     try:
         return Run.from_dict(json.loads(file.read_text())["run"])
@@ -173,16 +170,14 @@ def load_run(path: str | Path) -> Run:
 
 
 def run_id_of(path: Path) -> str | None:
-    """The id that a run folder has in run.json; None where there is none yet, or an aiscale without ids began it."""
+    """The id in run.json; None if there is none, as in a folder written by an older aiscale."""
     file = path / "run.json"
     return json.loads(file.read_text()).get("run_id") if file.exists() else None
 
 
 def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel, Tokenizer]:
-    """The model of a run folder's newest checkpoint, in fp32 and ready to generate, and its tokenizer.
-
-    best: of the checkpoint with the lowest validation loss.
-    """
+    """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate. best: use the checkpoint
+    with the lowest validation loss."""
     path = Path(path)
     run = load_run(path)
     chosen = (checkpoint.best if best else checkpoint.latest)(path / "checkpoints", run_id_of(path))
@@ -196,7 +191,7 @@ def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel
 
 
 def versions() -> dict[str, str]:
-    """The versions that decide what is computed, and the commit of aiscale where it runs from a checkout."""
+    """The versions of Python and the packages that matter, and aiscale's commit if it runs from a checkout."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -211,7 +206,7 @@ def versions() -> dict[str, str]:
 
 
 def machine(device: torch.device) -> dict:
-    """The machine, in words and numbers."""
+    """Host, processor, memory and device, for run.json."""
     return {
         "host": socket.gethostname(),
         "system": platform.platform(),
@@ -232,7 +227,7 @@ def _processor() -> str:
 
 
 def _check_same_training(path: Path, run: Run, sha256: str) -> None:
-    """Refuse what would not continue the same training: another model or data, other batches, another state."""
+    """Refuse a different training: another model or data, other batches, another optimizer state."""
     before, now = load_run(path).to_dict(), run.to_dict()
     keys = [(section, key) for section in ("model", "data") for key in now[section]]
     keys += [("loop", key) for key in ("seq_len", "global_batch", "precision")] + [("optimizer", "name")]
@@ -251,7 +246,7 @@ def _check_same_training(path: Path, run: Run, sha256: str) -> None:
 
 
 def _read_lines(file: Path) -> list[dict]:
-    """The records of a JSONL file; the last line may be torn where a job was killed."""
+    """The records of a JSONL file; the last line may be incomplete if the job was killed."""
     lines = file.read_text().splitlines()
     records = []
     for i, line in enumerate(lines):
@@ -264,7 +259,7 @@ def _read_lines(file: Path) -> list[dict]:
 
 
 def _clear(path: Path) -> None:
-    """Drop an earlier run's results, but not the lock that we hold."""
+    """Delete an earlier run's results, but not the lock that we hold."""
     for item in path.iterdir():
         if item.is_dir() and not item.is_symlink():
             shutil.rmtree(item)

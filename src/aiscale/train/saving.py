@@ -1,21 +1,20 @@
-"""Saving while training goes on, and the checkpoint to go on from. Training waits for a copy, a thread writes it.
+"""Saves checkpoints while training goes on, and finds the checkpoint to resume from.
 
     with Saver(engine, path / "checkpoints", keep=2, background=True) as saver:
-        saver.save(step, val_loss)      # returns when the state has been copied
-        if world.any(saver.failed):     # between steps: a write that failed ends the run on all ranks
+        saver.save(step, val_loss)      # returns when the state has been copied; a thread writes it
+        if world.any(saver.failed):     # between steps: a failed write ends the run on all ranks
             saver.finish()
         saver.save(step, val_loss, wait=True)
 
-All that `checkpoint` promises holds: what is not whole has no name of a checkpoint, the one before stays until then.
-One checkpoint is written at a time; who asks for the next one waits for it. On a node whose memory has no room for a
-copy of the rank's states, loop.async_checkpoint=false writes at once.
+One checkpoint is written at a time: the next `save` waits for it. If a node has no memory for a copy of its ranks'
+states, set loop.async_checkpoint=false.
 
     path = newest_good("runs/laptop/checkpoints", world, run_id=records.run_id)
 
-A run goes on from its newest checkpoint that is whole, undamaged and its own; each that is passed over is named in one
-line. The id of a run is in its run.json and in its checkpoints: a copy of the whole folder goes on like the original.
-One of this run in another layout is not passed over but refused by `checkpoint.load`: going back would cost the steps
-since, and naming its strategy costs nothing.
+A run resumes from its newest checkpoint that is complete, undamaged and its own; one line names each that is skipped.
+The id of a run is in run.json and in its checkpoints, so a copy of the whole folder resumes like the original. A
+checkpoint of this run in another layout is not skipped: `checkpoint.load` refuses it, because going back would lose
+steps, and changing the strategy loses nothing.
 """
 
 from __future__ import annotations
@@ -56,16 +55,16 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace) -> None:
-        """Wait for what is being written, unless the run is being broken off. An error of the run hides one of it."""
+        """Wait for the write, unless the run was interrupted. An error of the run hides the write's."""
         if kind is not None and not issubclass(kind, Exception):
-            self._closing.pop_all()  # broken off: a thread may still talk there
+            self._closing.pop_all()  # interrupted: the thread may still use the group
             return
         with self._closing, suppress(*[Exception] if error else []):
             self.finish()
 
     @property
     def failed(self) -> bool:
-        """Whether what was being written has failed on this rank; `finish` says why."""
+        """Whether the write has failed on this rank; `finish` raises the error."""
         return self._writing is not None and self._writing.error is not None
 
     @property
@@ -74,13 +73,13 @@ class Saver:
         return self._writing is None or not self._writing.is_alive()
 
     def save(self, step: int, val_loss: float | None, *, wait: bool = False) -> None:
-        """Keep the state after `step` steps; with `wait` it is on the disk when this returns."""
+        """Save the state after `step` steps; with `wait` it is on the disk when this returns."""
         self.finish()
         if self._apart is None:
-            # Also for a write that is waited for: ranks may wait for each other's disks longer than the watchdog lets
-            # them wait for a collective, until the half hour of this group is over.
+            # For a write with `wait`, too: ranks may wait for each other's disks longer than the watchdog allows for a
+            # collective. This group's timeout is half an hour.
             self._apart = self._closing.enter_context(self.engine.world.apart())
-            self._closing.enter_context(checkpoint.quiet())  # here: a thread cannot do it without others noticing
+            self._closing.enter_context(checkpoint.quiet())  # here, because warning filters are not thread-safe
         background = self.background and not wait
         facts = {**self._facts, "step": step, "val_loss": val_loss, "staging": self._staging if background else None}
         write = checkpoint.prepare(self.engine, self.folder, **facts)
@@ -90,18 +89,18 @@ class Saver:
             self._note(write(self._apart))
 
     def note_stop(self) -> None:
-        """Say in that file that the run was told to stop, and has."""
+        """Append `stopped` to that file: the run was told to stop, and has."""
         if self.note and self.engine.world.is_main:
             with open(self.note, "a") as file:
                 file.write("stopped\n")
 
     def _note(self, written: Path) -> None:
-        """Say in the file that was asked for which checkpoint is whole."""
+        """Write the path of the completed checkpoint to `note_saved`."""
         if self.note and self.engine.world.is_main:
             Path(self.note).write_text(f"{written}\n")
 
     def finish(self) -> None:
-        """Wait for what is being written; raises what it failed with, alike on all ranks."""
+        """Wait for the write; raises its error, on all ranks alike."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.join()
@@ -110,7 +109,7 @@ class Saver:
 
 
 class Clock:
-    """When the next checkpoint is due by the time that has passed; 0 minutes: never."""
+    """When the next checkpoint is due, by time passed; 0 minutes: never."""
 
     def __init__(self, minutes: float) -> None:
         self.seconds = 60 * minutes
@@ -120,15 +119,15 @@ class Clock:
         self._began = time.monotonic()
 
     def has_come(self, world: World) -> bool:
-        """Alike on all ranks: rank 0's clock counts."""
+        """The same on all ranks: rank 0's clock counts."""
         return bool(self.seconds) and world.any(world.is_main and time.monotonic() - self._began >= self.seconds)
 
 
 class _Writing(threading.Thread):
-    """One checkpoint on its way to the disk."""
+    """A thread that writes one checkpoint."""
 
     def __init__(self, write) -> None:
-        super().__init__(name="aiscale checkpoint", daemon=True)  # a rank that is broken off does not wait for it
+        super().__init__(name="aiscale checkpoint", daemon=True)  # an interrupted rank does not wait for it
         self.error: BaseException | None = None
         self._write = write
         self.start()
@@ -139,21 +138,19 @@ class _Writing(threading.Thread):
         except BaseException as error:
             self.error = error
         finally:
-            del self._write  # with the state that it holds
+            del self._write  # frees the state
 
 
 def newest_good(
     folder: str | Path, world: World, say: Callable[[str], None] = print, run_id: str | None = None
 ) -> Path | None:
-    """The newest checkpoint below `folder` whose files are what was written, or None where there is none at all.
-
-    All ranks call it: each reads a share of the files. `say` is told, on rank 0, of each that is passed over; with
-    `run_id` those of other runs are, unless they are older than ids. Raises CheckpointError where none is left.
-    """
+    """The newest undamaged checkpoint below `folder`, or None if there are none. All ranks call it: each reads a share
+    of the files. On rank 0 `say` gets a line for each one that is skipped; with `run_id` those of other runs are,
+    except ones without an id. Raises CheckpointError if all are skipped."""
     found, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
     if unfinished and world.is_main:
         say(f"{unfinished} was not finished: going on from {found[0].name if found else 'the start'}")
-    for path, before in zip(found, [*found[1:], None], strict=False):  # none at all: a run that died before its first
+    for path, before in zip(found, [*found[1:], None], strict=False):
         wrong = world.from_rank0(lambda path=path: _unusable(path, run_id)) or _damage(path, world)
         if not wrong:
             return path
@@ -167,14 +164,14 @@ def newest_good(
 
 
 def _newest_first(folder: Path) -> tuple[list[Path], Path | None]:
-    """(folders with a checkpoint's name, one newer than these that a job was writing when it ended)"""
+    """(folders named like a checkpoint, newest first; an unfinished one that is newer, or None)"""
     found = sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
     begun = max(folder.glob(".step_*.partial"), default=None)
     return found, begun if begun and (not found or begun.name[1:] > found[0].name) else None
 
 
 def _unusable(path: Path, run_id: str | None) -> str:
-    """What stands against a checkpoint by its note alone; empty if nothing does."""
+    """Why a checkpoint's note rules it out; empty if it does not."""
     if not (path / NOTE).exists():
         return f"is not whole (it has no {NOTE})"
     try:

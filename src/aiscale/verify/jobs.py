@@ -1,7 +1,7 @@
-"""Running the rungs' jobs: those of aiscale's own launcher by `Starter`, the others by the launcher they are about.
+"""Runs the jobs of rungs: with `Starter`, or with the launcher that the rung tests.
 
 with Jobs() as jobs:
-    error = jobs.run(rung, folder)      # "" where the job ended well; may be called from several threads
+    error = jobs.run(rung, folder)      # "" if the job succeeded; may be called from several threads
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from aiscale.verify import rungs
 from aiscale.verify.rungs import Rung
 
 TIMEOUT_S = 180
-#: What else is imported stays away from a strategy whose library changes torch as it is imported.
+#: Strategies whose library changes torch when it is imported: each gets its own process.
 _APART = ("zero", "megatron")
 _TOGETHER = ("serial", "ddp", "fsdp", "pipeline")
 _WARM_UP = "import aiscale.train, aiscale.parallel as p; [p.preload(strategy) for strategy in {}]"
-#: Lines in which a launcher reports what the rank itself has said better.
+#: Lines of a launcher about an error that the rank itself has explained better.
 _SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| failed with exit status| died: signal 15)")
 
 
 class Jobs:
-    """The starters that are running, and how to ask them."""
-
     def __init__(self) -> None:
-        self._starters: dict[tuple[str, ...], tuple[Starter, Path]] = {}  #: with the file in which they write
+        self._starters: dict[tuple[str, ...], tuple[Starter, Path]] = {}  #: strategies -> starter, its log
         self._lock = threading.Lock()
 
     def __enter__(self) -> Jobs:
@@ -40,7 +38,7 @@ class Jobs:
             starter.close()
 
     def run(self, rung: Rung, folder: Path) -> str:
-        """Run the rung's job, whose results go below `folder`; returns in one line what went wrong, or nothing."""
+        """Run the rung's job, with results below `folder`; returns its error in one line, or ""."""
         log = folder / f"{rung.name}.log"
         try:
             if rung.launcher:
@@ -57,7 +55,7 @@ class Jobs:
             return subprocess.call(rung.command(log.parent), env=_environment(), timeout=TIMEOUT_S, **files)
 
     def start(self, strategy: str, arguments: list[str], log: Path) -> int:
-        """The exit status of `aiscale ARGUMENTS`, which trains by `strategy` and writes to `log` what it says."""
+        """The exit status of `aiscale ARGUMENTS`, which trains with `strategy` and writes its output to `log`."""
         starter, its_log = self._starter((strategy,) if strategy in _APART else _TOGETHER, log.parent)
         with log.open("ab") as file:
             try:
@@ -77,7 +75,7 @@ class Jobs:
 
 
 def _environment() -> dict[str, str]:
-    """One thread a rank: the same order of summation whatever the machine, and no more threads than work."""
+    """One thread per rank: the same order of summation on every machine."""
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -1,16 +1,15 @@
-"""Every strategy against serial: same data, same global batch, same seed, so the same losses and weights.
+"""Compares every strategy with serial: same data, global batch and seed, so the same losses and weights.
 
-    aiscale verify                      # the whole ladder, a table, exit status 0 only if every rung holds
+    aiscale verify                      # all rungs, a table; exit status 0 only if every rung holds
     aiscale verify 'zero*' ddp-x2 --json
 
-Each rung is a job as a user would start it (`mpiexec -n 2 python -m aiscale train ...`), and what it left on disk is
-compared after 20 steps: losses, gradient norms and evaluations from metrics.jsonl, weights from the checkpoint,
-whatever its format.
+Each rung is a job as a user would start it (`mpiexec -n 2 python -m aiscale train ...`). After 20 steps its files are
+compared: losses, gradient norms and evaluations from metrics.jsonl, weights from the checkpoint, whatever its format.
 
-Tolerances. In fp64 a different order of summation changes the last of 16 digits: the rungs that hold differ by 1e-13 or
-less, and 1e-10 leaves room for that and for nothing else. In fp32 (for libraries that refuse fp64) the serial run
-against itself, its batch summed in 2 to 12 parts, drifts by at most 2.3e-6 with these settings: that is the floor, and
-2e-5 the tolerance. The mistakes in tests/faults.py show at 1e-3 or above.
+Tolerances. In fp64 a different order of summation changes the last of 16 digits: rungs that hold differ by at most
+1e-13, so 1e-10 leaves room for nothing else. In fp32 (for libraries that refuse fp64) the serial run differs from
+itself by up to 2.3e-6 when its batch is summed in 2 to 12 parts; the tolerance is 2e-5. The mistakes in tests/faults.py
+cause differences of 1e-3 or more.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from aiscale.verify.played import Left, play
 from aiscale.verify.rungs import STEPS, Rung
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5}
-_JOBS_AT_A_TIME = 2  #: while the ranks of one wait for each other, another computes
+_JOBS_AT_A_TIME = 2  #: while the ranks of one wait for each other, the other computes
 
 
 class LadderError(RuntimeError):
-    """A rung that left nothing to compare; the message is one line."""
+    """A rung left nothing to compare; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far a rung is from serial."""
+    """A rung's differences from its reference."""
 
     rung: Rung
     loss_difference: float  #: largest over the steps, nats
@@ -90,10 +89,8 @@ class Verdict:
 
 
 def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lambda verdict: None) -> list[Verdict]:
-    """Run the named rungs (all, if none is named; `zero*` names several) and compare each with its serial run.
-
-    `report` is called after each. Raises ConfigError for an unknown name.
-    """
+    """Run the named rungs (`zero*` names several; default: all) and compare each with its serial run. `report` is
+    called after each. Raises ConfigError for an unknown name."""
     chosen = _choose(names)
     references = {rung.reference: rungs.RUNGS[rung.reference] for rung in chosen}
     verdicts: dict[str, Verdict] = {}
@@ -106,7 +103,7 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
                 report(verdicts[rung.name])
 
         with ThreadPoolExecutor(_JOBS_AT_A_TIME) as pool:
-            # The slowest first, or one would be left alone at the end; references before all, which the others need.
+            # References first, since the others need them; then the slowest, so that none runs alone at the end.
             later = sorted((rung for rung in chosen if rung.name not in references), key=lambda it: -it.ranks)
             for batch in (references.values(), later):
                 list(pool.map(judge, batch))
@@ -114,11 +111,11 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """The verdicts for a terminal, `Console().print(table(climb()))`: one row a rung, how far its losses, evaluations,
-    gradient norms and weights are from its reference's, and whether that is allowed."""
+    """The verdicts for a terminal: one row per rung, with its differences in loss, evaluation, gradient norm and
+    weights, and the tolerance. Show it with `Console().print(table(climb()))`."""
     errors = [f"{verdict.rung.name}: {verdict.error}" for verdict in verdicts if verdict.error]
     count = f"{sum(verdict.holds for verdict in verdicts)} of {len(verdicts)} hold"
-    # As text, because an error may hold what rich takes for markup.
+    # As Text, because an error may contain what rich takes for markup.
     result = Table(
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=Text("\n".join([count, *errors])), caption_justify="left"
     )
@@ -142,11 +139,11 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
 
 
 class _Climber:
-    """What is known of the references so far."""
+    """Judges rungs, and keeps the results of their references."""
 
     def __init__(self, jobs: Jobs, folder: Path) -> None:
         self.jobs, self.folder = jobs, folder
-        self.left: dict[str, Left] = {}  #: what a reference left
+        self.left: dict[str, Left] = {}  #: results by reference
         self._reading = threading.Lock()
 
     def verdict(self, rung: Rung) -> Verdict:
@@ -171,7 +168,7 @@ class _Climber:
 
 
 def _differences(left: Left, true: Left) -> tuple[float, float, float, float]:
-    """(loss, evaluation, gradient norm, weights): the largest difference in each."""
+    """The largest difference in (loss, evaluation, gradient norm, weights)."""
     (metrics, evaluations, weights), (true_metrics, true_evaluations, true_weights) = left, true
     when, truly_when = ([(line["step"], line["tokens"]) for line in lines] for lines in (evaluations, true_evaluations))
     if not when or when != truly_when:
@@ -190,7 +187,6 @@ def _largest_of_losses(lines: list[dict], true_lines: list[dict]) -> float:
 
 
 def _read(path: Path, rung: Rung) -> Left:
-    """What a finished run left."""
     metrics = read_metrics(path)
     if len(metrics) != STEPS:
         raise LadderError(f"{path.name} left {len(metrics)} losses, expected {STEPS}")
@@ -201,7 +197,7 @@ def _read(path: Path, rung: Rung) -> Left:
         raise LadderError(f"{path.name} ran as {ran[0]} on {ran[1]} ranks, not as {meant[0]} on {meant[1]}")
     run = load_run(path)
     dtype = torch.float64 if run.loop.precision == "fp64" else torch.float32
-    # What the checkpoint leaves out must not be right by chance.
+    # NaN: weights missing from the checkpoint must not be right by chance.
     weights = {name: torch.full_like(t, torch.nan, dtype=dtype) for name, t in GPT(run.model).state_dict().items()}
     checkpoint.load_weights(weights, newest)
     return metrics, read_metrics(path, "eval"), weights

@@ -1,9 +1,9 @@
-"""The reference of a rung that sends a part of its gradients: one process that plays all ranks, one after the other.
+"""The reference for rungs that send only part of their gradients: one process plays all ranks in turn.
 
     metrics, evaluations, weights = play(RUNGS["radius-sparse-played"])
 
-What serial computes is another thing there, so that these rungs are held to the same method without a process group:
-Radius to `aiscale.parallel.radius.SimulatedRanks`, top-k to its definition, written down again on whole tensors.
+Serial computes something else, so these rungs are compared with the same method without a process group: Radius with
+`aiscale.parallel.radius.SimulatedRanks`, top-k with its definition, written again on whole tensors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aiscale.recipes import recipe
 from aiscale.train.loop import load_corpus
 from aiscale.verify.rungs import Rung
 
-Left = tuple[list[dict], list[dict], dict[str, Tensor]]  #: what a run leaves: training lines, evaluations, weights
+Left = tuple[list[dict], list[dict], dict[str, Tensor]]  #: results of a run: training lines, evaluations, weights
 
 
 def play(rung: Rung) -> Left:
-    """What `fit` would leave of this rung's run, whose ranks are played in this process."""
+    """The results that `fit` would give for this rung, computed in this process."""
     run = recipe("laptop").override(*rung.settings())
     loop, n = run.loop, rung.ranks
     with torch.random.fork_rng():  # engines seed torch
@@ -46,7 +46,7 @@ def play(rung: Rung) -> Left:
 
 
 class _PlainTopK(SimulatedRanks):
-    """Each rank sends the k largest entries of every tensor, of all that it has not sent so far, and biases whole."""
+    """Of every tensor, each rank sends the k largest entries that it has not sent so far; biases are sent whole."""
 
     def __init__(self, run: Run, n_ranks: int) -> None:
         super().__init__(run.override("compression.method=none", "compression.density=0.4"), n_ranks)

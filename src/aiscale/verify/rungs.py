@@ -1,12 +1,12 @@
-"""The rungs of the ladder: each a way of training one small model, and the serial run that it must equal.
+"""The rungs of the ladder: each is one way to train a small model, and names the serial run that it must equal.
 
-    RUNGS["zero3-x4"].arguments(Path("runs"))      # what follows `aiscale`
+    RUNGS["zero3-x4"].arguments(Path("runs"))      # the words after `aiscale`
 
-The settings are chosen so that mistakes show. AdamW divides a gradient by its own size, so with the usual epsilon of
-1e-8 a gradient that is twice too large trains the same weights; with 1e-5, a learning rate that moves, and a clipping
-norm that is above the gradient's norm in some steps and below it in others, it does not. The learning rate and the
-weight decay are large, the biases so far from zero that decaying them by mistake is seen. Every rung evaluates twice.
-FSDP has rungs in fp64 and in fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
+The settings make mistakes visible. AdamW divides a gradient by its own size, so with the usual epsilon of 1e-8 a
+gradient that is twice too large trains the same weights. An epsilon of 1e-5, a learning rate that changes, and a
+clipping norm above the gradient's norm in some steps and below it in others make such weights differ. Learning rate and
+weight decay are large, and biases far enough from zero that decaying them by mistake shows. Every rung evaluates twice.
+FSDP has rungs in fp64 and fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = 20
 #: The Python of every job, as words of a command line.
 PYTHON: tuple[str, ...] = (sys.executable,)
 
-#: A model small enough for seconds, whose vocabulary two ranks do not divide, and a batch that 1, 2, 3, 4 ranks do.
+#: A model that trains in seconds, with a vocabulary that 2 does not divide and a batch that 1, 2, 3 and 4 divide.
 _BASE = {
     "model.n_layer": 4,
     "model.n_head": 4,
@@ -44,8 +44,7 @@ _BASE = {
     "optimizer.clip_norm": 1.2,
 }
 
-#: What is trained: GPT-2's architecture; the same twice as deep, for four stages of two pieces; Llama's; and a mixture
-#: of experts.
+#: GPT-2's architecture; the same twice as deep, for four stages of two pieces; Llama's; a mixture of experts.
 MODELS: dict[str, dict] = {
     "gpt2": {},
     "deep": {"model.n_layer": 8},
@@ -63,21 +62,21 @@ MODELS: dict[str, dict] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One way of training one of MODELS."""
+    """One way to train one of MODELS."""
 
     name: str
     strategy: str = "serial"
     ranks: int = 1
-    options: str = ""  #: settings of parallel, "tp=2 pp=2", and whole ones, "loop.micro_batch=3"
+    options: str = ""  #: keys of parallel, "tp=2 pp=2", and full keys, "loop.micro_batch=3"
     model: str = "gpt2"  #: one of MODELS
     precision: str = "fp64"
-    launcher: str = ""  #: torchrun or mpiexec; else aiscale's own
+    launcher: str = ""  #: torchrun or mpiexec; empty: aiscale's own
     played: bool = False  #: no job: one process plays the ranks
-    compared_with: str = ""  #: a rung; else the serial one, which is not what those compute that send a part
+    compared_with: str = ""  #: the reference rung; empty: the serial one
 
     @property
     def reference(self) -> str:
-        """The name of the rung that this one must equal."""
+        """The rung that this one must equal."""
         return self.compared_with or f"serial-{self.model}-{self.precision}"
 
     def settings(self) -> list[str]:
@@ -93,7 +92,6 @@ class Rung:
         return ["train", "--recipe", "laptop", "--runs-dir", str(runs_dir), "--quiet", *own, *pairs]
 
     def command(self, runs_dir: Path) -> list[str]:
-        """The whole command line of this rung's job."""
         python = shlex.join(PYTHON)
         start = {
             "": python,

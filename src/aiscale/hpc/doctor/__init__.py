@@ -1,7 +1,7 @@
-"""Is this node, or this job, fit to train? `aiscale doctor`.
+"""Is this node, or this job, ready to train? `aiscale doctor`.
 
-node.py       what this node has: devices, memory, files, versions, MPI, network, storage
-preflight.py  the ranks of a job: an all-reduce, messages between all pairs, the same work on each; who is slow
+node.py       one node: devices, memory, limits, versions, MPI, network, storage
+preflight.py  the ranks of a job: an all-reduce, messages between all pairs, the same work on each; finds stragglers
 command.py    the command line
 """
 

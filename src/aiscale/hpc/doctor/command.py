@@ -1,7 +1,7 @@
-"""`aiscale doctor`: a clear yes or no before anything is trained.
+"""`aiscale doctor`: says yes or no before anything is trained.
 
 aiscale doctor                    # this machine, and two ranks on it
-srun aiscale doctor               # in a job: every node, and all its ranks; ends with status 1 if anything is wrong
+srun aiscale doctor               # in a job: all its nodes and ranks; exit status 1 if anything is wrong
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="where ranks run")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--out", metavar="FILE", help=argparse.SUPPRESS)  # where ranks that we started leave theirs
+    parser.add_argument("--out", metavar="FILE", help=argparse.SUPPRESS)  # result file of ranks that we started
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 def _as_rank(args: argparse.Namespace, world) -> int:
     from aiscale.hpc.doctor.preflight import preflight
 
-    # Ranks that we started ourselves share the node that their parent has looked at.
+    # Ranks that we started ourselves are on the node that their parent has examined.
     mine = list(examine()) if world.local_rank == 0 and not args.out else []
     nodes = {node: findings for node, findings in world.gather((os.uname().nodename, mine)) if findings}
     found = dataclasses.asdict(preflight(world))
@@ -108,7 +108,7 @@ def _show(nodes: dict[str, list[Finding]], found: dict, status: int) -> None:
 
 
 def alike(nodes: dict[str, list[Finding]]) -> list[tuple[Finding, str]]:
-    """Findings with the nodes they are of; one that all nodes share stands there once."""
+    """(finding, nodes); nodes is empty for a finding that all nodes share."""
     told: dict[Finding, list[str]] = {}
     for node, findings in nodes.items():
         for finding in findings:
@@ -119,7 +119,6 @@ def alike(nodes: dict[str, list[Finding]]) -> list[tuple[Finding, str]]:
 
 
 def summary(found: dict) -> str:
-    """What the ranks measured, in a line."""
     ranks, nodes = len(found["seats"]), len({seat["host"] for seat in found["seats"]})
     text = f"{ranks} on {nodes} node{'s' * (nodes > 1)}"
     if not found["pairs"]:

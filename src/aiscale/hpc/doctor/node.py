@@ -1,10 +1,10 @@
-"""What this node has, and whether that is enough to train: one `Finding` for each question.
+"""Checks whether this node is ready to train: one `Finding` for each question.
 
     for finding in examine():
         print(finding.state, finding.name, finding.found, finding.remedy)
 
-Nothing is changed, and nothing here talks to another node. What could hang (MPI on a login node, a driver without its
-card) runs in a process of its own that is given up after a while.
+It changes nothing and talks to no other node. What could hang (MPI on a login node, a driver without its card) runs in
+a separate process with a timeout.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ GIB = 2**30
 PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "ipyparallel", "mpi4py", "papermill")
 #: network interfaces of the fast networks: Slingshot (hsn), InfiniBand (ib)
 FAST_LINKS = ("hsn", "ib")
-#: plugin by which NCCL and RCCL reach libfabric; without it they fall back to slow TCP
+#: plugin through which NCCL and RCCL reach libfabric; without it they fall back to slow TCP
 OFI_PLUGINS = ("libnccl-net.so", "librccl-net.so", "libnccl-net-ofi.so", "librccl-net-ofi.so")
 LEAST_MEMORY_GIB = 4  # four ranks of a lesson
-LEAST_FILES = 1024  # open at once: every rank holds connections to its neighbours and files of its loader
+LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
 
 
@@ -53,7 +53,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Every finding of this node, in order; takes a few seconds."""
+    """All findings of this node, in order; takes a few seconds."""
     yield _python()
     yield from _packages()
     yield _devices()
@@ -89,7 +89,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _devices() -> Finding:
-    """What torch sees, asked in a process of its own: a broken driver may hang or abort whoever asks."""
+    """The GPUs that torch sees, from a separate process: a broken driver may hang or abort it."""
     code = (
         "import json, torch; c = torch.cuda; n = c.device_count(); "
         "print(json.dumps([torch.version.cuda or torch.version.hip, "
@@ -99,7 +99,7 @@ def _devices() -> Finding:
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
         toolkit, devices = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:  # as on a slow file system: no reason to end a job
+    except subprocess.TimeoutExpired:  # as on a slow file system: no reason to stop a job
         return Finding("GPUs", "warning", "torch took more than 180 s to look for them", "try again")
     except (IndexError, ValueError):
         return Finding("GPUs", "wrong", "torch cannot look for them", "look at what python -c 'import torch' says")
@@ -109,14 +109,14 @@ def _devices() -> Finding:
         return Finding("GPUs", "warning" if expected else "ok", f"{lacking}: ranks run on the CPU over gloo", remedy)
     names = ", ".join(f"{n} x {name}" for name, n in Counter(name for name, _ in devices).items())
     found = f"{names}, {devices[0][1] / GIB:.0f} GiB each, toolkit {toolkit}"
-    one_each = len(devices) == 1 and "SLURM_PROCID" in os.environ  # as --gpus-per-task=1 has it
+    one_each = len(devices) == 1 and "SLURM_PROCID" in os.environ  # --gpus-per-task=1
     if expected > len(devices) and not one_each:
         return Finding("GPUs", "warning", f"{found}; Slurm gave {expected}", "look at the step's --gpu-bind")
     return Finding("GPUs", "ok", found)
 
 
 def node_cores() -> int:
-    """How many there are for a process that is bound to none: the node's, or a container's."""
+    """The cores of the node, or of the container: those of a process that is bound to none."""
     for path in ("/sys/fs/cgroup/cpuset.cpus.effective", "/sys/fs/cgroup/cpuset/cpuset.effective_cpus"):
         if text := _read(Path(path)):
             ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
@@ -125,7 +125,7 @@ def node_cores() -> int:
 
 
 def machine() -> str:
-    """The same for all that share this kernel, such as virtual nodes and containers; empty where it does not say."""
+    """An id shared by all virtual nodes and containers on this kernel; empty if it is unknown."""
     return _read(Path("/proc/sys/kernel/random/boot_id"))
 
 
@@ -141,7 +141,7 @@ def _cores() -> Finding:
 
 
 def memory_limit_bytes() -> int:
-    """What this process may use: the node's memory, or less where its control group says so."""
+    """The memory that this process may use: the node's, or its control group's limit."""
     limits = [psutil.virtual_memory().total]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(Path(path))
@@ -170,7 +170,7 @@ def _open_files() -> Finding:
 
 
 def _mpi() -> Finding:
-    """Which MPI mpi4py finds. MPI may refuse or hang outside a job, so it is asked without MPI_Init."""
+    """The MPI that mpi4py finds. Asked without MPI_Init, which may fail or hang outside a job."""
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
     beside = Path(sys.executable).parent / "mpiexec"
     starter = str(beside) if beside.exists() else shutil.which("mpiexec") or shutil.which("srun") or "no mpiexec"
@@ -217,7 +217,7 @@ def _network() -> Iterator[Finding]:
 
 
 def libfabric() -> Iterator[Finding]:
-    """Its version and its providers, one for each kind of network, where its own program is there to say so."""
+    """The version and providers (one per kind of network) of libfabric, if `fi_info` is installed."""
     told = []
     for option in ("--version", "--list"):
         try:
@@ -232,7 +232,7 @@ def libfabric() -> Iterator[Finding]:
 
 
 def find_plugin(env: Mapping[str, str]) -> Path | None:
-    """The library by which NCCL or RCCL reaches libfabric."""
+    """The library through which NCCL or RCCL reaches libfabric."""
     if (named := Path(env.get("NCCL_NET_PLUGIN", ""))).is_absolute() and named.exists():
         return named
     folders = [Path(folder) for folder in env.get("LD_LIBRARY_PATH", "").split(":") if folder]
@@ -240,7 +240,7 @@ def find_plugin(env: Mapping[str, str]) -> Path | None:
 
 
 def _storage() -> Iterator[Finding]:
-    """Where runs and temporary files would go: writable, and how fast."""
+    """The folders for runs and temporary files: are they writable, and how fast?"""
     user = os.environ.get("USER", "")
     places = {"this folder": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
     for name, path in (("node-local NVMe", f"/mnt/bb/{user}"), ("scratch", os.environ.get("SCRATCH", ""))):
@@ -260,7 +260,7 @@ def _storage() -> Iterator[Finding]:
 
 
 def write_rate(folder: Path, nbytes: int = 32 * 2**20) -> float:
-    """Bytes a second at which a file reaches the disk of `folder`; the file is gone afterwards."""
+    """Bytes per second at which a file reaches the disk of `folder`; the file is deleted."""
     block = os.urandom(2**20)
     with tempfile.TemporaryFile(dir=folder) as file:
         began = time.perf_counter()

@@ -1,14 +1,14 @@
-"""The ranks of a job before they train: do they reach each other, how fast, and who holds the others up?
+"""Checks the ranks of a job before they train: do they reach each other, how fast, and which one is a straggler?
 
     world = connect()
     found = preflight(world)          # the same on every rank
-    found.problems                    # one line each, with the rank and the remedy; empty: all is well
+    found.problems                    # one line each, with the rank and the remedy; empty: none
 
-Three measurements: an all-reduce of all ranks (also checked for its result), a message both ways between every pair,
-and the same matrix product on every rank. Pairs are compared with their like, inside a node and between nodes; those
-that were slow are measured again, since a moment's congestion is no fault. A rank that is slow with most of its
-partners is a problem and is named rather than its pairs; a single slow pair is a warning. Where two ranks share a GPU
-or a core, that is said first: it explains the rest.
+It measures an all-reduce of all ranks (and checks the result), a message both ways between every pair, and the same
+matrix product on every rank. Pairs are compared with pairs of their kind, inside a node or between nodes; slow ones are
+measured again, since congestion may pass. A rank that is slow with most of its partners is a problem, and is named
+instead of its pairs; a single slow pair is a warning. Two ranks on one GPU or core are reported first: that explains
+the rest.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from aiscale.hpc.doctor.node import machine, node_cores
 from aiscale.processes import usable_cores
 
 ALL_REDUCE_BYTES = 16 * 2**20
-MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: enough that starting a message is a small part of its time
+MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: large enough that latency is a small part
 ROUNDS = 3
-SLOW = 0.5  #: of the rate of its like
-MAX_PARTNERS = 64  #: a rank of a large job talks to so many others only
+SLOW = 0.5  #: times the usual rate
+MAX_PARTNERS = 64  #: in a large job, a rank exchanges messages with this many others only
 
 
 @dataclass
@@ -41,31 +41,30 @@ class Seat:
 
     rank: int
     host: str
-    device: str  #: a GPU's own number, or cpu
-    cores: list[int]  #: on which it may run
-    node_cores: int  #: on which it could
-    product_s: float = 0.0  #: of one matrix product, alone on its device
-    machine: str = ""  #: told by its kernel: virtual nodes and containers may share one; empty: the host's own
+    device: str  #: a GPU's UUID, or cpu
+    cores: list[int]  #: that this rank is bound to
+    node_cores: int  #: that it could use unbound
+    product_s: float = 0.0  #: time of one matrix product
+    machine: str = ""  #: the kernel's boot id: virtual nodes and containers may share one; empty: unknown
 
 
 @dataclass
 class Preflight:
-    """What was measured; the same on every rank."""
+    """The measurements, the same on every rank."""
 
     seats: list[Seat]
     all_reduce_bytes: int = ALL_REDUCE_BYTES
     all_reduce_s: float = 0.0
-    bus_bytes_s: float = 0.0  #: bytes that each rank sends and receives in it, a second
-    pairs: list[tuple[int, int, float]] = field(default_factory=list)  #: (rank, rank, bytes a second, each way)
+    bus_bytes_s: float = 0.0  #: bytes per second that each rank sends and receives in it
+    pairs: list[tuple[int, int, float]] = field(default_factory=list)  #: (rank, rank, bytes per second each way)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def rates(self, inside: bool) -> list[float]:
-        """Of the pairs within a node, or of those between nodes."""
+        """The rates of pairs within a node, or of pairs between nodes."""
         return [rate for a, b, rate in self.pairs if self.is_inside(a, b) == inside]
 
     def is_inside(self, a: int, b: int) -> bool:
-        """Whether two ranks share a node."""
         return self.seats[a].host == self.seats[b].host
 
     def takes_turns(self) -> bool:
@@ -77,9 +76,9 @@ class Preflight:
 
 
 def preflight(world: World) -> Preflight:
-    """Measure, compare, and name what is wrong. All ranks call it."""
+    """Measure, compare, and name problems. All ranks call it."""
     device = str(torch.cuda.get_device_properties(world.device).uuid) if world.device.type == "cuda" else "cpu"
-    # Slurm's own name for the node: virtual nodes, and containers, may share a host name.
+    # Slurm's name for the node: virtual nodes, and containers, may share a host name.
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     seat = Seat(world.rank, host, device, usable_cores(), node_cores(), machine=machine())
     found = Preflight(world.gather(seat))
@@ -91,7 +90,7 @@ def preflight(world: World) -> Preflight:
             again = {(a, b): rate for a, b, rate in _time_pairs(world, only=suspects)}
             found.pairs = [(a, b, max(rate, again.get((a, b), 0.0))) for a, b, rate in found.pairs]
         ranks, pairs = slow_links(found)
-        # Ranks that wait for a core make links look slow that are not: no reason to stop a job.
+        # Ranks that share a core make good links look slow: no reason to stop a job.
         (found.warnings if found.takes_turns() else found.problems).extend(ranks)
         found.warnings += pairs
     for seat, product_s in zip(found.seats, world.gather(_time_product(world)), strict=True):
@@ -101,12 +100,12 @@ def preflight(world: World) -> Preflight:
 
 
 def _cores_of(seats: list[Seat]) -> int:
-    """How many a machine has for these ranks. Bound to few, they could have the node's; containers may share none."""
+    """A machine's cores for these ranks: those they are bound to, or the node's if that is more."""
     return max(len({core for seat in seats for core in seat.cores}), *(seat.node_cores for seat in seats))
 
 
 def compare_seats(found: Preflight) -> None:
-    """Two ranks on one GPU is wrong, and so is one core for several where the node has one for each."""
+    """Report ranks that share a GPU, or a core although the node has one for each."""
     for host in dict.fromkeys(seat.host for seat in found.seats):
         here = [seat for seat in found.seats if seat.host == host]
         for device in dict.fromkeys(seat.device for seat in here if seat.device != "cpu"):
@@ -128,7 +127,7 @@ def compare_seats(found: Preflight) -> None:
 
 
 def _crowd(here: list[Seat]) -> list[Seat]:
-    """The most ranks of a node that share fewer cores than they are; empty: there is one for each."""
+    """The largest set of ranks of a node that share fewer cores than ranks; empty if there is none."""
     places = [set(seat.cores) for seat in here]
     crowds = []
     for place in [set().union(*places), *places]:
@@ -156,10 +155,10 @@ def _time_all_reduce(world: World, found: Preflight) -> None:
 
 
 def _time_pairs(world: World, only: set[tuple[int, int]] | None = None) -> list[tuple[int, int, float]]:
-    """(rank, rank, bytes a second, each way) of all pairs, or of `only` some; the same on every rank."""
+    """(rank, rank, bytes per second each way) of all pairs, or of those in `only`; the same on every rank."""
     rates = []
     for partner in partners(world.rank, world.size):
-        world.barrier()  # rounds must not overlap, or a rank's rate would be that of two messages
+        world.barrier()  # rounds must not overlap, or two messages would share a rank's link
         if partner is not None and (only is None or _pair(world.rank, partner) in only):
             rates.append((world.rank, partner, _exchange(world, partner)))
     slower: dict[tuple[int, int], float] = {}
@@ -175,7 +174,7 @@ def _pair(a: int, b: int) -> tuple[int, int]:
 
 
 def partners(rank: int, size: int) -> Iterator[int | None]:
-    """With whom a rank talks in each round of a round-robin tournament; None: it pauses. Everyone meets everyone, up to
+    """A rank's partner in each round of a round-robin tournament, None in a pause. It meets all others, up to
     MAX_PARTNERS."""
     seats = size + size % 2
     for turn in range(min(seats - 1, MAX_PARTNERS)):
@@ -186,7 +185,7 @@ def partners(rank: int, size: int) -> Iterator[int | None]:
 
 
 def _exchange(world: World, partner: int) -> float:
-    """Bytes a second, each way at once."""
+    """Bytes per second each way, both ways at once."""
     nbytes = MESSAGE_BYTES[world.device.type]
     out = torch.zeros(nbytes, dtype=torch.uint8, device=world.device)
     back = torch.empty_like(out)
@@ -203,20 +202,20 @@ def _exchange(world: World, partner: int) -> float:
 
 
 def _slow_pairs(found: Preflight, inside: bool) -> list[tuple[int, int]]:
-    """Those of less than SLOW times the usual rate of their like: pairs inside a node, or between nodes."""
+    """Pairs with less than SLOW times the usual rate of their kind: inside a node, or between nodes."""
     usual = _usual(found, inside)
     return [(a, b) for a, b, rate in found.pairs if found.is_inside(a, b) == inside and rate < SLOW * usual]
 
 
 def _usual(found: Preflight, inside: bool) -> float:
-    """Bytes a second; 0: there is nothing to compare with."""
+    """The usual bytes per second; 0: there is nothing to compare with."""
     alike = found.rates(inside)
-    # The upper quartile, for of one slow rank half of all pairs may be slow.
+    # The upper quartile, because one slow rank may make half of all pairs slow.
     return statistics.quantiles(alike, n=4)[2] if len(alike) > 2 else 0.0
 
 
 def slow_links(found: Preflight) -> tuple[list[str], list[str]]:
-    """A line for each rank that is slow with most of its partners, and for each slow pair besides."""
+    """(a line for each rank that is slow with most of its partners, a line for each other slow pair)"""
     ranks, pairs = [], []
     for inside in (True, False):
         usual, slow = _usual(found, inside), _slow_pairs(found, inside)

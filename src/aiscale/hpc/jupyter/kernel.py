@@ -12,9 +12,9 @@ Exit status: 0 when done, 2 on bad input. From Python:
     install(spec, kernels_dir())                  # ~/.local/share/jupyter/kernels/mine
     uninstall("mine", kernels_dir())
 
-A hub starts kernels without the modules that the libraries of an environment were built on. NERSC's way out is a
-script before Python, named in kernel.json relative to it; OLCF's, a kernel of the environment's own. This is both: a
-folder with kernel.json and start.sh, which is rendered from templates/start.sh.j2.
+A hub starts kernels without the modules that an environment's libraries need. NERSC recommends a script that runs
+before Python, named in kernel.json; OLCF a kernel installed from the environment. This does both: a folder with
+kernel.json and start.sh, rendered from templates/start.sh.j2.
 """
 
 from __future__ import annotations
@@ -37,24 +37,22 @@ from aiscale.config import ConfigError
 from aiscale.hpc.launchers.render import sources_of
 from aiscale.hpc.sites import Site, find, here, names
 
-_MARK = "aiscale"  #: of our own kernels, in kernel.json's metadata
+_MARK = "aiscale"  #: key of our own kernels in kernel.json's metadata
 _NAME = re.compile(r"[A-Za-z0-9._-]+")  # as jupyter_client allows
 
 
 class KernelError(ConfigError):
-    """A kernel that cannot be installed or removed; the message is one line that says what to change."""
+    """A kernel cannot be installed or removed; the message is one line that says what to change."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a kernel is to be."""
-
     name: str  #: of its folder, and for `jupyter run --kernel`
     title: str  #: what Jupyter shows
     environment: Path  #: the folder of a venv or conda environment with aiscale in it
-    site: Site | None = None  #: whose modules are loaded; None: none
+    site: Site | None = None  #: its modules are loaded; None: none
     profile: str = ""  #: the name of the site, or the .toml file it was read from; empty: the site's name
-    modules: tuple[str, ...] = ()  #: loaded in this order in place of the site's own
+    modules: tuple[str, ...] = ()  #: loaded in this order instead of the site's own
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -63,8 +61,6 @@ class Spec:
 
 @dataclass(frozen=True)
 class Installed:
-    """A kernel of ours that Jupyter finds."""
-
     name: str
     title: str
     folder: Path
@@ -73,14 +69,14 @@ class Installed:
 
     @property
     def problem(self) -> str:
-        """Why it will not start, in a few words; empty where nothing is seen."""
+        """Why it will not start, in a few words; empty if no reason is found."""
         if not (self.environment / "bin/python").exists():
             return f"{self.environment} is gone"
         return "" if os.access(self.folder / "start.sh", os.X_OK) else "start.sh is gone"
 
 
 def kernels_dir(prefix: str | Path | None = None) -> Path:
-    """Where kernels lie: the user's own, or those of a Jupyter that has `prefix` on its path."""
+    """The folder of kernels: the user's own, or that of a Jupyter with `prefix` on its path."""
     if prefix is not None:
         return Path(prefix).absolute() / "share/jupyter/kernels"
     from jupyter_core.paths import jupyter_data_dir
@@ -89,14 +85,14 @@ def kernels_dir(prefix: str | Path | None = None) -> Path:
 
 
 def install(spec: Spec, where: Path) -> Path:
-    """Write the kernel into the folder `where`; returns its own folder. One of ours by that name is replaced."""
+    """Write the kernel into the folder `where`; returns its own folder. Replaces one of ours with the same name."""
     _check_environment(spec.environment)
     folder = where / spec.name
     if folder.exists() and not _ours(folder):
         raise KernelError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # 0755 and 0644 whatever the umask: others of a class may use it, and nobody else may write it.
+        # 0755 and 0644 whatever the umask: others in a class may use it, but not change it.
         folder.chmod(0o755)
         _write(folder / "start.sh", start_script(spec), 0o755)
         _write(folder / "kernel.json", json.dumps(_kernel_json(spec), indent=1) + "\n", 0o644)
@@ -107,7 +103,7 @@ def install(spec: Spec, where: Path) -> Path:
 
 
 def uninstall(name: str, where: Path) -> Path:
-    """Remove a kernel of ours from the folder `where`; returns the folder that is gone."""
+    """Remove a kernel of ours from the folder `where`; returns the removed folder."""
     folder = where / name
     if not _NAME.fullmatch(name) or not folder.is_dir():
         raise KernelError(f"no kernel {name} in {where}: aiscale kernel list names those that there are")
@@ -118,7 +114,7 @@ def uninstall(name: str, where: Path) -> Path:
 
 
 def installed(where: Path | None = None) -> list[Installed]:
-    """The kernels of ours in the folder `where`, or those that Jupyter finds from here."""
+    """Our kernels in the folder `where`, or all that Jupyter finds here."""
     if where is None:
         from jupyter_client.kernelspec import KernelSpecManager
 
@@ -134,7 +130,6 @@ def installed(where: Path | None = None) -> list[Installed]:
 
 
 def start_script(spec: Spec) -> str:
-    """The text of start.sh."""
     modules = "\n".join(f"module load {shlex.quote(name)}" for name in spec.modules)
     if not modules and spec.site:
         modules = _pinned(spec.site.shell.modules, os.environ.get("LOADEDMODULES", ""))
@@ -155,7 +150,7 @@ def start_script(spec: Spec) -> str:
 
 
 def _pinned(script: str, loaded: str) -> str:
-    """The lines of a profile, with the versions that are loaded now, for with them the environment works."""
+    """The profile's module lines with the versions that are loaded now: the environment works with them."""
     versions = dict(name.split("/", 1) for name in loaded.split(":") if "/" in name)
 
     def pin(match: re.Match) -> str:
@@ -179,7 +174,7 @@ def _kernel_json(spec: Spec) -> dict:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all: a kernel may be started at this moment."""
+    """Write atomically: a kernel may be starting now."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
     draft.chmod(mode)
@@ -187,7 +182,7 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def _ours(folder: Path) -> dict | None:
-    """What kernel.json says of a kernel of ours; None where it is somebody else's."""
+    """Our metadata in kernel.json; None if the kernel is not ours."""
     try:
         about = json.loads((folder / "kernel.json").read_text()).get("metadata", {}).get(_MARK)
     except (OSError, ValueError):
@@ -201,7 +196,7 @@ def _check_environment(environment: Path) -> None:
         raise KernelError(
             f"environment {environment} has no bin/python: name the folder of a venv or conda environment, unpacked"
         )
-    # By its own start, without the modules: what it finds of packages is enough.
+    # Without the modules: this only looks for packages.
     looked = "from importlib.util import find_spec as f; print(*(n for n in ('ipykernel', 'aiscale') if not f(n)))"
     done = subprocess.run([python, "-c", looked], capture_output=True, text=True, timeout=120)
     if done.returncode:
@@ -215,7 +210,6 @@ def _check_environment(environment: Path) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `aiscale kernel`."""
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     add = tasks.add_parser("install", help="make a kernel, or make it anew", description="Make a kernel.")
     add.add_argument(
@@ -248,7 +242,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out what the arguments ask for; returns the exit status."""
     where = kernels_dir(args.prefix)
     if args.task == "list":
         _list(where if args.user or args.prefix else None)

@@ -1,13 +1,11 @@
-"""Batch files: one sbatch file for each lesson at each site, rendered from one body and the site's profile.
-
-Beside them, from the same profile, the script that makes the environment in which they run.
+"""Launchers: one sbatch file per lesson and site, and a script that builds their environment.
 
     aiscale launchers                            # writes launchers/frontier/*.sbatch and launchers/perlmutter/*.sbatch
-    aiscale launchers --check                    # says which of them no longer are what would be rendered
+    aiscale launchers --check                    # names those that differ from what would be rendered
     aiscale launchers --site mine.toml           # for your own cluster
 
-lessons.py    what each launcher starts, and how much of a machine it needs
-render.py     a lesson and a site become a file
+lessons.py    what each launcher starts, and the ranks and GPU memory it needs
+render.py     renders a lesson for a site
 templates/    body.sbatch.j2, the frame of all, and what it includes; build_environment.sh.j2
 """
 

@@ -16,7 +16,6 @@ from aiscale.hpc.sites import Site, find, names, site
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `aiscale launchers`."""
     parser.add_argument(
         "--site",
         metavar="FILE",
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out what the arguments ask for; returns the exit status."""
     places = [find(args.site)] if args.site else [site(name) for name in SHIPPED]
     if args.list:
         for place in places:

@@ -1,7 +1,7 @@
-"""What each launcher starts, and how much of a machine it needs. Nothing here knows a site.
+"""What each launcher starts, and the ranks and GPU memory it needs, for any site.
 
-`ranks` and `gpu_memory_gb` become nodes and a constraint by the site's profile; the layout may depend on how many GPUs
-share a node, since tensor parallelism should not leave it.
+The site's profile turns `ranks` and `gpu_memory_gb` into nodes and a constraint. The layout may depend on the number of
+GPUs per node, since tensor parallelism should stay within a node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Settings = tuple[tuple[str, str], ...]  #: (key=value, the reason)
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Another run that the same file starts, to compare with."""
+    """Another run that the same file can start, for comparison."""
 
     name: str
     what: str
@@ -23,31 +23,28 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson:
-    """One launcher."""
-
     name: str  #: of the file
     title: str
-    about: str  #: for the head of the file
-    work: str = "train"  #: the template of what it does
+    about: str  #: at the head of the file
+    work: str = "train"  #: the template of the job's commands
     recipe: str = ""
     settings: Settings = ()
-    layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs a node, the next lower number counts
+    layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs per node; the next lower number is used
     variants: tuple[Variant, ...] = ()
-    other: str = "loop.seed=1"  #: a setting that somebody may want to try
+    other: str = "loop.seed=1"  #: an example of a setting to try
     ranks: int = 0  #: 0: one node
-    gpu_memory_gb: float = 0  #: least that a GPU must have
+    gpu_memory_gb: float = 0  #: the least that a GPU must have
     hours: float = 2
-    signal_s: int = 300  #: before the end of the time, to save in
-    chain: bool = False  #: takes more than one job
+    signal_s: int = 300  #: this long before the time limit, to save a checkpoint
+    chain: bool = False  #: takes several jobs
 
     def layout(self, gpus: int) -> Settings:
-        """The settings for nodes of so many GPUs."""
         fitting = [count for count in self.layouts if count <= gpus]
         return self.settings + (self.layouts[max(fitting)] if fitting else ())
 
 
 def _radius(size: str, title: str, density: str, steps: str, dense_steps: str) -> Lesson:
-    """A published run of Radius, and what it is compared with."""
+    """A published run of Radius, and the runs that it is compared with."""
     recipe = f"radius-{size}"
     dense = "compression.method=none"
     return Lesson(

@@ -1,7 +1,7 @@
-"""A lesson and a site become a launcher: one self-contained sbatch file.
+"""Renders a lesson for a site: one self-contained sbatch file.
 
 render(LESSONS["ddp"], site("frontier"))     # the text of launchers/frontier/ddp.sbatch
-drift("launchers")                           # what in launchers/ no longer is what would be rendered
+drift("launchers")                           # the files in launchers/ that differ from what would be rendered
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _WIDTH = 120
 
 
 def render_all(place: Site) -> dict[str, str]:
-    """The texts of all files of a site, by name: the launchers that fit it, and the script that makes the environment
-    in which they run, where the profile says how."""
+    """{name: text} of all files of a site: the launchers that fit it, and the script that builds their environment if
+    the profile has one."""
     files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
     if place.build.create:
         files[BUILD] = _finish(_environment().get_template(BUILD + ".j2").render(site=place), place)
@@ -32,7 +32,7 @@ def render_all(place: Site) -> dict[str, str]:
 
 
 def render(lesson: Lesson, place: Site) -> str:
-    """The launcher of a lesson at a site; raises SiteError where the site is too small for it."""
+    """The launcher of a lesson at a site; raises SiteError if the site is too small for it."""
     nodes, kind = nodes_of(lesson, place), _kind(lesson, place)
     longest = place.scheduler.hours_for(nodes, place.partition, place.qos)
     if longest is None:
@@ -55,12 +55,11 @@ def render(lesson: Lesson, place: Site) -> str:
 
 
 def nodes_of(lesson: Lesson, place: Site) -> int:
-    """How many nodes of the site have the ranks of a lesson."""
     return -(-max(1, lesson.ranks) // place.node.ranks_per_node)
 
 
 def _kind(lesson: Lesson, place: Site) -> GpuKind:
-    """The nodes to ask for: those whose GPUs have memory enough."""
+    """The kind of node whose GPUs have enough memory; raises SiteError."""
     kind = place.node.kind_for(lesson.gpu_memory_gb)
     if kind is None:
         raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
@@ -68,7 +67,6 @@ def _kind(lesson: Lesson, place: Site) -> GpuKind:
 
 
 def fits(lesson: Lesson, place: Site) -> bool:
-    """Whether the site has the nodes and the GPUs for a lesson."""
     if place.node.kind_for(lesson.gpu_memory_gb) is None:
         return False
     return place.scheduler.hours_for(nodes_of(lesson, place), place.partition, place.qos) is not None
@@ -122,7 +120,7 @@ def _finish(text: str, place: Site) -> str:
 
 
 def sources_of(text: str, place: Site) -> str:
-    """The sources that a file names in brackets, as comments for its end."""
+    """The sources named in brackets in a file, as comments for its end."""
     named = {key for group in re.findall(r"\[([a-z0-9, ]+)\]", text) for key in group.split(", ")}
     lines = [f"#   [{key}] {where}" for key, where in place.sources.items() if key in named]
     return "\n".join(["", f"# Sources, as of {place.read}:", *lines, ""]) if lines else ""
@@ -135,13 +133,12 @@ def _tidy(text: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """`text` as lines of comment."""
     paragraph = " ".join(text.split())
     return textwrap.fill(paragraph, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 def _aligned(pairs: Iterable[tuple[str, str]], lead: str = "") -> str:
-    """Lines of `lead` and a text each, their comments in one column where they fit."""
+    """Lines of `lead` and a text each, with their comments in one column if they fit."""
     pairs = list(pairs)
     column = min(44, max(len(lead + text) for text, _ in pairs)) + 2
     return "\n".join(f"{lead + text:{column}}# {why}" if why else lead + text for text, why in pairs)
@@ -161,7 +158,7 @@ def _environment() -> jinja2.Environment:
 
 
 def write(place: Site, out: str | Path) -> list[Path]:
-    """Write the launchers of a site below `out`, in a folder of its name; returns the files."""
+    """Write the launchers of a site to `out`/NAME; returns the files."""
     folder, files = Path(out) / place.name, []
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in render_all(place).items():
@@ -172,7 +169,7 @@ def write(place: Site, out: str | Path) -> list[Path]:
 
 
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:
-    """What in the folder `out` is not what would be rendered now, a line for each file; empty when all is."""
+    """One line for each file in `out` that differs from what would be rendered now."""
     problems = []
     for place in places or map(site, SHIPPED):
         folder, wanted = Path(out) / place.name, render_all(place)

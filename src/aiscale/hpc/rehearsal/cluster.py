@@ -1,12 +1,12 @@
-"""The face of a rehearsal: a private Slurm cluster as a context manager.
+"""A private Slurm cluster on this machine, as a context manager.
 
     with Cluster(site="frontier", nodes=2, link="1gbit") as nodes:
         nodes.login(["sbatch", "--wait", "job.sbatch"])     # a command beside the cluster, as on a login node
         nodes.run(["hostname"], ntasks=16)                  # srun, with the account and time the site asks for
-        nodes.calls("module")                               # what jobs asked of the site's programs
+        nodes.calls("module")                               # recorded calls of the site's programs
 
-Everything lives in namespaces of its own and ends with the context, or with this process. Nodes share the machine's
-cores and its files, except /tmp: of that each node has its own, but for folders named in `share` and this Python.
+Everything runs in its own namespaces and ends with the context, or with this process. Nodes share the machine's cores
+and files, but each has its own /tmp, in which it sees only this Python and the folders in `share`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNFINISHED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a program that a site has and this machine has not."""
+    """A call of a program that the site has and this machine lacks."""
 
     node: str
     program: str
@@ -42,7 +42,7 @@ class Call:
 
 
 class Cluster:
-    """A private Slurm cluster; see the module. Raises RehearsalError if it cannot be."""
+    """A private Slurm cluster; see the module. Raises RehearsalError if this machine cannot run one."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Cluster:
         self.nodes = nodes
         self.link = link
         self._site = _name(site)
-        # Below /var/tmp since nodes do not see this machine's /tmp.
+        # Below /var/tmp, since nodes do not see this machine's /tmp.
         self.folder = Path(tempfile.mkdtemp(prefix="aiscale-rehearsal-", dir="/var/tmp"))
         try:
             profile = site if isinstance(site, Site) else find(site)
@@ -69,7 +69,7 @@ class Cluster:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         self._init: subprocess.Popen | None = None
-        self._inside = 0  # process 1's id, as seen from here
+        self._inside = 0  # pid of process 1, outside its namespace
 
     def _write_plan(self, share: Sequence[str | Path]) -> None:
         plan = {
@@ -118,7 +118,7 @@ class Cluster:
             try:
                 self._init.wait(timeout=30)
             except subprocess.TimeoutExpired:
-                self._init.kill()  # its child, and with it the namespaces, end too: --kill-child
+                self._init.kill()  # --kill-child: its child, and so the namespaces, end too
                 self._init.wait()
             self._init.stdout.close()
             self._init = None
@@ -147,7 +147,8 @@ class Cluster:
         enter = ["nsenter", f"--target={self._inside}", "--net", "--mount", "--uts", "--pid"]
         if os.geteuid() != 0:
             enter += ["--user", "--preserve-credentials"]
-        # nsenter forks: without setpriv the command would outlive a time-out. The mount namespace leads to /: cd.
+        # nsenter forks: without setpriv the command would outlive a timeout. Entering the mount namespace goes to /:
+        # cd.
         words = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'cd -- "$0" && exec "$@"', str(cwd or Path.cwd())]
         words += map(str, command)
         return subprocess.run([*enter, "--", *words], env={**self._env(), **(env or {})}, **{"text": True, **options})
@@ -155,8 +156,8 @@ class Cluster:
     def run(
         self, command: Sequence[str | Path], *, ntasks: int | None = None, nodes: int | None = None, srun=(), **options
     ) -> subprocess.CompletedProcess:
-        """Run a command as `ntasks` tasks (default: one for each node) by srun, with the options that the site asks
-        for and those in `srun`; keywords as for `login`."""
+        """Run a command as `ntasks` tasks (default: one per node) with srun, the options that the site requires and
+        those in `srun`; keywords as for `login`."""
         nodes = nodes or min(self.nodes, ntasks or self.nodes)
         ntasks = ntasks or nodes
         size = [f"--nodes={nodes}", f"--ntasks={ntasks}", f"--ntasks-per-node={-(-ntasks // nodes)}"]
@@ -166,7 +167,7 @@ class Cluster:
 
     def submit(self, script: str | Path, *options: str, args: Sequence[str | Path] = (), **keywords) -> str:
         """sbatch with `options`, and `args` for the script; returns the job's number, or raises RehearsalError with
-        what sbatch said. Keywords as for `login`."""
+        sbatch's message. Keywords as for `login`."""
         done = self.login(["sbatch", "--parsable", *options, script, *args], capture_output=True, **keywords)
         if done.returncode:
             raise RehearsalError(done.stderr.strip())
@@ -186,14 +187,14 @@ class Cluster:
         raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.stdout.split()[:12])}")
 
     def calls(self, program: str = "") -> list[Call]:
-        """What was asked of the site's programs so far, in order; of one of them if it is named."""
+        """Recorded calls of the site's programs, or of `program`, in order."""
         log = self.folder / "calls"
         rows = [line.split("\t") for line in log.read_text().splitlines()] if log.exists() else []
         found = [Call(node, name, tuple(args)) for node, name, *args in rows]
         return [call for call in found if program in ("", call.program)]
 
     def _env(self) -> dict[str, str]:
-        """The environment of a login shell there: nothing of a job that we may be in, the site's programs first."""
+        """The environment of a login shell: no variables of an outer job, the site's programs first."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "PMI"))}
         return {
             **kept,
@@ -206,14 +207,14 @@ class Cluster:
 
 
 def _name(wanted: str | Site) -> str:
-    """The site in a form that says from anywhere which one is played; empty for a profile that is in no file."""
+    """The site's name, or its .toml file as an absolute path; empty for a profile that is in no file."""
     if isinstance(wanted, Site):
         return wanted.name if wanted.name in names() else ""
     return str(Path(wanted).absolute()) if wanted.endswith(".toml") else wanted
 
 
 def _below_tmp(paths: Sequence[str | Path]) -> list[str]:
-    """Those that a node with a /tmp of its own would miss, each once."""
+    """Paths below /tmp, which a node with its own /tmp would miss; without paths below another one."""
     found = sorted({str(Path(path).absolute()) for path in paths})
     found = [path for path in found if path.startswith("/tmp/")]
     return [path for path in found if not any(path.startswith(other + "/") for other in found if other != path)]

@@ -1,4 +1,4 @@
-"""`aiscale rehearse`: one command, or a shell, beside a private Slurm cluster that ends with it.
+"""`aiscale rehearse`: runs one command, or a shell, beside a private Slurm cluster that ends with it.
 
 aiscale rehearse --site frontier --nodes 2 -- sbatch --wait launchers/frontier/ddp.sbatch
 aiscale rehearse --site perlmutter --link 1gbit         # a shell; `exit` ends the cluster
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shell(cluster) -> int:
-    """A shell, with a terminal of its own where there is one: that of outside cannot be shared with process 1's."""
+    """A shell, in a new terminal if standard input is one: process 1 cannot share the outer terminal."""
     rules = cluster.settings.site.scheduler
     print(
         f"{cluster.nodes} nodes of {cluster.settings.site.title}, account {rules.account_example}: sinfo, sbatch, "

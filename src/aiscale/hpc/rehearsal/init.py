@@ -1,10 +1,10 @@
-"""Process 1 of a rehearsal: starts its network and daemons, and ends them when whoever started it ends.
+"""Process 1 of a rehearsal: starts its network and daemons, and ends them when its owner ends.
 
     unshare --net --mount --uts --pid --fork --kill-child --mount-proc python -m aiscale.hpc.rehearsal.init FOLDER
 
-FOLDER/plan.json says what to start. Requests come as lines on standard input, {"link": "100mbit", "node": 2}; each is
-answered by a line on standard output, empty or saying what went wrong. When standard input closes, by intent or
-because its owner was killed, everything here is killed and the folder removed: nothing outlives a rehearsal.
+FOLDER/plan.json says what to start. Requests are lines on standard input, {"link": "100mbit", "node": 2}; the answer to
+each is a line on standard output, empty or an error. When standard input closes, because the owner closed it or was
+killed, everything here is killed and the folder removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_LIMIT_S = 60
 
 
 class Failed(Exception):
-    """A step of the start that failed; the message is one line."""
+    """A step of the start failed; the message is one line."""
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         _serve(plan)
     except Failed as error:
         _answer(str(error))
-    except BrokenPipeError:  # whoever started it has ended
+    except BrokenPipeError:  # the owner has ended
         pass
     finally:
         end(folder)
@@ -59,7 +59,8 @@ def start(folder: Path, plan: dict) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """An empty folder where this machine may not let us make one: the folder above becomes our own, with all it had."""
+    """An empty folder `path`, even if we may not create one: mount a tmpfs over its parent, and bind its folders
+    back."""
     above = path.parent
     had = [(entry.name, os.open(entry, os.O_PATH)) for entry in above.iterdir() if entry.is_dir()]
     do("mount", "-t", "tmpfs", "none", str(above))
@@ -71,7 +72,7 @@ def _make_room(path: Path) -> None:
 
 
 def _start_network(names: list[str], addresses: list[str], login: str) -> None:
-    """A bridge, and behind it a network namespace for each node."""
+    """A bridge, and a network namespace for each node behind it."""
     here = ["link set lo up", "link add rehearsal type bridge", f"addr add {login}/24 dev rehearsal"]
     here += ["link set rehearsal up", *(f"netns add {name}" for name in names)]
     for i, name in enumerate(names, 1):
@@ -83,13 +84,13 @@ def _start_network(names: list[str], addresses: list[str], login: str) -> None:
 
 
 def shape(nodes, rate: str) -> None:
-    """Send and receive at `rate` on these nodes, from now on; "off": as fast as the machine can."""
+    """Send and receive at `rate` on these nodes, from now on; "off": no limit."""
     for i in nodes:
         for where, device in ((["-n", f"node{i}"], "eth0"), ([], f"node{i}")):
             if rate == "off":
                 with contextlib.suppress(Failed):  # it had no limit
                     do("tc", *where, "qdisc", "del", "dev", device, "root")
-            else:  # burst: what passes at once, at least one large packet; latency: the longest queue
+            else:  # burst: bytes sent at once, at least one large packet; latency: the longest queue
                 limit = ["rate", rate, "burst", "128kb", "latency", "20ms"]
                 do("tc", *where, "qdisc", "replace", "dev", device, "root", "tbf", *limit)
 
@@ -104,7 +105,7 @@ def _start_daemons(folder: Path, plan: dict) -> None:
     words = ["--key-file", files["key"], "--log-file", files["log"], "--pid-file", files["pid"]]
     do("munged", "--force", "--socket", munge / "munge.sock", *words, "--seed-file", files["seed"])
     do("slurmctld", "-i")
-    # slurmd turns into a daemon, so that each of these ends at once; side by side they take half the time
+    # slurmd daemonizes, so each call ends at once; in parallel they take half the time
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(_start_node, name, folder, plan) for name in plan["names"]]:
             done.result()
@@ -131,7 +132,7 @@ def _await_idle(folder: Path, nodes: int) -> None:
 
 
 def _states() -> str:
-    try:  # sinfo would ask a slurmctld that has ended for a minute
+    try:  # sinfo waits a minute for a slurmctld that has ended
         done = subprocess.run(["sinfo", "-h", "-a", "-N", "-o", "%N %t"], capture_output=True, text=True, timeout=10)
     except subprocess.TimeoutExpired:
         return ""
@@ -144,7 +145,7 @@ def _serve(plan: dict) -> None:
         request = json.loads(line)
         chosen = [request["node"]] if request.get("node") else range(1, len(plan["names"]) + 1)
         said = ""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or the status of `do`'s children would be reaped away
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or _reap would take the status of `do`'s children
         try:
             shape(chosen, request["link"])
         except Failed as error:
@@ -156,7 +157,7 @@ def _serve(plan: dict) -> None:
 
 def end(folder: Path) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(-1, signal.SIGKILL)  # of this process namespace
+        os.kill(-1, signal.SIGKILL)  # all of this pid namespace
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -172,7 +173,7 @@ def do(*command: object, **options) -> None:
 
 
 def _reap(*_: object) -> None:
-    """Orphans of jobs become children of process 1, which must see them off."""
+    """Orphans of jobs become children of process 1, which must reap them."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,6 +1,6 @@
-"""What a rehearsal needs of this machine: Slurm, and leave to make namespaces. `why_not()` is empty if it is all there.
+"""What a rehearsal needs on this machine: Slurm, and permission to make namespaces. `why_not()` is "" if it has both.
 
-As root a rehearsal needs nothing else; an ordinary user gets a user namespace, where the kernel grants one.
+Root may always make namespaces; another user needs a user namespace, which the kernel may refuse.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 
 from aiscale.config import ConfigError
 
-#: Daemons and network tools lie where an ordinary user's PATH does not look.
+#: Daemons and network tools are in folders that are not on an ordinary user's PATH.
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
 _PROGRAMS = "slurmctld slurmd munged srun sbatch ip tc unshare nsenter setpriv mount hostname".split()
@@ -24,7 +24,7 @@ NAMESPACES = ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "-
 
 
 class RehearsalError(ConfigError):
-    """A rehearsal that cannot be; the message is one line that says what to change."""
+    """A rehearsal is impossible here; the message is one line that says what to change."""
 
 
 def search_path() -> str:
@@ -32,14 +32,14 @@ def search_path() -> str:
 
 
 def slurm_version() -> tuple[int, ...]:
-    """Of this machine's Slurm, such as (22, 5, 8); empty if it does not say."""
+    """The version of this machine's Slurm, such as (22, 5, 8); empty if it is unknown."""
     said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, env={"PATH": search_path()}).stdout
     found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
     return tuple(map(int, found.groups())) if found else ()
 
 
 def unshare() -> list[str]:
-    """The command that runs another one in namespaces of its own."""
+    """The command that runs another one in new namespaces."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
     return ["unshare", *user, *NAMESPACES]
 

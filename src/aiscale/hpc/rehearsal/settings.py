@@ -1,9 +1,9 @@
-"""What the daemons of a rehearsal read: Slurm's files, rendered from a site's profile.
+"""Renders the files that a rehearsal's daemons read, such as slurm.conf, from a site's profile.
 
     Settings(site=site("frontier"), nodes=4, folder=Path("/var/tmp/x")).write()
 
-The rules by which jobs are accepted are the profile's (aiscale.hpc.sites); what stands here besides is how the site's
-Slurm shows GPUs to a task, which no launcher has to know.
+The rules for accepting jobs come from the profile (aiscale.hpc.sites); here is only what no launcher has to know, such
+as how the site's Slurm shows GPUs to a task.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_NODES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """What a site's Slurm does to tasks beyond its rules."""
+    """What a site's Slurm does to tasks, beyond the rules in its profile."""
 
     gpu_flag: str = "nvidia_gpu_env"  #: gres.conf: which vendor's variables name a task's GPUs
     closest: tuple[int, ...] = ()  #: --gpu-bind=closest: the GPU of each local rank
-    nvme: str = ""  #: the folder that jobs with the constraint nvme find on each node
+    nvme: str = ""  #: the folder on each node for jobs with the constraint nvme
     slingshot: bool = False  #: HPE's network, whose plugin reads --network
     shifter: bool = False  #: containers by Shifter, whose plugin reads --image and --module
-    shared_qos: str = ""  #: the QOS whose jobs share nodes; every other job has its nodes for itself
+    shared_qos: str = ""  #: jobs of this QOS share nodes; other jobs have their nodes alone
 
 
 HABITS = {
@@ -48,7 +48,7 @@ HABITS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One rehearsal: whose machine it plays, how many nodes, and where its files are."""
+    """One rehearsal: the site, the number of nodes, and the folder for its files."""
 
     site: Site
     nodes: int
@@ -77,30 +77,30 @@ class Settings:
 
     @property
     def features(self) -> list[str]:
-        """All virtual nodes are of the site's best kind with GPUs."""
+        """The constraints of the site's GPU nodes; every virtual node has all of them."""
         words = {word for kind in self.site.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
         return sorted(words)
 
     @property
     def partitions(self) -> dict[str, float]:
-        """Partition -> the longest time of any job in it, in hours."""
+        """Partition -> the longest time limit in it, in hours."""
         found = {name: max(limit.max_hours for limit in p.limits) for name, p in self.site.scheduler.partitions.items()}
         return found or {"nodes": 48.0}
 
     @property
     def max_running(self) -> dict[str, int]:
-        """Partition -> how many jobs of a user run in it at once, where that is limited."""
+        """Partition -> how many jobs of a user may run at once, if that is limited."""
         return {name: p.max_running for name, p in self.site.scheduler.partitions.items() if p.max_running}
 
     @property
     def asked(self) -> list[str]:
-        """Options that the site asks every job for, with values that it accepts."""
+        """The options that the site requires, with values that it accepts."""
         rules, site = self.site.scheduler, self.site
         hours = rules.hours_for(self.nodes, site.partition, site.qos) or 1
         values = {
             "account": (*self.accounts, rules.account_example)[0],
             "constraint": "&".join(self.features),
-            "time": str(round(hours * 60)),  # the most: a bench must not end early
+            "time": str(round(hours * 60)),  # the maximum: a benchmark must not be cut off
         }
         words = [f"--{name}={values[name]}" for name in rules.required if values.get(name)]
         words += [f"--partition={site.partition}"] if site.partition else []
@@ -115,7 +115,7 @@ class Settings:
         hosts = ["127.0.0.1 localhost", f"{LOGIN} login"]
         hosts += [f"{address(i)} {name}" for i, name in enumerate(self.names, 1)]
         (etc / "hosts").write_text("\n".join(hosts) + "\n")
-        # torch's store asks for the name of ::ffff:10.77.0.x, which is in no file: DNS would let each rank wait 10 s
+        # torch's store looks up ::ffff:10.77.0.x, which is in no file: with DNS each rank would wait 10 s
         (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nshadow: files\nhosts: files\n")
         (etc / "slurm.conf").write_text(self._slurm_conf())
         (etc / "plugstack.conf").write_text("")
@@ -135,12 +135,12 @@ class Settings:
         ]
         first = self.site.partition or self.site.scheduler.default_partition or next(iter(self.partitions))
         every = ",".join(self.names)
-        if self.max_running:  # job_submit.lua makes jobs of the partition ask for one
+        if self.max_running:  # job_submit.lua makes each job of the partition ask for a license
             lines.insert(0, "Licenses=" + ",".join(f"running_{name}:{n}" for name, n in self.max_running.items()))
         for name, hours in self.partitions.items():
             default = "YES" if name == first else "NO"
             lines.append(f"PartitionName={name} Nodes={every} Default={default} MaxTime={round(hours * 60)}")
-        # jobs of a QOS that may be preempted go here; see job_submit.lua
+        # preemptible jobs go here; see job_submit.lua
         lines.append(
             f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
         )
@@ -166,7 +166,7 @@ class Settings:
         return f"NodeName={','.join(self.names)} Name=gpu File={devices} Flags={self.habits.gpu_flag}\n"
 
     def _rules(self) -> dict:
-        """The profile's rules, as job_submit.lua reads them: under the names of the profile's fields."""
+        """The profile's rules under its own field names, for job_submit.lua."""
         rules = self.site.scheduler
         return {
             **vars(rules),
@@ -193,18 +193,18 @@ class Settings:
             (self.folder / "shims" / name).symlink_to("shim")
 
 
-#: Programs that a site has, stood in for or watched: each call is recorded.
+#: Programs of a site that are replaced or wrapped here: each call is recorded.
 SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz")
 
 
 def _build_shifter(etc: Path) -> None:
-    """Shifter's options of sbatch and srun, --image and --module, as a plugin. Without a C compiler there is none, and
-    sbatch refuses --image as unknown."""
+    """Build Shifter's options of sbatch and srun, --image and --module, as a plugin. Without a C compiler there is
+    none, and sbatch refuses --image as unknown."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
     version = slurm_version()
     if not compiler or not version:
         return
-    major, minor, micro = version  # Slurm loads a plugin only if it says that it is of the same version
+    major, minor, micro = version  # Slurm loads only plugins of its own version
     number = f"-DSLURM_VERSION={major << 16 | minor << 8 | micro}"
     words = [compiler, "-shared", "-fPIC", number, "-o", etc / "shifter.so", HERE / "templates/shifter.c"]
     if subprocess.run(words, capture_output=True).returncode == 0:
@@ -212,19 +212,18 @@ def _build_shifter(etc: Path) -> None:
 
 
 class _At(string.Template):
-    """Shell scripts have dollars of their own: here @name@ is filled in."""
+    """A template with @name@, since shell scripts use $."""
 
     delimiter = "@"
     pattern = r"@(?:(?P<named>[a-z]+)@|(?P<escaped>@@)|(?P<braced>$^)|(?P<invalid>$^))"
 
 
 def address(i: int) -> str:
-    """Of node i, which counts from 1."""
+    """The address of node i, from 1."""
     return f"10.77.0.{i}"
 
 
 def user_name() -> str:
-    """Who runs this, and so everything in it."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,9 +1,9 @@
-"""What a site profile holds, what must hold between its parts, and how it is read from its file.
+"""The dataclasses of a site profile, their cross-checks, and the reader of its .toml file.
 
     load("mine.toml").node.gpus
 
-A file's tables have the names of the classes' fields, each of which is documented here. Reading is strict: an unknown
-key is an error that names the nearest valid one.
+The file's tables have the names of the classes' fields, documented here. An unknown key is an error that names the
+nearest valid one.
 """
 
 from __future__ import annotations
@@ -27,25 +27,23 @@ _HERE = Path(__file__).parent
 
 
 class SiteError(ConfigError):
-    """A site profile that cannot be used; the message is one line that says what to change."""
+    """A site profile cannot be used; the message is one line that says what to change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuKind:
-    """Nodes that differ in the memory of their GPUs, and the constraint that asks for them."""
+    """Nodes with a given GPU memory, and the constraint that asks for them."""
 
     memory_gb: float  #: of one GPU as torch counts them, 10^9 bytes
-    constraint: str = ""  #: for --constraint; empty where nothing need be asked for
+    constraint: str = ""  #: for --constraint; empty if none is needed
     source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One compute node, and how ranks sit on it."""
-
     gpus: int  #: as torch counts them (a GCD, a tile), one rank each; 0: no GPU
     gpu: str = ""  #: what one of them is, in words
-    ranks: int = 0  #: ranks a node; 0: one for each GPU
+    ranks: int = 0  #: ranks per node; 0: one per GPU
     cores: int  #: that a job may use
     cpus_per_rank: int  #: for --cpus-per-task, in the scheduler's unit (cores, or hardware threads)
     kinds: tuple[GpuKind, ...] = ()  #: least memory first
@@ -61,39 +59,39 @@ class Node:
         return max(1, self.cores // self.ranks_per_node)
 
     def kind_for(self, memory_gb: float) -> GpuKind | None:
-        """The first kind whose GPUs have as much memory; None where none has."""
+        """The first kind whose GPUs have this much memory, or None."""
         return next((kind for kind in self.kinds if kind.memory_gb >= memory_gb), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The longest run of a job, by its size."""
+    """The longest time limit of a job, by its size."""
 
-    max_nodes: int  #: of jobs that this line is about, which have more than the line above
+    max_nodes: int  #: this entry is for jobs of up to this size, but larger than the entry before
     max_hours: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """What --partition chooses."""
+    """The limits of a --partition."""
 
     limits: tuple[Limit, ...]  #: smallest jobs first
     max_running: int = 0  #: jobs of a user that run at once; 0: no limit
-    nodes: int = 0  #: in the partition; 0: not read in a source
+    nodes: int = 0  #: in the partition; 0: unknown
     source: str = ""
     verification: str = "primary"  #: primary: the site's own documentation; secondary: somebody's copy of it
 
     def hours_for(self, nodes: int) -> float | None:
-        """The longest time of a job of so many nodes; None where it is too large."""
+        """The longest time limit of a job of `nodes` nodes; None if it is too large."""
         return next((limit.max_hours for limit in self.limits if nodes <= limit.max_nodes), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qos:
-    """What --qos chooses."""
+    """The limits of a --qos."""
 
-    max_nodes: int = 0  #: of one job; 0: the partition's limit alone
-    max_hours: float = 0.0  #: 0: the partition's limit alone
+    max_nodes: int = 0  #: of one job; 0: only the partition's limit
+    max_hours: float = 0.0  #: 0: only the partition's limit
     max_jobs: int = 0  #: of a user, in any state; 0: no limit
     may_chain: bool = True  #: jobs may submit or requeue the next one
     preemptible: bool = False  #: the scheduler may end a job for another one
@@ -106,18 +104,18 @@ class Scheduler:
     """The rules by which the site's Slurm accepts a job."""
 
     account_example: str
-    account_pattern: str = ".+"  #: a regular expression that accounts which may use GPUs match whole
-    account_hint: str = "your project"  #: what belongs there
+    account_pattern: str = ".+"  #: a regular expression that matches accounts which may use GPUs
+    account_hint: str = "your project"  #: what to enter as the account
     default_partition: str = ""
     default_qos: str = ""
     max_jobs: int = 0  #: of a user, queued or running; 0: no limit
-    required: tuple[str, ...] = ("account", "time")  #: options without which a job is refused
-    features: Mapping[str, str] = field(default_factory=dict)  #: what --constraint may name, and what each is
+    required: tuple[str, ...] = ("account", "time")  #: a job without these options is refused
+    features: Mapping[str, str] = field(default_factory=dict)  #: valid --constraint names, and what each is
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     qos: Mapping[str, Qos] = field(default_factory=dict)
 
     def hours_for(self, nodes: int, partition: str = "", qos: str = "") -> float | None:
-        """The longest time of a job of so many nodes, under the limits of both; None where it is too large."""
+        """The longest time limit of a job of `nodes` nodes, in partition and QOS; None if it is too large."""
         hours = [24.0 * 365]
         if entry := self.partitions.get(partition or self.default_partition):
             longest = entry.hours_for(nodes)
@@ -133,55 +131,55 @@ class Scheduler:
 
 @dataclass(frozen=True, kw_only=True)
 class Shell:
-    """Pieces of bash that a launcher is put together from, each with its reasons and sources as comments."""
+    """Pieces of bash for launchers, each with its reasons and sources as comments."""
 
     modules: str = ""  #: what the site's software stack needs, before an environment is active
-    activate: str = ""  #: makes `python` the one that has aiscale; may read $ENVIRONMENT, and set `python` words
+    activate: str = ""  #: makes `python` the one with aiscale; may read $ENVIRONMENT, and set `python` words
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
     caches: str = ""  #: where libraries may write
-    proxy: str = ""  #: how a compute node reaches the outside; rendered as a comment
+    proxy: str = ""  #: how a compute node reaches the internet; rendered as a comment
     one_node: str = ""  #: before a step on one node, inside a job of several
     many_nodes: str = ""  #: before a step on several nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How the site's environment is made, in pieces of bash like those of a launcher; a site without `create` has no
-    build_environment.sh. They may read $PREFIX, where it goes, $WHEELHOUSE, where wheels are kept if so asked, and
-    $MODE: build, download (fill $WHEELHOUSE only) or offline (from $WHEELHOUSE only)."""
+    """How the site's environment is built, in pieces of bash; without `create` there is no build_environment.sh. They
+    may read $PREFIX (the environment's folder), $WHEELHOUSE (a folder of wheels, if there is one) and $MODE: build,
+    download (only fill $WHEELHOUSE) or offline (only from $WHEELHOUSE)."""
 
-    python: str = ""  #: its version
-    torch: str = ""  #: its version, in the site's requirements.lock too
-    torch_index: str = ""  #: where to read the address of the index that has it; empty: a module has torch
-    torch_check: str = "True"  #: a Python expression that holds for the right build of torch, which is imported
-    where: str = ""  #: where the environment should lie, in a sentence
-    modules: str = ""  #: what must be loaded
+    python: str = ""  #: version
+    torch: str = ""  #: version, also in the site's requirements.lock
+    torch_index: str = ""  #: where to find the address of its package index; empty: a module has torch
+    torch_check: str = "True"  #: a Python expression that is true for the right build of torch (imported)
+    where: str = ""  #: a good place for the environment, in a sentence
+    modules: str = ""  #: modules to load
     create: str = ""  #: makes $PREFIX/bin/python
-    before_mpi: str = ""  #: what must be done before mpi4py is compiled
+    before_mpi: str = ""  #: before mpi4py is compiled
     mpicc: str = "mpicc"  #: the compiler of the site's MPI
     pack: str = ""  #: makes $PREFIX.tar.gz, for nodes to unpack; empty: not needed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A computing centre's machine, as its documentation describes it on one day."""
+    """A computing centre's machine, as its documentation described it on one day."""
 
     name: str  #: the folder of its launchers
     title: str
-    read: datetime.date  #: the day as of which the sources were read
-    sources: Mapping[str, str]  #: key -> where; rules and comments name the keys
+    read: datetime.date  #: when the sources were read
+    sources: Mapping[str, str]  #: key -> source; rules and comments name the keys
     machine: str = ""  #: its name in aiscale.machines, if it is there
-    marks: Mapping[str, str] = field(default_factory=dict)  #: variables by which a shell there is recognised
+    marks: Mapping[str, str] = field(default_factory=dict)  #: environment variables that identify the site
     node: Node
     scheduler: Scheduler
-    partition: str = ""  #: what launchers ask for; empty: the site's default
-    qos: str = ""  #: the same
-    sbatch: tuple[str, ...] = ()  #: further #SBATCH options, as --option=value  # why
-    srun: str  #: options of a step with one rank for each GPU
+    partition: str = ""  #: for launchers; empty: the site's default
+    qos: str = ""  #: for launchers; empty: the site's default
+    sbatch: tuple[str, ...] = ()  #: more #SBATCH options, as --option=value  # why
+    srun: str  #: options of a step with one rank per GPU
     srun_why: str = ""  #: the reason, with its source
-    environment: str = ""  #: the value that ENVIRONMENT has before anybody edits it
-    environment_hint: str = ""  #: what else it may be
+    environment: str = ""  #: the default of ENVIRONMENT in launchers
+    environment_hint: str = ""  #: alternatives to it
     scratch: str = ""  #: where to submit from, in a sentence
     jupyter: str = ""  #: where notebooks run, in a sentence
     shell: Shell = field(default_factory=Shell)
@@ -216,13 +214,12 @@ class Site:
 
 
 def names() -> list[str]:
-    """The sites that are shipped."""
     return sorted(path.stem for path in _HERE.glob("*.toml"))
 
 
 @functools.cache
 def site(name: str) -> Site:
-    """The shipped profile of that name; raises SiteError, naming the nearest, if there is none."""
+    """The shipped profile of that name; raises SiteError and names the nearest if there is none."""
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
@@ -231,8 +228,8 @@ def site(name: str) -> Site:
 
 
 def here() -> Site | None:
-    """The site that this machine belongs to: the one that AISCALE_SITE says, by name or .toml file, else the one whose
-    marks the environment bears; None if there is no telling."""
+    """The profile of this machine: AISCALE_SITE (a name or .toml file), else the site whose marks are all in the
+    environment, else None."""
     if said := os.environ.get("AISCALE_SITE"):
         return find(said)
     shipped = map(site, names())

@@ -1,4 +1,4 @@
-"""Downstream evaluation of a trained model by EleutherAI's lm-eval harness; see command for the call."""
+"""Evaluates a trained model on downstream tasks with EleutherAI's lm-eval harness: see command.py."""
 
 from aiscale.train.evaluate.command import evaluate
 

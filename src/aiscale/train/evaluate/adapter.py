@@ -1,11 +1,10 @@
-"""A model of ours as lm-eval sees it: log-likelihoods of continuations, of whole texts, and generated text.
+"""A trained model behind lm-eval's interface: log-likelihoods of continuations and whole texts, and generated text.
 
     lm = TrainedLM(*open_trained("runs/laptop"), batch_size=16)
     lm_eval.simple_evaluate(lm, tasks=["aiscale_rolling"], task_manager=...)     # or evaluate(), see command
 
-A context that does not fit the model's window W loses its oldest tokens: what is scored always has the W tokens before
-it in sight, as far as there are that many. A text longer than W is scored in windows in which each token is predicted
-once (lm-eval's own windows, so that the numbers are those of its class for transformers).
+A context that does not fit the model's window W loses its oldest tokens. A text longer than W is scored in windows in
+which each token is predicted once (lm-eval's own windows, so the numbers equal those of its class for transformers).
 
 Shapes: B sequences of a batch, T tokens, K tokens of a continuation, D width, V vocabulary.
 """
@@ -40,7 +39,7 @@ class TrainedLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """What stands before a text without a context."""
+        """The token before a text without a context."""
         return end_of_text(self.text)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
@@ -49,8 +48,8 @@ class TrainedLM(TemplateLM):
     # log-likelihoods --------------------------------------------------------------------------------------------------
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **kwargs) -> list[tuple[float, bool]]:
-        """(log-likelihood, whether greedy decoding says the same) of each (key, context, continuation)."""
-        # The longest first: sequences of a batch are padded to the longest of it, and memory runs out at once or never.
+        """(log-likelihood, whether greedy decoding gives it) of each (key, context, continuation)."""
+        # Longest first: batches are padded to their longest sequence, so if memory runs out, it does at once.
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]) - len(requests[i][2]))
         answers: list = [None] * len(requests)
         for start in tqdm(range(0, len(order), self.batch_size), desc="scoring", disable=disable_tqdm):
@@ -65,7 +64,7 @@ class TrainedLM(TemplateLM):
     @torch.inference_mode()
     def _score(self, pairs: list[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         rows = [torch.tensor(self._cut(context, continuation)) for context, continuation in pairs]
-        # Padding stands on the right, where causal attention lets no token see it.
+        # Padding is on the right, where causal attention does not see it.
         tokens = torch.nn.utils.rnn.pad_sequence([row[:-1] for row in rows], batch_first=True).to(self._device)  # (B,T)
         states = self._states(tokens)
         answers = []
@@ -78,7 +77,7 @@ class TrainedLM(TemplateLM):
         return answers
 
     def _cut(self, context: list[int], continuation: list[int]) -> list[int]:
-        """Both together, without the oldest tokens of the context that do not fit the window."""
+        """Context and continuation, without the oldest tokens of the context that do not fit the window."""
         if not 0 < len(continuation) <= self.max_length:
             raise ConfigError(
                 f"a continuation has {len(continuation)} tokens, but this model scores 1 to {self.max_length} at once "
@@ -87,14 +86,14 @@ class TrainedLM(TemplateLM):
         return (context + continuation)[-(self.max_length + 1) :]
 
     def _states(self, tokens: Tensor) -> Tensor:
-        """(B,T,D) before our head, which is then used only where a continuation stands; of transformers (B,T,V)."""
+        """GPT: (B,T,D) before the head, which is then applied to the continuation only; transformers: (B,T,V)."""
         return self.model.hidden(tokens) if isinstance(self.model, GPT) else self.model(tokens)
 
     def _logits(self, states: Tensor) -> Tensor:
         return F.linear(states, self.model.head_weight) if isinstance(self.model, GPT) else states
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each whole text, every token of it predicted once."""
+        """The log-likelihood of each whole text; every token is predicted once."""
         windows, owners = [], []
         for owner, (text,) in enumerate(request.args for request in requests):
             parts = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
@@ -112,8 +111,8 @@ class TrainedLM(TemplateLM):
     # text -------------------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-        """The continuation of each context, up to the first of its stop strings or the end of a document."""
-        groups: dict[str, list[int]] = {}  # requests that are generated alike
+        """The continuation of each context, up to its first stop string or the end of a document."""
+        groups: dict[str, list[int]] = {}  # requests with the same settings
         for i, request in enumerate(requests):
             groups.setdefault(repr(request.args[1]), []).append(i)
         answers = [""] * len(requests)

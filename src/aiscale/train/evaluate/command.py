@@ -1,16 +1,16 @@
-"""The command `aiscale evaluate RUN`: what a trained model can do on tasks of EleutherAI's lm-eval harness.
+"""The command `aiscale evaluate RUN`: runs tasks of EleutherAI's lm-eval harness on a trained model.
 
     aiscale evaluate runs/radius-2b --tasks lambada_openai,lambada_standard,wikitext,winogrande --device cuda --json
     aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling,aiscale_two_choice
     results = evaluate("runs/laptop", ["aiscale_rolling"])      # {"results": {"aiscale_rolling": {...}}, ...}
 
-The first is what Radius's authors measured (published.table("radius_downstream")); the data sets come from the
-Hugging Face hub at the first use. The second needs no network: three tasks of the same kinds, from files of ours.
-`pip install 'aiscale[eval]'` brings the harness.
+The first is what Radius's authors measured (published.table("radius_downstream")); its data sets are downloaded from
+the Hugging Face hub. The second needs no network: three tasks of the same kinds, from our own files. Needs `pip install
+'aiscale[eval]'`.
 
-RUN is a run folder, whichever strategy trained it (its newest checkpoint is read), or any Hugging Face folder, such as
-`aiscale export` writes: that goes through the harness's own class for transformers, with our tokenizer if one lies in
-it. Both give the same numbers, to rounding.
+RUN is a run folder of any strategy (its newest checkpoint is read) or a Hugging Face folder, such as `aiscale export`
+writes. The latter goes through the harness's class for transformers, with our tokenizer if the folder has it. Both give
+the same numbers, to rounding.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pathlib import Path
 
 from aiscale.config import ConfigError
 
-#: The appendix's downstream tasks: the last word of a passage, perplexity of articles, what a pronoun stands for.
+#: The appendix's downstream tasks: the last word of a passage, perplexity of articles, the referent of a pronoun.
 TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
 OURS = Path(__file__).parent / "tasks"
-BOOTSTRAP_DRAWS = 1000  #: for the standard error of a perplexity; lm-eval's 100,000 take longer than a small evaluation
+BOOTSTRAP_DRAWS = 1000  #: for a perplexity's standard error; lm-eval's 100,000 take longer than a small evaluation
 
 
 def evaluate(
@@ -42,10 +42,10 @@ def evaluate(
     device: str = "auto",
     include_path: str | Path | None = None,
 ) -> dict:
-    """What lm-eval's `evaluate` returns, its `results` by task; raises ConfigError where it cannot run.
+    """The result of lm-eval's `evaluate`, with `results` by task; raises ConfigError if it cannot run.
 
-    limit: the first so many documents of each task, 0: all. include_path: a folder of tasks in lm-eval's YAML format.
-    No examples stand before a question, unless its task says so (Radius's authors had none either).
+    limit: the number of documents of each task, 0: all. include_path: a folder of tasks in lm-eval's YAML format.
+    Zero-shot, unless a task says otherwise (Radius's authors also evaluated zero-shot).
     """
     for name, value, least in (("limit", limit, 0), ("batch-size", batch_size, 1)):
         if value < least:
@@ -55,8 +55,8 @@ def evaluate(
 
     manager = _tasks(list(tasks), include_path)
     model = _open(Path(path), batch_size, _device(device))
-    # The harness would draw in processes that it forks from this one, whose threads may hold a lock: now and then they
-    # would wait for it for ever. In this process BOOTSTRAP_DRAWS take seconds.
+    # The harness would draw in processes forked from this one, whose threads may hold a lock: sometimes they hang. In
+    # this process BOOTSTRAP_DRAWS take seconds.
     os.environ["DISABLE_MULTIPROC"] = "1"
     with contextlib.redirect_stdout(sys.stderr):  # the harness prints its progress
         loaded = _load(manager, list(tasks))
@@ -65,10 +65,9 @@ def evaluate(
 
 
 def _load(manager, names: list[str]) -> dict:
-    """The tasks with their documents."""
     try:
         loaded = manager.load(names)
-    except OSError as error:  # what `datasets` raises when the hub is out of reach, or a file is not there
+    except OSError as error:  # from `datasets`: the hub cannot be reached, or a file is missing
         raise ConfigError(
             f"the documents of {', '.join(names)} cannot be read ({_first_line(error)}): connect to a network, or name "
             f"tasks whose files are here, such as {', '.join(sorted(path.stem for path in OURS.glob('*.yaml')))}"
@@ -81,7 +80,7 @@ def _load(manager, names: list[str]) -> dict:
 
 
 def rows(results: dict) -> list[dict]:
-    """One row a task and metric: task, metric, value, stderr (None where there is none), documents."""
+    """One row per task and metric: task, metric, value, stderr (None if there is none), documents."""
     table = []
     for task, measured in results["results"].items():
         for key, value in measured.items():
@@ -124,13 +123,13 @@ def _open(path: Path, batch_size: int, device: str):
     ours, options = path / "aiscale_tokenizer.json", {}
     if ours.is_file():
         options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text()))
-    # An absolute path is the name of nothing on the hub, so that nobody asks there. With its cache of logits, lm-eval
-    # 0.4.13 scores the wrong token where two requests split the same text at different places.
+    # transformers does not look up an absolute path on the hub. With its cache of logits, lm-eval 0.4.13 scores the
+    # wrong token if two requests split the same text at different places.
     return HFLM(str(path.resolve()), batch_size=batch_size, device=device, logits_cache=False, **options)
 
 
 def _tasks(names: list[str], include_path: str | Path | None):
-    """The index that knows all of `names`; without lm-eval's own thousands of files, unless they are wanted."""
+    """An index that knows all of `names`; without lm-eval's own thousands of files, unless they are needed."""
     from lm_eval.tasks import TaskManager
 
     if not names:

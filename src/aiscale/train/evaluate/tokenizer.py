@@ -1,4 +1,4 @@
-"""Our tokenizers for programs that want those of transformers: the same ids for the same text.
+"""Our tokenizers as tokenizers of transformers, with the same ids for the same text.
 
 HFLM("mine/", tokenizer=hugging_face_tokenizer(tokenizer))
 """
@@ -17,18 +17,16 @@ if TYPE_CHECKING:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """The last token of what stands between two documents: <|endoftext|>, or a line end where there is no such token.
-
-    With neither (a vocabulary without line ends), its first token.
-    """
+    """The last token of the separator between documents: <|endoftext|>, or a line end if there is no such token. With
+    neither (a vocabulary without line ends), token 0."""
     try:
         return tokenizer.encode(tokenizer.separator)[-1]
-    except ConfigError:  # what is not in its text is an error to a char or word tokenizer
+    except ConfigError:  # a char or word tokenizer raises for text outside its vocabulary
         return 0
 
 
 def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A tokenizer of transformers that makes the same ids; what ends a text, and pads, is end_of_text."""
+    """A transformers tokenizer that gives the same ids; end_of_text is its bos, eos and pad token."""
     from tokenizers import Tokenizer as Library
     from transformers import PreTrainedTokenizerFast
 
@@ -41,11 +39,11 @@ def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def _bytes():
-    """Byte pairs without any pair: every byte is its own token, under its own number."""
+    """BPE without merges: every byte is a token with its own value as id."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
 
-    # The library writes a byte as a printable character: itself where it is one, else one from 256 on, in order.
+    # The library writes a byte as a printable character: itself if it is one, else one from 256 on, in order.
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -56,7 +54,7 @@ def _bytes():
 
 
 def _units(tokenizer: Tokenizer):
-    """The characters or the words of ours; what is not among them is an error here too."""
+    """A character or word tokenizer; text outside its vocabulary is an error here too."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

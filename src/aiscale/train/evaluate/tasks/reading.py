@@ -1,7 +1,7 @@
-"""What the YAML files beside call: their documents, and the two readings of a sentence with a gap.
+"""Functions that the YAML files in this folder call: they load documents, and fill a sentence's gap both ways.
 
-lm-eval resolves `!function reading.NAME` to this file. The documents are ours (a line of JSON each), so that nothing is
-fetched; each task has the kind of documents, the request and the metrics of the published one that it stands for.
+lm-eval resolves `!function reading.NAME` to this file. The documents are ours (one JSON object per line), so nothing is
+downloaded; each task has the same kind of documents, requests and metrics as the published one that it stands for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def documents(file: str, **metadata) -> dict:
-    """The splits of a task: one, from the file of that name in this folder."""
+    """The splits of a task: only `test`, from this folder's `file`."""
     from datasets import Dataset
 
     lines = (Path(__file__).parent / file).read_text(encoding="utf-8").splitlines()
@@ -19,16 +19,16 @@ def documents(file: str, **metadata) -> dict:
 
 
 def answer(document: dict) -> int:
-    """Which of the two choices is right, from 0."""
+    """The index of the right choice, from 0."""
     return int(document["answer"]) - 1
 
 
 def choices(document: dict) -> list[str]:
-    """The sentence up to its gap, and the gap filled, each way: what is read before the rest is scored."""
+    """The sentence up to its gap, with the gap filled each way: the context for scoring the rest."""
     before, _ = document["sentence"].split("_")
     return [before + document["option1"], before + document["option2"]]
 
 
 def rest(document: dict) -> str:
-    """The sentence after its gap: the better a filling, the likelier this. lm-eval puts the space before it."""
+    """The sentence after its gap: the better the filling, the likelier this. lm-eval adds the space before it."""
     return document["sentence"].split("_")[1].strip()
