@@ -108,7 +108,7 @@ class ZeROEngine(Engine):
         self._reduce, self.engine.allreduce_gradients = self.engine.allreduce_gradients, self._note_and_reduce
 
     def _place(self, model: nn.Module) -> nn.Module:
-        return model if self.run.parallel.zero_stage == 3 else super()._place(model)  # never the whole model on one device
+        return model if self.run.parallel.zero_stage == 3 else super()._place(model)  # one device may not hold it all
 
     @property
     def _zero(self):
