@@ -103,7 +103,8 @@ class DDPEngine(Engine):
 
     def loadable(self, note: dict) -> dict:
         """From a checkpoint written without this compression method, only weights and moments are loaded and the
-        method starts afresh, as in the published runs of Radius. One written with it must match in options and world size."""
+        method starts afresh, as in the published runs of Radius. One written with it must have the same options and
+        world size."""
         state = self.state()
         if not self._compresses or "compression" not in note:
             state.pop("compression", None)
