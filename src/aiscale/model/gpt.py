@@ -123,7 +123,7 @@ class MixtureOfExperts(nn.Module):
             best, chosen = scores.topk(self.experts_per_token)
             weights = best.softmax(dim=-1, dtype=wide)  # (N,K)
         out = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.experts):  # an expert without tokens runs too, so that it has gradients (zeros)
+        for number, expert in enumerate(self.experts):  # also those without tokens, which get zero gradients
             token, place = (chosen == number).nonzero(as_tuple=True)
             out = out.index_add(0, token, (expert(tokens[token]) * weights[token, place, None]).to(out.dtype))
         return out.view_as(x)
