@@ -70,10 +70,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale the gradients in place so that their global norm is at most max_norm; 0 only measures.
-
-    Returns the norm before clipping, a scalar tensor; for sharded parameters, the whole model's.
-    """
+    """Scale the gradients in place so that their global norm is at most max_norm; 0 only measures. Returns the norm
+    before clipping, a scalar tensor; for sharded parameters, the whole model's."""
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
     if isinstance(norm, torch.Tensor) and hasattr(norm, "full_tensor"):

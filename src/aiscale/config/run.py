@@ -86,10 +86,8 @@ class Run:
         self.parallel.check_model(self.model)
 
     def override(self, *assignments: str) -> Run:
-        """A copy with `section.key=value` applied in order; values are converted to the field's type.
-
-        A new compression.method resets the options of the previous one.
-        """
+        """A copy with `section.key=value` applied in order; values are converted to the field's type. A new
+        compression.method resets the options of the previous one."""
         tree, chosen = self.to_dict(), set()
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
@@ -167,7 +165,6 @@ def _convert(kind: type, value: object, path: str):
 
 
 def _assign(tree: dict, path: str, text: str) -> None:
-    """Set tree[a][b] = text for path a.b; raises ConfigError for an unknown key."""
     section, dot, key = path.partition(".")
     if not dot:
         if path in tree and not isinstance(tree[path], dict):

@@ -15,7 +15,6 @@ class Heads:
 
     @property
     def d_head(self) -> int:
-        """Width of one attention head."""
         return self.d_model // self.n_head
 
     @property

@@ -126,11 +126,8 @@ class Link:
 
 
 def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int) -> Link:
-    """Fit a link to measured (nbytes, seconds) of one collective.
-
-    Least squares of the relative error, so that small messages count as much as large ones. If noise makes the fitted
-    latency negative, it is 0.
-    """
+    """Fit a link to measured (nbytes, seconds) of one collective. Least squares of the relative error, so that small
+    messages count as much as large ones. If noise makes the fitted latency negative, it is 0."""
     if len(nbytes) != len(seconds) or len(set(nbytes)) < 2:
         raise ConfigError(
             f"{len(nbytes)} sizes and {len(seconds)} times: a fit needs as many of each, at two message sizes at least"

@@ -133,7 +133,6 @@ def _entries(run: Run, shapes: Shapes | None) -> int:
 
 
 def wire_entry_bytes(run: Run) -> int:
-    """Bytes of one gradient entry on the wire."""
     return 2 if run.compression.wire == "bf16" else WIDE[run.loop.precision]
 
 

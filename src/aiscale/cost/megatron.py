@@ -58,7 +58,6 @@ class Place:
 
     @property
     def experts(self) -> range:
-        """This rank's experts in each block."""
         each = self.run.model.n_expert // self.run.parallel.ep
         first = self.dp_rank % self.run.parallel.ep * each
         return range(first, first + each)
@@ -109,7 +108,6 @@ class Place:
 
 
 def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
-    """Payload bytes of one optimizer step, by (collective, group)."""
     place = Place(run, world_size, rank)
     sent = _tensor_parallel(place) if run.parallel.tp > 1 else {}
     sent |= _experts(place) if run.parallel.ep > 1 else {}
@@ -215,10 +213,8 @@ def _held_numbers(place: Place, part: str = "") -> int:
 
 
 def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
-    """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each.
-
-    Tensors are in reverse model order, as gradients appear; a tied embedding on two stages has its own bucket.
-    """
+    """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each. Tensors
+    are in reverse model order, as gradients appear; a tied embedding on two stages has its own bucket."""
     found: list[tuple[list[tuple[int, int]], int]] = []
     extents: list[tuple[int, int]] = []
     apart = place.run.model.tied and place.run.parallel.pp > 1

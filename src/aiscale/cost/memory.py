@@ -192,10 +192,8 @@ def korthikanti_activation_bytes(
 
 
 def zero_state_bytes(parameters: float, stage: int, dp: int, k: int = 12) -> dict[str, float]:
-    """Bytes of one of `dp` ranks under ZeRO stage 0 to 3, mixed precision: Rajbhandari et al. 2020, figure 1.
-
-    2 + 2 + k bytes a parameter, k = 12 for Adam; stage 1 shards k over dp, stage 2 the gradients too, stage 3 all.
-    """
+    """Bytes of one of `dp` ranks under ZeRO stage 0 to 3, mixed precision: Rajbhandari et al. 2020, figure 1. 2 + 2 + k
+    bytes a parameter, k = 12 for Adam; stage 1 shards k over dp, stage 2 the gradients too, stage 3 all."""
     if stage not in (0, 1, 2, 3) or dp < 1:
         raise ConfigError(f"stage {stage}, dp {dp}: the stage is 0, 1, 2 or 3, dp at least 1")
     return {

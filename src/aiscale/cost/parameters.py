@@ -103,10 +103,8 @@ def parameter_tensors(model: ModelConfig) -> int:
 
 
 def matmul_parameters(model: ModelConfig) -> dict[str, int]:
-    """Weights that multiply every token: qkv, attention_out, mlp, head; not biases, norms and embedding look-ups.
-
-    In a mixture of experts: the experts that one token passes through, and the router.
-    """
+    """Weights that multiply every token: qkv, attention_out, mlp, head; not biases, norms and embedding look-ups. In a
+    mixture of experts: the experts that one token passes through, and the router."""
     model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
     one = D * F * (3 if model.activation == "swiglu" else 2)
@@ -119,10 +117,8 @@ def matmul_parameters(model: ModelConfig) -> dict[str, int]:
 
 
 def approximate_parameter_count(model: ModelConfig) -> int:
-    """12 L D^2: the matrices of L blocks of GPT-2's shape, without embeddings, norms and biases.
-
-    Narayanan et al. 2021 (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D)).
-    """
+    """12 L D^2: the matrices of L blocks of GPT-2's shape, without embeddings, norms and biases. Narayanan et al. 2021
+    (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D))."""
     return 12 * model.n_layer * model.d_model**2
 
 

@@ -84,10 +84,8 @@ def ddp_step_seconds(
     optimizer_s: float = 0.0,
     **options: float,
 ) -> DDPStep:
-    """The times of one DDP step; arguments as in ddp_timeline (options: bucket_bytes, overlap).
-
-    Assumes that communication does not slow down computation.
-    """
+    """The times of one DDP step; arguments as in ddp_timeline (options: bucket_bytes, overlap). Assumes that
+    communication does not slow down computation."""
     events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, optimizer_s=optimizer_s, **options)
     total, compute = events[-1].end_s, forward_s + backward_s + optimizer_s
     communication = sum(event.end_s - event.start_s for event in events if event.kind == "communication")

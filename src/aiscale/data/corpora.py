@@ -144,10 +144,8 @@ def embedded_text() -> str:
 
 
 def stdlib_files() -> list[Path]:
-    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages.
-
-    Without tests, tables (encodings, and the documentation that is corpus embedded) and files that are not UTF-8.
-    """
+    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages. Without tests,
+    tables (encodings, and the documentation that is corpus embedded) and files that are not UTF-8."""
     root = Path(sysconfig.get_paths()["stdlib"])
     out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
     files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and _is_utf8(path)]

@@ -179,7 +179,6 @@ def _documents(file: Path, field: str) -> Iterator[Document]:
 
 
 def _fetch(url: str) -> Path:
-    """Download `url` into the cache."""
     file = cache_root() / "downloads" / Path(url).name
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

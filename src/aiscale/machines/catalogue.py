@@ -55,7 +55,6 @@ class Accelerator:
         return None if known is None else known * 1e12
 
     def source(self, figure: str) -> str:
-        """The source of a figure (tflops, memory, link)."""
         return f"{self.sources.get(figure, self.sources['all'])} ({self.verification})"
 
 
@@ -101,10 +100,8 @@ class Machine:
 
 
 def read_catalogue(root: Traversable) -> tuple[dict[str, Accelerator], dict[str, Machine]]:
-    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, by file name.
-
-    Invalid TOML, an unknown key or a missing one raises ConfigError with one line that names the file.
-    """
+    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, by file name. Invalid TOML,
+    an unknown key or a missing one raises ConfigError with one line that names the file."""
     accelerators = {name: _accelerator(name, *file) for name, *file in _files(root / "accelerators")}
     return accelerators, {name: _machine(name, *file, accelerators) for name, *file in _files(root / "systems")}
 

@@ -129,7 +129,6 @@ class HFModel(nn.Module):
 
     @property
     def inner(self) -> nn.Module:
-        """transformers' own model."""
         return self._inner[0]
 
     @property
@@ -146,7 +145,6 @@ class HFModel(nn.Module):
         return self
 
     def num_parameters(self) -> int:
-        """All parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -168,10 +166,8 @@ class HFModel(nn.Module):
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor | list[Tensor]:
-        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each, as GPT.generate does.
-
-        transformers' generate takes no generator. This one has no cache: every token recomputes the whole window.
-        """
+        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each, as GPT.generate does. transformers'
+        generate takes no generator. This one has no cache: every token recomputes the whole window."""
         if not isinstance(prompts, Tensor):
             knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
             return [self.generate(prompt[None], max_new_tokens, **knobs)[0] for prompt in prompts]

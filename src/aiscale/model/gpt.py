@@ -193,11 +193,8 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """tokens (B,T) -> the residual stream after the last norm (B,T,D).
-
-        positions (T,) or (B,T) count from 0 in each sequence (default: continue after the cache); mask as in Attention;
-        cache is read and extended.
-        """
+        """tokens (B,T) -> the residual stream after the last norm (B,T,D). positions (T,) or (B,T) count from 0 in each
+        sequence (default: continue after the cache); mask as in Attention; cache is read and extended."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ConfigError(
                 f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "

@@ -206,10 +206,8 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def lie_by_columns(weight: Tensor) -> Tensor:
-    """The same matrix (out,in), stored column by column if columns are longer than rows.
-
-    A product with one row mostly reads the weight from memory, up to 2.5 times as fast in long runs as in short
-    ones."""
+    """The same matrix (out,in), stored column by column if columns are longer than rows. A product with one row mostly
+    reads the weight from memory, up to 2.5 times as fast in long runs as in short ones."""
     return weight.t().contiguous().t() if weight.shape[0] > weight.shape[1] else weight
 
 
@@ -238,10 +236,8 @@ def cross_entropy_plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tens
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """cross_entropy_plain, holding the logits of a few hundred tokens at a time.
-
-    Under torch.compile it is the plain form: the compiler fuses its steps, and then few large products are faster.
-    """
+    """cross_entropy_plain, holding the logits of a few hundred tokens at a time. Under torch.compile it is the plain
+    form: the compiler fuses its steps, and then few large products are faster."""
     if torch.compiler.is_compiling() or not ON["cross-entropy"]:
         return cross_entropy_plain(hidden, weight, targets)
     with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)

@@ -72,9 +72,8 @@ def quiet() -> Iterator[None]:
 
 
 class DelayedFiles:
-    """A DeepSpeed checkpoint engine that defers writing to `write()`, which also flushes.
-
-    With `staging` the content is copied at save(); without it, nothing may change before write()."""
+    """A DeepSpeed checkpoint engine that defers writing to `write()`, which also flushes. With `staging` the content is
+    copied at save(); without it, nothing may change before write()."""
 
     def __init__(self, real, staging: Staging | None) -> None:
         self.real, self.staging = real, staging
@@ -100,10 +99,8 @@ class DelayedFiles:
 
 @contextlib.contextmanager
 def calling(world: World) -> Iterator[None]:
-    """Context for every call of DeepSpeed's engine: quiet, and with the LOCAL_RANK from which it takes its GPU.
-
-    A single process has no LOCAL_RANK, and where each rank sees only one GPU, the launcher's value is wrong.
-    """
+    """Context for every call of DeepSpeed's engine: quiet, and with the LOCAL_RANK from which it takes its GPU. A
+    single process has no LOCAL_RANK, and where each rank sees only one GPU, the launcher's value is wrong."""
     before = os.environ.get("LOCAL_RANK")
     os.environ["LOCAL_RANK"] = str(world.device.index if world.device.type == "cuda" else world.local_rank)
     try:

@@ -137,7 +137,6 @@ class _Watch(TorchDispatchMode):
     # Which block is at work ------------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
-        """Record that `name` begins now."""
         self.marks.append((time.perf_counter(), name))
 
     @contextmanager

@@ -114,7 +114,6 @@ class PipelineEngine(Engine):
     # One step ------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
-        """All forward and backward passes, in the schedule's order; returns the mean loss."""
         self.gradients.zero_()
         self._loss_sum.zero_()
         schedule, stages = self._schedule(len(micro_batches), micro_batches[0][0].shape)
@@ -188,7 +187,6 @@ class PipelineEngine(Engine):
         return norm
 
     def _global_norm(self) -> float:
-        """The norm of the whole model's gradients; tied embeddings count once."""
         squares = 0.0
         if self.data_rank == 0:  # the other data-parallel ranks have the same
             squares = _square_norm(self.gradients)
@@ -200,7 +198,6 @@ class PipelineEngine(Engine):
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
-        """(mean cross-entropy, tokens) over all ranks' micro-batches, without gradients."""
         total, tokens = torch.zeros((), device=self.world.device, dtype=torch.float64), 0
         batches = iter(micro_batches)
         while group := list(itertools.islice(batches, 4 * self.run.parallel.pp)):
@@ -283,7 +280,6 @@ class PipelineEngine(Engine):
         return whole if self.world.is_main else {}
 
     def close(self) -> None:
-        """Free what the engine holds. The world stays connected."""
         self._schedules.clear()
 
 

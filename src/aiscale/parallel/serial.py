@@ -135,10 +135,8 @@ class Engine:
         return self.world.sum(loss.item()) / self.world.size
 
     def update(self, lr: float) -> tuple[float, bool]:
-        """The second half: clip and update, or skip the update if the gradients are not finite.
-
-        Returns (norm before clipping, skipped).
-        """
+        """The second half: clip and update, or skip the update if the gradients are not finite. Returns (norm before
+        clipping, skipped)."""
         set_lr(self.optimizer, lr)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)

@@ -69,7 +69,6 @@ class Trace:
         return end
 
     def stop(self) -> list[Event]:
-        """The events, ordered by start."""
         with self._lock:
             return sorted(self._events, key=lambda event: event.start_s)
 

@@ -43,10 +43,8 @@ _LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it alloca
 
 
 def deepspeed_config(run: Run, world_size: int) -> dict:
-    """The content of ds_config.json for `run` on `world_size` ranks.
-
-    DeepSpeed's default sizes are meant for billions of parameters; here they are set to this model's size.
-    """
+    """The content of ds_config.json for `run` on `world_size` ranks. DeepSpeed's default sizes are meant for billions
+    of parameters; here they are set to this model's size."""
     layout, loop = run.parallel, run.loop
     n_micro, micro_batch = loop.micro_batches(layout.data_parallel(world_size))
     bucket = _bucket_elements(run)
@@ -112,7 +110,7 @@ class ZeROEngine(Engine):
 
     @property
     def _zero(self):
-        """DeepSpeed's optimizer: a wrapper around ours, or ours itself at stage 0 in fp32."""
+        """A wrapper around our optimizer, or that itself at stage 0 in fp32."""
         return self.engine.optimizer
 
     def _forget_warm_up(self) -> None:
@@ -129,7 +127,6 @@ class ZeROEngine(Engine):
     # The step ------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
-        """All forward and backward passes of a step; returns the mean loss."""
         with calling(self.world):
             loss = super().accumulate(micro_batches)
         if self.run.parallel.zero_stage >= 2:
@@ -156,7 +153,6 @@ class ZeROEngine(Engine):
         self._reduce(*args, **kwargs)
 
     def update(self, lr: float) -> tuple[float, bool]:
-        """Clip and update; returns (norm before clipping, whether the update was skipped because it is not finite)."""
         set_lr(self.optimizer, lr)
         unwrapped = self._zero is self.optimizer  # DeepSpeed clips but does not report the norm
         norm = clip_(self.model.parameters(), 0).item() if unwrapped else 0.0
@@ -172,17 +168,14 @@ class ZeROEngine(Engine):
         return self.engine(tokens, targets)
 
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
-        """(mean cross-entropy, tokens) over all ranks' micro-batches, without gradients."""
         with calling(self.world), self.world.control():  # stage 3 gathers the weights here too
             return super().evaluate(micro_batches)
 
     # What is held --------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
-        """This rank's tensors by category. fp32 masters count as optimizer states, as in the ZeRO paper.
-
-        DeepSpeed frees the gradients in the update. After that, one meta tensor of the same size stands for them.
-        """
+        """This rank's tensors by category. fp32 masters count as optimizer states, as in the ZeRO paper. DeepSpeed
+        frees the gradients in the update. After that, one meta tensor of the same size stands for them."""
         zero, parameters = self._zero, list(self.model.parameters())
         gradients = self._gradients()
         if (freed := self._freed_bytes - _nbytes(gradients)) > 0:

@@ -24,7 +24,6 @@ _MEASURED = resources.files("aiscale.published") / "measured"
 
 
 def names() -> list[str]:
-    """Names of all tables and documents."""
     return sorted(entry.name.rpartition(".")[0] for entry in _FOLDER.iterdir() if entry.name.endswith(("csv", "json")))
 
 

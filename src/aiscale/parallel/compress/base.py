@@ -155,11 +155,9 @@ class Compressor:
         return self.share(packed.clone()).to(packed.dtype).mul_(self.world.size)
 
     def to_wire(self, tensor: Tensor) -> Tensor:
-        """`tensor` in the wire's precision."""
         return tensor.to(torch.bfloat16) if self.config.wire == "bf16" else tensor
 
     def finished(self, buffer: Tensor) -> Future[Tensor]:
-        """A future that is done already."""
         done = Future(devices=[buffer.device] if buffer.is_cuda else [])
         done.set_result(buffer)
         return done

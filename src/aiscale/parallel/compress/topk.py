@@ -78,7 +78,6 @@ class Sparse(Compressor):
 
     @property
     def sparse(self) -> bool:
-        """Whether this step is sparse."""
         return self.step >= self.config.warmup_steps
 
     def k(self, parameter: nn.Parameter) -> int:

@@ -113,7 +113,6 @@ class MegatronEngine(Engine):
     # One step -------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
-        """All forward and backward passes, in the schedule's order; returns the mean loss."""
         self._check_tokens(micro_batches)
         with self._adapted():
             for chunk in self.chunks:
@@ -123,7 +122,6 @@ class MegatronEngine(Engine):
         return self._shared(sum(losses) / len(micro_batches)) / self.data_world
 
     def update(self, lr: float) -> tuple[float, bool]:
-        """Clip and update; skips the update if the gradients are not finite. Returns (grad norm, skipped)."""
         set_lr(self.optimizer, lr)
         with self._adapted():
             self.optimizer.prepare_grads()
@@ -138,7 +136,6 @@ class MegatronEngine(Engine):
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
-        """(mean cross-entropy, tokens) over all data-parallel ranks' micro-batches, without gradients."""
         total, tokens = 0.0, 0
         with self._adapted(), self.world.control():
             for shape, group in groupby(micro_batches, key=lambda batch: batch[1].shape):
@@ -295,7 +292,6 @@ class MegatronEngine(Engine):
 
     @torch.no_grad()
     def _fill_from(self, saved: Saved) -> None:
-        """Set weights, masters, moments and step counts, one parameter at a time."""
         states = self._states()
         for shard in self._shards():
             source = shard.slot.source

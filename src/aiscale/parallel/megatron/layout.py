@@ -48,7 +48,7 @@ class Grid:
         return self.pp * self.virtual
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """(tp, dp, pp) coordinates of a rank."""
+        """(tp, dp, pp) coordinates."""
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
 
     def experts_of(self, rank: int, n_expert: int) -> range:

@@ -48,7 +48,6 @@ Piece = tuple[int, int, Tensor]  # start, end, numbers
 
 
 def shapes(model: ModelConfig) -> dict[str, torch.Size]:
-    """GPT's names and shapes."""
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in GPT(model).state_dict().items()}
 

@@ -117,7 +117,6 @@ def spread(world: World, masks: Mapping[str, Tensor], mine: list[str]) -> None:
 
 
 def digest(masks: Iterable[Tensor]) -> str:
-    """A hash of all masks."""
     hashed = hashlib.sha256()
     for mask in masks:
         hashed.update(mask.cpu().numpy())

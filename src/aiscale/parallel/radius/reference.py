@@ -48,7 +48,7 @@ class SimulatedRanks(Engine):
         ]
 
     def step(self, shares: list[list[MicroBatch]], lr: float) -> StepResult:
-        """One optimizer step; `shares` holds each rank's micro-batches."""
+        """One optimizer step; `shares` are each rank's micro-batches."""
         shared, total_loss, tokens = [], 0.0, 0
         for compressor, micro_batches in zip(self.ranks, shares, strict=True):
             self.optimizer.zero_grad(set_to_none=True)
@@ -74,7 +74,6 @@ class SimulatedRanks(Engine):
             compressor.after_update()
 
     def _bucket(self) -> Bucket:
-        """All gradients as one bucket."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         buffer = torch.cat([p.grad.reshape(-1) for p in parameters])
         pieces = buffer.split([p.numel() for p in parameters])
