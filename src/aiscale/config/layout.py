@@ -202,7 +202,7 @@ class CompressionConfig:
     """How DDP compresses gradients."""
 
     method: Literal["none", "radius", "top-k", "random-k", "powersgd"] = "none"
-    wire: Literal["same", "bf16"] = "same"  #: precision of what is sent: the gradients' own, or bf16
+    wire: Literal["same", "bf16"] = "same"  #: precision on the wire: the gradients' own, or bf16
     overlap: bool = True  #: send each full bucket during the backward pass; false: send all at once after it
     density: float = 0.4  #: share of each tensor's entries that is sent, k = max(floor(density x numel), 1)
     warmup_steps: int = 0  #: dense steps before the first sparse one
@@ -215,7 +215,7 @@ class CompressionConfig:
     moments: Literal["decay", "wait"] = "decay"
     range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
     scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
-    score: Literal["update", "gradient", "momentum"] = "update"  #: radius: by whose magnitude entries are chosen
+    score: Literal["update", "gradient", "momentum"] = "update"  #: radius: choose entries by the magnitude of this
     #: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
     residual: Literal["sum", "mean", "none"] = "sum"
     rank: int = 4  #: powersgd: rank of a matrix's two factors

@@ -54,8 +54,8 @@ def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -
 
 
 def in_flight(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> list[float]:
-    """Micro-batches whose activations each rank holds at its peak, in units of all its pieces. GPipe m, 1F1B min(m, p -
-    rank). The backward pass frees activations; if it is split, its second half does."""
+    """Micro-batches whose activations each rank holds at its peak, in units of all its pieces: GPipe m, 1F1B
+    min(m, p - rank). The backward pass frees activations; if it is split, its second half does."""
     peaks = []
     for work in schedule_order(schedule, pp, n_micro, virtual_stages):
         cut, held, peak = any(kind == "weights" for kind, _, _ in work), 0, 0

@@ -37,7 +37,7 @@ UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 class Text:
     """A text that can be read several times, piece by piece."""
 
-    name: str  #: what the user called it
+    name: str  #: as the user gave it
     identity: str  #: changes when the text may have changed: a hash of the text, or of file names, sizes and times
     pieces: Callable[[], Iterator[str]]  #: a fresh pass over the text
 

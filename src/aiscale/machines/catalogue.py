@@ -60,8 +60,6 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What connects the nodes."""
-
     name: str
     injection_gb_s: float  #: 10^9 bytes/s from one node into the network, all its adapters, one direction
     source: str
@@ -96,7 +94,7 @@ class Machine:
     site: str
     node: Node
     network: Network
-    nodes: int | None = None  #: None where the count was not read in a source
+    nodes: int | None = None  #: None without a source
 
 
 def read_catalogue(root: Traversable) -> tuple[dict[str, Accelerator], dict[str, Machine]]:

@@ -36,11 +36,11 @@ _FSDP_OPERATIONS = {
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What one rank held during one optimizer step."""
+    """Memory of one rank during one optimizer step."""
 
     seconds: list[float]  #: (n,) from the start of the step; each moment twice, before and after it
     held_bytes: dict[str, list[int]]  #: category of CATEGORIES -> (n,)
-    events: list[Event]  #: forward and backward pass of each block (with what it computes again)
+    events: list[Event]  #: forward and backward pass of each block (the latter with recomputation)
 
     @property
     def peak_bytes(self) -> int:

@@ -69,7 +69,7 @@ class Engine:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self.autocast_dtype = _AUTOCAST.get(precision)
 
-    # What a data-parallel strategy changes -------------------------------------------------------------------------
+    # Overridden by other strategies --------------------------------------------------------------------------------
 
     def _place(self, model: nn.Module) -> nn.Module:
         """The whole model on the CPU -> this rank's part of it on its device."""
@@ -113,7 +113,7 @@ class Engine:
     def _after_update(self) -> None:
         """Called after the optimizer's step, unless it was skipped."""
 
-    # What all share ------------------------------------------------------------------------------------------------
+    # Shared by most ------------------------------------------------------------------------------------------------
 
     def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
         """One optimizer step over this rank's micro-batches, which all have one shape (B, T)."""
@@ -179,7 +179,7 @@ class Engine:
         return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
     def note(self) -> dict:
-        """What a checkpoint's note says beside the layout; `loadable` reads it."""
+        """Entries of a checkpoint's note besides the layout; `loadable` reads them."""
         return {}
 
     def loadable(self, note: dict) -> dict:

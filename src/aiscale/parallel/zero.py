@@ -171,7 +171,7 @@ class ZeROEngine(Engine):
         with calling(self.world), self.world.control():  # stage 3 gathers the weights here too
             return super().evaluate(micro_batches)
 
-    # What is held --------------------------------------------------------------------------------------------------
+    # Held tensors --------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
         """This rank's tensors by category. fp32 masters count as optimizer states, as in the ZeRO paper. DeepSpeed

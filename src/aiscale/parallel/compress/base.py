@@ -67,7 +67,7 @@ class Compressor:
         self._fault = ""  #: this rank's error in this step
         self._broken = ""  #: the error that aborted a step
 
-    # What a method changes -----------------------------------------------------------------------------------------
+    # Overridden by methods -----------------------------------------------------------------------------------------
 
     @property
     def bucket_mb(self) -> float:
@@ -104,7 +104,7 @@ class Compressor:
         """Load a `state()` of the same rank and world size."""
         self.step = state["step"]
 
-    # What all share ------------------------------------------------------------------------------------------------
+    # Shared by all -------------------------------------------------------------------------------------------------
 
     def register(self, module: DistributedDataParallel) -> None:
         """Register the hook with DDP, unless DDP without a hook does the same."""

@@ -271,8 +271,8 @@ class MegatronEngine(Engine):
         return list(self.core.owned(self.optimizer, self.chunks, self.stages, tables))
 
     def _written(self) -> list[Shard]:
-        """The shards that this rank saves: only one rank saves what data-parallel ranks (without the distributed
-        optimizer) or tensor-parallel ranks (unsharded tensors) hold in several copies."""
+        """The shards that this rank saves. Only one rank saves a replica: data-parallel ranks hold replicas without the
+        distributed optimizer, tensor-parallel ranks those of unsharded tensors."""
         mine = [shard for shard in self._shards() if shard.main is not None and not shard.slot.is_copy]
         mine = [shard for shard in mine if shard.slot.dim is not None or self.tp_rank == 0]
         if self.run.parallel.distributed_optimizer or self.data_rank == 0:
