@@ -219,7 +219,7 @@ class ZeROEngine(Engine):
         return state | {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
 
     def load(self, state: dict) -> None:
-        """Does nothing: `read` loads DeepSpeed's files."""
+        """Not supported: `read` loads DeepSpeed's files."""
         raise ConfigError("DeepSpeed reads its shards itself: use checkpoint.load")
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
@@ -235,7 +235,8 @@ class ZeROEngine(Engine):
         return delayed.write
 
     def read(self, folder: Path, note: dict) -> None:
-        """DeepSpeed's load_checkpoint from `folder`. Collective. Raises CheckpointError for damaged files."""
+        """DeepSpeed's load_checkpoint from `folder`. Collective. Raises CheckpointError for damaged files or another
+        world size or stage."""
         layout, stage = note["layout"], self.run.parallel.zero_stage
         if (note["world_size"], layout["zero_stage"]) != (self.world.size, stage):
             raise CheckpointError(

@@ -40,7 +40,7 @@ class GradientError(RuntimeError):
 
 @dataclass
 class Bucket:
-    """A copy of DDP's bucket that outlives the hook."""
+    """The parts of DDP's bucket that are needed after the hook returns."""
 
     buffer: Tensor  #: (N,) the concatenated gradients of `parameters`
     parameters: list[nn.Parameter]

@@ -106,7 +106,7 @@ class PowerSGD(Compressor):
         self.layouts[index] = names
 
     def _find_pieces(self, index: int, names: list[str]) -> None:
-        """Split torch's memory of a bucket by parameter."""
+        """Make errors and factors views of torch's memory of a bucket."""
         for pieces, memory, order in (
             (self.errors, self.powersgd.error_dict[index], names),
             (self.factors, self.powersgd.q_memory_dict[index], self._factored(names)),

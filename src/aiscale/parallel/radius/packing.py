@@ -68,7 +68,7 @@ def positions(mask: Tensor, k: int) -> Tensor:
 def pack(
     gradient: Tensor, at: Tensor, residual: Tensor | None, wire: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """A copy (K,) of the entries `at` of `gradient` (N,); the others are added to `residual` (N,), if there is one.
+    """The entries `at` (K,) of `gradient` plus `residual` (N,), a copy; the residual, if any, keeps the others.
 
     wire: rounds packed entries (K,) to the wire's precision; the rounding error is added to the residual too.
     """
@@ -89,7 +89,7 @@ def unpack(gradient: Tensor, at: Tensor, mean: Tensor) -> None:
 def give_back(gradient: Tensor, residual: Tensor, at: Tensor | None = None, gathered: int = 1) -> None:
     """Add `residual` (N,) to `gradient` (N,) and empty it.
 
-    gathered: how many gradients the residual sums, except in the entries `at`; divide by it for their mean.
+    gathered: how many gradients the sum then holds, to divide by; the entries `at` hold one and are not divided.
     """
     gradient.add_(residual)
     if at is not None and gathered > 1:

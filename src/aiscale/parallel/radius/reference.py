@@ -23,7 +23,7 @@ from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 
 
 class _Place(World):
-    """The world of one simulated rank, whose collectives return only its own value."""
+    """The world of one simulated rank, whose collectives take its own value for that of every rank."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.size
