@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from aiscale.config import ConfigError, OptimizerConfig
 
-# Devices on which torch updates all parameters in one fused kernel; on CPU that is 8 times as fast as one by one.
+# Devices with torch's fused optimizer kernels; on a CPU they are 8 times as fast as one update per parameter.
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Weight decay on matrices and embeddings; none on biases and norms, which have nothing to overfit with."""
+    """Weight decay on matrices and embeddings; none on biases and norms."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
@@ -39,7 +39,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         raise ConfigError("the model has no trainable parameters: call requires_grad_(True) on some of them")
     fused = all(p.device.type in FUSED_DEVICES and p.is_floating_point() for group in groups for p in group["params"])
     if config.name == "sgd":
-        # torch's fused SGD does not know tensors that FSDP has cut.
+        # torch's fused SGD does not support FSDP's sharded tensors.
         fused = fused and all(type(p) is nn.Parameter for group in groups for p in group["params"])
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     betas = (config.beta1, config.beta2)
@@ -49,9 +49,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
 def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
     """The learning rate of optimizer step `step`, 0-based.
 
-    Linear warm-up over warmup_steps (step 0 already moves, step warmup_steps is the first at the peak), then constant,
-    or along a half cosine or a line down to min_lr, which the last step takes, or the last of decay_steps and those
-    after it.
+    Linear warm-up over warmup_steps (step 0 is above 0, step warmup_steps is the first at the peak), then constant, or
+    a half cosine or a line down to min_lr, reached at the last step, or at the last of decay_steps and kept after it.
     """
     if step < 0:
         raise ConfigError(f"step is {step}: steps count from 0")
@@ -66,16 +65,13 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every group this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def clip_(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-    """Scale the gradients in place so that their global norm is at most max_norm; 0 only measures.
-
-    Returns the norm before clipping, a scalar tensor: where parameters are sharded, that of the whole model.
-    """
+    """Scale the gradients in place so that their global norm is at most max_norm; 0 only measures. Returns the norm
+    before clipping, a scalar tensor; for sharded parameters, the whole model's."""
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
     if isinstance(norm, torch.Tensor) and hasattr(norm, "full_tensor"):

@@ -1,14 +1,14 @@
-"""What to train, on what data, how, and over how many ranks: one `Run`, written down before anything starts.
+"""The configuration of a training run, `Run`: model, data, optimizer, parallel layout and loop.
 
-A `Run` is a tree of frozen dataclasses. It knows nothing of torch, so that `cost` and `plan` can reason about a
-175-billion-parameter run on a laptop, and it is saved word for word in `runs/NAME/run.json`.
+A `Run` is a tree of frozen dataclasses. It does not import torch, so `cost` and `plan` can handle a run of 175 billion
+parameters on a laptop. It is saved in `runs/NAME/run.json`.
 
     run = recipe("laptop")                                  # a preset is a function that returns a Run
     run = run.override("model.n_layer=4", "optimizer.lr=3e-4")
     fit(run)                                                # train.fit; the same Run under torchrun, srun or mpiexec
 
-World size is not checked here: a `Run` may be written on a laptop for 1024 GPUs. `ParallelConfig.check_world` is
-called when processes connect.
+World size is not checked here, since a laptop may write a `Run` for 1024 GPUs, but in `Run.check_world`, when processes
+connect.
 """
 
 from aiscale.config.errors import ConfigError

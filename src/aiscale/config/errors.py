@@ -1,4 +1,4 @@
-"""How a configuration refuses values: in one line that says what to change."""
+"""Checks of configuration values; they raise `ConfigError`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def require_positive(section: str, config: object, names: str) -> None:
 
 
 def refuse_options_of_others(section: str, config: object, chooser: str, owners: Mapping[str, Collection[str]]) -> None:
-    """Refuse an option that is set although `chooser` (a strategy, a method) does not have it: it would be ignored.
+    """Refuse an option that the chosen strategy or method (the field `chooser`) would ignore.
 
     owners: {option: the choices that have it}.
     """

@@ -1,4 +1,4 @@
-"""How the work of a `Run` is divided over ranks, and how gradients travel between those of DDP."""
+"""The sections of a `Run` on its parallel layout and on the compression of DDP's gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiscale.config.sections import ModelConfig
 _TENSOR_PARALLEL = ("megatron",)
 _PIPELINED = ("megatron", "pipeline")
 
-#: option -> the strategies that have it; elsewhere it would be ignored, so it is refused
+#: option -> the strategies that have it; the others refuse it
 _OPTIONS = {
     "bucket_mb": ("ddp",),
     "static_graph": ("ddp",),
@@ -35,27 +35,27 @@ _OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How the work is divided. dp x tp x pp must be the number of ranks that connect."""
+    """The parallel layout. dp x tp x pp must equal the world size."""
 
     strategy: Literal["serial", "mpi", "ddp", "zero", "fsdp", "pipeline", "megatron"] = "serial"
     dp: int = 0  #: data-parallel ranks; 0: as many as connect
-    tp: int = 1  #: tensor-parallel ranks: each holds a part of every matrix
+    tp: int = 1  #: tensor-parallel ranks: each holds a shard of every matrix
     pp: int = 1  #: pipeline stages: each holds some of the layers
     ep: int = 1  #: expert-parallel ranks, among the data-parallel ones: each holds some of a block's experts
-    bucket_mb: float = 25.0  #: ddp: gradients travel in buckets of this many MiB
-    static_graph: bool = False  #: ddp: the graph never changes, so unused parameters need not be looked for
-    gradient_as_bucket_view: bool = True  #: ddp: gradients live inside the buckets, one copy less
-    zero_stage: int = 0  #: zero: divided are 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
+    bucket_mb: float = 25.0  #: ddp: size of the gradient buckets, MiB
+    static_graph: bool = False  #: ddp: the graph never changes, so DDP need not search for unused parameters
+    gradient_as_bucket_view: bool = True  #: ddp: gradients are views of the buckets, which saves a copy
+    zero_stage: int = 0  #: zero: shards 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
     offload: Literal["none", "optimizer", "all"] = (
         "none"  #: zero: host memory holds optimizer states, or parameters too
     )
     reshard_after_forward: bool = True  #: fsdp: free gathered parameters after the forward pass, gather them again
-    prefetch: int = 1  #: fsdp: blocks that are gathered ahead of the one that computes
+    prefetch: int = 1  #: fsdp: blocks gathered ahead of the one that computes
     replicas: int = 1  #: fsdp: copies of the sharded model; above 1, hybrid sharding: shards only within a copy
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"  #: order of micro-batches in a pipeline
     virtual_stages: int = 1  #: pieces of the model that each pipeline rank holds; more than 1 only when interleaved
     sequence_parallel: bool = False  #: megatron: between tensor-parallel regions, each rank keeps T / tp tokens
-    distributed_optimizer: bool = False  #: ddp, megatron: optimizer states divided over data-parallel ranks (ZeRO-1)
+    distributed_optimizer: bool = False  #: ddp, megatron: shard optimizer states over data-parallel ranks (ZeRO-1)
 
     def __post_init__(self) -> None:
         require_positive("parallel", self, "tp pp ep bucket_mb replicas virtual_stages")
@@ -99,7 +99,7 @@ class ParallelConfig:
             )
 
     def check_model(self, model: ModelConfig | HFModelConfig) -> None:
-        """Raise ConfigError where `model` cannot be cut into tp x pp pieces."""
+        """Raise ConfigError if `model` cannot be cut into tp x pp pieces."""
         require(
             isinstance(model, ModelConfig) or self.strategy not in _PIPELINED,
             f"parallel.strategy {self.strategy} cuts our own GPT, but the model is Hugging Face's: "
@@ -135,7 +135,7 @@ class ParallelConfig:
         )
 
     def check_micro_batches(self, n_micro: int) -> None:
-        """Raise ConfigError where the schedule cannot work with `n_micro` micro-batches in a step."""
+        """Raise ConfigError if the schedule does not allow `n_micro` micro-batches in a step."""
         if self.schedule == "interleaved" or (self.schedule == "zero-bubble" and self.virtual_stages == 1):
             require(
                 n_micro % self.pp == 0,
@@ -180,9 +180,9 @@ class ParallelConfig:
         return dp
 
 
-# Gradients on their way ----------------------------------------------------------------------------------------------
+# Compressed gradients ------------------------------------------------------------------------------------------------
 
-#: option -> the methods that have it; elsewhere it would be ignored, so it is refused
+#: option -> the methods that have it; the others refuse it
 _METHOD_OPTIONS = {
     "density": ("radius", "top-k", "random-k"),
     "warmup_steps": ("radius", "top-k", "random-k", "powersgd"),
@@ -199,26 +199,26 @@ _METHOD_OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionConfig:
-    """What DDP sends instead of whole gradients, in which precision, and when."""
+    """How DDP compresses gradients."""
 
     method: Literal["none", "radius", "top-k", "random-k", "powersgd"] = "none"
-    wire: Literal["same", "bf16"] = "same"  #: precision of what is sent: the gradients' own, or bf16
-    overlap: bool = True  #: send each bucket once it is full, during the backward pass; false: all of it at once, after
+    wire: Literal["same", "bf16"] = "same"  #: precision on the wire: the gradients' own, or bf16
+    overlap: bool = True  #: send each full bucket during the backward pass; false: send all at once after it
     density: float = 0.4  #: share of each tensor's entries that is sent, k = max(floor(density x numel), 1)
     warmup_steps: int = 0  #: dense steps before the first sparse one
-    interval: int = 200  #: radius: every so many steps is dense and chooses the mask anew (T)
-    #: radius: of the density a part goes to the entries that were not chosen, each in its turn, once in so many sparse
-    #: steps; 0, as published: they wait for the next dense step
+    interval: int = 200  #: radius: every interval-th step is dense and chooses a new mask (T)
+    #: radius: send each entry that was not chosen once in this many sparse steps, within the density; 0, as published:
+    #: only in the next dense step
     turns: int = 0
-    #: radius with turns: what AdamW does with an entry that a step does not send. decay, as published: takes its
-    #: gradient for zero. wait: leaves it alone, and when its turn comes takes its mean gradient, and a step for each
+    #: radius with turns: AdamW's update of an entry that a step does not send. decay, as published: with a zero
+    #: gradient. wait: none; in its turn it takes as many steps as it waited, with its mean gradient
     moments: Literal["decay", "wait"] = "decay"
-    range: int = 0  #: radius: each chosen entry takes along its neighbours up to this distance (r)
+    range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
     scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
-    score: Literal["update", "gradient", "momentum"] = "update"  #: radius: by whose magnitude entries are chosen
-    #: unsent gradients, and with wire=bf16 what rounding took off those sent, come later: summed, averaged, never
+    score: Literal["update", "gradient", "momentum"] = "update"  #: radius: choose entries by the magnitude of this
+    #: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
     residual: Literal["sum", "mean", "none"] = "sum"
-    rank: int = 4  #: powersgd: rank of the two factors that stand for a matrix
+    rank: int = 4  #: powersgd: rank of a matrix's two factors
 
     def __post_init__(self) -> None:
         refuse_options_of_others("compression", self, "method", _METHOD_OPTIONS)
@@ -264,10 +264,8 @@ class CompressionConfig:
 
 
 def forget_foreign_options(section: dict, chosen: set[str]) -> None:
-    """Put the options that the section's method lacks back to their defaults, unless they are among `chosen`.
-
-    So one override takes a recipe to another method: compression.method=none, without naming what radius had.
-    """
+    """Reset the options that the section's method does not have to their defaults, unless they are in `chosen`. So
+    `compression.method=none` alone switches a recipe from radius to another method."""
     for name, methods in _METHOD_OPTIONS.items():
         if section["method"] not in methods and name not in chosen:
             section[name] = CompressionConfig.__dataclass_fields__[name].default

@@ -1,4 +1,4 @@
-"""`Run`: the sections together, what must hold between them, overrides, and how it is written down."""
+"""`Run`: all sections, the checks between them, overrides, and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
 from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig
 
-#: strategy -> why gradients cannot be compressed there; ddp's distributed_optimizer gives ZeRO-1 where they can
+#: strategy -> why it cannot compress gradients (ZeRO-1 can, as ddp's distributed_optimizer)
 _WITHOUT_HOOK = {
     "zero": "DeepSpeed averages gradients inside its own engine, which lets no hook in (for ZeRO-1 set "
     "parallel.distributed_optimizer=true beside it)",
@@ -86,10 +86,8 @@ class Run:
         self.parallel.check_model(self.model)
 
     def override(self, *assignments: str) -> Run:
-        """A copy with `section.key=value` applied, in order; values are read as the field's type.
-
-        Another compression.method leaves the options of the one before behind.
-        """
+        """A copy with `section.key=value` applied in order; values are converted to the field's type. A new
+        compression.method resets the options of the previous one."""
         tree, chosen = self.to_dict(), set()
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
@@ -101,7 +99,7 @@ class Run:
         return Run.from_dict(tree)
 
     def check_world(self, world_size: int) -> int:
-        """The number of data-parallel ranks among `world_size`; raises ConfigError where this run does not fit them."""
+        """The number of data-parallel ranks among `world_size`; raises ConfigError if the run does not fit."""
         dp = self.parallel.data_parallel(world_size)
         n_micro, _ = self.loop.micro_batches(dp)
         self.parallel.check_micro_batches(n_micro)
@@ -139,12 +137,12 @@ def _build(cls: type, tree: dict, prefix: str):
 
 
 def _model_kind(tree: dict) -> type:
-    """A model that names an architecture or a folder of transformers is Hugging Face's; any other is our GPT."""
+    """HFModelConfig if the section has a model_type or a folder, else ModelConfig."""
     return HFModelConfig if "model_type" in tree or "folder" in tree else ModelConfig
 
 
 def _convert(kind: type, value: object, path: str):
-    """`value` (a string from the command line, or what JSON held) as the field's type."""
+    """`value` (from the command line or JSON) as the field's type."""
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
         require(value in choices, f"{path} is {value!r}: it must be one of {', '.join(choices)}")
@@ -167,7 +165,6 @@ def _convert(kind: type, value: object, path: str):
 
 
 def _assign(tree: dict, path: str, text: str) -> None:
-    """Set tree[a][b] = text for path a.b, refusing keys that are not there."""
     section, dot, key = path.partition(".")
     if not dot:
         if path in tree and not isinstance(tree[path], dict):
@@ -180,7 +177,7 @@ def _assign(tree: dict, path: str, text: str) -> None:
     if not isinstance(tree.get(section), dict):
         raise _unknown(section, [s for s, keys in tree.items() if isinstance(keys, dict)])
     if section == "model" and key in ("model_type", "folder") and key not in tree[section]:
-        # Our GPT's section becomes Hugging Face's: of the same shape, or of that which the folder has.
+        # The section changes from our GPT to Hugging Face, with the same shape or the folder's.
         names = {f.name: f.default for f in dataclasses.fields(HFModelConfig)}
         tree[section] = {name: tree[section].get(name, default) for name, default in names.items()}
     if section == "model" and key == "folder":

@@ -11,25 +11,24 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
 
 
 class Heads:
-    """What follows from the shape of a model, ours or Hugging Face's: n_head, n_kv_head, d_model and d_ff."""
+    """Sizes derived from n_head, n_kv_head, d_model and d_ff, for our models and Hugging Face's."""
 
     @property
     def d_head(self) -> int:
-        """Width of one attention head."""
         return self.d_model // self.n_head
 
     @property
     def kv_heads(self) -> int:
-        """Heads that own a key and a value: n_kv_head, or n_head where that is 0."""
+        """Key/value heads: n_kv_head, or n_head if that is 0."""
         return self.n_kv_head or self.n_head
 
     @property
     def ff_width(self) -> int:
-        """Width of the hidden layer of the MLP: d_ff, or 4 d_model where that is 0."""
+        """Width of the hidden layer of the MLP: d_ff, or 4 d_model if that is 0."""
         return self.d_ff or 4 * self.d_model
 
     def check_heads(self) -> None:
-        """Raise ConfigError where the width or the query heads cannot be divided evenly."""
+        """Raise ConfigError if heads do not divide d_model, or key/value heads the heads."""
         require(
             self.d_model % self.n_head == 0,
             f"model.d_model {self.d_model} is not divisible by model.n_head {self.n_head}: "
@@ -44,17 +43,17 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Heads):
-    """The shape of a decoder-only transformer. The defaults for 0 follow GPT-2."""
+    """The shape of a decoder-only transformer. A 0 stands for GPT-2's value."""
 
     n_layer: int = 4  #: L, transformer blocks
     n_head: int = 4  #: H, attention heads
-    n_kv_head: int = 0  #: heads that own a key and a value (grouped-query attention); 0: as many as n_head
+    n_kv_head: int = 0  #: key/value heads (grouped-query attention); 0: as many as n_head
     d_model: int = 128  #: D, width of the residual stream
     d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
     n_expert: int = (
-        0  #: MLPs in each block, of which a router chooses for every token (mixture of experts); 0: one, for all
+        0  #: experts (MLPs) in each block, from which a router chooses for every token; 0: one MLP for all tokens
     )
-    experts_per_token: int = 2  #: how many of them a token passes through
+    experts_per_token: int = 2  #: experts that a token passes through
     vocab_size: int = 256  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 128  #: longest sequence the position embedding knows, in tokens
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -91,13 +90,13 @@ class ModelConfig(Heads):
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which text, cut into which tokens."""
+    """The corpus and its tokenizer."""
 
     corpus: str = "embedded"  #: embedded (CPython's documentation), stdlib (its modules), toy (repetitive), or a path
     tokenizer: Literal["byte", "char", "word", "bpe"] = "byte"
     bpe_vocab_size: int = 1024  #: size of the vocabulary that tokenizer bpe learns
     val_fraction: float = 0.1  #: the end of the corpus that is held out
-    seed: int = 1337  #: of the order in which the training windows are visited
+    seed: int = 1337  #: of the order of the training windows
 
     def __post_init__(self) -> None:
         require_positive("data", self, "bpe_vocab_size")
@@ -113,7 +112,7 @@ class OptimizerConfig:
     min_lr: float = 0.0  #: learning rate at the last step
     warmup_steps: int = 0  #: steps of linear warm-up from 0 to lr
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
-    decay_steps: int = 0  #: steps after which lr is down to min_lr and stays there; 0: the whole run
+    decay_steps: int = 0  #: steps after which lr has reached min_lr and stays there; 0: the whole run
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
@@ -134,8 +133,6 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    """The training loop."""
-
     steps: int = 300  #: optimizer steps; ignored when epochs is set
     epochs: float = 0.0  #: passes over the training windows; 0: count steps instead
     seq_len: int = 128  #: T, tokens in one sequence
@@ -146,14 +143,14 @@ class LoopConfig:
     eval_batches: int = 8  #: global batches in one evaluation
     log_every: int = 1  #: steps between lines of metrics.jsonl
     checkpoint_every: int = 0  #: steps between checkpoints; 0: only at the end
-    checkpoint_minutes: float = 0.0  #: and at the latest after so long; 0: however long it takes
-    keep_checkpoints: int = 2  #: how many of the newest checkpoints stay on disk
-    async_checkpoint: bool = True  #: write them while training goes on, from a copy of the states in host memory
-    hang_timeout_s: float = 240.0  #: a collective that lasts longer ends the job, with the rank it waits for; 0: never
+    checkpoint_minutes: float = 0.0  #: longest time between checkpoints; 0: no limit
+    keep_checkpoints: int = 2  #: the number of newest checkpoints to keep on disk
+    async_checkpoint: bool = True  #: write them during training, from a copy in host memory
+    hang_timeout_s: float = 240.0  #: a longer collective ends the job and names the rank it waits for; 0: never
     seed: int = 1337  #: of the initial weights
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo"] = "auto"  #: auto: NCCL between GPUs, else gloo; gloo: ranks may share a GPU
-    link_mbit_s: float = 0.0  #: slow the ranks' links to this many megabits a second, each way; 0: as fast as they are
+    link_mbit_s: float = 0.0  #: slow the ranks' links to this many Mbit/s in each direction; 0: do not slow
     compile: bool = False  #: torch.compile the model: slow to start, fast on GPUs
 
     def __post_init__(self) -> None:

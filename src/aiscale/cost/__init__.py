@@ -7,7 +7,7 @@
     cost.wire_bytes("all_reduce", nbytes, world)  # what one rank sends
     cost.fit_alpha_beta(nbytes, seconds, "all_reduce", world).seconds("all_reduce", 2**20, world)
 
-`meter` measures the same quantities under the same names, and the notebooks set the two side by side.
+`meter` measures the same quantities under the same names; the notebooks compare the two.
 """
 
 from aiscale.cost.communication import (

@@ -1,16 +1,16 @@
-"""How many bytes a collective sends, and how long it takes.
+"""Bytes and seconds of collectives.
 
     wire_bytes("all_reduce", nbytes, world=4)                 # bytes one rank sends: 2 (n-1)/n S on a ring
     collective_seconds("all_gather", nbytes, 4, latency_s=20e-6, bandwidth_bytes_s=2e9)
-    link = fit_alpha_beta(nbytes, seconds, "all_reduce", 4)   # the latency and bandwidth that explain measured points
+    link = fit_alpha_beta(nbytes, seconds, "all_reduce", 4)   # latency and bandwidth fitted to measurements
 
-S, the payload, is the whole buffer: what every rank holds after an all-gather or broadcast, what it puts into an
-all-reduce, reduce-scatter or all-to-all, what the root holds for scatter and gather. n is the number of ranks.
+S, the payload, is the whole buffer: every rank's output of an all-gather or broadcast, its input of an all-reduce,
+reduce-scatter or all-to-all, the root's buffer of a scatter or gather. n is the number of ranks.
 
-Time is the alpha-beta model (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication
-operations in MPICH"): messages one after another, each costs a latency alpha and its bytes over the bandwidth. The
-addition in a reduction is taken to be free. It holds for one rank per core or device on equal links; ranks that share a
-core, or a shared memory bus, break it.
+Time follows the alpha-beta model (Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication
+operations in MPICH"): messages are sequential, and each takes a latency alpha plus its bytes over the bandwidth.
+Additions are free. It needs one rank per core or device and equal links; it fails if ranks share a core or a memory
+bus.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def all_reduce_wire_bytes(nbytes: float, world: int) -> float:
 
 
 def gloo_reduce_wire_bytes(nbytes: float, world: int) -> float:
-    """Mean over ranks of what gloo's reduce sends: a reduce-scatter in segments, then the sums go to the root.
+    """Bytes sent by gloo's reduce, the mean over ranks: a reduce-scatter in segments, then a gather to the root.
 
     In total (n-1) S + (n-1)/n S + (k-2)/k S with k segments a rank, at least 2 and of at most 1 MiB. The last term is
-    found by counting: 1.50 S, 2.17 S and 2.34 S for 3, 12 and 24 MiB on 2 ranks.
+    empirical: 1.50 S, 2.17 S and 2.34 S for 3, 12 and 24 MiB on 2 ranks.
     """
     if world == 1:
         return 0.0
@@ -65,13 +65,13 @@ def gloo_reduce_wire_bytes(nbytes: float, world: int) -> float:
 
 
 def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring") -> float:
-    """Bytes that one rank sends, the mean over ranks where they differ, for a payload of `nbytes`.
+    """Bytes that one rank sends (the mean, if ranks differ) for a payload of `nbytes`.
 
-    "ring" is what NCCL and RCCL do for large messages: (n-1)/n S for an all-gather (every rank passes on all chunks but
-    the last one it receives), a reduce-scatter (partial sums of all chunks but its own) and a broadcast or reduce (n-1
-    ranks receive or send S, in gloo's broadcast over a binomial tree). "gloo" differs in two places: its reduce-scatter
-    sends as much as an all-reduce, 2 (n-1)/n S, and its reduce more than that (gloo_reduce_wire_bytes). Counted on the
-    loopback of a private network namespace (torch 2.13, 2 to 4 ranks), gloo sends what stands here to 1 % for every
+    "ring" is the algorithm of NCCL and RCCL for large messages: (n-1)/n S for an all-gather (every rank passes on all
+    chunks but the last one it receives), a reduce-scatter (partial sums of all chunks but its own) and a broadcast or
+    reduce (n-1 ranks receive or send S; gloo's broadcast uses a binomial tree). "gloo" differs in two collectives: its
+    reduce-scatter sends as much as an all-reduce, 2 (n-1)/n S, and its reduce even more (gloo_reduce_wire_bytes).
+    Measured on the loopback of a private network namespace (torch 2.13, 2 to 4 ranks), gloo agrees to 1 % for every
     collective. Raises ConfigError for an unknown collective.
     """
     _check(op, nbytes, world)
@@ -82,7 +82,7 @@ def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring"
         return all_reduce_wire_bytes(nbytes, world)
     if op == "reduce" and algorithm == "gloo":
         return gloo_reduce_wire_bytes(nbytes, world)
-    if op in ("scatter", "gather"):  # (n-1)/n S pass the root's link, once
+    if op in ("scatter", "gather"):  # (n-1)/n S pass the root's link once
         return nbytes * fraction / world
     if op == "recv":
         return 0.0
@@ -90,11 +90,11 @@ def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring"
 
 
 def collective_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
-    """(messages one after another, bytes through the busiest link): seconds = messages alpha + bytes / bandwidth.
+    """(sequential messages, bytes through the busiest link): seconds = messages alpha + bytes / bandwidth.
 
-    Rings for all_reduce (2 (n-1) messages of S/n), all_gather and reduce_scatter (n-1 messages of S/n); a binomial
-    tree for broadcast and reduce (ceil(log2 n) messages of S); the root one by one for scatter and gather, and every
-    rank one by one for all_to_all (n-1 messages of S/n).
+    Rings for all_reduce (2 (n-1) messages of S/n), all_gather and reduce_scatter (n-1 messages of S/n); a binomial tree
+    for broadcast and reduce (ceil(log2 n) messages of S); n-1 sequential messages of S/n for scatter, gather and
+    all_to_all.
     """
     _check(op, nbytes, world)
     if world == 1 or op == "recv":
@@ -116,22 +116,18 @@ def collective_seconds(op: str, nbytes: float, world: int, latency_s: float, ban
 
 @dataclass(frozen=True)
 class Link:
-    """What the alpha-beta model knows of a network."""
+    """The parameters of the alpha-beta model."""
 
     latency_s: float  #: alpha, of one message
     bandwidth_bytes_s: float  #: 1 / beta, of one rank in one direction
 
     def seconds(self, op: str, nbytes: float, world: int) -> float:
-        """Predicted seconds of a collective on this link."""
         return collective_seconds(op, nbytes, world, self.latency_s, self.bandwidth_bytes_s)
 
 
 def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int) -> Link:
-    """The link that explains measured (nbytes, seconds) points of one collective best.
-
-    Least squares of the relative error, so that a microsecond of a small message counts as much as a second of a
-    large one. Where noise would ask for a negative latency, the latency is 0.
-    """
+    """Fit a link to measured (nbytes, seconds) of one collective. Least squares of the relative error, so that small
+    messages count as much as large ones. If noise makes the fitted latency negative, it is 0."""
     if len(nbytes) != len(seconds) or len(set(nbytes)) < 2:
         raise ConfigError(
             f"{len(nbytes)} sizes and {len(seconds)} times: a fit needs as many of each, at two message sizes at least"
@@ -140,7 +136,7 @@ def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, w
         raise ConfigError("a group of 1 rank sends nothing: fit with at least 2")
     if min(seconds) <= 0:
         raise ConfigError(f"seconds holds {min(seconds)}: every measured time must be greater than 0")
-    # Rows of messages alpha + bytes beta = 1, each divided by its time, and their normal equations
+    # Normal equations of the rows messages alpha + bytes beta = seconds, each divided by its seconds
     rows = [tuple(term / s for term in collective_terms(op, n, world)) for n, s in zip(nbytes, seconds, strict=True)]
     mm, mb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     m, b = (sum(row[i] for row in rows) for i in (0, 1))

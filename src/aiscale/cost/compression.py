@@ -1,22 +1,22 @@
-"""What a DDP step with compressed gradients sends and keeps, by closed formula: Radius, top-k, random-k, PowerSGD.
+"""Bytes that a DDP step with compressed gradients sends and keeps: Radius, top-k, random-k, PowerSGD.
 
     kept_entries(0.4, 1000)                 # k = 400 of a tensor of 1000 entries
-    sent_entries(run)                       # (sum of k, entries of biases, which go whole)
-    radius_traffic(run, 4)                  # {("all_reduce", "world"): ...} of a sparse step; the first, with turns
-    radius_traffic(run, 4, dense=True)      # of a dense one: of the warm-up, and every interval-th
-    mean_payload_bytes(run)                 # a step's on average, once the warm-up is over
+    sent_entries(run)                       # (sum of k, entries of biases, which are sent whole)
+    radius_traffic(run, 4)                  # {("all_reduce", "world"): ...} of a sparse step (with turns, the first)
+    radius_traffic(run, 4, dense=True)      # of a dense step: in the warm-up, then every interval-th
+    mean_payload_bytes(run)                 # average over steps after the warm-up
     radius_held(run)                        # mask and residual of a rank
-    radius_traffic(run, 4, shapes=model.parameter_shapes(run.model))      # of a Hugging Face model: its tensors
-    rivals_traffic(run, 4), rivals_held(run)                              # the same of top-k, random-k and PowerSGD
+    radius_traffic(run, 4, shapes=model.parameter_shapes(run.model))      # for a Hugging Face model
+    rivals_traffic(run, 4), rivals_held(run)                              # for top-k, random-k and PowerSGD
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
 
-Published rule of Radius (its artifact appendix): k = max(floor(density x numel), 1) of each tensor, biases exempt. The
-others' sparse steps, with e bytes of an entry on the wire and n ranks (their dense steps send what method none does):
+Published rule of Radius (its artifact appendix): k = max(floor(density x numel), 1) of each tensor, biases exempt.
+Sparse steps of the others, with e bytes per entry on the wire and n ranks (dense steps are those of method none):
 
     random-k    all_reduce e (sum of k + b)
     top-k       all_gather n (4 + e) sum of k, indices and values; all_reduce e b
-    powersgd    all_reduce e ((rows + columns) r of a matrix that this makes less than half, all else whole)
+    powersgd    all_reduce e ((rows + columns) r for a matrix if that is less than half of it, all else whole)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aiscale.config import CompressionConfig, ConfigError, HFModelConfig, Run
 from aiscale.cost.memory import WIDE
 from aiscale.cost.parameters import parameter_count, parameter_shapes
 
-#: torch's PowerSGD wants DDP's final buckets, which exist from the second step on.
+#: torch's PowerSGD needs DDP's final buckets, which exist from the second step on.
 FIRST_POWERSGD_STEP = 2
 INDEX_BYTES = 4
 
@@ -38,35 +38,35 @@ Traffic = dict[tuple[str, str], int]  #: payload bytes by (collective, group)
 
 
 def is_exempt(name: str) -> bool:
-    """Whether the parameter `name` is always sent whole: biases are, norms' biases with them."""
+    """Whether the parameter `name` is always sent whole: biases are, also those of norms."""
     return name.endswith("bias")
 
 
 def kept_entries(density: float, numel: int) -> int:
-    """k, the entries that are sent of a tensor of `numel`."""
+    """k, the number of entries sent of a tensor of `numel`."""
     return max(math.floor(density * numel), 1)
 
 
 def is_dense_step(config: CompressionConfig, step: int) -> bool:
-    """Whether step `step` of Radius, 0-based, sends everything: the warm-up (one step at least), then every T-th."""
+    """Whether step `step` of Radius, 0-based, is dense: the warm-up (at least one step), then every T-th."""
     last_of_warmup = max(config.warmup_steps, 1) - 1
     return step <= last_of_warmup or (step - last_of_warmup) % config.interval == 0
 
 
 def chosen_entries(density: float, numel: int, turns: int = 0) -> int:
-    """How many entries of a tensor of `numel` Radius sends in every sparse step: k, or what turns leave of it."""
+    """How many entries of a tensor of `numel` Radius sends in every sparse step: k, or fewer with turns."""
     k = kept_entries(density, numel)
-    # The others go in `turns` parts, which fit into what is left: ceil((numel - chosen) / turns) <= k - chosen.
+    # The others are sent in `turns` parts, which must fit into the rest: ceil((numel - chosen) / turns) <= k - chosen.
     return max((turns * k - numel) // (turns - 1), 0) if turns > 1 else k
 
 
 def entries_in_turn(waiting: int, turns: int, sparse_step: int) -> int:
-    """How many of `waiting` entries a sparse step sends, the 0-based one since the last dense step."""
+    """How many of `waiting` entries a sparse step sends; sparse_step counts from 0 since the last dense step."""
     return math.ceil((waiting - sparse_step % turns) / turns) if turns else 0
 
 
 def tensor_sizes(run: Run, shapes: Shapes | None = None) -> dict[str, int]:
-    """Entries of each parameter tensor: of our own GPT by formula, of a Hugging Face model by its `shapes`."""
+    """Entries of each parameter tensor: of our GPT by formula, of a Hugging Face model from `shapes`."""
     if shapes is None and isinstance(run.model, HFModelConfig):
         raise ConfigError(
             f"which tensors a {run.model.model_type} of Hugging Face has, no formula says: "
@@ -77,9 +77,9 @@ def tensor_sizes(run: Run, shapes: Shapes | None = None) -> dict[str, int]:
 
 
 def sent_entries(run: Run, shapes: Shapes | None = None, sparse_step: int = 0) -> tuple[int, int]:
-    """(entries that a sparse step sends of those that it may leave out, entries that always go: biases).
+    """(entries of non-exempt parameters that a sparse step sends, entries of biases, which it always sends).
 
-    sparse_step: the 0-based one since the last dense step; with turns they differ by a few entries.
+    sparse_step: counts from 0 since the last dense step; with turns the numbers differ by a few entries.
     """
     sizes = tensor_sizes(run, shapes)
     masked = [size for name, size in sizes.items() if not is_exempt(name)]
@@ -99,7 +99,7 @@ def sent_entries(run: Run, shapes: Shapes | None = None, sparse_step: int = 0) -
 def radius_traffic(
     run: Run, world_size: int, *, dense: bool = False, shapes: Shapes | None = None, sparse_step: int = 0
 ) -> Traffic:
-    """Payload bytes of one optimizer step by (collective, group); of method none every step is dense.
+    """Payload bytes of one optimizer step by (collective, group); with method none every step is dense.
 
     sparse_step: as in sent_entries.
     """
@@ -123,7 +123,7 @@ def mean_payload_bytes(run: Run, shapes: Shapes | None = None) -> float:
 
 
 def radius_held(run: Run, shapes: Shapes | None = None) -> int:
-    """Bytes that a rank keeps between steps: a byte of mask an entry, and the residual, where there is one."""
+    """Bytes that a rank keeps between steps: one mask byte per entry, and the residual, if there is one."""
     residual = 0 if run.compression.residual == "none" else WIDE[run.loop.precision]
     return (1 + residual) * _entries(run, shapes)
 
@@ -133,11 +133,10 @@ def _entries(run: Run, shapes: Shapes | None) -> int:
 
 
 def wire_entry_bytes(run: Run) -> int:
-    """Bytes of one gradient entry as it is sent."""
     return 2 if run.compression.wire == "bf16" else WIDE[run.loop.precision]
 
 
-# What Radius is compared with ----------------------------------------------------------------------------------------
+# Other methods -------------------------------------------------------------------------------------------------------
 
 
 def rivals_traffic(run: Run, world_size: int) -> Traffic:
@@ -159,18 +158,18 @@ def rivals_traffic(run: Run, world_size: int) -> Traffic:
 
 
 def rivals_held(run: Run) -> int:
-    """Bytes that a rank keeps between steps to compress its gradients by top-k, random-k or PowerSGD."""
+    """Bytes that a rank keeps between steps for top-k, random-k or PowerSGD."""
     each = WIDE[run.loop.precision]
     if run.compression.method == "powersgd":
         shapes = parameter_shapes(run.model).values()
         factors = sum(_factor_entries(shape, run.compression.rank) for shape in shapes)
         return each * (parameter_count(run.model) + factors)
-    numbers = {"none": 0, "sum": each, "mean": each + INDEX_BYTES}[run.compression.residual]  # an age beside the sum
+    numbers = {"none": 0, "sum": each, "mean": each + INDEX_BYTES}[run.compression.residual]  # each sum has an age
     return numbers * sum(prod(shape) for name, shape in parameter_shapes(run.model).items() if not is_exempt(name))
 
 
 def powersgd_rank(shape: Sequence[int], rank: int) -> int:
-    """r of the factors that stand for a gradient of this shape, 0 where it goes whole."""
+    """The rank r of the factors of a gradient of this shape; 0 if it is sent whole."""
     rows, columns = shape[0], prod(shape[1:])
     r = min(rows, columns, rank)
     return r if (rows + columns) * r * 2 < rows * columns else 0

@@ -1,26 +1,26 @@
-"""Megatron-Core: what a step of tensor, sequence, pipeline and data parallelism sends, what a rank holds and keeps.
+"""Megatron-Core: bytes sent by a step of tensor, sequence, pipeline and data parallelism, bytes held by a rank.
 
     megatron_activation_bytes(run, world_size, rank)          # of one micro-batch, to a per cent
     megatron_activation_bytes_by_part(run, world_size, rank)  # {"norms": ..., "attention": ..., "scores": ..., ...}
 
-`strategies.step_traffic` and `held_bytes` ask here for the rest, to the byte.
+`strategies.step_traffic` and `held_bytes` call this module for the rest, exact to the byte.
 
-A is the residual stream of one micro-batch (B T D numbers). For each micro-batch, on the tp ranks that share a layer:
+A is the residual stream of one micro-batch (B T D numbers). Per micro-batch, on the tp ranks that share a layer:
 
     tensor parallel     all_reduce A twice a layer forward and twice backward, once for the embedding, once for the
-                        gradient of the head's input; the loss three times a number for each token (Narayanan et al.
+                        gradient of the head's input; three times one number a token for the loss (Narayanan et al.
                         2021; Shoeybi et al. 2019, figure 4)
     sequence parallel   an all_gather and a reduce_scatter of A in place of each all_reduce, and one more all_gather a
                         layer half: the backward pass gathers the input again (Korthikanti et al. 2022, section 4.2.2)
-    pipeline            send A to the next stage, its gradient to the one before; A / tp with sequence parallelism
+    pipeline            send A to the next stage, its gradient to the previous one; A / tp with sequence parallelism
 
-    experts             every token goes to all of the ep ranks (the all-gather dispatcher): all_gather of A, of the
-                        weights of every token for every expert and of the choice itself (a byte each), and a
-                        reduce_scatter of A; back the other way round, without the choice
+    experts             every token goes to all ep ranks (the all-gather dispatcher): all_gather of A, of the router's
+                        weight of every token for every expert and of its choice (a byte each), and a reduce_scatter
+                        of A; the reverse in the backward pass, without the choice
 
-and once a step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and
-an all_gather of the new weights, both padded), those of a tied embedding between the first and the last stage, those of
-norms and biases over tp with sequence parallelism, and one number, the gradient norm.
+Per step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and an
+all_gather of the new weights, both padded), gradients of a tied embedding between the first and the last stage, those
+of norms and biases over tp with sequence parallelism, and one number, the gradient norm.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from aiscale.config import ModelConfig, Run
 from aiscale.cost.memory import MOMENTS, WIDE, counter_bytes, round_up
 from aiscale.cost.parameters import block_shapes, check_dense
 
-PARAMETER_ALIGNMENT = 64  #: numbers; where a tensor may begin in the buffer of the distributed optimizer
-BUCKET_ALIGNMENT = 128  #: numbers; so much a data-parallel rank's share of the buffer is a multiple of
+PARAMETER_ALIGNMENT = 64  #: numbers; alignment of tensors in the buffer of the distributed optimizer
+BUCKET_ALIGNMENT = 128  #: numbers; alignment of a data-parallel rank's share of the buffer
 
 FP32 = 4
 
@@ -42,7 +42,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands in the grid, and how large numbers are."""
+    """A rank's position in the grid, and the sizes of its numbers."""
 
     run: Run
     world_size: int
@@ -58,14 +58,13 @@ class Place:
 
     @property
     def experts(self) -> range:
-        """The experts of each block that this rank holds."""
         each = self.run.model.n_expert // self.run.parallel.ep
         first = self.dp_rank % self.run.parallel.ep * each
         return range(first, first + each)
 
     @property
     def stages(self) -> list[int]:
-        """The pieces of the model on this rank, counted along the model."""
+        """This rank's pieces of the model, numbered along the model."""
         layout = self.run.parallel
         pp_rank = self.rank // (layout.tp * self.dp)
         return [chunk * layout.pp + pp_rank for chunk in range(layout.virtual_stages)]
@@ -109,7 +108,6 @@ class Place:
 
 
 def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
-    """Payload bytes of one optimizer step, by (collective, group)."""
     place = Place(run, world_size, rank)
     sent = _tensor_parallel(place) if run.parallel.tp > 1 else {}
     sent |= _experts(place) if run.parallel.ep > 1 else {}
@@ -150,7 +148,7 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
     loss = 3 * tokens * place.gradient_bytes if last else 0
     if not layout.sequence_parallel:
         return {("all_reduce", "tp"): n_micro * (stream * (layers * 2 * (forwards + 1) + first + last) + loss)}
-    # A learned position is added before the tokens are divided; without one the lookups are reduced and divided at once
+    # Learned positions are added before tokens are sharded; without them one reduce_scatter reduces and shards
     divided_later = model.position == "learned"
     gathers = layers * 2 * (forwards + 2) + first + 2 * last
     scatters = layers * 2 * (forwards + 1) + last + (first and not divided_later)
@@ -163,7 +161,7 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
 
 
 def _replicated_numbers(place: Place, stage: int) -> int:
-    """Numbers in the norms, and in the biases that every tensor-parallel rank adds, of one stage."""
+    """Numbers in one stage's norms and unsharded biases."""
     whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")
     return sum(prod(shape) for name, shape in place.shapes(stage).items() if name.endswith(whole))
 
@@ -190,7 +188,7 @@ def _gradients(place: Place) -> dict[tuple[str, str], int]:
 
 
 def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
-    """Bytes of one rank between steps. In bf16 the optimizer keeps fp32 copies of what it updates."""
+    """Bytes that one rank holds between steps. In bf16 the optimizer keeps fp32 masters of what it updates."""
     place = Place(run, world_size, rank)
     master = 4 if run.loop.precision == "bf16" else 0
     if place.divides_optimizer:
@@ -215,11 +213,8 @@ def _held_numbers(place: Place, part: str = "") -> int:
 
 
 def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
-    """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each.
-
-    Tensors lie in the reverse of the model's order, as gradients appear; a tied embedding that two stages hold has a
-    bucket of its own.
-    """
+    """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each. Tensors
+    are in reverse model order, as gradients appear; a tied embedding on two stages has its own bucket."""
     found: list[tuple[list[tuple[int, int]], int]] = []
     extents: list[tuple[int, int]] = []
     apart = place.run.model.tied and place.run.parallel.pp > 1
@@ -243,7 +238,7 @@ def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]
 
 
 def _share(place: Place, extents: list[tuple[int, int]], size: int) -> tuple[int, int]:
-    """(numbers, tensors or parts of tensors) of a bucket that this data-parallel rank updates."""
+    """(numbers, whole or partial tensors) of a bucket that this data-parallel rank updates."""
     start, end = (size // place.dp * edge for edge in (place.dp_rank, place.dp_rank + 1))
     parts = [min(b, end) - max(a, start) for a, b in extents]
     return sum(part for part in parts if part > 0), sum(part > 0 for part in parts)
@@ -252,8 +247,8 @@ def _share(place: Place, extents: list[tuple[int, int]], size: int) -> tuple[int
 def stage_shapes(
     model: ModelConfig, tp: int, stage: int, last_stage: int, experts: range = range(0)
 ) -> dict[str, Shape]:
-    """The shapes of one tensor-parallel rank's tensors on one stage, under Megatron-Core's names and in its order;
-    `experts` are those that the rank holds."""
+    """The shapes of one tensor-parallel rank's tensors on one stage, with Megatron-Core's names and order; `experts`
+    are the rank's."""
     rows = ceil(model.vocab_size / tp)  # the vocabulary is padded to a multiple of tp
     has_bias = model.norm == "layernorm" and model.bias
     shapes: dict[str, Shape] = {}
@@ -275,7 +270,7 @@ def stage_shapes(
 
 def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shape]:
     ours = block_shapes(model)
-    names = (  # Megatron-Core's, ours, which dim tensor-parallel ranks divide
+    names = (  # Megatron-Core's name, ours, the dim that tp shards
         ("input_layernorm", "attn_norm", None),
         ("self_attention.linear_proj", "attn.out", 1),
         ("self_attention.linear_qkv", "attn.qkv", 0),
@@ -295,28 +290,27 @@ def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shap
     return shapes
 
 
-# What the backward pass needs ----------------------------------------------------------------------------------------
+# Activations ---------------------------------------------------------------------------------------------------------
 
 
 def megatron_activation_bytes(run: Run, world_size: int, rank: int = 0) -> int:
-    """Bytes that a forward pass of one micro-batch through all of this rank's layers keeps."""
+    """Activation bytes of one micro-batch in all of this rank's layers."""
     return sum(megatron_activation_bytes_by_part(run, world_size, rank).values())
 
 
 def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) -> dict[str, int]:
-    """The same, by part; scores are apart because other attention kernels do not keep them.
+    """megatron_activation_bytes by part; scores are separate because other attention kernels do not keep them.
 
-    In numbers for each of the B T D of a layer, t tensor-parallel ranks (Korthikanti et al. 2022, section 4, count the
-    same in bytes of 16 bits, and dropout's masks, which training without dropout has not):
+    In units of B T D numbers of a layer, with t tensor-parallel ranks (Korthikanti et al. 2022, section 4, count the
+    same in 16-bit bytes, plus dropout's masks, which we do not have):
 
         inputs of both norms and of qkv and mlp.up    4, over t with sequence parallelism        their 8 bytes
         q, k, v and attention's output                4 / t                                      their 8 / t
         both sides of GELU                            8 / t                                      their 16 / t
         scores, of H T for each D                     1 / t, in 16 bits also the softmax in fp32  their 5 / t
 
-    Megatron-Core's own attention, without Transformer Engine, keeps the scores; flash attention would not (`scores` is
-    then 0), as they recommend by recomputing them. `schedules.in_flight` says how many micro-batches a stage holds at
-    once.
+    Megatron-Core's attention without Transformer Engine keeps the scores; flash attention recomputes them (`scores` is
+    then 0), as Korthikanti et al. recommend. `schedules.in_flight` says how many micro-batches a stage holds at once.
     """
     place, model, layout = Place(run, world_size, rank), run.model, run.parallel
     check_dense(model)
@@ -324,7 +318,7 @@ def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) 
     each, t = place.weight_bytes, layout.tp
     divided = t if layout.sequence_parallel else 1
     stream = tokens * model.d_model * each // divided
-    # Of each token mean and 1/deviation, or (RMS, on a CPU) 1/root, and the normed input.
+    # For each token mean and 1/deviation, or (RMS, on a CPU) 1/root and the normed input.
     norm = tokens * each * (2 if model.norm == "layernorm" else 1 + model.d_model) // divided
     angles = 4 * run.loop.seq_len * model.d_head * max(each, FP32) if model.position == "rotary" else 0  # for q and k
     layers, first, last = place.layers, place.has_first, place.has_last
@@ -346,9 +340,9 @@ def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) 
 
 
 def _attention_numbers(run: Run) -> int:
-    """Numbers a token before they are divided by tp: q, k and v, as views of one tensor where nothing changes them, and
-    attention's output. Rotated q and k are kept beside what they came from, for v is part of it; where heads share k
-    and v, these are written out for every head."""
+    """Numbers per token before sharding over tp: q, k, v (views of one tensor unless something changes them) and
+    attention's output. Rotated q and k are kept in addition to that tensor, since v is a view of it; shared k and v are
+    expanded for every head."""
     model = run.model
     width = model.d_model
     if model.kv_heads != model.n_head:

@@ -1,17 +1,17 @@
-"""How many bytes training holds, by category: parameters, gradients, optimizer states, weight casts, activations.
+"""Bytes that training holds, by category: parameters, gradients, optimizer states, weight casts, activations.
 
     training_bytes(model, batch=8, seq_len=1024, precision="bf16")     # all categories, at the end of the forward pass
-    model_state_bytes(model, "adamw", "fp32")                          # to the byte; or of a number of parameters
+    model_state_bytes(model, "adamw", "fp32")                          # exact; or for a number of parameters
     activation_bytes(model, batch=8, seq_len=1024, precision="fp32")   # what the backward pass needs
     zero_state_bytes(7.5e9, stage=2, dp=64)                            # the ZeRO paper's figure 1
     for row in CONVENTIONS: print(row.name, row.total)                 # 16, 18, 14, 12, ... bytes a parameter
 
-What torch holds: weights, gradients and AdamW's two moments in fp32, whatever the precision; autocast adds 16-bit
-copies of the weights while a step runs. What the ZeRO paper (Rajbhandari et al. 2020, section 3.1) counts for mixed
-precision: 2 + 2 bytes for 16-bit weights and gradients, K = 12 for fp32 weights and both moments, 16 in all. torch's
-fp32 training needs the same 16 bytes a parameter for another reason: 4 + 4 + 8.
+torch holds weights, gradients and AdamW's two moments in fp32 for every precision; autocast adds 16-bit copies of the
+weights during a step. The ZeRO paper (Rajbhandari et al. 2020, section 3.1) counts for mixed precision 2 + 2 bytes for
+16-bit weights and gradients and K = 12 for fp32 weights and both moments, 16 in all. torch's fp32 training also needs
+16 bytes a parameter, but as 4 + 4 + 8.
 
-What one rank of a strategy holds, with its shards and padding, is in `strategies`.
+`strategies` has the bytes of one rank of each strategy, with shards and padding.
 
 Letters: B batch, T tokens, D width, H heads, G key/value heads, C width of a head, F width of the MLP, V vocabulary.
 """
@@ -24,12 +24,12 @@ from typing import Literal
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Precision
 from aiscale.cost.parameters import check_dense, matmul_parameters, parameter_count, parameter_tensors
 
-#: Categories in the order in which plots stack them; `parallel` and `meter` use the same words.
+#: Categories in the order in which plots stack them; `parallel` and `meter` use the same names.
 CATEGORIES = ("parameters", "gradients", "optimizer states", "weight casts", "activations")
 
 WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  #: bytes of a weight, gradient, moment, residual stream
 NARROW = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  #: bytes of what matrix products read and write
-MOMENTS = {"adamw": 2, "adamw8bit": 0.5, "sgd": 1, "sgd_plain": 0}  #: of the weights' own width
+MOMENTS = {"adamw": 2, "adamw8bit": 0.5, "sgd": 1, "sgd_plain": 0}  #: in units of the weights' width
 BY_HEADS_TOKENS = 512  # model.kernels.MAX_TOKENS_BY_HEADS
 
 
@@ -39,12 +39,12 @@ def _check_precision(precision: str) -> None:
 
 
 def counter_bytes(optimizer: str, tensors: int) -> int:
-    """AdamW keeps a step counter of 4 bytes for each tensor that it updates."""
+    """Bytes of AdamW's step counters, 4 for each tensor."""
     return 4 * tensors if optimizer == "adamw" else 0
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The next multiple of `multiple`: what padding makes of `number`."""
+    """`number` padded to a multiple of `multiple`."""
     return -(-number // multiple) * multiple
 
 
@@ -57,8 +57,8 @@ def model_state_bytes(
     """Bytes of parameters, gradients, optimizer states and weight casts.
 
     model: a configuration (exact to the byte) or a number of parameters. optimizer: adamw (two moments), sgd (one,
-    momentum), adamw8bit (two of one byte), sgd_plain (none). accounting "torch" is what this package holds, AdamW's
-    4-byte step counters included; "zero" the ZeRO paper's for 16-bit weights with fp32 copies among the states.
+    momentum), adamw8bit (two of one byte), sgd_plain (none). accounting: "torch" is what this package holds, with
+    AdamW's 4-byte step counters; "zero" is the ZeRO paper's, 16-bit weights with fp32 copies among the states.
     """
     _check_precision(precision)
     if optimizer not in MOMENTS:
@@ -82,7 +82,7 @@ def model_state_bytes(
 
 
 def _cast_parameters(model: ModelConfig) -> int:
-    """Weights whose 16-bit copies live until the backward pass: the blocks' matrices. The head casts and forgets."""
+    """Weights whose 16-bit copies live until the backward pass: the blocks' matrices, but not the head."""
     weights = matmul_parameters(model)
     return sum(weights.values()) - weights["head"]
 
@@ -97,8 +97,8 @@ def activation_bytes_by_part(
     are never kept (torch's fused attention recomputes them; ours for short sequences in bf16 on a CPU,
     `model.kernels.causal_attention`, recomputes the log-sum-exp too). The residual stream stays in fp32 under autocast.
     The loss keeps the gradients of the last hidden state and of the head, not the logits (model.cross_entropy).
-    An RMS norm on a CPU keeps its normed input too. With activation_checkpointing: the blocks' inputs, and one block
-    in full while the backward pass recomputes it.
+    An RMS norm on a CPU keeps its normed input too. With activation_checkpointing: the blocks' inputs, and one whole
+    block while the backward pass recomputes it.
     """
     _check_precision(precision)
     if min(batch, seq_len) < 1:
@@ -127,13 +127,13 @@ def activation_bytes_by_part(
 
 
 def _norm_bytes(model: ModelConfig, tokens: int, wide: int) -> int:
-    """What a norm keeps beside its input: mean and 1/deviation of each token, or (RMS) 1/root and the normed input."""
+    """Bytes a norm keeps beside its input: mean and 1/deviation of each token, or (RMS) 1/root and the normed input."""
     return tokens * wide * (2 if model.norm == "layernorm" else 1 + model.d_model)
 
 
 def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_heads: bool) -> int:
-    """Input of qkv (D), its output ((H + 2G) C), attention's output (D), and of the fused kernel a log-sum-exp for each
-    head; it also keeps q and k a second time if they were rotated, for v is a part of the unrotated qkv."""
+    """Input of qkv (D), its output ((H + 2G) C), attention's output (D), and the fused kernel's log-sum-exp for each
+    head; rotated q and k are kept in addition, since v is a view of the unrotated qkv."""
     D, C, H, G = model.d_model, model.d_head, model.n_head, model.kv_heads
     kept = narrow * (2 * D + (H + 2 * G) * C)
     if by_heads:
@@ -156,12 +156,12 @@ def activation_bytes(model: ModelConfig, batch: int, seq_len: int, precision: Pr
 def training_bytes(
     model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32", optimizer: str = "adamw"
 ) -> dict[str, int]:
-    """Bytes by CATEGORIES when all of them exist: in the second step, at the end of the forward pass, one rank."""
+    """Bytes of one rank by CATEGORIES at the end of the second step's forward pass, when all of them exist."""
     states = model_state_bytes(model, optimizer, precision)
     return {**states, "activations": activation_bytes(model, batch, seq_len, precision)}
 
 
-# What papers, slides and libraries count -----------------------------------------------------------------------------
+# Other ways of counting: papers, slides, libraries -------------------------------------------------------------------
 
 
 def korthikanti_activation_bytes(
@@ -175,8 +175,8 @@ def korthikanti_activation_bytes(
 ) -> float:
     """Bytes of all blocks' activations in 16 bits by Korthikanti et al. 2022 (arXiv:2205.05198), table 2.
 
-    s b h (34 + 5 a s / h) a layer. Against `activation_bytes`: it stores the a s^2 scores (5 a s / h) and dropout's
-    masks (2 of the 34), its residual stream has 16 bits, and it counts blocks alone.
+    s b h (34 + 5 a s / h) a layer. Unlike `activation_bytes`, it includes the a s^2 scores (5 a s / h) and dropout's
+    masks (2 of the 34), has a 16-bit residual stream, and counts only the blocks.
     """
     if tp < 1 or recompute not in ("none", "selective", "full"):
         raise ConfigError(f"tp {tp}, recompute {recompute!r}: tp is at least 1, recompute none, selective or full")
@@ -192,10 +192,8 @@ def korthikanti_activation_bytes(
 
 
 def zero_state_bytes(parameters: float, stage: int, dp: int, k: int = 12) -> dict[str, float]:
-    """Bytes of one of `dp` ranks under ZeRO stage 0 to 3, mixed precision: Rajbhandari et al. 2020, figure 1.
-
-    2 + 2 + k bytes a parameter, k = 12 for Adam; stage 1 divides k by dp, stage 2 the gradients too, stage 3 all.
-    """
+    """Bytes of one of `dp` ranks under ZeRO stage 0 to 3, mixed precision: Rajbhandari et al. 2020, figure 1. 2 + 2 + k
+    bytes a parameter, k = 12 for Adam; stage 1 shards k over dp, stage 2 the gradients too, stage 3 all."""
     if stage not in (0, 1, 2, 3) or dp < 1:
         raise ConfigError(f"stage {stage}, dp {dp}: the stage is 0, 1, 2 or 3, dp at least 1")
     return {
@@ -223,8 +221,8 @@ def slide_bytes_per_parameter() -> list[tuple[str, str, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention:
-    """One way of counting, bytes a parameter: weights in 32 bits (in mixed precision the master copy that the optimizer
-    updates), weights in 16 bits (what matrix products read), gradients, and the optimizer's moments."""
+    """Bytes a parameter by one convention: 32-bit weights (in mixed precision the optimizer's masters), 16-bit weights
+    (what matrix products read), gradients, moments."""
 
     name: str
     weights_32bit: float = 4

@@ -1,18 +1,18 @@
-"""How many parameters a GPT has, part by part, exactly, for every switch of `ModelConfig`; and the FLOPs of a token.
+"""Exact parameter counts of a GPT by part, for every option of `ModelConfig`, and the FLOPs of a token.
 
     parameters(model)                           # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
-    parameter_count(model)                      # their sum: what GPT(model).num_parameters() says
+    parameter_count(model)                      # their sum, equal to GPT(model).num_parameters()
     approximate_parameter_count(model)          # 12 L D^2, the rule of thumb
     flops_per_token(model, seq_len=1024)        # forward and backward: what MFU is measured against
     flops_by_part(model, 1024, backward=False)  # {"qkv": ..., "attention": ..., ...}
     six_n_flops_per_token(model)                # 6 N, the rule of thumb
 
-A Hugging Face model of a family that is written down here (gpt2, gptj, gpt_neox, llama) is counted exactly too; of any
-other, `model.count_parameters` builds the model on the meta device.
+Hugging Face models of the families gpt2, gptj, gpt_neox and llama are counted exactly too; for others,
+`model.count_parameters` builds the model on the meta device.
 
-A multiply and an add are two FLOPs. Only matrix products are counted: norms, softmax and GELU are below one per cent at
-any useful width. Recomputation (activation checkpointing, the backward pass of flash attention) is not: these are the
-FLOPs the mathematics needs, as in the PaLM report's model FLOPs utilization (Chowdhery et al. 2022, appendix B).
+A multiply and an add are two FLOPs. Only matrix products count: norms, softmax and GELU are below one per cent at any
+useful width. Recomputation (activation checkpointing, the backward pass of flash attention) does not count, as in the
+PaLM report's model FLOPs utilization (Chowdhery et al. 2022, appendix B).
 
 Letters: D width, L layers, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP, V vocabulary,
 T tokens in a sequence, N parameters.
@@ -25,11 +25,11 @@ from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig
 
-_EXACT = ("gpt2", "gpt_neox", "llama", "mistral")  # of our own parts, as many and as large
+_EXACT = ("gpt2", "gpt_neox", "llama", "mistral")  # each part as large as in our GPT
 
 
 def as_gpt(model: ModelConfig | HFModelConfig) -> ModelConfig:
-    """Our GPT of the same matrices, for formulas in which only those count."""
+    """Our GPT with the same matrices, for formulas in which only those count."""
     return model.shape if isinstance(model, HFModelConfig) else model
 
 
@@ -37,8 +37,8 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
     """Parameters of one block by tensor group: qkv, attention_out, mlp, norms.
 
     For GPT-2's block (G = H, F = 4 D) the matrices are 3 D^2 + D^2 + 8 D^2 = 12 D^2. A slide of "AI for Science at
-    Scale, part 2" (S. Dash, ORNL) says 11 D^2 for the layer and 12 L D^2 for L of them: its list of weights
-    (W_K, W_Q, W_V, W_1, W_2) leaves out attention's output projection, one D^2. Twelve is right.
+    Scale, part 2" (S. Dash, ORNL) says 11 D^2 a layer but 12 L D^2 in all: its list of weights (W_K, W_Q, W_V, W_1,
+    W_2) omits attention's output projection, one D^2.
     """
     groups = {"qkv": "attn.qkv.", "attention_out": "attn.out.", "mlp": "mlp.", "norms": ("attn_norm.", "mlp_norm.")}
     shapes = block_shapes(as_gpt(model)).items()
@@ -48,7 +48,7 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
 
 
 def check_dense(model: ModelConfig) -> None:
-    """Raise ConfigError for a mixture of experts: what it keeps depends on where its router sends tokens."""
+    """Raise ConfigError for a mixture of experts, whose activations depend on where the router sends tokens."""
     if model.n_expert:
         raise ConfigError(
             f"model.n_expert {model.n_expert}: which expert keeps how much is known only when tokens are routed: "
@@ -57,7 +57,7 @@ def check_dense(model: ModelConfig) -> None:
 
 
 def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
-    """Parameters by part. `head` is 0 where it is tied to the token embedding; norms include the last one."""
+    """Parameters by part. `head` is 0 if it is tied to the token embedding; norms include the last one."""
     if isinstance(model, HFModelConfig):
         return _huggingface_parameters(model)
     layer = layer_parameters(model)
@@ -80,7 +80,7 @@ def _huggingface_parameters(model: HFModelConfig) -> dict[str, int]:
         raise ConfigError(
             f"there is no formula for the parameters of {model.model_type}: model.count_parameters counts them"
         )
-    # One norm a layer, no biases in attention, one in the head.
+    # GPT-J: one norm a layer, no biases in attention, one in the head.
     norms, head = (L + 1) * 2 * D, parts["head"] + model.vocab_size
     return {**parts, "attention": L * 4 * D**2, "norms": norms, "head": head}
 
@@ -96,17 +96,15 @@ def parameter_tensors(model: ModelConfig) -> int:
         if model.model_type == "gptj":
             return 1 + 10 * model.n_layer + 2 + (1 if model.shape.tied else 2)
         model = model.shape
-        # transformers keeps q, k and v, and a gate and its value, apart where ours are one matrix
+        # transformers has separate q, k, v, gate and value matrices; ours are fused
         apart = 3 if model.activation == "swiglu" else 0
         return parameter_tensors(model) + model.n_layer * apart
     return len(parameter_shapes(model))
 
 
 def matmul_parameters(model: ModelConfig) -> dict[str, int]:
-    """Weights that every token is multiplied with: qkv, attention_out, mlp, head. Not biases, norms and look-ups.
-
-    Of a mixture of experts, those that one token passes through, and the router.
-    """
+    """Weights that multiply every token: qkv, attention_out, mlp, head; not biases, norms and embedding look-ups. In a
+    mixture of experts: the experts that one token passes through, and the router."""
     model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
     one = D * F * (3 if model.activation == "swiglu" else 2)
@@ -119,15 +117,13 @@ def matmul_parameters(model: ModelConfig) -> dict[str, int]:
 
 
 def approximate_parameter_count(model: ModelConfig) -> int:
-    """12 L D^2: the matrices of L blocks of GPT-2's shape, without embeddings, norms and biases.
-
-    Narayanan et al. 2021 (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D)).
-    """
+    """12 L D^2: the matrices of L blocks of GPT-2's shape, without embeddings, norms and biases. Narayanan et al. 2021
+    (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D))."""
     return 12 * model.n_layer * model.d_model**2
 
 
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter tensor, under GPT's own names and in GPT's own order."""
+    """The shape of every parameter tensor, with GPT's names and order."""
     D = model.d_model
     shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (model.vocab_size, D)}
     if model.position == "learned":
@@ -141,7 +137,7 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def optimizer_groups(model: ModelConfig) -> list[list[int]]:
-    """The sizes of the tensors in each of the optimizer's groups: matrices decay, vectors do not (`optim`)."""
+    """Tensor sizes by optimizer group: matrices have weight decay, vectors do not (`optim`)."""
     shapes = parameter_shapes(model).values()
     groups = [[prod(s) for s in shapes if len(s) >= 2], [prod(s) for s in shapes if len(s) < 2]]
     return [group for group in groups if group]
@@ -189,10 +185,10 @@ def flops_by_part(
 ) -> dict[str, float]:
     """FLOPs of one token by part: qkv, attention (scores and weighted values), attention_out, mlp, head.
 
-    A weight costs a token 2 FLOPs forward. Attention has no weights: q k^T and the product with v cost 2 D each for
-    every position looked at, 4 T D a layer. causal "full" counts all T positions, as MFU conventionally does (PaLM,
-    Megatron-LM: 12 L T D with the backward pass); "half" counts the (T + 1) / 2 that a token sees on average, what a
-    kernel that skips the masked half computes.
+    A weight costs 2 FLOPs per token forward. Attention's q k^T and product with v cost 2 D each for every position,
+    4 T D a layer. causal "full" counts all T positions, the convention for MFU (PaLM, Megatron-LM: 12 L T D with the
+    backward pass); "half" counts (T + 1) / 2, the average that a token sees and that a kernel computes if it skips the
+    masked half.
     """
     if seq_len < 1:
         raise ConfigError(f"seq_len is {seq_len}: it must be at least 1")
@@ -207,7 +203,7 @@ def flops_by_part(
         "mlp": 2 * weights["mlp"],
         "head": 2 * weights["head"],
     }
-    # The backward pass multiplies twice for each product: once for the input's gradient, once for the weight's.
+    # Each product has two in the backward pass, for the gradients of the input and of the weight.
     passes = 3 if backward else 1
     return {part: float(passes * flops) for part, flops in forward.items()}
 
@@ -220,5 +216,5 @@ def flops_per_token(
 
 
 def six_n_flops_per_token(model: ModelConfig) -> float:
-    """6 N (Kaplan et al. 2020, section 2.1): 2 N forward, 4 N backward. Leaves out attention and counts look-ups."""
+    """6 N (Kaplan et al. 2020, section 2.1): 2 N forward, 4 N backward. Omits attention and counts look-ups."""
     return 6.0 * parameter_count(model)

@@ -1,13 +1,13 @@
-"""Pipeline schedules: who does what when, how long ranks wait for each other, how many micro-batches they hold.
+"""Pipeline schedules: the order of work on each rank, the bubble, and the micro-batches in flight.
 
     stage_ranks("interleaved", pp=4, virtual_stages=2)                # [0, 1, 2, 3, 0, 1, 2, 3]: the rank of each piece
-    schedule_order("1f1b", pp=4, n_micro=8)[3]                        # what rank 3 does: [Work("forward", 3, 0), ...]
+    schedule_order("1f1b", pp=4, n_micro=8)[3]                        # rank 3: [Work("forward", 3, 0), ...]
     pipeline_timeline("1f1b", 4, 8, 1, forward_s=0.1, backward_s=0.2) # simulated: events for plots.pipeline
     bubble("interleaved", pp=4, n_micro=8, virtual_stages=2)          # the closed formula: idle / busy time = 3 / 16
 
-The time of the bubble over that of the work (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training",
-sections 2.2.1 and 2.2.2): (p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved. Zero-bubble schedules (Qi et al.
-2023) cut the backward pass in two, for inputs and for weights, and fill gaps with the second: see `bubble`.
+Bubble time over work time (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", sections 2.2.1 and
+2.2.2): (p - 1) / m for GPipe and 1F1B, (p - 1) / (v m) interleaved. Zero-bubble schedules (Qi et al. 2023) split the
+backward pass into an input half and a weight half, and fill gaps with the second: see `bubble`.
 
 p stages (pp), m micro-batches (n_micro), v pieces of the model on each rank (virtual_stages).
 """
@@ -25,15 +25,15 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 
 
 class Work(NamedTuple):
-    """One thing that a rank does in a pipeline step."""
+    """One pass of one micro-batch through one piece."""
 
-    kind: str  #: forward, backward (with zero-bubble: for the inputs alone), weights (the backward pass for them)
+    kind: str  #: forward, backward (with zero-bubble only its input half), weights (the weight half)
     piece: int  #: of the model, 0 .. p v - 1
     micro_batch: int
 
 
 def stage_ranks(schedule: Schedule, pp: int, virtual_stages: int = 1) -> list[int]:
-    """The pipeline rank that holds each piece of the model: round and round, or, zero-bubble, down and up again."""
+    """The pipeline rank of each piece of the model: round robin, or for zero-bubble in V order (down and up again)."""
     _check(schedule, pp, 1, virtual_stages)
     if schedule == "zero-bubble" and virtual_stages == 2:
         return [*range(pp), *reversed(range(pp))]
@@ -41,11 +41,11 @@ def stage_ranks(schedule: Schedule, pp: int, virtual_stages: int = 1) -> list[in
 
 
 def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> float:
-    """Time that a rank waits over time that it works, where all pieces take as long and messages nothing.
+    """A rank's idle time over its busy time, if all pieces take equally long and messages take no time.
 
-    Zero-bubble with a forward pass as long as each half of the backward pass: (p - 1) / (3 m) with one piece a rank
-    (ZB-H1), a third of 1F1B's. With two (ZB-V, from m = 2 p - 1 on) no rank ever waits between its first work and its
-    last, but each starts half a forward pass after the one before it and all end the step together: (p - 1) / (6 m).
+    Zero-bubble, with a forward pass as long as each half of the backward pass: (p - 1) / (3 m) with one piece a rank
+    (ZB-H1), a third of 1F1B's. With two (ZB-V, from m = 2 p - 1 on) no rank waits between its first and last work, but
+    each starts half a forward pass after the one before it and all end together: (p - 1) / (6 m).
     """
     _check(schedule, pp, n_micro, virtual_stages)
     if schedule == "zero-bubble":
@@ -54,11 +54,8 @@ def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -
 
 
 def in_flight(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> list[float]:
-    """Micro-batches whose activations each rank holds at its peak, in units of all its pieces.
-
-    GPipe m, 1F1B min(m, p - rank). An activation is let go by the backward pass, or where that is cut in two, by its
-    second half.
-    """
+    """Micro-batches whose activations each rank holds at its peak, in units of all its pieces: GPipe m, 1F1B
+    min(m, p - rank). The backward pass frees activations; if it is split, its second half does."""
     peaks = []
     for work in schedule_order(schedule, pp, n_micro, virtual_stages):
         cut, held, peak = any(kind == "weights" for kind, _, _ in work), 0, 0
@@ -70,7 +67,7 @@ def in_flight(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1
 
 
 def schedule_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> list[list[Work]]:
-    """What each rank does, in order: the schedules as torch.distributed.pipelining runs them."""
+    """The work of each rank in order, as torch.distributed.pipelining runs it."""
     _check(schedule, pp, n_micro, virtual_stages)
     if schedule == "gpipe":
         return [[Work(kind, rank, i) for kind in ("forward", "backward") for i in range(n_micro)] for rank in range(pp)]
@@ -89,10 +86,10 @@ def pipeline_timeline(
     *,
     message_s: float = 0.0,
 ) -> list[Event]:
-    """A step simulated: every rank works in the order of the schedule as soon as what it needs has arrived.
+    """Simulate a step: every rank works in the order of the schedule, as soon as its inputs have arrived.
 
-    forward_s and backward_s: of one micro-batch in all the pieces of one rank; zero-bubble's halves take half of
-    backward_s each. Events are named by micro-batch and, with several pieces a rank, the how many-eth: "3.1".
+    forward_s, backward_s: time of one micro-batch in all pieces of one rank; zero-bubble's halves take half of
+    backward_s each. Events are named as in event_name.
     """
     orders = schedule_order(schedule, pp, n_micro, virtual_stages)
     ranks = stage_ranks(schedule, pp, virtual_stages)
@@ -119,12 +116,12 @@ def pipeline_timeline(
 
 
 def event_name(work: Work, pp: int, virtual_stages: int) -> str:
-    """The micro-batch, and with several pieces a rank which of them: "3", "3.1"."""
+    """The micro-batch, and with several pieces a rank the piece's number on its rank: "3", "3.1"."""
     return f"{work.micro_batch}.{work.piece // pp}" if virtual_stages > 1 else str(work.micro_batch)
 
 
 def idle_share(events: Sequence[Event]) -> list[float]:
-    """`bubble` of a timeline: for each rank, time waited over time worked, from the first event of all to the last."""
+    """`bubble` of a timeline: each rank's idle over busy time, from the first event of all ranks to the last."""
     span = max(event.end_s for event in events) - min(event.start_s for event in events)
     busy: Counter[int] = Counter()
     for event in events:
@@ -143,9 +140,9 @@ def _needs(work: Work, pieces: int) -> list[Work]:
 
 
 def _one_forward_one_backward(schedule: Schedule, rank: int, pp: int, n_micro: int, v: int) -> list[Work]:
-    """1F1B and its interleaved and zero-bubble forms: some forward passes, then forward and backward in turn, then the
-    rest of the backward passes; zero-bubble puts off `rank` weight passes."""
-    a_round = n_micro // max(1, n_micro // pp)  # micro-batches that go through one piece before the next piece's turn
+    """1F1B and its interleaved and zero-bubble forms: some forward passes, then alternating forward and backward, then
+    the remaining backward passes; zero-bubble delays `rank` weight passes."""
+    a_round = n_micro // max(1, n_micro // pp)  # micro-batches per piece before the next piece
     total, far = n_micro * v, pp - 1 - rank
     warm_up = min(total, (2 * far if schedule == "interleaved" else far) + (v - 1) * a_round)
     seen: Counter[tuple[str, int]] = Counter()
@@ -171,7 +168,7 @@ def _one_forward_one_backward(schedule: Schedule, rank: int, pp: int, n_micro: i
 
 
 def _v_shaped(rank: int, pp: int, n_micro: int) -> list[Work]:
-    """ZB-V: rank has piece `rank` on the way down and piece 2 p - 1 - rank on the way up."""
+    """ZB-V: each rank has piece `rank` on the way down and piece 2 p - 1 - rank on the way up."""
     down, up, most = rank, 2 * pp - 1 - rank, max(2 * pp - 1, n_micro)
     order: list[Work] = []
     count: Counter[tuple[str, int]] = Counter()

@@ -1,23 +1,23 @@
-"""DeepSpeed's ZeRO and torch's FSDP (fully_shard) to the byte: what a step sends and what a rank holds.
+"""DeepSpeed's ZeRO and torch's FSDP (fully_shard): exact bytes that a step sends and a rank holds.
 
-ZeRO: n parameters, N ranks, m micro-batches of a rank in a step; w bytes of a weight in the model (fp32 4, bf16 2):
+ZeRO: n parameters, N ranks, m micro-batches per rank and step; w bytes of a weight in the model (fp32 4, bf16 2):
 
     stage 0    all_reduce w n
-    stage 1    all_reduce w n, all_gather w n of the new weights: not the reduce_scatter of the paper
-    stage 2    all_reduce w n in every micro-batch: a rank keeps its own share of the sum and forgets the rest
+    stage 1    all_reduce w n, all_gather w n of the new weights: not the paper's reduce_scatter
+    stage 2    all_reduce w n in every micro-batch: a rank keeps its share of the sum and drops the rest
     stage 3    all_gather w n twice in every micro-batch (forward, backward) and reduce_scatter w n
 
-all padded, and on top a few numbers once a step (overflow and norm). Rajbhandari et al. 2020 count 2 n numbers for
-stages 1 and 2 and 3 n for stage 3, sent: the all_reduce above is 2 of their n. Offloading changes nothing on the wire.
+all padded, plus a few numbers once a step (overflow and norm). Rajbhandari et al. 2020 count 2 n numbers sent for
+stages 1 and 2 and 3 n for stage 3: the all_reduce above is 2 of their n. Offloading does not change the traffic.
 
-The optimizer updates fp32 masters of the weights that a rank owns, from stage 1 on also where the model is in fp32: so
-on N ranks bf16 takes the paper's 2 + 2 + 12 bytes a parameter, divided as it says, and fp32 4 + 4 + 12.
+From stage 1 on, the optimizer updates fp32 masters of the rank's weights, even if the model is in fp32: so bf16 takes
+the paper's 2 + 2 + 12 bytes a parameter, sharded as it says, and fp32 4 + 4 + 12.
 
-FSDP: each block is one unit, what remains (embeddings, last norm, head) another, the root. A parameter of d0 rows is
-cut into ceil(d0 / n) rows a rank, so a unit's buffers are padded to n ceil(d0 / n) rows of each of its tensors.
+FSDP: each block is one unit; the rest (embeddings, last norm, head) is the root unit. A parameter of d0 rows is cut
+into ceil(d0 / n) rows a rank, so a unit's buffers are padded to n ceil(d0 / n) rows of each of its tensors.
 
     all_gather       in every micro-batch every unit for the forward pass, and blocks again for the backward pass if
-                     they were freed between
+                     they were freed
     reduce_scatter   once a step every unit's gradients (kept whole until the last micro-batch)
     all_reduce       with copies of the model (hybrid sharding): each rank's share of the sums, over the copies
 
@@ -62,7 +62,7 @@ def zero_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
 
 
 def zero_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
-    """Bytes of one rank: weights and optimizer states between steps, gradients as the update finds them."""
+    """Bytes of one rank: weights and optimizer states between steps, gradients before the update."""
     stage, numbers, weight = run.parallel.zero_stage, _numbers(run), _weight_bytes(run)
     moments = MOMENTS[run.optimizer.name]
     if stage == 0:
@@ -72,14 +72,14 @@ def zero_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     elif stage == 3:
         own = sum(ceil(n / world_size) for n in numbers)
         parameters, gradients = weight * own, weight * own
-        if run.parallel.offload != "none":  # kept a second time, beside the masters that they update
+        if run.parallel.offload != "none":  # a second copy, beside the masters
             gradients += FP32 * own
         states, updated = (1 + moments) * FP32 * own, len(optimizer_groups(run.model))
     else:
         padded = _padded_groups(run, world_size)
         parameters = weight * sum(padded)
         gradients = weight * (sum(numbers) if stage == 1 else _touched(run, world_size, rank))
-        if run.parallel.offload != "none":  # exactly its share, as the masters want it; at stage 1 besides
+        if run.parallel.offload != "none":  # exactly its share, for the masters; at stage 1 in addition
             gradients = FP32 * sum(padded) // world_size + (gradients if stage == 1 else 0)
         states, updated = (1 + moments) * FP32 * sum(padded) // world_size, len(padded)
     states += counter_bytes(run.optimizer.name, updated)
@@ -87,8 +87,8 @@ def zero_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
 
 
 def _recomputed(run: Run) -> list[int]:
-    """The sizes of what activation checkpointing gathers once more, to compute blocks again: all but their last layer,
-    where torch stops computing again as soon as it has that layer's input, so that it is not let go in between."""
+    """The sizes of the weights that activation checkpointing gathers again to recompute blocks: all but the last layer,
+    since torch stops recomputing once it has that layer's input."""
     if not run.model.activation_checkpointing:
         return []
     shapes = block_shapes(run.model)
@@ -106,12 +106,12 @@ def _numbers(run: Run) -> list[int]:
 
 
 def _padded_groups(run: Run, ranks: int) -> list[int]:
-    """Each group's numbers, rounded up to a multiple of 2 N: shares are aligned to 4 bytes in 16 bits too."""
+    """Each group's numbers, rounded up to a multiple of 2 N: shards are aligned to 4 bytes even in 16 bits."""
     return [round_up(sum(group), 2 * ranks) for group in optimizer_groups(run.model)]
 
 
 def _touched(run: Run, ranks: int, rank: int) -> int:
-    """Numbers in the tensors of which this rank owns a part: stage 2 keeps such a tensor's gradient whole."""
+    """Numbers in all tensors that overlap this rank's shard: stage 2 keeps their gradients whole."""
     touched = 0
     for group, padded in zip(optimizer_groups(run.model), _padded_groups(run, ranks), strict=True):
         share, begin = padded // ranks, 0
@@ -125,8 +125,7 @@ def _touched(run: Run, ranks: int, rank: int) -> int:
 
 
 def _few_numbers(run: Run) -> int:
-    """Bytes of what tells the ranks how large the gradients are together, a number for each group of the optimizer's,
-    and in 16 bits whether they are finite."""
+    """Bytes for the gradient norm, a number for each optimizer group, and in 16 bits for the overflow flag."""
     stage, is_wide, groups = run.parallel.zero_stage, _weight_bytes(run) == FP32, len(optimizer_groups(run.model))
     if stage == 0:
         return 4 if is_wide and run.optimizer.clip_norm > 0 else 0
@@ -149,7 +148,7 @@ def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
     blocks, root = units(run)
     whole = padded(blocks, ranks) + padded(root, ranks)
     again = padded(blocks, ranks) if layout.reshard_after_forward else 0
-    # An axis of the mesh that has all ranks is the world.
+    # A mesh axis with all ranks is called world.
     shard, copies = ("world" if replicas == 1 else "shard"), ("world" if ranks == 1 else "replicate")
     sent = {}
     if ranks > 1:
@@ -161,7 +160,7 @@ def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
 
 
 def fsdp_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
-    """Bytes of one rank between steps. Weights, gradients and moments stay in fp32 (fp64) whatever is gathered."""
+    """Bytes of one rank between steps. Weights, gradients and moments are in fp32 (fp64) even if bf16 is gathered."""
     ranks = world_size // run.parallel.replicas
     place = rank % ranks
     wide = WIDE[run.loop.precision]
@@ -180,7 +179,7 @@ def units(run: Run) -> tuple[Shapes, Shapes]:
 
 
 def shard_rows(rows: int, ranks: int, place: int) -> int:
-    """The rows of a tensor of `rows` rows that the rank at `place` has."""
+    """How many rows of a tensor with `rows` rows the rank at `place` has."""
     each = ceil(rows / ranks)
     return max(0, min(each, rows - place * each))
 

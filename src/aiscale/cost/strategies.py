@@ -1,17 +1,16 @@
-"""What one rank sends in an optimizer step and holds after it, for every strategy, to the byte.
+"""Bytes that one rank sends in an optimizer step and holds after it, for every strategy, exactly.
 
     step_traffic(run, world_size)            # {("all_reduce", "world"): 3_253_248}: payload by (collective, group)
     step_traffic(run, world_size, rank=3)    # where ranks differ: stages of a pipeline
     held_bytes(run, world_size, rank=0)      # {"parameters": ..., "gradients": ..., "optimizer states": ...}
 
 The payload is the whole buffer of a collective (`communication`), summed over the calls of a step; groups of one rank
-send nothing and are left out. Bookkeeping (the mean loss, the gradient norm where our own code takes it) is not part of
-it. The groups have the names that `world.traffic` gives them: world, dp, tp, pp, and the axes of a device mesh.
+send nothing and are left out. Bookkeeping (the mean loss, our own gradient norm) is not included. Groups are named as
+in `world.traffic`: world, dp, tp, pp, and the axes of a device mesh.
 
-These are the steps as the libraries take them, so each strategy's function says what is sent when, and why it is more
-than the paper's formula where it is; and which copies the libraries keep. `aiscale bench bytes` measures the same. A
-new strategy has two functions of (run, world_size, rank) in _STRATEGIES. Here are serial, mpi, ddp and torch's
-pipelines; the others have files of their own.
+The formulas follow the libraries, which may send or keep more than the papers say; the docstrings explain where and
+why. `aiscale bench bytes` measures the same. A new strategy needs two functions of (run, world_size, rank) in
+_STRATEGIES. serial, mpi, ddp and torch's pipelines are here; the others have their own files.
 """
 
 from __future__ import annotations
@@ -61,15 +60,15 @@ def _serial(run: Run, world_size: int, rank: int) -> Traffic:
 
 
 def _replicated(run: Run, world_size: int, rank: int) -> Traffic:
-    """mpi and ddp: every gradient in one all-reduce, however many micro-batches there are. With a method of
-    compression, a sparse step: dense ones send what method none does."""
+    """mpi and ddp: one all-reduce of every gradient, for any number of micro-batches. With compression: a sparse step;
+    dense steps are those of method none."""
     if run.compression.method in ("none", "radius"):
         return radius_traffic(run, world_size)
     return rivals_traffic(run, world_size)
 
 
 def _ddp(run: Run, world_size: int, rank: int) -> Traffic:
-    """The gradients, or what stands for them; with divided optimizer states the owners' new weights as well."""
+    """The gradients, dense or compressed; with sharded optimizer states also the owners' new weights."""
     sent = _replicated(run, world_size, rank)
     if run.parallel.distributed_optimizer and world_size > 1:
         sent["broadcast", "world"] = WIDE[run.loop.precision] * parameter_count(run.model)
@@ -93,8 +92,8 @@ def _ddp_held(run: Run, world_size: int, rank: int) -> Held:
 
 
 def _owned(run: Run, world_size: int, rank: int) -> list[int]:
-    """The sizes of the parameters whose optimizer states are on `rank`: torch's ZeroRedundancyOptimizer takes first the
-    optimizer's matrices, then its vectors, each from the largest on, and gives each to the rank that has least."""
+    """The sizes of the parameters whose optimizer states are on `rank`: torch's ZeroRedundancyOptimizer assigns first
+    matrices, then vectors, each from the largest on, to the rank that has least."""
     owned: list[list[int]] = [[] for _ in range(world_size)]
     for group in optimizer_groups(run.model):
         for size in sorted(group, reverse=True):
@@ -111,18 +110,18 @@ def _ranks_of_pieces(run: Run) -> list[int]:
 
 
 def _pipeline_traffic(run: Run, world_size: int, rank: int) -> Traffic:
-    """Between two pieces of the model on different ranks travel, for every micro-batch, its residual stream (B T D
-    numbers, in the precision of the weights) and back the stream's gradient. Once a step gradients are averaged over
-    dp, and those of a tied embedding are added up between the first and the last piece."""
+    """Per micro-batch, adjacent pieces on different ranks exchange the residual stream (B T D numbers, in the precision
+    of the weights) and its gradient. Once a step gradients are averaged over dp, and those of a tied embedding are
+    summed between the first and the last piece."""
     pieces = _ranks_of_pieces(run)
     dp = world_size // run.parallel.pp
     pp_rank = rank // dp  # ranks are numbered pp x dp
     n_micro, size = run.loop.micro_batches(dp)
     wide = WIDE[run.loop.precision]
     message = size * run.loop.seq_len * run.model.d_model * wide
-    # Each boundary between this rank and another: the stream passes one way, its gradient the other.
+    # At each boundary with another rank this rank sends either the stream or its gradient.
     boundaries = sum((a == pp_rank) + (b == pp_rank) for a, b in zip(pieces, pieces[1:], strict=False) if a != b)
-    # An axis of the mesh that has all ranks is the world.
+    # A mesh axis with all ranks is called world.
     neighbours, copies = ("pp" if dp > 1 else "world"), ("dp" if run.parallel.pp > 1 else "world")
     sent = {(op, neighbours): n_micro * message * boundaries for op in ("send", "recv")}
     if dp > 1:
@@ -134,7 +133,7 @@ def _pipeline_traffic(run: Run, world_size: int, rank: int) -> Traffic:
 
 
 def _pipeline_held(run: Run, world_size: int, rank: int) -> Held:
-    """Of the rank's pieces alone, as serial holds them."""
+    """As in serial, but only the rank's pieces."""
     shapes = _shapes(run, rank // (world_size // run.parallel.pp))
     numbers, name = sum(map(prod, shapes)), run.optimizer.name
     wide = WIDE[run.loop.precision]
@@ -146,7 +145,7 @@ def _pipeline_held(run: Run, world_size: int, rank: int) -> Held:
 
 
 def _shapes(run: Run, pp_rank: int) -> list[tuple[int, ...]]:
-    """The tensors of one pipeline rank; one that is the first and the last has a tied embedding once."""
+    """The tensors of one pipeline rank; a rank that is both first and last has a tied embedding once."""
     pieces, shapes = _ranks_of_pieces(run), parameter_shapes(run.model)
     layers = run.model.n_layer // len(pieces)
     own = []

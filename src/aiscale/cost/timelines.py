@@ -1,14 +1,14 @@
-"""How long a data-parallel step takes, how it scales, and when an FSDP forward pass gathers what.
+"""Predicted time of a data-parallel step, its scaling, and the timeline of an FSDP forward pass.
 
     step = ddp_step_seconds(forward_s, backward_s, gradient_bytes, world, link)        # .total_s .exposed_s
     ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
-    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # the same, of FSDP
+    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP forward pass
     scaling_seconds("strong", compute_s, gradient_bytes, [1, 2, 4], link)              # step seconds at each world
     scaled_lr(0.1, base_batch=256, batch=8192)                                         # linear scaling rule
 
 DDP (Li et al. 2020, "PyTorch Distributed", section 3.2.3): gradients appear evenly over the backward pass, last layer
-first; as soon as a bucket is full its all-reduce starts; all-reduces run one after another. What is left of them when
-the backward pass ends is exposed, and the optimizer waits for it.
+first; a full bucket's all-reduce starts at once; all-reduces run one after another. Communication after the end of the
+backward pass is exposed: the optimizer waits for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIB = 2**20
 
 
 class Event(NamedTuple):
-    """Something that one rank does for a while; a row of plots.timeline."""
+    """An interval of one rank's work; a bar of plots.timeline."""
 
     rank: int
     name: str
@@ -35,11 +35,11 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class DDPStep:
-    """Where the time of one step goes."""
+    """The times of one step."""
 
     total_s: float
     compute_s: float  #: forward, backward and optimizer
-    communication_s: float  #: all the all-reduces, hidden or not
+    communication_s: float  #: all all-reduces, hidden or not
     exposed_s: float  #: the part of them that no computation hides
 
 
@@ -54,7 +54,7 @@ def ddp_timeline(
     bucket_bytes: float = 25 * MIB,
     overlap: bool = True,
 ) -> list[Event]:
-    """What one rank (called 0: all do the same) does during a step; overlap=False starts all-reduces after backward."""
+    """The events of rank 0 (all ranks are alike) in a step; overlap=False starts all-reduces after backward."""
     if bucket_bytes <= 0 or gradient_bytes <= 0:
         raise ConfigError(f"bucket_bytes {bucket_bytes}, gradient_bytes {gradient_bytes}: both must be greater than 0")
     backward_end = forward_s + backward_s
@@ -84,10 +84,8 @@ def ddp_step_seconds(
     optimizer_s: float = 0.0,
     **options: float,
 ) -> DDPStep:
-    """The times of one DDP step; arguments as in ddp_timeline (options: bucket_bytes, overlap).
-
-    Computation is taken not to slow down while sending.
-    """
+    """The times of one DDP step; arguments as in ddp_timeline (options: bucket_bytes, overlap). Assumes that
+    communication does not slow down computation."""
     events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, optimizer_s=optimizer_s, **options)
     total, compute = events[-1].end_s, forward_s + backward_s + optimizer_s
     communication = sum(event.end_s - event.start_s for event in events if event.kind == "communication")
@@ -97,9 +95,9 @@ def ddp_step_seconds(
 def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int, rank: int = 0) -> list[Event]:
     """Events of an FSDP forward pass: the root unit (gathered in gather_s, no computation), then blocks 0 to n - 1.
 
-    The wire carries one gather at a time, in the order of asking. A block computes when it is gathered and the one
-    before it has computed; it is asked for when the block `ahead` places before it begins to compute, or, with 0, when
-    its turn has come. L blocks, gathered in g seconds and computed in c, take L (g + c) without prefetch, and
+    Gathers run one at a time, in the order of their requests. A block computes when it is gathered and the block before
+    it is done; it is requested when the block `ahead` places before it starts to compute, or, with 0, when the block
+    before it is done. L blocks, gathered in g seconds and computed in c, take L (g + c) without prefetch, and
     L max(g, c) plus a start and an end with it.
     """
     gathers: dict[int, Event] = {}
@@ -135,7 +133,7 @@ def scaling_seconds(
 
     strong: the global batch is fixed, so a rank computes compute_s / n. weak: the batch per rank is fixed, so it
     computes compute_s. cores: how many ranks can compute at the same time (a laptop's cores, one thread a rank);
-    more ranks than that take turns. 0: as many as there are. A third of the computation is forward, two backward.
+    more ranks take turns; 0: no limit. One third of the computation is forward, two thirds backward.
     """
     if kind not in ("strong", "weak"):
         raise ConfigError(f"kind is {kind!r}: it must be strong or weak")
@@ -150,7 +148,7 @@ def scaling_seconds(
 
 
 def speedup(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """How many times the samples per second of the first entry, which must be the run on one rank."""
+    """Samples per second relative to the first entry, which must be the run on one rank."""
     if not worlds or worlds[0] != 1:
         raise ConfigError(f"worlds is {list(worlds)}: the first entry must be the run on 1 rank")
     work = [1 if kind == "strong" else world for world in worlds]

@@ -1,4 +1,4 @@
-"""Text, tokens and the order in which they are read; see the modules."""
+"""Text, tokens and the order in which training reads them; see the modules."""
 
 from aiscale.data.corpora import bigram_entropy, embedded_text, find_text
 from aiscale.data.corpus import Corpus, open_corpus, train_tokenizer

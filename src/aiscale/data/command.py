@@ -1,4 +1,4 @@
-"""The face of `aiscale data`: arguments in, one line or JSON out."""
+"""The command `aiscale data`: prints one line, or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from aiscale.data.shards import SHARD_TOKENS, Manifest, read_corpus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The subcommands `prepare` and `show`."""
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     prepare = actions.add_parser(
         "prepare",
@@ -54,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked; returns the exit status."""
     if args.action == "show":
         _, manifest, _ = read_corpus(Path(args.folder))
         _print(manifest, args.folder, args.json)

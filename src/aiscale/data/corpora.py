@@ -1,14 +1,13 @@
-"""Text: where it comes from, read in pieces so that a corpus larger than memory is never held whole.
+"""Sources of text, read in pieces so that a corpus may be larger than memory.
 
     text = find_text("embedded")             # or "toy", "stdlib", or the path of a text file or of a folder of them
     for piece in text.pieces():
         ...
-    bigram_entropy(embedded_text())          # nats a character: what a model must beat to have learnt more than pairs
+    bigram_entropy(embedded_text())          # nats a character: a model below it has learnt more than bigrams
 
-The embedded corpus is the English documentation inside CPython itself (`pydoc_data.topics`), so that everything runs
-offline. The corpus stdlib is the source code of CPython's own modules, for runs that would see the embedded one many
-times over. Both differ between Python versions: their hash goes into run.json, and nothing may assert a loss that
-depends on them.
+The embedded corpus is the English documentation in CPython (`pydoc_data.topics`), so that everything runs offline. The
+corpus stdlib is the source code of CPython's modules, for runs that need more text. Both differ between Python
+versions: their hash goes into run.json, and no test may assert a loss that depends on them.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from aiscale.config import ConfigError
 from aiscale.data.toy import toy_text
 
 BUILT_IN = ("embedded", "toy", "stdlib")
-DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar")  #: what `aiscale data prepare NAME` knows
+DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar")  #: names for `aiscale data prepare NAME`
 READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text that can be read again and again, piece by piece."""
+    """A text that can be read several times, piece by piece."""
 
-    name: str  #: what the user called it
-    identity: str  #: changes whenever the text may have changed: the hash of a text, or of names, sizes and times
+    name: str  #: as the user gave it
+    identity: str  #: changes when the text may have changed: a hash of the text, or of file names, sizes and times
     pieces: Callable[[], Iterator[str]]  #: a fresh pass over the text
 
 
 def find_text(corpus: str) -> Text:
-    """The text that DataConfig.corpus names; raises ConfigError if there is none."""
+    """The text of DataConfig.corpus; raises ConfigError if there is none."""
     if corpus in ("embedded", "toy"):
         text = embedded_text() if corpus == "embedded" else toy_text()
         return Text(corpus, hashlib.sha256(text.encode()).hexdigest(), lambda: iter([text]))
@@ -64,7 +63,7 @@ def _remedy(corpus: str) -> str:
 
 
 def find_files(corpus: str) -> list[Path]:
-    """That file, or every file below that folder in the order of their names, hidden ones left out."""
+    """That file, or every file below that folder, sorted by name, without hidden ones."""
     path = Path(corpus).expanduser()
     if not path.exists():
         raise ConfigError(f"corpus {corpus!r} does not exist: {_remedy(corpus)}")
@@ -80,13 +79,13 @@ def find_files(corpus: str) -> list[Path]:
 
 
 def identity(files: list[Path]) -> str:
-    """Names, sizes and times of change: to read 100 GB only to see that nothing changed would cost minutes."""
+    """A hash of names, sizes and modification times: hashing the content of 100 GB would take minutes."""
     facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def read_files(files: list[Path], separator: str = "\n") -> Iterator[str]:
-    """The files one after another; `separator` stands between two of them."""
+    """The text of all files, joined by `separator`."""
     for number, file in enumerate(files):
         if number:
             yield separator
@@ -94,7 +93,7 @@ def read_files(files: list[Path], separator: str = "\n") -> Iterator[str]:
 
 
 def _read_file(file: Path) -> Iterator[str]:
-    """UTF-8 text (a byte-order mark is dropped), with Windows' line ends turned into Unix ones."""
+    """UTF-8 text without a byte-order mark, with Unix line ends."""
     try:
         with open(file, encoding="utf-8-sig") as stream:
             try:
@@ -112,16 +111,16 @@ def _read_file(file: Path) -> Iterator[str]:
 
 # The embedded corpus -------------------------------------------------------------------------------------------------
 
-# Typographic signs of the documentation, in ASCII: one character is then one byte.
+# Typographic characters of the documentation -> ASCII, so that one character is one byte.
 _ASCII = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "°": " degrees", "ß": "ss"}
 
 
 @cache
 def embedded_text() -> str:
-    """CPython's documentation topics as clean ASCII prose, about 350 kB; the same on every machine with one Python.
+    """CPython's documentation topics, sorted by name, as ASCII prose, about 350 kB; depends only on Python's version.
 
-    Topics come in the order of their names. Taken out: the underlining of headings, grammar productions, and every
-    paragraph seen before (many topics include others, and what is repeated at the end would leak into validation).
+    Removed: the underlining of headings, grammar productions, and repeated paragraphs (many topics include others, and
+    repetitions at the end would leak into validation).
     """
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
@@ -145,10 +144,8 @@ def embedded_text() -> str:
 
 
 def stdlib_files() -> list[Path]:
-    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages.
-
-    Left out: tests, tables (encodings, and the documentation that is corpus embedded), and what is not UTF-8.
-    """
+    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages. Without tests,
+    tables (encodings, and the documentation that is corpus embedded) and files that are not UTF-8."""
     root = Path(sysconfig.get_paths()["stdlib"])
     out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
     files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and _is_utf8(path)]
@@ -163,16 +160,15 @@ def _is_utf8(file: Path) -> bool:
     return True
 
 
-# What a model must beat ----------------------------------------------------------------------------------------------
+# A baseline ----------------------------------------------------------------------------------------------------------
 
 
 def bigram_entropy(text: str, held_out: str | None = None) -> float:
     """H(c_t | c_t-1) in nats a character: Shannon 1951, "Prediction and Entropy of Printed English", F_2.
 
-    Without `held_out`, counts and average are both over `text`: no table of character pairs, however well it is
-    fitted to this text, can have a lower loss on it. With `held_out`, the loss there of the pairs counted in `text`,
-    one added to each count: what such a table reaches on text that it has not seen. The first is the harder bar where
-    both texts are alike, and it is the one that recipe `laptop` promises to pass on its validation part.
+    Without `held_out`: the entropy of `text` itself, the lowest loss that a bigram table can have on it. With
+    `held_out`: the loss on that text of the bigram counts of `text`, each plus one. The first is harder to beat if both
+    texts are alike; recipe `laptop` promises to beat it on its validation part.
     """
     codes = np.frombuffer((text + (held_out or "")).encode("utf-32-le"), dtype=np.uint32)
     symbols, ids = np.unique(codes, return_inverse=True)

@@ -1,12 +1,12 @@
-"""A corpus ready for training: text found, tokenized once, kept in a cache, memory-mapped, and split.
+"""A corpus ready for training: tokenized once, cached, memory-mapped and split.
 
-    tokenizer = train_tokenizer(run.data)                     # rank 0; the others get its JSON
+    tokenizer = train_tokenizer(run.data)                     # on rank 0, which sends its JSON to the others
     corpus = open_corpus(run.data, tokenizer=tokenizer)       # every rank
     corpus.train, corpus.val                                  # sequences of tokens; slices are numpy arrays
 
-Tokens are kept in $AISCALE_CACHE, else $XDG_CACHE_HOME/aiscale, else ~/.cache/aiscale, else (said on standard error)
-in a temporary folder that is deleted at the end. Any number of processes may ask for the same corpus at once: one
-tokenizes it where the file system has locks, else each does, and the first to finish puts it in place.
+Tokens are cached in $AISCALE_CACHE, else $XDG_CACHE_HOME/aiscale, else ~/.cache/aiscale, else (with a note on stderr)
+in a temporary folder that is deleted at exit. Several processes may open the same corpus at once: if the file system
+has locks, one of them tokenizes; otherwise each does, and the first to finish puts it in place.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from aiscale.data.tokenizers import Tokenizer, learn
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens to train on and tokens to validate on, and what they were made from."""
+    """Training tokens, validation tokens, and the text they come from."""
 
-    name: str  #: DataConfig.corpus, or what a prepared folder says
+    name: str  #: DataConfig.corpus, or the name in a prepared folder
     train: Tokens
     val: Tokens  #: the end of the text
     tokenizer: Tokenizer
@@ -44,10 +44,10 @@ class Corpus:
 def open_corpus(
     data: DataConfig, *, tokenizer: Tokenizer | None = None, cache_dir: str | os.PathLike | None = None
 ) -> Corpus:
-    """The corpus that `data` names, tokenized if it was not before; raises ConfigError with one line.
+    """The corpus of `data`, tokenized if it is not in the cache; raises ConfigError with one line.
 
-    A folder made by `aiscale data prepare` is mapped as it is, with its own tokenizer, and is refused if that is not
-    `tokenizer` or not of the kind `data.tokenizer`.
+    A folder made by `aiscale data prepare` is mapped with its own tokenizer, and refused if that is not `tokenizer` or
+    not of the kind `data.tokenizer`.
     """
     folder = Path(data.corpus).expanduser()
     if is_corpus(folder):
@@ -70,7 +70,7 @@ def open_corpus(
 
 
 def train_tokenizer(data: DataConfig, *, cache_dir: str | os.PathLike | None = None) -> Tokenizer:
-    """The tokenizer that `data` asks for, learnt from the whole of its corpus; a prepared folder brings its own."""
+    """The tokenizer for `data`, learnt from the whole corpus; a prepared folder has its own."""
     folder = Path(data.corpus).expanduser()
     if is_corpus(folder):
         _, _, tokenizer = read_corpus(folder)
@@ -98,7 +98,7 @@ def _check_kind(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> None:
 
 
 def _tokenized(text: Text, tokenizer: Tokenizer, cache_dir: str | os.PathLike | None) -> Path:
-    """The folder in the cache that holds this text in these tokens, made if it is not there."""
+    """The cache folder of this text with this tokenizer, written if it does not exist."""
     name = f"{Path(text.name).stem}-{tokenizer.kind}-{_key(text.identity, tokenizer.sha256)}"
     folder = cache_root(cache_dir) / "tokens" / name
     if folder.is_dir():
@@ -110,10 +110,10 @@ def _tokenized(text: Text, tokenizer: Tokenizer, cache_dir: str | os.PathLike | 
         unfinished = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.parent))
         try:
             write_corpus(text, tokenizer, unfinished)
-            unfinished.chmod(0o755)  # mkdtemp lets only its owner in
+            unfinished.chmod(0o755)  # mkdtemp gives access only to the owner
             try:
                 unfinished.rename(folder)
-            except OSError:  # another process was first: its tokens are the same
+            except OSError:  # another process was first, with the same tokens
                 if not folder.is_dir():
                     raise
         finally:
@@ -129,7 +129,7 @@ def _key(*parts: str) -> str:
 
 
 def cache_root(folder: str | os.PathLike | None = None) -> Path:
-    """Where tokens are kept: `folder`, or as the module says."""
+    """The cache folder: `folder`, or as the module docstring says."""
     if folder is not None:
         return Path(folder)
     own, xdg = os.environ.get("AISCALE_CACHE"), os.environ.get("XDG_CACHE_HOME")
@@ -138,7 +138,7 @@ def cache_root(folder: str | os.PathLike | None = None) -> Path:
 
 @cache
 def _writable(root: Path) -> Path:
-    """`root`, or a temporary folder instead: one for the whole life of the process."""
+    """`root` if it is writable, else a temporary folder, one for each process."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
@@ -156,7 +156,7 @@ def _writable(root: Path) -> Path:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """Held by one process at a time where the file system can lock (some of those of clusters cannot)."""
+    """A lock between processes, if the file system supports locks (some on clusters do not)."""
     with open(file, "w") as stream:
         with suppress(ImportError, OSError):
             import fcntl

@@ -1,10 +1,10 @@
-"""Images for the lesson on a small CNN: folders of .npz files, read as OLCF's `NPZDataset` reads them.
+"""Images for the lesson on a small CNN: folders of .npz files, in the format of OLCF's `NPZDataset`.
 
     write_npz("shapes/train", 4000, seed=1)                # 10 kinds of shapes, drawn by formulas
     dataset = NpzDataset("shapes/train")
     image, label = dataset[0]                              # (1,28,28) float32 in [0, 1], and an int
 
-A file holds `images`, (N,H,W) or (N,C,H,W) uint8, and `labels`, (N,). Any folder of such files will do.
+A file holds `images`, (N,H,W) or (N,C,H,W) uint8, and `labels`, (N,). Any folder of such files works.
 
 N images, C channels, H and W pixels.
 """
@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from aiscale.config import ConfigError
 from aiscale.data.shards import write_atomically
 
-#: Where a shape is, in coordinates u (right) and v (up) that are 0 in its centre and about 1 at its rim.
+#: Masks of the shapes, in coordinates u (right) and v (up): 0 in the centre, about 1 at the rim.
 SHAPES = {
     "disc": lambda u, v: u**2 + v**2 < 0.8,
     "ring": lambda u, v: (u**2 + v**2 < 0.9) & (u**2 + v**2 > 0.35),
@@ -40,8 +40,8 @@ SHAPES = {
 
 
 def draw_shapes(count: int, *, size: int = 28, seed: int = 0, noise: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
-    """`count` images (N,1,H,W) uint8 and their labels (N,) int64, indices into SHAPES: all kinds equally often (give
-    or take one), each shape moved, scaled, turned by up to 20 degrees, and half hidden in noise."""
+    """`count` images (N,1,H,W) uint8 and their labels (N,) int64, indices into SHAPES: all kinds equally often (to
+    within one), each shape shifted, scaled, rotated by up to 20 degrees, with strong noise."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count) % len(SHAPES))
     x, y = rng.uniform(-0.25, 0.25, (2, count, 1, 1))
@@ -79,8 +79,8 @@ def write_npz(
 
 
 class NpzDataset(Dataset):
-    """Images and labels of all .npz files in a folder, in the order of their names. A file is unpacked when it is
-    first needed and then stays in memory."""
+    """Images and labels of all .npz files in a folder, sorted by name. A file is unpacked when first needed and stays
+    in memory."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -100,7 +100,7 @@ class NpzDataset(Dataset):
             raise IndexError(f"image {index} of {len(self)}")
         number = int(np.searchsorted(self._ends, index, side="right"))
         images = self._images(number)
-        image = images[index - int(self._ends[number])]  # counted back from the end of the file
+        image = images[index - int(self._ends[number])]  # a negative index, from the end of the file
         return torch.from_numpy(image).float() / 255, int(self.labels[index])
 
     def _labels(self, file: Path) -> np.ndarray:

@@ -1,18 +1,18 @@
-"""The order of training windows: a function of the seed and the step number, and of nothing else.
+"""The order of training windows: it depends only on the seed and the step number.
 
     batches = Batches(corpus.train, seq_len=128, global_batch=16, seed=1337)
-    x, y = batches.batch(step)                               # the whole global batch, (B,T) each; y is x one token on
-    for x, y in batches.share(step, rank, world, n_micro):   # what that rank of `world` reads: B/world sequences
+    x, y = batches.batch(step)                               # the whole global batch, (B,T) each; y is x shifted by one
+    for x, y in batches.share(step, rank, world, n_micro):   # the micro-batches of that rank: B/world sequences
         ...
 
-The tokens are cut into windows of T, and every epoch visits them in another order. Because a batch depends on the
-step number alone, a run resumes in the middle of an epoch without any saved state, and because the global batch is
-drawn first and divided among the ranks afterwards, it is the same at every world size.
+The tokens are cut into windows of T, which every epoch visits in a new order. A run resumes in the middle of an epoch
+without saved state, because a batch depends only on the step. The global batch is the same at every world size, because
+it is drawn first and then divided among the ranks.
 
-The order of an epoch is a permutation that is computed, not stored: a Feistel network (Luby and Rackoff 1988) turns
-a number below 4^k into another one, one to one; a result beyond the number of windows goes in again until it falls
-below. A shuffled list of the windows of a terabyte would fill gigabytes on every rank; this holds nothing. It is
-integer arithmetic of our own, so that no new version of a random generator changes the order of a run half done.
+The order of an epoch is a permutation that is computed, not stored: a Feistel network (Luby and Rackoff 1988) permutes
+the numbers below 4^k; a result beyond the number of windows goes in again until it is below. A shuffled list of the
+windows of a terabyte would take gigabytes on every rank. It is our own integer arithmetic, so that no new version of a
+random generator changes the order of a run.
 
 B sequences in the global batch, T tokens.
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from aiscale.config import ConfigError
 
-ROUNDS = 6  #: of the Feistel network; four make it pseudo-random where the round function is
+ROUNDS = 6  #: of the Feistel network; four suffice if the round function is pseudo-random
 
 
 class Batches:
@@ -33,7 +33,7 @@ class Batches:
 
     def __init__(self, tokens, *, seq_len: int, global_batch: int, seed: int | None) -> None:
         self.tokens, self.seq_len, self.global_batch, self.seed = tokens, seq_len, global_batch, seed
-        self.windows = (len(tokens) - 1) // seq_len  #: the target of a window's last token belongs to the next one
+        self.windows = (len(tokens) - 1) // seq_len  #: the last target of a window is the next window's first token
         if self.windows < 1:
             raise ConfigError(
                 f"{getattr(tokens, 'name', 'the corpus')} has {len(tokens)} tokens, fewer than one block of "
@@ -42,17 +42,17 @@ class Batches:
 
     @classmethod
     def in_order(cls, tokens, *, seq_len: int, global_batch: int) -> Batches:
-        """The windows one after another, for evaluation: batch 0 is always the first B of them."""
+        """Unshuffled windows, for evaluation: batch 0 is always the first B windows."""
         return cls(tokens, seq_len=seq_len, global_batch=global_batch, seed=None)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the windows. Those left over, fewer than a global batch, are others in
-        every epoch; where there are fewer windows than that altogether, an epoch is one batch that repeats some."""
+        """Optimizer steps in one pass over the windows. Each epoch leaves out the remainder, different windows each
+        time; with fewer windows than a global batch, an epoch is one batch that repeats some."""
         return max(1, self.windows // self.global_batch)
 
     def window_ids(self, step: int) -> np.ndarray:
-        """(B,): which windows the global batch of `step` consists of."""
+        """The windows of the global batch of `step`, (B,)."""
         epoch, place = divmod(step, self.steps_per_epoch)
         places = (place * self.global_batch + np.arange(self.global_batch)) % self.windows
         return places if self.seed is None else permute(places, self.windows, self.seed, epoch)
@@ -62,7 +62,7 @@ class Batches:
         return self._read(self.window_ids(step))
 
     def share(self, step: int, rank: int, world: int, n_micro: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """The micro-batches of one of `world` data-parallel ranks: its slice of the global batch in n_micro parts."""
+        """The micro-batches of data-parallel rank `rank` of `world`: its slice of the global batch in n_micro parts."""
         if self.global_batch % (world * n_micro):
             raise ConfigError(
                 f"loop.global_batch {self.global_batch} is not divisible by {world} data-parallel ranks x {n_micro} "
@@ -81,7 +81,7 @@ class Batches:
 
 
 def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Where each of `places` (numbers below n) comes to lie in the order of (seed, epoch): one to one."""
+    """The permutation of (seed, epoch) at `places`, numbers below n."""
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))  # bits in each half of the network
     mask = np.uint64((1 << int(half)) - 1)
     with np.errstate(over="ignore"):  # the arithmetic is modulo 2^64
@@ -99,7 +99,7 @@ def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): every bit of the input moves half of the output's."""
+    """The finalizer of splitmix64 (Steele, Lea and Flood 2014): each input bit flips half of the output bits."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

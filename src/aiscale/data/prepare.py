@@ -1,4 +1,4 @@
-"""Tokenizing a large corpus once, before training: `aiscale data prepare`.
+"""Tokenize a large corpus once, before training: `aiscale data prepare`.
 
     aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
     aiscale data prepare shakespeare --tokenizer char            # out: corpora/shakespeare
@@ -6,13 +6,13 @@
 
     prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
 
-Text files are read as they are; JSON lines, parquet and the well-known corpora through the `datasets` library
-(pip install 'aiscale[data]'). The text streams through, so that neither it nor its tokens need to fit in memory; after
-an interruption the same command goes on behind the last finished shard. Documents are joined by what the tokenizer has
-for that: `<|endoftext|>` for bpe, an empty line for the others.
+Text files are read directly; JSON lines, parquet and the well-known corpora with the `datasets` library
+(pip install 'aiscale[data]'). The text is streamed, so that neither it nor its tokens need to fit in memory; after an
+interruption the same command continues after the last finished shard. Documents are joined by the tokenizer's
+separator: `<|endoftext|>` for bpe, an empty line for the others.
 
-The well-known corpora come from the network. Where they lie was taken from their publishers' descriptions; what is
-tested is the reading of local files in the same formats, which also serve where a compute node has no network.
+The well-known corpora need a network. Their addresses come from their publishers and are not tested; reading local
+files in the same formats is.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 
 #: Arguments of datasets.load_dataset for the well-known corpora.
 HUB = {
-    # Turing report: "the classic shakespeare text file", one document of 4.4 MiB. Fetched here first: `datasets` reads
-    # web addresses only with further libraries.
+    # Turing report: "the classic shakespeare text file", one document of 4.4 MiB. We download it, because `datasets`
+    # needs further libraries to read web addresses.
     "shakespeare": {
         "path": "text",
         "data_files": "https://cs.stanford.edu/people/karpathy/char-rnn/shakespeare_input.txt",
@@ -52,19 +52,19 @@ HUB = {
     },
     # Radius, artifact appendix A.3.4; 8 million documents, 38 GB of text
     "openwebtext": {"path": "Skylion007/openwebtext"},
-    # OLCF's download script: the Afrikaans part, deduplicated. The original is a script, which `datasets` no longer
-    # runs; the hub keeps its contents as parquet on a branch of their own.
+    # OLCF's download script: the Afrikaans part, deduplicated. The original is a loading script, which `datasets` no
+    # longer runs; the hub has its contents as parquet on a branch.
     "oscar": {
         "path": "oscar-corpus/oscar",
         "revision": "refs/convert/parquet",
         "data_dir": "unshuffled_deduplicated_af",
     },
 }
-BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  #: what `datasets` calls a format
+BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  #: suffix -> name of the format in `datasets`
 PACKED = (".gz", ".xz", ".zst", ".bz2")
-LEARN_CHARS = 2**28  #: a bpe tokenizer is learnt from this much of the text, its beginning
+LEARN_CHARS = 2**28  #: a bpe tokenizer is learnt from this many characters at the beginning
 
-Document = Iterable[str]  #: in pieces, so that a document need not fit in memory either
+Document = Iterable[str]  #: in pieces, since a document may be larger than memory
 
 
 def prepare_corpus(
@@ -78,9 +78,9 @@ def prepare_corpus(
     shard_tokens: int = SHARD_TOKENS,
     progress: bool = True,
 ) -> Manifest:
-    """Tokenize `sources`, a name of HUB or paths, into the folder `out` that DataConfig.corpus can then name.
+    """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for DataConfig.corpus.
 
-    tokenizer: byte, char, word, bpe, or the path of a tokenizer.json. field: of a JSON or parquet record, the text.
+    tokenizer: byte, char, word, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
     subset: of oscar, such as unshuffled_deduplicated_en. Raises ConfigError with one line.
     """
     sources = [sources] if isinstance(sources, str | Path) else list(sources)
@@ -112,7 +112,7 @@ def _is(tokenizer: Tokenizer, wanted: str) -> bool:
 
 
 def _tokenizer(folder: Path, wanted: str, documents: Callable, bpe_vocab_size: int, progress: bool) -> Tokenizer:
-    """The one that an interrupted call learnt, or a new one."""
+    """The tokenizer of an interrupted call, or a new one."""
     if (folder / PROGRESS).exists():
         tokenizer = read_tokenizer(folder)
         if not _is(tokenizer, wanted):
@@ -166,7 +166,7 @@ def _open_sources(sources: list[str], field: str, subset: str | None) -> tuple[s
 
 
 def _documents(file: Path, field: str) -> Iterator[Document]:
-    """The documents of one file: itself, or what is in the `field` of its records."""
+    """The documents of one file: the file itself, or the `field` of its records."""
     suffixes = [suffix for suffix in file.suffixes if suffix not in PACKED]
     builder = BUILDERS.get(suffixes[-1]) if suffixes else None
     if builder:
@@ -179,7 +179,6 @@ def _documents(file: Path, field: str) -> Iterator[Document]:
 
 
 def _fetch(url: str) -> Path:
-    """The file behind a web address, kept in the cache."""
     file = cache_root() / "downloads" / Path(url).name
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -204,7 +203,7 @@ def _load(what: str, **arguments) -> Iterable[dict]:
         ) from None
     try:
         return load_dataset(split="train", **arguments)
-    except Exception as error:  # the library raises whatever its many back ends do
+    except Exception as error:  # the library passes on the errors of its many back ends
         raise ConfigError(
             f"{what} cannot be read by `datasets` ({_first_line(error)}): check the name and the network, or fetch "
             "its files elsewhere and name them instead"

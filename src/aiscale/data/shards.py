@@ -1,7 +1,7 @@
-"""Token shards: a corpus as numbers on disk, memory-mapped, so that one larger than memory trains.
+"""Token shards: a tokenized corpus on disk, memory-mapped, so that it may be larger than memory.
 
     write_corpus(text, tokenizer, folder)                # streams; can be interrupted and called again
-    tokens, manifest, tokenizer = read_corpus(folder)    # maps; reads nothing until a window is asked for
+    tokens, manifest, tokenizer = read_corpus(folder)    # maps; reads nothing until a window is needed
 
 A folder holds
 
@@ -10,9 +10,9 @@ A folder holds
     00000.tokens       64 bytes of header, then uint16 or uint32 tokens, little-endian
     00001.tokens ...
 
-The header repeats what decides whether the tokens can be trusted (their number, the size and the hash of the
-vocabulary), so that a truncated shard, or one copied from another folder, is refused by its name. The shards are one
-sequence: a training window may begin in one and end in the next.
+The header repeats the number of tokens and the size and hash of the vocabulary, so that a truncated shard, or one
+copied from another folder, is refused by name. The shards are one sequence: a training window may begin in one and end
+in the next.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from aiscale.data.tokenizers import Tokenizer, regroup
 
 MAGIC, VERSION = b"AISCALET", 1
 HEADER = struct.Struct("<8sIIQQ32s")  #: magic, version, bytes a token, tokens, vocabulary, hash of the tokenizer
-SHARD_TOKENS = 2**27  #: tokens in a shard, about: a shard ends with a block of text
+SHARD_TOKENS = 2**27  #: tokens in a shard, roughly, because a shard ends with a block of text
 BLOCK_CHARS = 2**22
 MANIFEST, PROGRESS, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
 
@@ -47,14 +47,14 @@ class ShardError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder of shards says about itself."""
+    """The content of manifest.json."""
 
     name: str  #: of the corpus
     source: str  #: identity of the text it was made from
     sha256: str  #: of the whole text, in UTF-8
     text_bytes: int  #: of the whole text, in UTF-8
     tokens: int
-    blocks: int  #: blocks of text read, for going on after an interruption
+    blocks: int  #: blocks of text read, to continue after an interruption
     vocab_size: int
     tokenizer_sha256: str
     shards: tuple[str, ...]  #: file names, in order
@@ -62,10 +62,10 @@ class Manifest:
 
 
 class Tokens:
-    """A read-only sequence of tokens that lies in several memory-mapped files; a slice of it is a numpy array.
+    """A read-only sequence of tokens in several memory-mapped files.
 
-    `len(tokens)`, `tokens[i]`, `tokens[i:j]` (which copies, unless it lies within one file), `tokens.dtype`,
-    `np.asarray(tokens)` (which reads everything), and `tokens.part(i, j)`, a view that reads nothing.
+    `len(tokens)`, `tokens[i]`, `tokens[i:j]` (a numpy array, copied if it spans files), `tokens.dtype`,
+    `np.asarray(tokens)` (reads everything), and `tokens.part(i, j, name)`, a view that reads nothing.
     """
 
     def __init__(self, files: list[np.ndarray], name: str, start: int = 0, stop: int | None = None) -> None:
@@ -119,7 +119,7 @@ def is_corpus(folder: Path) -> bool:
 
 
 def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[Tokens, Manifest, Tokenizer]:
-    """The tokens, facts and tokenizer of a folder; with `tokenizer`, only if it is the one they were made with."""
+    """(tokens, manifest, tokenizer) of a folder; raises ShardError if its tokenizer is not `tokenizer`."""
     manifest = read_manifest(folder)
     if tokenizer is None:
         tokenizer = read_tokenizer(folder)
@@ -136,7 +136,7 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[Token
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The facts of a finished folder."""
+    """The manifest of a finished folder."""
     if not (folder / MANIFEST).is_file():
         raise ShardError(f"{folder} is a corpus half prepared (no {MANIFEST}): run `aiscale data prepare` again")
     try:
@@ -202,12 +202,10 @@ def write_corpus(
     shard_tokens: int = SHARD_TOKENS,
     report: Callable[[int], None] = lambda text_bytes: None,
 ) -> Manifest:
-    """Tokenize a text into `folder`, holding one block of it at a time.
+    """Tokenize a text into `folder`, one block at a time; calls report(text bytes done) after each block.
 
-    `report` hears after every block how many bytes of text are done.
-
-    Called again after an interruption, it reads the finished part of the text without tokenizing it, checks by its
-    hash that it is the same, and goes on behind the last finished shard.
+    Called again after an interruption, it reads the finished part of the text without tokenizing it, checks its hash,
+    and continues after the last finished shard.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = _read_progress(folder, tokenizer)
@@ -234,7 +232,7 @@ def write_corpus(
 
 
 class _Source:
-    """The blocks of a text, with the hash and the number of all that was read so far."""
+    """The blocks of a text, with the hash and the number of those read so far."""
 
     def __init__(self, text: Text) -> None:
         self.text, self.digest, self.text_bytes, self.blocks = text, hashlib.sha256(), 0, 0
@@ -252,7 +250,7 @@ class _Source:
         return block
 
     def skip(self, done: Manifest, folder: Path) -> None:
-        """Read what was tokenized before."""
+        """Read the part that is tokenized already."""
         while self.blocks < done.blocks and next(self, None) is not None:
             pass
         if self.digest.hexdigest() != done.sha256:
@@ -284,7 +282,7 @@ def _read_progress(folder: Path, tokenizer: Tokenizer) -> Manifest | None:
 
 
 def _write_shard(file: Path, source: _Source, tokenizer: Tokenizer, shard_tokens: int, report) -> int:
-    """Blocks of text until the shard is full or the text ends; returns the tokens written, 0 leaves no file."""
+    """Write blocks until the shard is full or the text ends; returns the tokens written; with 0 there is no file."""
     width, count = np.dtype(tokenizer.dtype).itemsize, 0
     with _replacing(file) as (stream, keep):
         stream.write(bytes(HEADER.size))
@@ -302,7 +300,7 @@ def _write_shard(file: Path, source: _Source, tokenizer: Tokenizer, shard_tokens
 
 
 def write_atomically(file: Path, content: bytes) -> None:
-    """The file holds all of the content or does not change, whatever happens in between."""
+    """Write all of the content or leave the file unchanged, whatever happens in between."""
     with _replacing(file) as (stream, keep):
         stream.write(content)
         keep()
@@ -310,7 +308,7 @@ def write_atomically(file: Path, content: bytes) -> None:
 
 @contextmanager
 def _replacing(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
-    """A stream to a temporary name beside `file`; if keep() was called it then takes the place of `file`."""
+    """(stream to a temporary file beside `file`, keep): if keep() was called, it replaces `file` at the end."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     wanted: list[bool] = []
     try:

@@ -1,19 +1,18 @@
-"""Tokenizers: text to numbers and back, four of them behind one face.
+"""Four tokenizers with one interface.
 
     tokenizer = learn("bpe", text.pieces(), bpe_vocab_size=1024)
     ids = tokenizer.encode("some text")          # list[int]; encode_array gives a numpy array, fast for megabytes
     tokenizer.decode(ids)                        # "some text", exactly
-    Tokenizer.from_json(tokenizer.to_json())     # how rank 0 gives it to the others
+    Tokenizer.from_json(tokenizer.to_json())     # how rank 0 sends it to the others
 
-    byte   256 tokens, the bytes of UTF-8; learns nothing, knows everything
+    byte   256 tokens, the bytes of UTF-8; nothing to learn
     char   the characters of the corpus
     word   its words and punctuation marks, each with the space before it, and its line ends
     bpe    pairs of bytes merged by frequency (Sennrich et al. 2016; byte-level as GPT-2's), by the library `tokenizers`
 
-decode(encode(text)) == text for all of them. What a char or word tokenizer has not seen is an error, not an <unk>: an
-unknown word would be lost on the way back, and a vocabulary learnt from the whole corpus never meets one in training.
-Ids that are no token (a model may have more rows than the tokenizer has tokens), and bytes that are no UTF-8, are
-decoded as U+FFFD, so that the text of a badly trained model can be shown.
+decode(encode(text)) == text for all of them, so an unknown character or word is an error, not <unk>; training never
+meets one, because the vocabulary comes from the whole corpus. Ids without a token (a model may have more rows than the
+tokenizer has tokens) and invalid UTF-8 are decoded as U+FFFD, so that the text of a badly trained model can be shown.
 """
 
 from __future__ import annotations
@@ -32,31 +31,31 @@ from aiscale.config import ConfigError
 
 WORD = re.compile(r" ?\w+| ?[^\w\s]|\s")  #: a word-level token; every character belongs to exactly one
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-END_OF_TEXT = "<|endoftext|>"  #: GPT-2's separator of documents, one token of every bpe tokenizer learnt here
+END_OF_TEXT = "<|endoftext|>"  #: GPT-2's document separator, a token of every bpe tokenizer learnt here
 
 
 class Tokenizer:
-    """What all four have in common; a subclass has a kind, a vocab_size, _encode, decode and _state."""
+    """The base class; a subclass has a kind, a vocab_size, _encode, decode and _state."""
 
     kind: str
     vocab_size: int
-    separator = "\n\n"  #: stands between two documents
+    separator = "\n\n"  #: between two documents
 
     def encode(self, text: str) -> list[int]:
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """The ids as uint16, or uint32 where the vocabulary needs it; raises ConfigError on what is not in it."""
+        """The ids as uint16, or uint32 for a large vocabulary; raises ConfigError for text outside the vocabulary."""
         return self._encode(text).astype(self.dtype, copy=False)
 
     @property
     def dtype(self) -> type:
-        """The smallest type of numpy that tokens are stored in."""
+        """The numpy type in which tokens are stored."""
         return np.uint16 if self.vocab_size <= 2**16 else np.uint32
 
     @cached_property
     def sha256(self) -> str:
-        """Two tokenizers with this in common make the same tokens; shards carry it."""
+        """Equal for tokenizers that produce the same tokens; stored in shards."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -78,8 +77,6 @@ class Tokenizer:
 
 
 class ByteTokenizer(Tokenizer):
-    """The bytes of UTF-8."""
-
     kind, vocab_size = "byte", 256
 
     def _state(self) -> dict:
@@ -89,12 +86,12 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(text.encode(), dtype=np.uint8)
 
     def decode(self, ids: Iterable[int]) -> str:
-        # 0xff occurs nowhere in UTF-8, so that it becomes U+FFFD.
+        # 0xff is never valid in UTF-8, so it becomes U+FFFD.
         return bytes(i if i < 256 else 0xFF for i in map(int, ids)).decode(errors="replace")
 
 
 class CharTokenizer(Tokenizer):
-    """The characters of a corpus, in the order of their code points."""
+    """The characters of a corpus, sorted by code point."""
 
     kind = "char"
 
@@ -102,7 +99,7 @@ class CharTokenizer(Tokenizer):
         self.characters = characters
         self.vocab_size = len(characters)
         codes = np.array([ord(c) for c in characters])
-        self._ids = np.full(codes.max(initial=0) + 2, -1, dtype=np.int32)  # the last entry stands for all beyond
+        self._ids = np.full(codes.max(initial=0) + 2, -1, dtype=np.int32)  # the last entry: all larger code points
         self._ids[codes] = np.arange(len(codes))
 
     def _state(self) -> dict:
@@ -145,7 +142,7 @@ class WordTokenizer(Tokenizer):
 
 
 class BPETokenizer(Tokenizer):
-    """Byte pairs merged by frequency; what is written `<|endoftext|>` is one token, the end of a document."""
+    """Byte pairs merged by frequency; `<|endoftext|>` is one token, the end of a document."""
 
     kind = "bpe"
     PIECE_CHARS = 2**16  #: texts longer than this are encoded in pieces, by several threads
@@ -187,7 +184,7 @@ TOKENIZERS = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokeni
 
 
 def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> Tokenizer:
-    """A tokenizer of `kind` whose vocabulary is that of the text; a bpe may come out smaller than asked for."""
+    """Learn a tokenizer of `kind` from the text; a bpe may have fewer tokens than bpe_vocab_size."""
     if kind == "byte":
         return ByteTokenizer()
     if kind == "char":
@@ -235,10 +232,10 @@ def _unknown(what: str, which: str, tokenizer: Tokenizer, hint: str = "") -> Con
 
 
 def regroup(pieces: Iterable[str], size: int = 2**22) -> Iterator[str]:
-    """The same text in blocks of about `size` characters, whatever the sizes of the pieces.
+    """The same text in blocks of about `size` characters.
 
-    A block ends before the last white space that text follows: there no tokenizer of ours has a token that reaches
-    across, so that the tokens of the blocks are the tokens of the whole. (Text without any white space is cut anyway.)
+    A block ends before the last white space that text follows: no tokenizer here has a token across that position, so
+    the blocks have the same tokens as the whole text. (Text without white space is cut anywhere.)
     """
     held: list[str] = []
     length = 0

@@ -1,14 +1,13 @@
-"""The toy corpus: small, repetitive and English-like, with the published statistics of the GPT-in-C project's own.
+"""The toy corpus: small, repetitive, English-like, with the published statistics of the GPT-in-C project's corpus.
 
     text = toy_text()        # 290,599 bytes, 52,600 word-level tokens, 172 different ones
 
-Sahdev, Mathews and Guerrero ("Distributed GPT2 Model Project", slide "Toy dataset stats") give these three
-numbers and says that its text "is small and highly repetitive"; the text itself is not published. This one is ours:
-stories of four lines from one grammar, in which a later line takes up the names and things of an earlier one, so that
-a model gains from looking back further than a word.
+Sahdev, Mathews and Guerrero ("Distributed GPT2 Model Project", slide "Toy dataset stats") give these three numbers and
+say that the text "is small and highly repetitive"; they do not publish it. Ours has stories of four lines from one
+grammar; later lines repeat names and things of earlier ones, so that a model gains from a longer context.
 
-A word-level token is what tokenizer `word` makes: a word or a punctuation mark, each with the space before it, or a
-line end. (Counting spaces apart, 172 words with an average of 5.5 bytes a token would be words of ten letters.)
+A word-level token is a word or a punctuation mark, each with the space before it, or a line end, as in tokenizer
+`word`. (With separate spaces, 5.5 bytes a token would need words of ten letters.)
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ OPTIONAL = {
 
 @cache
 def toy_text(seed: int = 4) -> str:
-    """The corpus of one seed; the same on every machine and with every version of Python."""
+    """The corpus of one seed; the same on every machine and Python version."""
     rng = random.Random(seed)
     stories: list[str] = []
     tokens_left, bytes_left = N_TOKENS, N_BYTES
     while tokens_left > 800:
-        # Of a few stories take the one that leaves the average token of the rest nearest to what it must be.
+        # Of six drafts, take the one after which the missing bytes per token are nearest to the target.
         drafts = [_story(rng) for _ in range(6)]
         best = min(drafts, key=lambda s: abs((bytes_left - len(s)) / (tokens_left - _count(s)) - N_BYTES / N_TOKENS))
         stories.append(best)
@@ -68,7 +67,7 @@ def toy_text(seed: int = 4) -> str:
 
 
 def _fill(rng: random.Random, n_tokens: int, n_bytes: int) -> list[str]:
-    """A dozen stories of exactly n_tokens and n_bytes: each near the average of what is missing, the last exact."""
+    """A dozen stories of exactly n_tokens and n_bytes: each near the average of the rest, the last one exact."""
     by_size = {}
     for _ in range(4000):
         story = _story(rng)
@@ -100,7 +99,7 @@ def _other(rng: random.Random, kind: str, taken: str) -> str:
 
 
 def _pick(rng: random.Random, choices):
-    # Random.choice may change between Python versions; random() is promised not to.
+    # Random.choice may change between Python versions; random() is guaranteed not to.
     return choices[int(rng.random() * len(choices))]
 
 

@@ -1,4 +1,4 @@
-"""Accelerators and systems, a file each with its sources; see catalogue for the calls."""
+"""Accelerators and systems, one file each with its sources; see `catalogue` for the calls."""
 
 from aiscale.machines.catalogue import (
     ACCELERATORS,

@@ -1,13 +1,12 @@
-"""Accelerators, nodes and networks: what a data sheet or a site's documentation says, with its source.
+"""Figures of accelerators, nodes and networks from data sheets and sites' documentation, with sources.
 
     find("a100-sxm4-80gb").peak_flops("bf16")               # 312e12 FLOP/s, dense; None without such a unit
     find_machine("frontier").node.accelerator.memory_bytes  # one GCD of an MI250X
     find_device(torch.cuda.get_device_name())               # the accelerator that torch sees here, or None
 
-Only figures that were read in a source are here. `verification` says how: "primary" (the maker's or the site's own
-documentation), "secondary" (a maintained collection of data sheets, another site), "measured". Figures that we
-remember but could not read again (a Bow IPU's memory bandwidth, what joins Dawn's GPUs) are left out on purpose: None.
-Each accelerator is a file in accelerators/, each system one in systems/.
+`verification` is "primary" (read in the maker's or the site's own documentation), "secondary" (a maintained collection
+of data sheets, another site) or "measured". A figure without a source is None (a Bow IPU's memory bandwidth, what joins
+Dawn's GPUs). Each accelerator is a file in accelerators/, each system one in systems/.
 
 FLOP/s are dense: data sheets of NVIDIA also print twice that for sparse matrices. A data sheet's GB is taken as 10^9
 bytes, up to 7 % below what the device reports. Bandwidths are in one direction.
@@ -40,7 +39,7 @@ class Accelerator:
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
     verification: str = "secondary"
-    sources: Mapping[str, str] = field(default_factory=dict)  #: of tflops, memory, link; "all" for one source of all
+    sources: Mapping[str, str] = field(default_factory=dict)  #: for tflops, memory, link; "all": one source for all
 
     def __post_init__(self) -> None:
         for key in self.tflops:
@@ -61,22 +60,19 @@ class Accelerator:
         return None if self.link_gb_s is None else self.link_gb_s * 1e9
 
     def peak_flops(self, precision: str) -> float | None:
-        """FLOP/s at best in one of PRECISIONS; None where there is no unit for it, or no figure.
+        """Peak FLOP/s in one of PRECISIONS; None without hardware units or without a figure.
 
-        Of AMD's GPUs fp32 is the peak of the vector units, fp32_matrix that of the matrix units.
+        For AMD's GPUs fp32 is the peak of the vector units, fp32_matrix that of the matrix units.
         """
         known = self.tflops.get(precision)
         return None if known is None else known * 1e12
 
     def source(self, figure: str) -> str:
-        """Where a figure (tflops, memory, link) was read."""
         return f"{self.sources.get(figure, self.sources['all'])} ({self.verification})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What connects the nodes."""
-
     name: str
     injection_gb_s: float | None = None  #: 10^9 bytes/s from one node into the network, all its adapters, one direction
     nics: int | None = None  #: adapters of one node
@@ -126,20 +122,18 @@ class Machine:
     site: str
     node: Node
     network: Network
-    nodes: int | None = None  #: None where the count was not read in a source
+    nodes: int | None = None  #: None without a source
 
 
 def read_catalogue(root: Traversable) -> tuple[dict[str, Accelerator], dict[str, Machine]]:
-    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, by the names of their files.
-
-    A file that is no TOML, or has a key too many or too few, raises ConfigError with one line that names it.
-    """
+    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, by file name. Invalid TOML,
+    an unknown key or a missing one raises ConfigError with one line that names the file."""
     accelerators = {name: _accelerator(name, *file) for name, *file in _files(root / "accelerators")}
     return accelerators, {name: _machine(name, *file, accelerators) for name, *file in _files(root / "systems")}
 
 
 def _files(folder: Traversable) -> Iterator[tuple[str, str, dict]]:
-    """(name, where it lies for messages, content) of each file."""
+    """(name, path for messages, content) of each file."""
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         where = f"machines/{folder.name}/{file.name}"
         try:
@@ -167,7 +161,7 @@ def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Acce
 
 
 def _build(cls: type, table: dict, where: str, prefix: str = "", **known):
-    """A `cls` of the keys of a table, but for those that are `known`; refuses keys that it does not have, or lacks."""
+    """A `cls` from the table's keys and `known`; raises ConfigError for unknown or missing keys."""
     keys = {key.name: key for key in fields(cls) if key.name != "name" or "name" not in known}
     for key in table:
         if key not in keys:
@@ -200,21 +194,21 @@ ACCELERATORS, MACHINES = read_catalogue(resources.files("aiscale.machines"))
 
 
 def find(name: str) -> Accelerator:
-    """The accelerator of that name; raises ConfigError that names the nearest one."""
+    """The accelerator of that name; an unknown name raises ConfigError with the nearest one."""
     if name not in ACCELERATORS:
         raise _nearest("accelerator", name, ACCELERATORS)
     return ACCELERATORS[name]
 
 
 def find_machine(name: str) -> Machine:
-    """The machine of that name; raises ConfigError that names the nearest one."""
+    """The machine of that name; an unknown name raises ConfigError with the nearest one."""
     if name not in MACHINES:
         raise _nearest("machine", name, MACHINES)
     return MACHINES[name]
 
 
 def find_device(torch_name: str) -> Accelerator | None:
-    """The accelerator behind torch's name of a device ("NVIDIA A100-SXM4-80GB"), or None if it is not known here."""
+    """The accelerator with torch's device name ("NVIDIA A100-SXM4-80GB"), or None if it is unknown."""
     for device in ACCELERATORS.values():
         if device.torch_names and all(part in torch_name for part in device.torch_names):
             return device

@@ -1,10 +1,10 @@
-"""The model: our GPT and its parts, Hugging Face's behind the same face, text generated, weights in and out.
+"""The model: our GPT, Hugging Face's models with the same interface, generation, reading and writing of weights.
 
-    GPT(run.model)                       # gpt.py; the module knows nothing of processes
-    build_model(run)                     # build.py: the module that a `Run` trains, ours or transformers'
-    hf.read(folder), hf.write(model, folder)
+    GPT(run.model)                       # gpt.py
+    build_model(run.model)               # build.py: the module that a `Run` trains, ours or transformers'
+    hf.read(folder), hf.write(folder, config, state)
 
-kernels.py holds the few operations that we do faster than torch's plain way, generation.py text token by token.
+kernels.py has a few operations that are faster than plain torch, generation.py generates text.
 """
 
 from aiscale.model.build import HFModel, build_model, count_parameters, parameter_shapes

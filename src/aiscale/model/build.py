@@ -1,11 +1,11 @@
-"""From a run's model to the module that is trained: our GPT, or one of Hugging Face's behind the same face.
+"""Build the module that a run trains: our GPT, or a Hugging Face model with the same interface.
 
     model = build_model(run.model)
-    loss = model(tokens, targets)        # mean cross-entropy, a scalar, whichever of the two it is
+    loss = model(tokens, targets)        # mean cross-entropy, a scalar, for both kinds
     model.blocks                         # the layers, which strategies shard and recompute one by one
 
-Weights come from torch's global random generator (the caller seeds it), or from the folder that the model names.
-Both also build on the meta device, where they cost no memory.
+Weights come from torch's global random generator (the caller seeds it), or from the configured folder. Both kinds can
+be built on the meta device without memory.
 
 Shapes: B batch, T tokens, V vocabulary.
 """
@@ -25,7 +25,7 @@ from aiscale.config import ConfigError, HFModelConfig, ModelConfig
 from aiscale.model.generation import sample
 from aiscale.model.gpt import GPT
 
-#: our name -> the name that every configuration of transformers answers to
+#: our name -> the attribute that every transformers configuration has
 _CANONICAL = {
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -37,12 +37,12 @@ _CANONICAL = {
 
 
 def build_model(config: ModelConfig | HFModelConfig, *, weights: bool = True) -> GPT | HFModel:
-    """The model that `config` describes, in fp32. weights: where it names a folder that holds some, start from them."""
+    """The model of `config`, in fp32. weights: load those in the folder of `config`, if it has any."""
     return HFModel(config, weights=weights) if isinstance(config, HFModelConfig) else GPT(config)
 
 
 def count_parameters(config: ModelConfig | HFModelConfig) -> int:
-    """All parameters, exactly; a tied head counts once. Where there is no formula, counted on the meta device."""
+    """The exact number of parameters; a tied head counts once. Without a formula, counted on the meta device."""
     try:
         return cost.parameter_count(config)
     except ConfigError:
@@ -51,13 +51,13 @@ def count_parameters(config: ModelConfig | HFModelConfig) -> int:
 
 
 def parameter_shapes(config: ModelConfig | HFModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter tensor, as the module that is trained names them; a tied head counts once."""
+    """The shape of every parameter tensor, by its name in the trained module; a tied head appears once."""
     with torch.device("meta"):
         return {name: tuple(p.shape) for name, p in build_model(config, weights=False).named_parameters()}
 
 
 def transformers_config(config: HFModelConfig):
-    """The configuration of transformers, dropout switched off; raises ConfigError where it cannot be had."""
+    """The configuration of transformers without dropout; raises ConfigError if there is none."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if config.model_type not in CONFIG_MAPPING:
@@ -74,24 +74,24 @@ def transformers_config(config: HFModelConfig):
     for ours, theirs in _CANONICAL.items():
         if (has := getattr(found, theirs, None)) not in (None, getattr(config, ours)):
             raise ConfigError(f"model.{ours} is {getattr(config, ours)}, but {config.folder or theirs} has {has}")
-    for key in vars(found):  # every strategy must give the same loss, and dropout draws differently on every rank
+    for key in vars(found):  # every strategy must give the same loss, but dropout differs between ranks
         if "dropout" in key or key.endswith("_pdrop"):
             setattr(found, key, 0.0)
     if "rotary_dim" not in config.options and (getattr(found, "rotary_dim", None) or 0) > config.d_head:
-        found.rotary_dim = config.d_head  # GPT-J turns 64 channels of a head, unless it has fewer
+        found.rotary_dim = config.d_head  # GPT-J rotates 64 channels of a head, unless it has fewer
     found.use_cache = False
     return found
 
 
 def _from_shape(kind: type, config: HFModelConfig):
-    usual = kind()  # it says what this architecture has
+    usual = kind()  # the architecture's defaults
     sizes = {"n_inner" if hasattr(usual, "n_inner") else "intermediate_size": config.ff_width}
     sizes |= {theirs: getattr(config, ours) for ours, theirs in _CANONICAL.items()}
     if config.kv_heads == config.n_head and not hasattr(usual, "num_key_value_heads"):
         del sizes["num_key_value_heads"]
     for key in sizes:
         _check_has(usual, key)
-    # Of another vocabulary than its own, transformers does not know which tokens begin and end a text.
+    # The default begin and end tokens are only valid for the default vocabulary.
     if config.vocab_size != usual.vocab_size:
         sizes |= {"bos_token_id": None, "eos_token_id": None}
     return kind(**sizes)
@@ -110,10 +110,10 @@ def _check_has(found, key: str) -> None:
 
 
 class HFModel(nn.Module):
-    """A causal language model of transformers that takes (tokens, targets) and gives the loss, as GPT does.
+    """A causal language model of transformers that takes (tokens, targets) and returns the loss, as GPT does.
 
-    The parts of the model are registered here under their own names and the model itself is not, so that parameters
-    and checkpoints are called as in transformers.
+    The model's submodules are registered here instead of the model itself, so that parameter names are those of
+    transformers.
     """
 
     def __init__(self, config: HFModelConfig, *, weights: bool = True) -> None:
@@ -129,25 +129,22 @@ class HFModel(nn.Module):
 
     @property
     def inner(self) -> nn.Module:
-        """transformers' own model."""
         return self._inner[0]
 
     @property
     def blocks(self) -> nn.ModuleList:
-        """The layers, in order."""
         lists = [m for m in self.modules() if isinstance(m, nn.ModuleList) and len(m) == self.config.n_layer]
         if not lists:
             raise ConfigError(f"{type(self.inner).__name__} keeps its layers in no list: this strategy needs one")
         return lists[0]
 
     def train(self, mode: bool = True) -> HFModel:
-        """Training or evaluation: without dropout the same, but for the recomputation of blocks."""
+        """Set training mode, which without dropout only decides whether blocks are recomputed."""
         super().train(mode)
-        self.inner.training = mode  # not ours by registration
+        self.inner.training = mode  # not a registered submodule
         return self
 
     def num_parameters(self) -> int:
-        """All parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -169,11 +166,8 @@ class HFModel(nn.Module):
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Tensor | list[Tensor]:
-        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each, as GPT.generate does.
-
-        Written out here because transformers' own takes no generator. It has no cache: every token reads the whole
-        window again.
-        """
+        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each, as GPT.generate does. transformers'
+        generate takes no generator. This one has no cache: every token recomputes the whole window."""
         if not isinstance(prompts, Tensor):
             knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
             return [self.generate(prompt[None], max_new_tokens, **knobs)[0] for prompt in prompts]
@@ -199,7 +193,7 @@ def _checkpoint_blocks(inner: nn.Module) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings, which every rank would print."""
+    """Silence transformers' progress bars and warnings, which every rank would print."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -214,7 +208,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _instantiate(config: HFModelConfig, found, weights: bool) -> nn.Module:
-    """transformers' model, with torch's fused attention where it has that (GPT-J has not)."""
+    """transformers' model, with torch's fused attention if it supports that (GPT-J does not)."""
     from transformers import AutoModelForCausalLM as Auto
 
     folder = Path(config.folder)

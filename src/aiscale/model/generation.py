@@ -1,20 +1,18 @@
-"""Text from a model, token by token: `GPT.generate` is the call.
+"""Generate text token by token; `GPT.generate` calls this.
 
     model.generate(torch.tensor([[1, 2, 3]]), 64, temperature=0.8, top_p=0.95)    # (1,67)
     model.generate([prompt_a, prompt_b], 64, temperature=0)                        # a list, prompts of any lengths
 
-A new token needs the keys and values of every token before it, and these do not change: a KV cache keeps them, so
-that each step computes one token instead of all. With use_cache=False everything is computed again at each step;
-the result is the same.
+A KV cache keeps the keys and values of earlier tokens, so that a step computes one token instead of all. With
+use_cache=False every step computes everything again; the result is the same.
 
-Prompts of different lengths stand flush right, padding on the left, so that all rows write the same place of the cache.
+Prompts of different lengths are padded on the left, so that all rows write to the same slot of the cache.
 
-A text longer than the model's max_seq_len W goes on from its own recent part: whenever W tokens are in sight, the
-oldest W/2 drop out. (Dropping one token at each step would keep more in sight but make the cache useless, for the
-position of every token changes with every drop.) What a row sees depends on its own length only, never on the other
-rows of its batch.
+When a text reaches the model's max_seq_len W, its oldest W/2 tokens are dropped. (Dropping one token at each step would
+invalidate the cache, since every drop changes all positions.) A row's window depends only on its own length, not on the
+other rows.
 
-Shapes: B batch, T tokens, V vocabulary, G key/value heads, C width of a head, S places in the cache.
+Shapes: B batch, T tokens, V vocabulary, G key/value heads, C width of a head, S slots of the cache.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ class LayerCache:
         self.keys = self.values = None
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append k, v (B,G,T,C); return all that is held, (B,G,S,C)."""
+        """Append k, v (B,G,T,C); return all keys and values, (B,G,S,C)."""
         if self.keys is None:
             B, G, _, C = k.shape
             self.keys, self.values = k.new_empty(B, G, self.capacity, C), v.new_empty(B, G, self.capacity, C)
@@ -46,7 +44,7 @@ class LayerCache:
 
 
 class KVCache:
-    """One LayerCache for every layer."""
+    """A LayerCache for every layer."""
 
     def __init__(self, n_layer: int, capacity: int):
         self.layers = [LayerCache(capacity) for _ in range(n_layer)]
@@ -54,7 +52,7 @@ class KVCache:
 
     @property
     def length(self) -> int:
-        """Places that are filled."""
+        """The number of filled slots."""
         return self.layers[0].length
 
 
@@ -69,19 +67,19 @@ def generate(
     use_cache: bool = True,
     generator: torch.Generator | None = None,
 ) -> Tensor | list[Tensor]:
-    """Prompts and max_new_tokens new tokens each: (B, T+new) for prompts (B,T), a list of (T_i+new,) for a list.
+    """Extend each prompt by max_new_tokens: prompts (B,T) -> (B, T+new), a list of (T_i,) -> a list of (T_i+new,).
 
     temperature divides the logits (0: always the likeliest token); top_k keeps that many of the likeliest tokens
-    (0: all), top_p the fewest that hold this much probability together; generator makes the draws repeatable.
+    (0: all), top_p the fewest whose probabilities add up to it; generator makes sampling reproducible.
     """
     rows = _check(model, prompts, max_new_tokens, temperature, top_k, top_p)
-    # The copy takes as long as a few steps, so a short text does without.
+    # The copy takes as long as a few steps, so it does not pay for a short text.
     stepper = stream_by_columns(model) if use_cache and max_new_tokens >= 16 else model
     with torch.inference_mode():
         texts = _extend(
             model, stepper, rows, max_new_tokens, use_cache, lambda z: sample(z, temperature, top_k, top_p, generator)
         )
-    # Cloned outside inference mode: the caller gets ordinary tensors, which may also be trained on.
+    # Clone outside inference mode, so that the caller can use these tensors in training.
     texts = [text.clone() for text in texts]
     return torch.stack(texts) if isinstance(prompts, Tensor) else texts
 
@@ -99,15 +97,15 @@ def sample(
     p = logits.softmax(dim=-1)
     if top_p < 1:
         ordered, index = p.sort(dim=-1, descending=True)
-        # A token stays while those before it do not reach top_p: the likeliest always stays.
+        # Keep a token while those before it do not reach top_p; the likeliest is always kept.
         ordered[ordered.cumsum(dim=-1) - ordered >= top_p] = 0
         p = torch.zeros_like(p).scatter_(-1, index, ordered)
     return torch.multinomial(p, 1, generator=generator)[:, 0]
 
 
 def _extend(model, stepper, rows: list[Tensor], new: int, use_cache: bool, choose) -> list[Tensor]:
-    """The plain loop and the fast one at once: without a cache, every step is a prefill. `stepper` is the model, or
-    its copy for single steps; `choose` picks a token from logits."""
+    """The generation loop; without a cache, every step is a prefill. `stepper` is the model or its copy for one-token
+    steps; `choose` picks a token from logits."""
     window, lengths = model.config.max_seq_len, [len(row) for row in rows]
     texts = [torch.cat([row, row.new_empty(new)]) for row in rows]
     head = lie_by_columns(model.head_weight) if stepper is not model else model.head_weight
@@ -128,32 +126,32 @@ def _extend(model, stepper, rows: list[Tensor], new: int, use_cache: bool, choos
 
 
 def window_start(length: int, window: int) -> int:
-    """The first token in sight of a text of `length` tokens: the window moves on by half its width when it is full."""
+    """The first visible token of a text of `length` tokens: the window moves by half its width when it is full."""
     hop = max(1, window // 2)
     return -(-max(0, length - window) // hop) * hop
 
 
 def _padding(parts: list[Tensor]) -> Tensor | None:
-    """How many places each row is short of the longest one, (B,); None if all are equally long."""
+    """The padding of each row, (B,); None if all rows are equally long."""
     short = [max(len(part) for part in parts) - len(part) for part in parts]
     return torch.tensor(short, device=parts[0].device) if any(short) else None
 
 
 def _prefill(model, parts: list[Tensor], pad: Tensor | None, cache: KVCache | None) -> Tensor:
-    """The state of each text's last token (B,D), from the texts' visible parts; fills the cache."""
+    """The hidden state of each text's last token (B,D), from the visible parts; fills the cache."""
     if pad is None:
         return model.hidden(torch.stack(parts), cache=cache)[:, -1]
     T = max(len(part) for part in parts)
     tokens = torch.stack([F.pad(part, (T - len(part), 0)) for part in parts])
     place = torch.arange(T, device=tokens.device)
     causal = place <= place[:, None]  # (T,S)
-    # Padding looks at itself: a row that sees nothing would be 0/0, and NaN spreads through the values.
+    # Padding attends to itself: a fully masked row would be 0/0, and its NaN would spread.
     mask = (causal & (place >= pad[:, None, None])) | torch.eye(T, dtype=torch.bool, device=tokens.device)  # (B,T,S)
     return model.hidden(tokens, (place - pad[:, None]).clamp(min=0), mask[:, None], cache)[:, -1]
 
 
 def _decode(model, token: Tensor, pad: Tensor | None, cache: KVCache) -> Tensor:
-    """The state of one more token for each row (B,D); token (B,)."""
+    """The hidden state (B,D) of one more token for each row; token (B,)."""
     tokens = token[:, None]  # (B,1)
     if pad is None:
         return model.hidden(tokens, cache=cache)[:, -1]
@@ -162,7 +160,7 @@ def _decode(model, token: Tensor, pad: Tensor | None, cache: KVCache) -> Tensor:
 
 
 def _check(model, prompts, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> list[Tensor]:
-    """The prompts as a list of (T_i,); raises ConfigError on what cannot be continued."""
+    """The prompts as a list of (T_i,); raises ConfigError for invalid arguments."""
     rules = [
         (max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}: it must not be negative"),
         (temperature >= 0, f"temperature is {temperature}: it must not be negative (0 takes the likeliest token)"),

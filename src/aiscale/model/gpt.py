@@ -1,4 +1,4 @@
-"""A GPT, whole: token and position embeddings, L blocks of attention and MLP on a residual stream, an output head.
+"""A GPT: token and position embeddings, L blocks of attention and MLP on a residual stream, an output head.
 
     model = GPT(ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=256, max_seq_len=256))
     loss = model(tokens, targets)                    # training: the mean cross-entropy, a scalar
@@ -6,11 +6,11 @@
     text = model.generate(prompt, 256, temperature=0.8, top_k=50)
     model = GPT.from_pretrained("gpt2/")             # a Hugging Face GPT-2 folder; save_pretrained writes one
 
-The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It also builds on the meta
-device (`with torch.device("meta"): GPT(config)`), costing no memory; `to_empty` and `init_weights` then fill it.
+The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It can be built on the meta
+device without memory (`with torch.device("meta"): GPT(config)`); `to_empty` and `init_weights` then fill it.
 
 Shapes: B batch, T tokens, D width, H heads, G key/value heads, C width of a head (D = H C), F width of the MLP's
-hidden layer, V vocabulary, L layers, S tokens that attention looks at (those in the cache and the T new ones).
+hidden layer, V vocabulary, L layers, S tokens that attention sees (those in the cache and the T new ones).
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Every token gathers from itself and the tokens before it, weighted by softmax(q k / sqrt(C)), in H heads."""
+    """Causal self-attention: softmax(q k^T / sqrt(C)) v in H heads."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.n_head, self.kv_heads, self.d_head = config.n_head, config.kv_heads, config.d_head
-        # One product makes the queries, keys and values of all heads: rows [H C | G C | G C] of the weight.
+        # One product computes queries, keys and values of all heads: rows [H C | G C | G C] of the weight.
         self.qkv = Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.d_head, bias=config.bias)
         self.out = Linear(config.d_model, config.d_model, bias=config.bias)
 
     def forward(
         self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """x (B,T,D) -> (B,T,D). mask (B,1,T,S): True where a token may look; without one, at all before it."""
+        """x (B,T,D) -> (B,T,D). mask (B,1,T,S): True where a token may attend; default: causal."""
         B, T, D = x.shape
         widths = [heads * self.d_head for heads in (self.n_head, self.kv_heads, self.kv_heads)]
-        # Split before the heads are moved forward: so the backward pass copies the three gradients once, not twice.
+        # Split before the transpose, so that the backward pass copies the three gradients once, not twice.
         q, k, v = (part.view(B, T, -1, self.d_head).transpose(1, 2) for part in self.qkv(x).split(widths, dim=-1))
         if rope is not None:
             q, k = rotate(q, rope), rotate(k, rope)
@@ -79,13 +79,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Every token thinks by itself: D -> F, a nonlinearity, F -> D."""
+    """Each token separately: D -> F, a nonlinearity, F -> D."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.activation = config.activation
         gated = config.activation == "swiglu"
-        # SwiGLU needs two products of the input; one matrix with rows [gate | value] makes both.
+        # SwiGLU needs two products of the input: one matrix with rows [gate | value].
         self.up = Linear(config.d_model, config.ff_width * (2 if gated else 1), bias=config.bias)
         self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
 
@@ -99,11 +99,11 @@ class MLP(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Many MLPs, of which a router lets each token pass through K: more parameters for the same work.
+    """Many MLPs; a router sends each token through K of them: more parameters for the same FLOPs.
 
-    Their outputs are added up, weighted by the softmax of the router's K best scores; for K = 1 by the best expert's
-    softmax among all, without which the router would learn nothing (Fedus et al. 2021). No token is dropped, and
-    nothing makes experts equally busy.
+    Their outputs are added, weighted by the softmax of the router's K best scores; for K = 1 by the best expert's
+    softmax over all experts, since otherwise the router would not learn (Fedus et al. 2021). No token is dropped, and
+    there is no load balancing.
     """
 
     def __init__(self, config: ModelConfig):
@@ -123,7 +123,7 @@ class MixtureOfExperts(nn.Module):
             best, chosen = scores.topk(self.experts_per_token)
             weights = best.softmax(dim=-1, dtype=wide)  # (N,K)
         out = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.experts):  # an expert without tokens runs too: its gradients are zeros
+        for number, expert in enumerate(self.experts):  # also those without tokens, which get zero gradients
             token, place = (chosen == number).nonzero(as_tuple=True)
             out = out.index_add(0, token, (expert(tokens[token]) * weights[token, place, None]).to(out.dtype))
         return out.view_as(x)
@@ -155,7 +155,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        with torch.device("meta"):  # shapes only: torch's own start would draw every weight once for nothing
+        with torch.device("meta"):  # shapes only: torch's default initialization would be wasted
             self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
             if config.position == "learned":
                 self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model)
@@ -168,8 +168,8 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """GPT-2's start: weights from N(0, 0.02), biases 0, norms 1. Each block adds twice to the residual stream, so
-        what adds to it starts smaller by sqrt(2 L), and the stream's variance does not grow with depth."""
+        """GPT-2's initialization: weights from N(0, 0.02), biases 0, norms 1. The two layers of each block that add to
+        the residual stream are scaled by 1 / sqrt(2 L), so that its variance does not grow with depth."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
@@ -179,7 +179,7 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The output head (V,D): with tied weights the token embedding read the other way round."""
+        """The output head (V,D); with tied weights the token embedding."""
         return self.token_embedding.weight if self.config.tied else self.head.weight
 
     def num_parameters(self) -> int:
@@ -193,11 +193,8 @@ class GPT(nn.Module):
         mask: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """tokens (B,T) -> the residual stream after the last norm (B,T,D).
-
-        positions (T,) or (B,T) count from 0 in each sequence (default: go on from the cache); mask as in Attention;
-        cache is read and extended.
-        """
+        """tokens (B,T) -> the residual stream after the last norm (B,T,D). positions (T,) or (B,T) count from 0 in each
+        sequence (default: continue after the cache); mask as in Attention; cache is read and extended."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ConfigError(
                 f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "
@@ -216,10 +213,10 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """tokens (B,T), positions (T,) or (B,T) -> the start of the residual stream (B,T,D), and rotary angles."""
+        """tokens (B,T), positions (T,) or (B,T) -> the residual stream before the blocks (B,T,D), rotary angles."""
         try:
             x = self.token_embedding(tokens)
-        except IndexError:  # a check before every step would cost time; the lookup notices by itself
+        except IndexError:  # cheaper than checking all tokens before every step
             raise ConfigError(
                 f"tokens run from {int(tokens.min())} to {int(tokens.max())}, "
                 f"but model.vocab_size {self.config.vocab_size} ends at {self.config.vocab_size - 1}: "
@@ -240,7 +237,7 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder) -> GPT:
-        """The model in a Hugging Face GPT-2 folder (config.json, safetensors); raises ConfigError if it is none."""
+        """The model in a Hugging Face GPT-2 folder (config.json, safetensors); raises ConfigError if it is not one."""
         config, state = hf.read(folder)
         with torch.device("meta"):
             model = cls(config)
@@ -252,14 +249,14 @@ class GPT(nn.Module):
         hf.write(folder, self.config, self.state_dict())
 
 
-# Rotary positions (Su et al. 2021): turn channel pairs of q and k by an angle that grows with the position, so that
-# their product depends on the distance between two tokens only. Pairs are (c, c + C/2), as in GPT-NeoX.
+# Rotary positions (Su et al. 2021): rotate channel pairs of q and k by an angle proportional to the position, so that
+# their product depends only on the distance between two tokens. Pairs are (c, c + C/2), as in GPT-NeoX.
 
 
 def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass:
-    a buffer would have to survive the meta device and casts to bf16, and this costs microseconds. At least fp32: bf16
-    cannot tell position 257 from 256."""
+    """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass,
+    which takes microseconds: a buffer would be lost on the meta device and cast to bf16, which cannot tell position 257
+    from 256."""
     wide = torch.promote_types(dtype, torch.float32)
     channel = torch.arange(0, config.d_head, 2, device=positions.device, dtype=wide)  # (C/2,)
     angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (...,T,C/2)
@@ -270,6 +267,6 @@ def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) ->
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """x (B,H,T,C) turned by rope (2,T,C) or (2,B,1,T,C)."""
+    """x (B,H,T,C) rotated by rope (2,T,C) or (2,B,1,T,C)."""
     first, second = x.chunk(2, dim=-1)
     return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)

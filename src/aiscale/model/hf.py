@@ -1,13 +1,13 @@
-"""Hugging Face folders, config.json and model.safetensors: GPT-2's read and written, GPT-NeoX's and Llama's written.
+"""Hugging Face folders (config.json, model.safetensors): read and write GPT-2, write GPT-NeoX and Llama.
 
-    model = GPT.from_pretrained("gpt2/")     # also a folder whose weights are cut into shards with an index
+    model = GPT.from_pretrained("gpt2/")     # also a folder of sharded weights with an index
     model.save_pretrained("mine/")           # transformers.AutoModelForCausalLM.from_pretrained("mine/") opens it
 
-GPT-2 stores a linear layer's weight transposed, (in, out): its code calls it Conv1D. Half-precision weights are read
-as fp32, in which training keeps them. Dropout is not read: this model has none.
+GPT-2 stores a linear layer's weight transposed, (in, out), and calls it Conv1D. Half-precision weights are read as
+fp32. Dropout is not read: this model has none.
 
-With rotary positions, LayerNorm and an MLP with one nonlinearity make a GPT-NeoX; RMSNorm and SwiGLU a Llama. Both turn
-channel pairs (c, c + C/2), as we do.
+A model with rotary positions is written as GPT-NeoX if it has LayerNorm and a plain MLP, as Llama if it has RMSNorm and
+SwiGLU. Both rotate channel pairs (c, c + C/2), as we do.
 
 Letters: D width, H heads, G key/value heads, C width of a head, F width of the MLP, V vocabulary, T tokens.
 """
@@ -51,13 +51,13 @@ def names(config: ModelConfig) -> list[tuple[str, str, bool]]:
 
 
 def read(folder) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and our state dict of a GPT-2 folder; raises ConfigError if it is none."""
+    """The configuration and our state dict of a GPT-2 folder; raises ConfigError if it is not one."""
     folder = Path(folder)
     config = _read_config(folder)
     tensors = _read_tensors(folder)
     state = {}
     for ours, theirs, turned in names(config):
-        # The first GPT-2 folders were written without the prefix.
+        # Early GPT-2 folders lack the prefix.
         tensor = tensors.get(theirs, tensors.get(theirs.removeprefix("transformer.")))
         if tensor is None:
             raise ConfigError(f"{folder} has no tensor {theirs}, which its config.json promises: copy the folder anew")
@@ -68,8 +68,8 @@ def read(folder) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Write config and state as a folder of GPT-2's or, with rotary positions, of GPT-NeoX's or Llama's architecture;
-    raises ConfigError if none can hold it."""
+    """Write a GPT-2 folder or, with rotary positions, a GPT-NeoX or Llama folder; raises ConfigError if none of them
+    can hold the model."""
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     dtype = str(state["token_embedding.weight"].dtype).removeprefix("torch.")
     if _is_gpt2(config):
@@ -86,7 +86,7 @@ def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
 
 def _to_gpt2(config: ModelConfig) -> dict:
     activation = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[config.activation]
-    # GPT-2's own vocabulary ends a text with its last token; of another one we do not know whether any token does.
+    # In GPT-2's vocabulary the last token ends a text; for another vocabulary we do not know.
     end = config.vocab_size - 1 if config.vocab_size == GPT2_VOCAB_SIZE else None
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -140,7 +140,7 @@ def _read_config(folder: Path) -> ModelConfig:
 
 
 def _refuse_variants(folder: Path, raw: dict) -> None:
-    """Switches of GPT2Config that change what the weights mean."""
+    """Raise ConfigError for options of GPT2Config that change what the weights mean."""
     usual = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
     for key, value in usual.items():
         if raw.get(key, value) != value:
@@ -194,7 +194,7 @@ _NEOX = [
 
 
 def _convert(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str, Tensor]]:
-    """(config.json, tensors) of a model that GPT-2's format cannot hold; raises ConfigError where no other can."""
+    """(config.json, tensors) as GPT-NeoX or Llama; raises ConfigError if neither can hold the model."""
     wrong = _problems(config)
     if wrong:
         raise ConfigError(
@@ -205,7 +205,7 @@ def _convert(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[
 
 
 def _problems(config: ModelConfig) -> list[str]:
-    """What neither GPT-NeoX nor Llama has, in the words of ModelConfig."""
+    """The options of ModelConfig that neither GPT-NeoX nor Llama has."""
     rotary, llama = config.position == "rotary", config.norm == "rmsnorm"
     norm = f"model.norm {config.norm}"
     found = [] if rotary else [f"model.position {config.position}"]
@@ -255,7 +255,7 @@ def _neox(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
     tensors = {}
     for name, tensor in state.items():
         module, _, kind = name.rpartition(".")
-        if module.endswith("attn.qkv"):  # theirs go head by head: rows (H, 3, C) for our (3, H, C)
+        if module.endswith("attn.qkv"):  # theirs is head by head: rows (H, 3, C) for our (3, H, C)
             tensor = tensor.view(3, config.n_head, config.d_head, -1).transpose(0, 1).reshape(tensor.shape)
         tensors[f"{names[module]}.{kind}"] = tensor
     return raw, tensors
@@ -279,7 +279,7 @@ def _llama(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[st
     names = {"token_embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
     inner = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
     inner |= {"attn.out": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
-    pieces = {  # ours hold several of theirs, one below the other
+    pieces = {  # our tensors stack several of theirs
         "attn.qkv": (("self_attn.q_proj", H * C), ("self_attn.k_proj", G * C), ("self_attn.v_proj", G * C)),
         "mlp.up": (("mlp.gate_proj", F), ("mlp.up_proj", F)),
     }
@@ -292,5 +292,5 @@ def _llama(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[st
         _, layer, part = module.split(".", 2)
         theirs = pieces.get(part) or ((inner[part], len(tensor)),)
         for (target, _), piece in zip(theirs, tensor.split([rows for _, rows in theirs]), strict=True):
-            tensors[f"model.layers.{layer}.{target}.{kind}"] = piece.clone()  # a folder's tensors may not share memory
+            tensors[f"model.layers.{layer}.{target}.{kind}"] = piece.clone()  # safetensors may not share memory
     return raw, tensors

@@ -1,16 +1,16 @@
-"""Four places where a model of this size spends its time on a CPU, done faster than torch's plain way.
+"""Four operations in which a small model spends its time on a CPU, faster than in plain torch.
 
-    loss = cross_entropy(hidden, head_weight, targets)     # never holds all logits; cross_entropy_plain does
-    layer = Linear(384, 1536)                              # nn.Linear, with products from whichever library is faster
+    loss = cross_entropy(hidden, head_weight, targets)     # computes logits in chunks, not all at once
+    layer = Linear(384, 1536)                              # nn.Linear, multiplying with the faster library
     y = causal_attention(q, k, v)                          # F.scaled_dot_product_attention, faster in bf16
     wide = stream_by_columns(model)                        # a copy of a model for one-token steps of generation
 
-Each stands beside its plain version, which the tests hold it to, and which runs wherever the fast one does not apply.
-`aiscale bench model` measures each with and without it (`with without("attention")`); what gains less than 3 % of a
-step in every size is not kept, as a GELU of ours in bf16, which gained 2.
+Each has a plain version, which the tests compare it with and which runs where the fast one does not apply.
+`aiscale bench model` measures steps with and without each (`with without("attention")`); one that gains less than 3 %
+of a step in every size is not worth having (our own GELU in bf16 gained 2 %).
 
-Which library multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD's,
-MKL on all others (`ONEDNN_IS_FASTER`). bf16 attention up to 512 tokens rounds otherwise than torch's fused kernel.
+The library that multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD,
+MKL on all others (`ONEDNN_IS_FASTER`). bf16 attention up to 512 tokens rounds differently from torch's fused kernel.
 
 Shapes: B batch, H heads, G key/value heads, T tokens, C width of a head, N = B T, D width, V vocabulary, n tokens of
 one chunk.
@@ -35,7 +35,7 @@ ON = dict.fromkeys(("products", "attention", "slices", "columns", "cross-entropy
 
 @contextmanager
 def without(kernel: str) -> Iterator[None]:
-    """Let torch's plain way run in the place of one of `ON`, to see what that one gains."""
+    """Run plain torch instead of one kernel of `ON`, to measure what it gains."""
     ON[kernel] = False
     try:
         yield
@@ -44,12 +44,12 @@ def without(kernel: str) -> Iterator[None]:
 
 
 # Products in fp32 --------------------------------------------------------------------------------------------------
-# Eager torch asks Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN, which torch also carries and
+# Eager torch uses Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN, which torch also ships and
 # uses for bf16, is 5 to 10 % faster: 3 to 5 % of a training step.
 
 
 def _onednn_is_faster() -> bool:
-    """Decided by the maker, not by a race: a race could end differently on two ranks, and their sums with it."""
+    """Decided by the maker, not by timing: timings could differ between ranks, and then so would their results."""
     try:
         return HAS_ONEDNN and "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -58,14 +58,14 @@ def _onednn_is_faster() -> bool:
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 ONEDNN_IS_FASTER = _onednn_is_faster()
-MIN_WEIGHTS = 2**17  #: for a smaller weight the preparation costs more than it saves
-MIN_WEIGHTS_SLICED = 2**18  #: a product of one row with fewer is done before a second thread has woken up
+MIN_WEIGHTS = 2**17  #: for a smaller weight the overhead exceeds the gain
+MIN_WEIGHTS_SLICED = 2**18  #: a smaller one-row product is done before a second thread wakes up
 
 if HAS_ONEDNN:
 
     @register_flop_formula(torch.ops.mkldnn._linear_pointwise)
     def _linear_flops(x_shape, weight_shape, *_, **__) -> int:
-        return 2 * math.prod(x_shape) * weight_shape[0]  # so that torch's FlopCounterMode sees these products too
+        return 2 * math.prod(x_shape) * weight_shape[0]  # so that torch's FlopCounterMode counts these products
 
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -82,7 +82,7 @@ def _by_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear by oneDNN, without a gradient: x (...,in), weight (out,in) -> (...,out)."""
+    """F.linear with oneDNN, without autograd: x (...,in), weight (out,in) -> (...,out)."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -107,7 +107,7 @@ class _OneDnnLinear(torch.autograd.Function):
 class Linear(nn.Linear):
     """nn.Linear with faster products on CPU, in training and in the one-token steps of generation."""
 
-    FEW_ROWS = 8  #: with more rows, MKL divides the work over threads by itself
+    FEW_ROWS = 8  #: with more rows, MKL is multithreaded by itself
 
     def forward(self, x: Tensor) -> Tensor:
         """x (...,in) -> (...,out)."""
@@ -122,15 +122,15 @@ class Linear(nn.Linear):
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
-# In bf16, torch's fused kernel multiplies its small tiles at a third of the processor's rate. Whole heads at a time, a
-# few so that their scores stay in the cache, take 0.6 times as long up to 512 tokens, 10 % of a step at 384 wide; at
-# 1024 the fused kernel, which skips what the mask hides, is as fast.
+# In bf16, torch's fused kernel multiplies small tiles at a third of the processor's peak rate. A few whole heads at a
+# time, whose scores fit in the cache, take 0.6 times as long up to 512 tokens, which saves 10 % of a step at D = 384;
+# at 1024 tokens the fused kernel, which skips the masked half, is as fast.
 
 MAX_TOKENS_BY_HEADS = 512
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(C)) v, each token looking at itself and those before it: q (B,H,T,C), k and v (B,G,T,C)."""
+    """softmax(q k^T / sqrt(C)) v with a causal mask: q (B,H,T,C), k and v (B,G,T,C) -> (B,H,T,C)."""
     by_heads = (
         ON["attention"]
         and torch.is_grad_enabled()
@@ -146,9 +146,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class _AttentionByHeads(torch.autograd.Function):
-    """Keeps q, k and v; the backward pass computes the probabilities again, as the fused kernel does."""
+    """Saves q, k and v; the backward pass recomputes the probabilities, as the fused kernel does."""
 
-    CHUNK = 2**20  #: scores worked on at a time
+    CHUNK = 2**20  #: scores computed at a time
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -175,17 +175,17 @@ class _AttentionByHeads(torch.autograd.Function):
 
 
 def _later_tokens(q: Tensor) -> Tensor:
-    """(T,T): -inf where a token would look at one after it, else 0."""
+    """(T,T): -inf above the diagonal, else 0."""
     return q.new_full((q.shape[1], q.shape[1]), -math.inf).triu_(1)
 
 
 def _probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """q, k (n,T,C) -> (n,T,T). Not torch.softmax: autocast would make that one return fp32."""
+    """q, k (n,T,C) -> (n,T,T). Not torch.softmax, which returns fp32 under autocast."""
     return torch.ops.aten._softmax(torch.baddbmm(mask, q, k.mT, alpha=q.shape[-1] ** -0.5), -1, False)
 
 
 def _heads(*tensors: Tensor):
-    """Each (B H,T,C), cut alike into a few heads at a time."""
+    """Split each (B H,T,C) into chunks of a few heads."""
     T = tensors[0].shape[1]
     return zip(*(t.split(max(1, _AttentionByHeads.CHUNK // T**2)) for t in tensors), strict=True)
 
@@ -194,8 +194,8 @@ def _heads(*tensors: Tensor):
 
 
 def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear for a few rows. MKL computes these on one thread, however many there are; given slices of the weight
-    as a batch, it gives each thread its own, and a step of generation takes half as long on two cores."""
+    """F.linear for a few rows. MKL uses one thread for these; given slices of the weight as a batch, it uses all, and a
+    step of generation takes half as long on two cores."""
     n_out, n_in = weight.shape
     slices = math.gcd(n_out, torch.get_num_threads())
     if slices == 1:
@@ -207,16 +207,14 @@ def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def lie_by_columns(weight: Tensor) -> Tensor:
-    """The same matrix (out,in), stored column by column where columns are longer than rows.
-
-    A product with one row does little more than read the weight from memory, and that is up to 2.5 times as fast in
-    long runs as in short ones."""
+    """The same matrix (out,in), stored column by column if columns are longer than rows. A product with one row mostly
+    reads the weight from memory, up to 2.5 times as fast in long runs as in short ones."""
     return weight.t().contiguous().t() if weight.shape[0] > weight.shape[1] else weight
 
 
 def stream_by_columns(model: nn.Module) -> nn.Module:
-    """A copy of a GPT for steps of generation on CPU: shares all but the weights that lie_by_columns stores anew.
-    A model on another device, or whose weights a strategy has cut, comes back itself."""
+    """A copy of a GPT for generation on CPU, which shares all weights except those that lie_by_columns copies.
+    Returns the model itself if it is on another device or sharded."""
     if not ON["columns"] or any(p.device.type != "cpu" or type(p) is not nn.Parameter for p in model.parameters()):
         return model
     linears = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -229,7 +227,7 @@ def stream_by_columns(model: nn.Module) -> nn.Module:
 
 # Cross-entropy -----------------------------------------------------------------------------------------------------
 # The logits are the largest tensor of a small model (with GPT-2's vocabulary, 50257 x 4 bytes a token: 65 times the
-# residual stream), and the plain form holds them three times over.
+# residual stream), and the plain form holds three copies of them.
 
 
 def cross_entropy_plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -239,10 +237,8 @@ def cross_entropy_plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tens
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """cross_entropy_plain, holding the logits of a few hundred tokens at a time.
-
-    Under torch.compile the plain form: the compiler merges its steps, and then few large products beat many small ones.
-    """
+    """cross_entropy_plain, holding the logits of a few hundred tokens at a time. Under torch.compile it is the plain
+    form: the compiler fuses its steps, and then few large products are faster."""
     if torch.compiler.is_compiling() or not ON["cross-entropy"]:
         return cross_entropy_plain(hidden, weight, targets)
     with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
@@ -250,11 +246,11 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The gradient with respect to the logits is softmax - onehot: known as soon as the loss is. So the forward pass
-    takes it on at once to hidden and weight, and the logits are forgotten chunk by chunk."""
+    """The gradient with respect to the logits is softmax - onehot, known in the forward pass. So the forward pass
+    also computes the gradients of hidden and weight, and frees the logits chunk by chunk."""
 
-    CHUNK_BYTES = 2**26  #: of logits alive at a time, in no fewer than 256 tokens
-    CACHED_LOGITS = 2**20  #: on a CPU, the softmax takes as many at a time, so that they stay in its cache
+    CHUNK_BYTES = 2**26  #: of logits at a time, but at least 256 tokens
+    CACHED_LOGITS = 2**20  #: of one softmax on a CPU, so that they stay in its cache
 
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, with_grad: bool) -> Tensor:
@@ -267,7 +263,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device, dtype=wide)
         d_hidden, d_weight = torch.empty_like(x) if with_grad else None, None
         most = max(256, _ChunkedCrossEntropy.CHUNK_BYTES // (len(w) * w.element_size()))
-        # Even chunks, as few as fit: each adds a whole matrix to d_weight, which in bf16 costs as much as its product.
+        # As few chunks as fit: each adds a whole matrix to d_weight, which in bf16 costs as much as the product.
         chunks = math.ceil(len(x) / most)
         for start, end in itertools.pairwise(i * len(x) // chunks for i in range(chunks + 1)):
             rows = slice(start, end)
@@ -293,7 +289,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_loss: Tensor):
-        # Divided by the number of tokens only here: in fp16 the quotient would vanish without the loss scale in d_loss.
+        # Divide by the number of tokens only here: in fp16 the quotient would underflow without d_loss's loss scale.
         d_hidden, d_weight = ctx.saved_tensors
         scale = d_loss / ctx.tokens
         return (d_hidden * scale).to(ctx.dtypes[0]), (d_weight * scale).to(ctx.dtypes[1]), None, None

@@ -1,4 +1,4 @@
-"""One file per way of dividing the work; each turns a `Run` and a `World` into an engine that can take steps.
+"""One file or folder per strategy; each turns a `Run` and a `World` into an engine.
 
 engine = build(run, world)
 result = engine.step(micro_batches, lr)

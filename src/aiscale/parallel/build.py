@@ -1,4 +1,4 @@
-"""From the name of a strategy to its engine."""
+"""Strategy name -> engine: `build(run, world)`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiscale.config import Run
 from aiscale.distributed import World
 from aiscale.parallel.serial import Engine
 
-#: strategy -> "module:class", imported when it is asked for: DeepSpeed and Megatron-Core take seconds to import
+#: strategy -> "module:class", imported on demand: DeepSpeed and Megatron-Core take seconds to import
 ENGINES = {
     "serial": "aiscale.parallel.serial:Engine",
     "mpi": "aiscale.parallel.mpi:MPIEngine",
@@ -23,18 +23,18 @@ ENGINES = {
 
 
 def build(run: Run, world: World) -> Engine:
-    """The engine that trains `run` as one rank of `world`; raises ConfigError when the layout does not fit."""
+    """The engine of this rank of `world` for `run`; raises ConfigError if the layout does not fit."""
     run.check_world(world.size)
     engine = pkgutil.resolve_name(ENGINES[run.parallel.strategy])(run, world)
     if run.loop.compile:
-        engine.model.compile()  # in place: parameters keep their names, and checkpoints know nothing of it
+        engine.model.compile()  # in place, so that parameters keep their names
     return engine
 
 
 def preload(strategy: str) -> None:
-    """Import what `build` will, so that ranks forked from this process need not. A module with more to import than
-    its own head names has a function `preload`."""
-    importlib.import_module("torch._dynamo")  # the first optimizer does it: half a second of every rank
-    with suppress(ImportError):  # build will say what is missing
+    """Import what `build` will, before ranks are forked from this process. A strategy module that imports lazily has
+    its own `preload`."""
+    importlib.import_module("torch._dynamo")  # else the first optimizer imports it: half a second on every rank
+    with suppress(ImportError):  # build reports it
         module = importlib.import_module(ENGINES[strategy].partition(":")[0])
         getattr(module, "preload", lambda: None)()

@@ -1,17 +1,16 @@
-"""Data parallelism by torch's DistributedDataParallel: gradients travel in buckets while the backward pass goes on.
+"""Data parallelism with torch's DistributedDataParallel: buckets are all-reduced while the backward pass goes on.
 
-The three steps from serial to DDP are `_loss` (the forward pass goes through the wrapper, which resets the buckets),
-`_accumulating` (`no_sync`: only the last micro-batch's backward pass communicates) and nothing else: DDP's hooks
-average the gradients as they appear. What they send is a matter of its own, `aiscale.parallel.compress`.
+DDP changes two steps of serial: `_loss` (the forward pass goes through the wrapper, which resets the buckets) and
+`_accumulating` (`no_sync`: only the last micro-batch's backward pass communicates). DDP's hooks average the gradients;
+`aiscale.parallel.compress` decides what they send.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set parallel.distributed_optimizer=true
 
-`distributed_optimizer` is ZeRO-1 by torch's ZeroRedundancyOptimizer: the optimizer states of each parameter live on one
-rank, its owner. Gradients travel to every rank as before, whole or compressed; the owner updates the parameter and
-broadcasts it, so the bytes of the weights come on top of DDP's (Rajbhandari et al. 2020, stage 1, with DDP's all-reduce
-instead of a reduce-scatter). torch deals owners out, the largest parameters first, each to the rank that has least. A
-checkpoint has the form and names of any other's, written by the owners, so a run may go on with other ranks or another
-strategy.
+`distributed_optimizer` is ZeRO-1 with torch's ZeroRedundancyOptimizer: one rank, the owner, holds the optimizer states
+of a parameter. Gradients are all-reduced as before, dense or compressed; the owner updates the parameter and broadcasts
+it, so the bytes of the weights come on top of DDP's (Rajbhandari et al. 2020, stage 1, with an all-reduce instead of a
+reduce-scatter). torch assigns owners, largest parameters first, each to the rank that has least. Owners write the
+checkpoint in the usual format, so a run can resume at another world size or with another strategy.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from aiscale.parallel.serial import Engine
 
 
 class DDPEngine(Engine):
-    """The whole model on every rank, a share of the global batch each, gradients averaged by DDP."""
+    """The whole model on every rank, gradients averaged by DDP."""
 
     def __init__(self, run: Run, world: World) -> None:
         super().__init__(run, world)
         layout = run.parallel
         self.compressor = build_compressor(run, world, self.model, self.optimizer)
-        with world.control():  # DDP sends the parameters of rank 0 to all when it is built
+        with world.control():  # DDP broadcasts rank 0's parameters when it is built
             self.module = DistributedDataParallel(
                 self.model,
                 bucket_cap_mb=self.compressor.bucket_mb,
                 static_graph=layout.static_graph,
                 gradient_as_bucket_view=layout.gradient_as_bucket_view,
             )
-        # A static graph is learnt from the first backward pass, and only from one that communicates.
+        # DDP learns a static graph from the first backward pass, which must be one that communicates.
         self._must_learn_graph = layout.static_graph
         self.compressor.register(self.module)
 
@@ -54,7 +53,7 @@ class DDPEngine(Engine):
         return _divided(optimizer) if self.run.parallel.distributed_optimizer else optimizer
 
     def _optimizer_state(self) -> dict:
-        """With divided states those of this rank's own parameters, under the names that torch gives the whole."""
+        """With sharded states: those of this rank's own parameters, under the names torch gives the full state."""
         if not self.run.parallel.distributed_optimizer:
             return super()._optimizer_state()
         part = get_optimizer_state_dict(self.model, self.optimizer.optim)
@@ -103,13 +102,14 @@ class DDPEngine(Engine):
         return {"compression": dataclasses.asdict(self.run.compression)} if self._compresses else {}
 
     def loadable(self, note: dict) -> dict:
-        """Of a checkpoint that was written without this method only weights and moments are asked for: it begins anew,
-        as the published runs of Radius did. One that was written with it must fit to the number."""
+        """From a checkpoint written without this compression method, only weights and moments are loaded and the
+        method starts afresh, as in the published runs of Radius. One written with it must have the same options and
+        world size."""
         state = self.state()
         if not self._compresses or "compression" not in note:
             state.pop("compression", None)
             return state
-        # An option that did not exist yet had the value which is its default now.
+        # An option that is newer than the checkpoint had what is its default now.
         before = dataclasses.asdict(CompressionConfig()) | note["compression"]
         now = self.note()["compression"]
         if changed := [key for key in now if before[key] != now[key] and key not in ("wire", "overlap")]:
@@ -136,15 +136,15 @@ class DDPEngine(Engine):
 
     @property
     def _compresses(self) -> bool:
-        """Whether there is a memory of gradients that were not sent."""
+        """Whether a residual of unsent gradients is kept."""
         return self.run.compression.method != "none"
 
 
 def _divided(optimizer: Optimizer) -> Optimizer:
-    """The same optimizer, not stepped yet, with its states divided over all ranks."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # here: torch warns of itself when it is imported
+    """The same optimizer, which has not stepped yet, with its states sharded over all ranks."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # here, because the import prints a torch warning
 
-    # Every group carries its own options already; fused is asked for once more, because the optimizer checks it there.
+    # Every group has its own options already; fused is passed again because the optimizer checks it there.
     divided = ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), fused=optimizer.defaults["fused"])
     divided.state = divided.optim.state  # of this rank's own parameters
     return divided

@@ -1,4 +1,4 @@
-"""Living with DeepSpeed as a library: imported for one device, silent, and without memory of a world that was closed.
+"""DeepSpeed as a library: import it for one device, keep it quiet, and clear its process groups between worlds.
 
 deepspeed = import_deepspeed(world.device)
 with calling(world):
@@ -26,28 +26,28 @@ from aiscale.distributed import World
 
 
 def import_deepspeed(device: torch.device):
-    """DeepSpeed, told which device it is for before it looks for itself."""
+    """Import DeepSpeed, with its accelerator set to `device` instead of autodetected."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     with quiet():
         deepspeed = importlib.import_module("deepspeed")
         from deepspeed.accelerator import get_accelerator, set_accelerator
 
-        if get_accelerator().device_name() != device.type:  # an earlier engine was for the other one
+        if get_accelerator().device_name() != device.type:  # an earlier engine used the other device
             name = {"cpu": "CPU", "cuda": "CUDA"}[device.type]
             module = importlib.import_module(f"deepspeed.accelerator.{device.type}_accelerator")
             set_accelerator(getattr(module, f"{name}_Accelerator")())
     for handler in logging.getLogger("DeepSpeed").handlers:
         if type(handler) is logging.StreamHandler:
-            handler.setStream(sys.stderr)  # it writes to standard output, where results go
-    # Its all-reduce through shared memory is compiled at first use: a minute, or a crash where there is no compiler.
-    # Put in place unasked: asked for, this table makes DeepSpeed try the compiler on every operation that it has.
+            handler.setStream(sys.stderr)  # by default DeepSpeed logs to stdout, where results go
+    # Disable its shared-memory all-reduce, which is compiled at first use: a minute, or a crash without a compiler.
+    # Set through vars(): reading this attribute makes DeepSpeed probe the compiler for every operation it has.
     vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     forget_groups()
     return deepspeed
 
 
 def forget_groups() -> None:
-    """DeepSpeed keeps its process groups in modules; those of a world that was closed would be used again."""
+    """Clear the process groups that DeepSpeed caches in modules: the next world must not use those of a closed one."""
     import deepspeed.comm.comm as comm
     from deepspeed.utils import groups
 
@@ -59,7 +59,7 @@ def forget_groups() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without DeepSpeed's log below errors, its prints, and torch's notes on the names that DeepSpeed calls."""
+    """Silence DeepSpeed's log below errors, its prints, and torch's warnings about functions that it calls."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -72,9 +72,8 @@ def quiet() -> Iterator[None]:
 
 
 class DelayedFiles:
-    """In the place of DeepSpeed's checkpoint engine: what it is told to save is written, and flushed, when asked for.
-
-    With `staging` it is copied until then; without, nothing may change."""
+    """A DeepSpeed checkpoint engine that defers writing to `write()`, which also flushes. With `staging` the content is
+    copied at save(); without it, nothing may change before write()."""
 
     def __init__(self, real, staging: Staging | None) -> None:
         self.real, self.staging = real, staging
@@ -84,7 +83,6 @@ class DelayedFiles:
         return getattr(self.real, name)
 
     def save(self, state_dict: dict, path: str) -> None:
-        """Take the content of one file."""
         content = self.staging.of(state_dict, part=Path(path).name) if self.staging else state_dict
 
         def write() -> None:
@@ -94,17 +92,15 @@ class DelayedFiles:
         self._writing.append(write)
 
     def write(self) -> None:
-        """Write the files, from any thread."""
+        """Write the files; any thread may call it."""
         for each in self._writing:
             each()
 
 
 @contextlib.contextmanager
 def calling(world: World) -> Iterator[None]:
-    """Around every call of DeepSpeed's engine: quiet, and with the LOCAL_RANK that it reads as it goes along.
-
-    It takes its GPU from there; a process alone has none, and where each rank sees one GPU only, ours is another.
-    """
+    """Context for every call of DeepSpeed's engine: quiet, and with the LOCAL_RANK from which it takes its GPU. A
+    single process has no LOCAL_RANK, and where each rank sees only one GPU, the launcher's value is wrong."""
     before = os.environ.get("LOCAL_RANK")
     os.environ["LOCAL_RANK"] = str(world.device.index if world.device.type == "cuda" else world.local_rank)
     try:

@@ -1,9 +1,9 @@
-"""Fully sharded data parallelism by torch's FSDP2: each rank keeps a slice of every tensor and borrows the rest.
+"""Fully sharded data parallelism with torch's FSDP2: each rank holds a shard of every tensor and gathers the rest.
 
-A block's parameters are gathered just before it computes and freed after it; its gradients are averaged and scattered
-as soon as its backward pass ends, so that each rank holds, and updates, only its slice of parameters, gradients and
-optimizer states. From serial there are three steps: `_place` (`fully_shard` on each block and on what is left),
-`_accumulating` (only the last micro-batch reduces) and local tensors in `held`.
+A block's parameters are all-gathered just before it computes and freed after it; its gradients are reduce-scattered
+when its backward pass ends. So a rank holds and updates only its shard of parameters, gradients and optimizer states.
+The changes from serial: `_place` (`fully_shard` on each block and on the rest), `_accumulating` (only the last
+micro-batch reduces) and local tensors in `held`.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=fsdp --set parallel.replicas=2
 
@@ -27,19 +27,19 @@ from aiscale.parallel.serial import Engine, MicroBatch
 
 
 class FSDPEngine(Engine):
-    """A slice of every tensor on every rank, a share of the global batch each."""
+    """A shard of every tensor on every rank."""
 
     def __init__(self, run: Run, world: World) -> None:
-        if run.loop.precision == "fp16":  # slices overflow apart, and the loss scale must not
+        if run.loop.precision == "fp16":  # shards overflow on single ranks, whose loss scales would diverge
             raise ConfigError(
                 "loop.precision fp16 with parallel.strategy fsdp: only fp32, tf32, bf16 and fp64 are carried; set bf16"
             )
         super().__init__(run, world)
-        self.autocast_dtype = None  # the policy casts parameters before they travel, which autocast could not
+        self.autocast_dtype = None  # the policy casts parameters before the all-gather, which autocast cannot
 
     def _place(self, model: nn.Module) -> nn.Module:
         layout, size = self.run.parallel, self.world.size
-        if layout.replicas > 1:  # tensors are cut within a copy, gradients averaged over copies too
+        if layout.replicas > 1:  # shard within each copy, average gradients over copies too
             mesh = self.world.mesh(replicate=layout.replicas, shard=size // layout.replicas)
         else:
             mesh = self.world.mesh(shard=size)
@@ -52,7 +52,7 @@ class FSDPEngine(Engine):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=layout.reshard_after_forward)
         fully_shard(model, mesh=mesh, mp_policy=policy)  # embeddings, the last norm and the head
         _prefetch([model, *model.blocks], layout.prefetch)
-        # GPUs gather in a stream beside the one that computes; a CPU has none, so gloo's own thread has to do it.
+        # GPUs gather in a second stream; a CPU has no streams, so gloo's own thread has to do it.
         model._set_unshard_async_op(self.world.device.type == "cpu")
         return model
 
@@ -63,13 +63,13 @@ class FSDPEngine(Engine):
 
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
         result = super().evaluate(micro_batches)
-        for module in self.model.modules():  # what is kept for a backward pass would stay gathered: none comes
+        for module in self.model.modules():  # no backward pass follows, so free what would stay gathered for it
             if isinstance(module, FSDPModule):
                 module.reshard()
         return result
 
     def _clip(self) -> float:
-        with self.world.control():  # the norm's one number
+        with self.world.control():  # one number, the norm
             return super()._clip()
 
     def held(self) -> dict[str, list[Tensor]]:
@@ -84,15 +84,15 @@ class FSDPEngine(Engine):
 
 
 def _prefetch(units: list[FSDPModule], ahead: int) -> None:
-    """Start gathering the next `ahead` units while one computes. `units`: the root, which begins and ends the forward
-    pass, then the blocks in order; the backward pass goes from the root through the blocks in reverse."""
+    """Prefetch the next `ahead` units while one computes. `units`: the root, which begins and ends the forward pass,
+    then the blocks in order; the backward pass goes from the root through the blocks in reverse."""
     root, *blocks = units
     for order, set_next in (
         ([root, *blocks], FSDPModule.set_modules_to_forward_prefetch),
         ([root, *reversed(blocks)], FSDPModule.set_modules_to_backward_prefetch),
     ):
         for i, unit in enumerate(order):
-            # An empty list would mean torch's default, one ahead; a unit that is told to fetch itself has done so.
+            # An empty list would mean torch's default, one ahead; prefetching the unit itself does nothing.
             set_next(unit, order[i + 1 : i + 1 + ahead] or [unit])
 
 

@@ -1,12 +1,11 @@
-"""Memory over one optimizer step: every tensor that comes and goes on a rank, and which block was at work.
+"""Memory over one optimizer step: when each tensor on a rank is allocated and freed, and which block was running.
 
-    engine.step(batch, lr)                      # a first step: optimizer states and buffers come into being
-    trace = step_memory(engine, batch, lr)      # all ranks call it: it takes one more step
+    engine.step(batch, lr)                      # the first step allocates optimizer states and buffers
+    trace = step_memory(engine, batch, lr)      # collective: takes one more step
     plots.memory_over_time(trace.seconds, trace.held_bytes)
 
-Between operations torch asks a "dispatch mode" what it wants; ours notes each storage that an operation returns, and
-the moment when its last user lets it go, in whichever thread that is. What an operation needs for itself alone while it
-runs stays unseen. Works for every engine that runs all blocks on each rank: serial, mpi, ddp, fsdp.
+A torch dispatch mode records each storage that an operation returns, and a finalizer records when it is freed. The
+workspace inside an operation is not seen. Works for engines that run all blocks on each rank: serial, mpi, ddp, fsdp.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from aiscale.cost import Event
 from aiscale.parallel.serial import Engine, MicroBatch
 
 CATEGORIES = ("parameters", "optimizer states", "gathered parameters", "gradients", "buffers", "activations")
-#: What FSDP's own operations take and give: argument -> its category. Everything else is an activation, unless the
-#: engine calls it its own.
+#: Arguments of FSDP's own operations -> category. Any other tensor is an activation, unless engine.held() has it.
 _FSDP_OPERATIONS = {
     "fsdp::all_gather_copy_in": {1: "buffers"},
     "fsdp::split_with_sizes_copy": {0: "buffers", "out": "gathered parameters"},
@@ -38,25 +36,24 @@ _FSDP_OPERATIONS = {
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What one rank held during one optimizer step."""
+    """Memory of one rank during one optimizer step."""
 
     seconds: list[float]  #: (n,) from the start of the step; each moment twice, before and after it
     held_bytes: dict[str, list[int]]  #: category of CATEGORIES -> (n,)
-    events: list[Event]  #: forward and backward pass of each block (with what it computes again)
+    events: list[Event]  #: forward and backward pass of each block (the latter with recomputation)
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was held at one time."""
         return max(map(sum, zip(*self.held_bytes.values(), strict=True)))
 
 
 def step_memory(engine: Engine, micro_batches: list[MicroBatch], lr: float) -> StepMemory:
-    """Take one optimizer step, not the engine's first, and watch memory."""
+    """Take one optimizer step (not the engine's first) and record memory."""
     watch = _Watch()
     for category, tensors in engine.held().items():
         for tensor in tensors:
             watch.see(tensor, category)
-    del tensors, tensor  # or they would outlive the step's zero_grad
+    del tensors, tensor  # else they would outlive the step's zero_grad
     with watch.resizing(), watch, watch.marking(engine.model.blocks):
         watch.mark("step")
         engine.step(micro_batches, lr)
@@ -68,7 +65,7 @@ def step_memory(engine: Engine, micro_batches: list[MicroBatch], lr: float) -> S
 
 @dataclass
 class _Life:
-    """Of one storage, or of a storage between two changes of its size."""
+    """The lifetime of one storage at one size."""
 
     nbytes: int
     category: str
@@ -77,17 +74,17 @@ class _Life:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes when storages begin and end."""
+    """Records when storages are allocated and freed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lives: list[_Life] = []
         self.marks: list[tuple[float, str]] = []
-        self._now: dict[int, _Life] = {}  #: of the storages that live, by id
+        self._now: dict[int, _Life] = {}  #: living storages, by id
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t.__name__ == "DTensor" for t in types):
-            return NotImplemented  # it will work on plain tensors, and those come by here
+            return NotImplemented  # the subclass calls back here with plain tensors
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         for value in tree_leaves(result):
@@ -100,9 +97,9 @@ class _Watch(TorchDispatchMode):
         return result
 
     def see(self, tensor: Tensor, category: str = "") -> None:
-        """Note a tensor's storage, if it is new; with a category, that it has been of this one all along."""
+        """Record a tensor's storage if it is new; `category` sets its category from the start."""
         storage = tensor.untyped_storage()
-        life = self._now.get(id(storage))  # torch keeps the object as long as there is the storage
+        life = self._now.get(id(storage))  # torch keeps this object as long as the storage lives
         if life is None or life.nbytes != storage.nbytes():
             life = self._begin(storage)
         if category:
@@ -123,7 +120,7 @@ class _Watch(TorchDispatchMode):
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """FSDP frees what it gathered by shrinking its storage to nothing, which is no operation on a tensor."""
+        """Record storage resizes: FSDP frees gathered parameters by resizing to 0, which no dispatch mode sees."""
         resize = UntypedStorage.resize_
 
         def noted(storage: UntypedStorage, size: int):
@@ -140,25 +137,23 @@ class _Watch(TorchDispatchMode):
     # Which block is at work ------------------------------------------------------------------------------------------
 
     def mark(self, name: str) -> None:
-        """What begins now."""
         self.marks.append((time.perf_counter(), name))
 
     @contextmanager
     def marking(self, blocks: nn.ModuleList) -> Iterator[None]:
-        """Mark where the passes of blocks begin and end."""
         with ExitStack() as hooks:
             for i, block in enumerate(blocks):
                 before, after = self._hooks(i)
-                # The first of all before a block and the last after it: FSDP gathers and frees in hooks, too.
+                # Run first before a block and last after it, so that FSDP's gathering and freeing hooks are inside.
                 hooks.callback(block.register_forward_pre_hook(before, prepend=True).remove)
                 hooks.callback(block.register_forward_hook(after).remove)
             yield
 
     def _hooks(self, i: int) -> tuple[Callable, Callable]:
         def before(block: nn.Module, arguments: tuple) -> None:
-            if not _in_backward():  # where it is, the block is computed again
+            if not _in_backward():  # else this is recomputation
                 self.mark(f"forward {i}")
-                if i == 0:  # the gradient of its input is the last thing that the blocks compute
+                if i == 0:  # the gradient of its input is the last that the blocks compute
                     arguments[0].register_hook(lambda gradient: self.mark("between"))
 
         def after(block: nn.Module, arguments: tuple, output) -> None:
@@ -170,7 +165,7 @@ class _Watch(TorchDispatchMode):
         return before, after
 
     def result(self, rank: int) -> StepMemory:
-        """The lives as levels over time."""
+        """The lifetimes as bytes held over time."""
         zero, end = self.marks[0][0], self.marks[-1][0]
         lives = [life for life in self.lives if life.end_s > zero]
         level = {
@@ -194,7 +189,7 @@ def _in_backward() -> bool:
 
 
 def _events(rank: int, marks: list[tuple[float, str]]) -> Iterator[Event]:
-    """From each mark to the next one is an event, if it has the name of one."""
+    """An event from each named mark to the next mark."""
     for (start_s, name), (end_s, _) in itertools.pairwise(marks):
         kind = name.split()[0]
         if kind in ("forward", "backward"):

@@ -1,8 +1,8 @@
-"""Data parallelism by hand over MPI, as in GPT-2's step from serial to MPI: nothing but mpi4py.
+"""Data parallelism by hand with mpi4py.
 
-Rank 0's parameters are broadcast once; after every backward pass the gradients are packed into one buffer, summed by
-one Allreduce and divided. One large message, not one per tensor: each message pays MPI's latency once
-(`notebooks/02_serial_to_mpi` measures what many small ones cost).
+Rank 0's parameters are broadcast once; before each update the gradients are packed into one buffer, summed by one
+Allreduce and divided. One large message pays MPI's latency only once (`notebooks/02_serial_to_mpi` measures the cost
+of many small ones).
 
 Needs a job that MPI started: `mpiexec -n 4 python -m aiscale train --recipe laptop --set parallel.strategy=mpi`.
 """
@@ -55,5 +55,5 @@ class MPIEngine(Engine):
 
 
 def _as_array(tensor: Tensor) -> np.ndarray:
-    """The same memory, as MPI wants it."""
+    """The same memory as numpy, which mpi4py takes."""
     return tensor.numpy()

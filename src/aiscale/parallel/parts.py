@@ -1,7 +1,7 @@
-"""The pieces into which `pipeline` cuts a GPT, and torch's stage around each, which can be watched at work.
+"""The parts into which `pipeline` cuts a GPT, and torch's stage around each one, which `parallel.trace` can time.
 
     part = Part(GPT(config), range(0, 4), None)       # the first four blocks, with the embeddings
-    hidden = part(tokens)                             # what travels to the next part
+    hidden = part(tokens)                             # the activations sent to the next part
 
 Shapes: B sequences of one micro-batch, T tokens, D width.
 """
@@ -20,13 +20,13 @@ from torch.utils.checkpoint import checkpoint
 from aiscale.model import GPT, cross_entropy, cross_entropy_plain, rotary_angles
 from aiscale.model.kernels import Linear
 
-#: (kind, piece, micro-batch) -> the context in which that work is done; parallel.trace has one with a clock
+#: (kind, piece, micro-batch) -> the context in which that work runs; parallel.trace has one that times it
 Watch = Callable[[str, int, int], AbstractContextManager]
 
 
 class Part(nn.Module):
-    """The modules of a GPT from block `start` up to `stop`, under GPT's own names; with tied embeddings the last part
-    has the token embedding too, as its head."""
+    """Some blocks of a GPT, under GPT's own names. With tied embeddings the last part also holds the token embedding,
+    as its head."""
 
     def __init__(self, whole: GPT, layers: Iterable[int], autocast_dtype: torch.dtype | None) -> None:
         super().__init__()
@@ -44,19 +44,18 @@ class Part(nn.Module):
                 self.head = whole.head
 
     def use_plain_kernels(self) -> None:
-        """No autograd functions of our own where weights come in: before torch 2.13, the half of a backward pass that
-        is for weights cannot start from one."""
+        """Turn off our own autograd functions on weights: before torch 2.13, the weight half of a split backward pass
+        cannot start from one."""
         self.plain = True
         for module in self.modules():
             if isinstance(module, Linear):
                 module.__class__ = nn.Linear
 
     def num_parameters(self) -> int:
-        """All parameters of this part."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B,T) in the first part, else activations (B,T,D) -> activations (B,T,D)."""
+        """First part: tokens (B,T) -> activations (B,T,D). Others: activations (B,T,D) -> activations (B,T,D)."""
         with self._autocast(x.device):
             positions, rope = torch.arange(x.shape[1], device=x.device), None
             if self.is_first:
@@ -71,7 +70,7 @@ class Part(nn.Module):
             return self.norm(x) if self.is_last else x
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """What the last part makes of its output (B,T,D): the mean cross-entropy."""
+        """Mean cross-entropy from the output (B,T,D) of the last part."""
         with self._autocast(hidden.device):
             head = self.token_embedding if self.config.tied else self.head
             return (cross_entropy_plain if self.plain else cross_entropy)(hidden, head.weight, targets)
@@ -81,13 +80,13 @@ class Part(nn.Module):
 
 
 class WatchedStage(PipelineStage):
-    """torch's stage, telling `watch` what it does when."""
+    """torch's stage, with every pass run inside `watch`."""
 
     watch: Watch
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """The first messages, which open connections. Between two pieces of one rank there is none to open, and gloo
-        sends nothing to itself."""
+        """The first messages, which open connections; none between two pieces of one rank, since gloo cannot send to
+        itself."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):

@@ -1,14 +1,14 @@
-"""Pipeline parallelism by torch.distributed.pipelining: each rank holds some of the layers, micro-batches flow through.
+"""Pipeline parallelism with torch.distributed.pipelining: each rank holds some layers, micro-batches flow through.
 
-The GPT is cut into pp x virtual_stages pieces of equally many blocks; the first also has the embeddings, the last the
-norm and the head. Schedules: gpipe, 1f1b, interleaved (several pieces a rank), zero-bubble (the backward pass in two
-halves, for inputs and for weights; one piece a rank, or two that go down and up again, "ZB-V": Qi et al. 2023).
+The GPT is cut into pp x virtual_stages pieces with equally many blocks; the first also has the embeddings, the last the
+norm and the head. Schedules: gpipe, 1f1b, interleaved (several pieces a rank), zero-bubble (splits the backward pass
+into an input half and a weight half; one piece a rank, or two in V order, "ZB-V": Qi et al. 2023).
 
     aiscale train --nproc 4 --set parallel.strategy=pipeline --set parallel.pp=2 --set loop.micro_batch=2
 
-What travels: activations (B,T,D) forward and their gradients back, between neighbours; the gradient of tied embeddings
-between first and last stage, which hold a copy each; and over dp, once a step, every gradient. Messages have the
-precision of the weights: under autocast the residual stream stays in fp32.
+Neighbours exchange activations (B,T,D) and their gradients; first and last stage, which each hold a copy of tied
+embeddings, add up its gradients; and all gradients are all-reduced over dp once a step. Messages have the precision of
+the weights: under autocast the residual stream stays in fp32.
 
 Shapes: B sequences of one micro-batch, T tokens, D width, V vocabulary.
 """
@@ -52,7 +52,7 @@ SCHEDULES = {
 
 
 class PipelineEngine(Engine):
-    """Some of the layers on every rank. Ranks are numbered pp x dp, so that a pipeline's neighbours are dp apart."""
+    """Some layers on every rank. Ranks are numbered pp x dp, so neighbours in a pipeline are dp apart."""
 
     def __init__(self, run: Run, world: World) -> None:
         self.run, self.world, layout = run, world, run.parallel
@@ -66,9 +66,9 @@ class PipelineEngine(Engine):
         self._meet_for_tied_embeddings()
         self.optimizer = build_optimizer(self.model, run.optimizer)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=run.loop.precision == "fp16")
-        # The scaler learns its device from the first loss, and only one rank has losses.
+        # The scaler takes its device from the first loss, but only the last stage has losses.
         self.scaler.scale(torch.zeros((), device=world.device))
-        # All gradients lie in one piece of memory: cleared at once, and averaged over dp by one all-reduce.
+        # One buffer for all gradients: cleared at once, and averaged over dp by one all-reduce.
         self.gradients = torch.zeros(self.model.num_parameters(), dtype=self.dtype, device=world.device)
         self._attach_gradients()
         self._schedules: dict[tuple, tuple] = {}
@@ -76,12 +76,12 @@ class PipelineEngine(Engine):
         self.watch: Watch = lambda kind, piece, micro_batch: nullcontext()
 
     def _cut(self, pieces: int) -> None:
-        """Draw the whole model as serial does, and keep this rank's parts of it."""
+        """Initialize the whole model as serial does, and keep this rank's parts."""
         run = self.run
         double = run.loop.precision == "fp64"
         prepare(run, self.world)
         whole = GPT(run.model)
-        # What a checkpoint holds, for which no rank alone has the names.
+        # A checkpoint names all parameters, but no rank holds them all.
         self.shapes = {name: p.shape for name, p in whole.named_parameters()}
         self.dtype, autocast = torch.float64 if double else torch.float32, _AUTOCAST.get(run.loop.precision)
         size = run.model.n_layer // pieces
@@ -90,17 +90,17 @@ class PipelineEngine(Engine):
         if run.parallel.schedule == "zero-bubble" and TorchVersion(torch.__version__) < "2.13":
             for part in self.parts.values():
                 part.use_plain_kernels()
-        self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # the same modules, all of them
+        self.model = Part(whole, itertools.chain(*layers.values()), autocast)  # shares the modules of all parts
         self.model.to(self.world.device, self.dtype)
 
     def _meet_for_tied_embeddings(self) -> None:
-        """A process group of the two ranks that hold a copy of the same embedding."""
+        """Create the process group of the two ranks that hold the same tied embedding."""
         first, last = self.stage_ranks[0], self.stage_ranks[-1]
         self.embedding_group = None
         if not self.run.model.tied or first == last:
             return
         with self.world.control():
-            for column in range(self.data_world):  # every rank takes part in making every group
+            for column in range(self.data_world):  # every rank must take part in creating every group
                 pair = [rank * self.data_world + column for rank in (first, last)]
                 group = dist.new_group(pair, group_desc="embedding")
                 if self.world.rank in pair:
@@ -114,7 +114,6 @@ class PipelineEngine(Engine):
     # One step ------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
-        """All forward and backward passes, in the schedule's order; returns the mean loss."""
         self.gradients.zero_()
         self._loss_sum.zero_()
         schedule, stages = self._schedule(len(micro_batches), micro_batches[0][0].shape)
@@ -125,17 +124,17 @@ class PipelineEngine(Engine):
                 target=targets if self.model.is_last else None,
                 return_outputs=False,
             )
-        except RuntimeError as error:  # torch puts it around whatever a stage raises
+        except RuntimeError as error:  # torch wraps whatever a stage raises
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
             raise
         for stage in stages:
-            stage.clear_runtime_states()  # else the gradients of what was received stay until the next step
+            stage.clear_runtime_states()  # else gradients of received activations stay until the next step
         self._average_gradients()
         return self.world.sum(self._loss_sum.item())
 
     def _schedule(self, n_micro: int, shape: torch.Size) -> tuple:
-        """torch's schedule for so many micro-batches of this shape, and its stages; they own buffers for messages."""
+        """torch's schedule for `n_micro` micro-batches of `shape`, and its stages, which own the receive buffers."""
         if (n_micro, shape) not in self._schedules:
             layout = self.run.parallel
             stages = [self._stage(s, part, shape) for s, part in self.parts.items()]
@@ -159,7 +158,7 @@ class PipelineEngine(Engine):
             kind = {"dtype": torch.int64} if is_tokens else {"dtype": self.dtype, "requires_grad": True}
             return torch.empty(*shape, *([] if is_tokens else [self.run.model.d_model]), device="meta", **kind)
 
-        # Told the shapes, torch does not send them ahead; only that this is so, in 4-byte messages of the first step.
+        # Given the shapes, torch does not exchange them first, except for a 4-byte message in the first step.
         stage = WatchedStage(
             part,
             index,
@@ -173,12 +172,12 @@ class PipelineEngine(Engine):
         return stage
 
     def _average_gradients(self) -> None:
-        if self.data_world > 1:  # the loss was already divided by it
+        if self.data_world > 1:  # a sum: the loss was already divided by data_world
             dist.all_reduce(self.gradients, group=self.dp_group)
         if self.embedding_group is not None:
             dist.all_reduce(self.model.token_embedding.weight.grad, group=self.embedding_group)
         if self.scaler.is_enabled() and self.world.any(not self.gradients.isfinite().all().item()):
-            self.gradients.fill_(math.inf)  # an overflow on one stage stops the step on all
+            self.gradients.fill_(math.inf)  # an overflow on one stage skips the step on all
 
     def _clip(self) -> float:
         norm, limit = self._global_norm(), self.run.optimizer.clip_norm
@@ -188,9 +187,8 @@ class PipelineEngine(Engine):
         return norm
 
     def _global_norm(self) -> float:
-        """The norm of all gradients of the model; the copy of tied embeddings counts once."""
         squares = 0.0
-        if self.data_rank == 0:  # the others have the same
+        if self.data_rank == 0:  # the other data-parallel ranks have the same
             squares = _square_norm(self.gradients)
             if self.embedding_group is not None and not self.model.is_first:
                 squares -= _square_norm(self.model.token_embedding.weight.grad)
@@ -200,7 +198,6 @@ class PipelineEngine(Engine):
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
-        """(mean cross-entropy, tokens) over all ranks' micro-batches, by forward passes alone."""
         total, tokens = torch.zeros((), device=self.world.device, dtype=torch.float64), 0
         batches = iter(micro_batches)
         while group := list(itertools.islice(batches, 4 * self.run.parallel.pp)):
@@ -210,7 +207,7 @@ class PipelineEngine(Engine):
         return self.world.sum(total.item()) / all_tokens, int(all_tokens)
 
     def _forward_only(self, micro_batches: list[MicroBatch]) -> Tensor:
-        """The sum of the losses of these tokens where this rank has the last part, else 0; one part after another."""
+        """The sum of these micro-batches' losses on the last stage, 0 on the others; runs the parts in sequence."""
         device, total = self.world.device, torch.zeros((), device=self.world.device, dtype=torch.float64)
         sent, kept = [], {}
         for s, part in self.parts.items():
@@ -233,7 +230,7 @@ class PipelineEngine(Engine):
     # Checkpoints ---------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
-        """As serial's; the buffers are those in which messages arrive, one for each micro-batch."""
+        """As serial's; buffers are the receive buffers, one for each micro-batch."""
         received = [
             info.buffer
             for _, stages in self._schedules.values()
@@ -246,13 +243,13 @@ class PipelineEngine(Engine):
         return held | {"buffers": [*held["buffers"], *received]}
 
     def state(self, full: bool = False) -> dict:
-        """What a checkpoint keeps: this rank's part under GPT's names. full: the whole model, on rank 0, on the CPU."""
+        """This rank's part under GPT's names, for a checkpoint. `full`: the whole model on the CPU of rank 0."""
         return self._whole_model() if full else super().state()
 
     def _optimizer_state(self) -> dict:
         with self._fresh_optimizer():
             state = super()._optimizer_state()
-        # The groups are written once for all ranks, so they name the parameters of all.
+        # The parameter groups are written once for all ranks, so they name all ranks' parameters.
         matrices = [name for name, shape in self.shapes.items() if len(shape) >= 2]
         vectors = [name for name in self.shapes if name not in matrices]
         for group, names in zip(state["param_groups"], (matrices, vectors), strict=True):
@@ -267,13 +264,13 @@ class PipelineEngine(Engine):
 
     @contextmanager
     def _fresh_optimizer(self) -> Iterator[None]:
-        """torch fills the states of an optimizer that has not stepped yet, unless there are gradients."""
+        """Without gradients: torch creates the states of an optimizer that has not stepped yet only then."""
         self.model.zero_grad(set_to_none=True)
         yield
         self._attach_gradients()
 
     def _whole_model(self) -> dict[str, Tensor]:
-        """Tensor by tensor to rank 0, from the first rank that has it."""
+        """Gather the model on rank 0 tensor by tensor, each from the first rank that has it."""
         own, whole = dict(self.model.named_parameters()), {}
         owners = self.world.gather(sorted(own))
         with self.world.control():
@@ -283,7 +280,6 @@ class PipelineEngine(Engine):
         return whole if self.world.is_main else {}
 
     def close(self) -> None:
-        """Free what the engine holds. The world stays connected."""
         self._schedules.clear()
 
 

@@ -1,8 +1,9 @@
 """Training on one process: the engine that every other strategy must agree with.
 
-One optimizer step is: forward and backward over each micro-batch, adding up gradients (`accumulate`); clip and update
-(`update`). A strategy that keeps the whole model on every rank (mpi, ddp) differs in one place only,
-`_average_gradients`, so it inherits the rest; one that has loops of its own replaces `accumulate`.
+    engine = Engine(run, world)
+    result = engine.step(micro_batches, lr)      # accumulate (forward and backward passes), then update
+
+Other strategies override single methods: mpi only `_average_gradients`; one that has its own loop, `accumulate`.
 
 Shapes: B sequences, T tokens.
 """
@@ -46,7 +47,7 @@ class StepResult:
 
 
 def prepare(run: Run, world: World) -> None:
-    """Seed torch, and say how a GPU multiplies fp32 matrices: before a model is made."""
+    """Seed torch and set the precision of fp32 products on a GPU; call it before building a model."""
     torch.manual_seed(run.loop.seed)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if run.loop.precision == "tf32" else "highest")
@@ -62,16 +63,16 @@ class Engine:
         self.data_rank, self.data_world = world.rank, world.size
         precision = run.loop.precision
         prepare(run, world)
-        # Weights are drawn in fp32 on the CPU, so that every precision and every device starts from the same ones.
+        # Draw weights in fp32 on the CPU, so that they are the same for every precision and device.
         self.model = self._place(build_model(run.model).to(torch.float64 if precision == "fp64" else torch.float32))
         self.optimizer = self._build_optimizer()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self.autocast_dtype = _AUTOCAST.get(precision)
 
-    # What a data-parallel strategy changes -------------------------------------------------------------------------
+    # Overridden by other strategies --------------------------------------------------------------------------------
 
     def _place(self, model: nn.Module) -> nn.Module:
-        """The whole model, on the CPU -> what of it this rank keeps, on its device."""
+        """The whole model on the CPU -> this rank's part of it on its device."""
         return model.to(self.world.device)
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
@@ -82,11 +83,11 @@ class Engine:
         return self.model(tokens, targets)
 
     def _accumulating(self, is_last: bool):
-        """The context of one micro-batch's forward and backward pass; `is_last` is the one before the update."""
+        """Context for one micro-batch's forward and backward pass; `is_last`: the update follows."""
         return nullcontext()
 
     def _optimizer_state(self) -> dict:
-        """Of the optimizer what this rank writes into a checkpoint, under the model's names."""
+        """The optimizer state that this rank writes into a checkpoint, under the model's parameter names."""
         return get_optimizer_state_dict(self.model, self.optimizer)
 
     def _load_optimizer(self, state: dict) -> None:
@@ -102,20 +103,20 @@ class Engine:
         """Replace every gradient by its mean over the data-parallel ranks."""
 
     def _clip(self) -> float:
-        """Clip the gradients; returns the norm of the whole model's before that."""
+        """Clip the gradients; returns the whole model's norm before clipping."""
         return clip_(self.model.parameters(), self.run.optimizer.clip_norm).item()
 
     def _take_step(self) -> None:
-        """The optimizer's step, with clipped gradients."""
+        """Step the optimizer; gradients are clipped already."""
         self.scaler.step(self.optimizer)
 
     def _after_update(self) -> None:
-        """What follows the optimizer's step, where it was taken."""
+        """Called after the optimizer's step, unless it was skipped."""
 
-    # What all share ------------------------------------------------------------------------------------------------
+    # Shared by most ------------------------------------------------------------------------------------------------
 
     def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
-        """One optimizer step over this rank's micro-batches, all of one shape (B, T)."""
+        """One optimizer step over this rank's micro-batches, which all have one shape (B, T)."""
         loss = self.accumulate(micro_batches)
         grad_norm, skipped = self.update(lr)
         tokens = sum(targets.numel() for _, targets in micro_batches) * self.data_world
@@ -134,10 +135,8 @@ class Engine:
         return self.world.sum(loss.item()) / self.world.size
 
     def update(self, lr: float) -> tuple[float, bool]:
-        """The second half: clip and take the optimizer's step, in which nothing moves if gradients are not finite.
-
-        Returns (the norm before clipping, whether it was not finite).
-        """
+        """The second half: clip and update, or skip the update if the gradients are not finite. Returns (norm before
+        clipping, skipped)."""
         set_lr(self.optimizer, lr)
         if self.scaler.is_enabled():
             self.scaler.unscale_(self.optimizer)
@@ -173,22 +172,22 @@ class Engine:
         }
 
     def state(self, full: bool = False) -> dict:
-        """What a checkpoint keeps. `full`: the model alone, under GPT's own names; else optimizer moments as well."""
+        """What a checkpoint saves. `full`: only the model, under GPT's own names; else optimizer moments too."""
         if full:
             return self.model.state_dict()
         model, optimizer = get_model_state_dict(self.model), self._optimizer_state()
         return {"model": model, "optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
     def note(self) -> dict:
-        """What a checkpoint's note says beside the layout, for `loadable` to look at."""
+        """Entries of a checkpoint's note besides the layout; `loadable` reads them."""
         return {}
 
     def loadable(self, note: dict) -> dict:
-        """A state to be filled from a checkpoint with this note; raises CheckpointError where it cannot be."""
+        """The state to fill from a checkpoint with this note; raises CheckpointError if it does not fit."""
         return self.state()
 
     def load(self, state: dict) -> None:
-        """Take over a state that `state(full=False)` gave, on this or another number of ranks."""
+        """Load a `state(full=False)`, from the same or another world size."""
         set_model_state_dict(self.model, state["model"], options=StateDictOptions(strict=True))
         self._load_optimizer(state["optimizer"])
         if state["scaler"]:
@@ -206,7 +205,7 @@ class Engine:
 def on_rank0(
     world: World, owner: int, tensor: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor | None:
-    """`tensor` (shape) of rank `owner`, through the host, on rank 0; None elsewhere. All ranks call it."""
+    """Send `tensor` (shape) from rank `owner` to rank 0, through the host; None elsewhere. Collective."""
     if world.rank == owner:
         tensor = tensor.detach().cpu()
         if owner != 0:

@@ -1,21 +1,21 @@
-"""What this rank does when, in a step of DDP, of a pipeline, of Megatron-Core, or in a forward pass of FSDP.
+"""Timelines of one rank: a step of DDP, of a pipeline or of Megatron-Core, or a forward pass of FSDP.
 
     trace = StepTrace(ddp)          # a DistributedDataParallel module without another communication hook
     trace = PipelineTrace(engine)   # a PipelineEngine
     trace = ScheduleTrace(engine)   # a MegatronEngine
     trace = GatherTrace(engine)     # an FSDPEngine
     world.barrier(); trace.start(); engine.step(micro_batches, lr); events = trace.stop()
-    plots.timeline(events)          # of all ranks, gathered; plots.pipeline(events) for stages
+    plots.timeline(events)          # events gathered from all ranks; plots.pipeline(events) for stages
 
-Each stands where its library lets it look at the clock: DDP's communication hook, the stages of torch's pipeline,
-Megatron-Core's timers, FSDP's custom all-gather. What the library does stays as it was.
+Each trace uses a hook that its library offers: DDP's communication hook, torch's pipeline stages, Megatron-Core's
+timers, FSDP's custom all-gather. The library's work does not change.
 
-Where ranks share cores they slow each other down, and a schedule could not be seen. So all but StepTrace can let a
-piece of work last at least so long, by sleeping for the rest. To the other ranks a rank that sleeps is one whose
-accelerator computes, and a message that is waited for is one on a slow wire: this rank's own processor is free.
+Ranks that share cores slow each other down, which would hide the schedule. So all traces but StepTrace can set a
+minimum time for each piece of work and sleep for the rest: a sleeping rank stands for a computing accelerator, a
+delayed message for a slow network.
 """
 
-# No `from __future__ import annotations` here: DDP reads the annotations of its hook and wants the types themselves.
+# No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
 import gc
 import threading
 import time
@@ -48,36 +48,34 @@ class Trace:
         self._waits_for_gpu = device is not None and device.type == "cuda"
 
     def start(self) -> None:
-        """Set the clock to 0: call it at the same moment on all ranks, after a barrier, before the forward pass."""
+        """Set the clock to 0: call it on all ranks right after a barrier, before the forward pass."""
         self._events = []
         self._zero = time.perf_counter()
 
     def now(self) -> float:
-        """Seconds since start(); where work is watched piece by piece, with what a GPU still has to do done."""
+        """Seconds since start(); synchronizes the GPU first if this trace has a device."""
         if self._waits_for_gpu:
             torch.cuda.synchronize()
         return time.perf_counter() - self._zero
 
     def sleep_until(self, moment_s: float) -> None:
-        """Return at `moment_s`, or at once if it is past."""
         time.sleep(max(0.0, moment_s - self.now()))
 
     def mark(self, name: str, began_s: float, kind: str, until_s: float | None = None) -> float:
-        """Note that `name` lasted from `began_s` until `until_s`, by default now; returns that moment."""
+        """Record `name` from `began_s` to `until_s` (default: now); returns the end."""
         end = self.now() if until_s is None else until_s
         with self._lock:
             self._events.append(Event(self.rank, name, began_s, end, kind))
         return end
 
     def stop(self) -> list[Event]:
-        """What happened, in order of its beginning."""
         with self._lock:
             return sorted(self._events, key=lambda event: event.start_s)
 
 
 class StepTrace(Trace):
-    """The events of one backward pass under DDP: kinds backward and communication. Its hook does what DDP does without
-    one, an all-reduce of the mean."""
+    """The events of one backward pass under DDP: kinds backward and communication. Its hook averages with an
+    all-reduce, as DDP does without a hook."""
 
     def __init__(self, module: DistributedDataParallel) -> None:
         super().__init__()
@@ -102,7 +100,7 @@ def _send_and_note(trace: StepTrace, bucket: dist.GradBucket) -> torch.futures.F
 class PipelineTrace(Trace):
     """The events of one pipeline step: kinds forward, backward and weights, named as in cost.pipeline_timeline.
 
-    forward_s, backward_s: the least time for a micro-batch's work in all the pieces of a rank.
+    forward_s, backward_s: minimum time of one micro-batch's pass through all pieces of a rank.
     """
 
     def __init__(self, engine: "PipelineEngine", *, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
@@ -115,7 +113,7 @@ class PipelineTrace(Trace):
 
     @contextmanager
     def watch(self, kind: str, piece: int, micro_batch: int) -> Iterator[None]:
-        """The context of one piece of work; micro_batch -1: more of the work before, the loss after a forward pass."""
+        """The context of one pass; micro_batch -1 continues the pass before it (the loss after a forward pass)."""
         if micro_batch < 0:
             yield
             with self._lock:
@@ -130,7 +128,7 @@ class PipelineTrace(Trace):
 class GatherTrace(Trace):
     """The events of one forward pass of FSDP: kinds communication and forward.
 
-    gather_s, block_s: the least time for every gather and every block. A wire carries one message at a time.
+    gather_s, block_s: minimum time of every all-gather and of every block. Gathers run one at a time.
     """
 
     def __init__(self, engine: "FSDPEngine", *, gather_s: float = 0.0, block_s: float = 0.0) -> None:
@@ -140,7 +138,7 @@ class GatherTrace(Trace):
         for i, block in enumerate(engine.model.blocks):
             block.set_custom_all_gather(_Gather(self, f"gather {i}"))
             began: list[float] = []
-            # Behind FSDP's own hook, which waits for the block's parameters, and before the one that frees them.
+            # After FSDP's own hook, which waits for the block's parameters, and before the one that frees them.
             block.register_forward_pre_hook(lambda *_, began=began: began.append(self.now()))
             block.register_forward_hook(lambda *_, i=i, began=began: self._computed(i, began.pop()), prepend=True)
 
@@ -154,7 +152,7 @@ class GatherTrace(Trace):
 
 
 class _Gather:
-    """torch's AllGather for one unit."""
+    """FSDP's AllGather interface for one unit."""
 
     def __init__(self, trace: GatherTrace, name: str) -> None:
         self.trace, self.name = trace, name
@@ -171,7 +169,7 @@ class _Gather:
 
 
 class _TracedGather(dist.Work):
-    """A message under way; it arrives when it has arrived and its least time is over."""
+    """A message in flight; it completes when the data are here and its minimum time is over."""
 
     def __init__(self, work: dist.Work, trace: GatherTrace, name: str, began_s: float) -> None:
         super().__init__()
@@ -190,7 +188,7 @@ class _TracedGather(dist.Work):
         return True
 
 
-#: Megatron-Core's timer -> (kind, name); its other timers are messages, or enclose these
+#: Megatron-Core's timer -> (kind, name); its other timers time messages or enclose these
 _TIMERS = {
     "forward-compute": ("forward", ""),
     "backward-compute": ("backward", ""),
@@ -205,7 +203,7 @@ _TIMERS = {
 class ScheduleTrace(Trace):
     """The events of one step of Megatron-Core: kinds forward, backward, communication and optimizer.
 
-    forward_s, backward_s: the least time for a micro-batch's work in all the pieces of a rank.
+    forward_s, backward_s: minimum time of one micro-batch's pass through all pieces of a rank.
     """
 
     def __init__(self, engine: "MegatronEngine", *, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
@@ -216,7 +214,7 @@ class ScheduleTrace(Trace):
 
     def start(self) -> None:
         self.engine.listen(self)
-        gc.disable()  # with what Megatron-Core imports, a collection takes 0.2 s: it would look like a slow pass
+        gc.disable()  # a collection takes 0.2 s with Megatron-Core imported, and would look like a slow pass
         super().start()
 
     def stop(self) -> list[Event]:
@@ -224,20 +222,20 @@ class ScheduleTrace(Trace):
         self.engine.listen(None)
         return super().stop()
 
-    # What the engine tells ------------------------------------------------------------------------------------------
+    # Called by the engine -------------------------------------------------------------------------------------------
 
     def working_on(self, micro_batch: int, chunk: int) -> None:
-        """The pass that runs now belongs to this micro-batch, on this rank's chunk-th piece of the model."""
+        """The current pass is of this micro-batch, on this rank's chunk-th piece of the model."""
         grid = self.engine.grid
         work = Work("", grid.stage(self.engine.pp_rank, chunk), micro_batch)
         self._current = event_name(work, grid.pp, grid.virtual)
 
     def follow(self, output: Tensor, micro_batch: int, chunk: int) -> None:
-        """Let the backward pass that begins at `output` be named after its micro-batch."""
+        """Name the backward pass that starts at `output` after its micro-batch."""
         if output.requires_grad:
             output.register_hook(lambda _: self.working_on(micro_batch, chunk))
 
-    # What Megatron-Core calls ---------------------------------------------------------------------------------------
+    # Called by Megatron-Core ----------------------------------------------------------------------------------------
 
     def __call__(self, name: str, log_level: int | None = None) -> SimpleNamespace:
         """The timer of this name, with Megatron-Core's interface."""

@@ -1,19 +1,18 @@
-"""ZeRO by DeepSpeed's own engine: what every data-parallel rank would hold twice is divided among the ranks.
+"""ZeRO with DeepSpeed's own engine: data-parallel ranks shard the training states instead of each holding them all.
 
-    stage 0    nothing is divided: data parallelism
-    stage 1    optimizer states are: each rank updates its share of the weights, then all gather the new weights
-    stage 2    gradients too: a rank keeps the average of its own share only
-    stage 3    parameters too: each layer's weights are gathered when it needs them, and let go again
+    stage 0    no sharding: plain data parallelism
+    stage 1    optimizer states: each rank updates its shard of the weights, then an all-gather shares the new weights
+    stage 2    gradients too: a rank keeps the averaged gradients of its shard only
+    stage 3    parameters too: each layer's weights are gathered when it needs them and freed afterwards
 
     engine = ZeROEngine(run.override("parallel.strategy=zero", "parallel.zero_stage=2"), world)
-    print(json.dumps(deepspeed_config(run, world.size), indent=2))      # as it stands in runs/NAME/ds_config.json
+    print(json.dumps(deepspeed_config(run, world.size), indent=2))      # also written to runs/NAME/ds_config.json
 
-`parallel.offload=optimizer` keeps masters and moments in host memory and updates them there, `all` the parameters of
-stage 3 as well. That saves device memory. On a CPU, where device and host memory are the same, it saves nothing, and
-costs a few buffers.
+`parallel.offload=optimizer` keeps fp32 masters and moments in host memory and updates them there; `all` also offloads
+the parameters of stage 3. On a CPU this saves nothing and costs a few buffers.
 
-Checkpoints are DeepSpeed's own: they resume on as many ranks and at the same stage. `weights` reads them without
-either, with the functions of DeepSpeed's zero_to_fp32. Rajbhandari et al. 2020 (ZeRO), Ren et al. 2021 (offload).
+Checkpoints are in DeepSpeed's format: they resume only at the same world size and stage. `weights` reads them at any
+world size, with DeepSpeed's zero_to_fp32. Rajbhandari et al. 2020 (ZeRO), Ren et al. 2021 (offload).
 """
 
 from __future__ import annotations
@@ -40,28 +39,26 @@ from aiscale.parallel.deepspeed_library import DelayedFiles, calling, forget_gro
 from aiscale.parallel.serial import Engine, MicroBatch
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
-_LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it also allocates for a model of a thousand
+_LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it allocates even for a tiny model
 
 
 def deepspeed_config(run: Run, world_size: int) -> dict:
-    """DeepSpeed's configuration of `run` on `world_size` ranks, as it would stand in ds_config.json.
-
-    Every key that DeepSpeed would fill with a default made for billions of parameters is set to this model's size.
-    """
+    """The content of ds_config.json for `run` on `world_size` ranks. DeepSpeed's default sizes are meant for billions
+    of parameters; here they are set to this model's size."""
     layout, loop = run.parallel, run.loop
     n_micro, micro_batch = loop.micro_batches(layout.data_parallel(world_size))
     bucket = _bucket_elements(run)
     zero = {
         "stage": layout.zero_stage,
-        "reduce_bucket_size": bucket,  # elements that wait for their all-reduce; at stage 2 the most that is whole
+        "reduce_bucket_size": bucket,  # elements per all-reduce; at stage 2 the most that is unsharded at a time
         "allgather_bucket_size": bucket,
     }
     if layout.zero_stage == 3:
         zero |= {
-            "sub_group_size": min(count_parameters(run.model), 1_000_000_000),  # updated at once
-            "stage3_param_persistence_threshold": 0,  # divide the small tensors too
-            # Every layer's weights are let go after the forward pass and gathered again for the backward pass, none
-            # ahead of its turn. By default DeepSpeed keeps up to 1e9 of them, so that a small model stays whole.
+            "sub_group_size": min(count_parameters(run.model), 1_000_000_000),  # elements updated at once
+            "stage3_param_persistence_threshold": 0,  # shard the small tensors too
+            # Free each layer's weights after the forward pass and gather them again for the backward pass, without
+            # prefetch. By default DeepSpeed keeps up to 1e9 parameters, so a small model would never be sharded.
             "stage3_max_live_parameters": 0,
             "stage3_max_reuse_distance": 0,
             "stage3_prefetch_bucket_size": 0,
@@ -77,8 +74,8 @@ def deepspeed_config(run: Run, world_size: int) -> dict:
         "gradient_clipping": run.optimizer.clip_norm,
         "steps_per_print": 10**9,
         "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,  # torch's own AdamW, the same as in every other strategy
-        "zero_force_ds_cpu_optimizer": False,  # also for offloaded states: no compiler is needed
+        "zero_allow_untested_optimizer": True,  # torch's AdamW, as in every other strategy
+        "zero_force_ds_cpu_optimizer": False,  # its CPU optimizer for offloaded states needs a compiler
     }
     if loop.precision in ("bf16", "fp16"):
         config[loop.precision] = {"enabled": True}
@@ -86,13 +83,13 @@ def deepspeed_config(run: Run, world_size: int) -> dict:
 
 
 def _bucket_elements(run: Run) -> int:
-    """Room for one block or for the largest tensor. Even, because DeepSpeed aligns 16-bit messages to 4 bytes."""
+    """Size of the largest block or tensor, rounded up to even: DeepSpeed aligns 16-bit messages to 4 bytes."""
     block = sum(cost.layer_parameters(run.model).values())
     return min(_LARGEST_BUCKET, 2 * math.ceil(max(block, run.model.vocab_size * run.model.d_model) / 2))
 
 
 class ZeROEngine(Engine):
-    """One of the ranks among which DeepSpeed divides the training states."""
+    """One data-parallel rank, which holds its shard of the training states."""
 
     checkpoint_format = "deepspeed"
 
@@ -102,23 +99,23 @@ class ZeROEngine(Engine):
         super().__init__(run, world)
         self.autocast_dtype = None  # DeepSpeed casts the model itself
         self.config = deepspeed_config(run, world.size)
-        self._freed_bytes = 0  # gradients that the last update used up
+        self._freed_bytes = 0  # of the gradients that the last update freed
         with world.control(), calling(world):
             self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=self.config)
         self._forget_warm_up()
         self._reduce, self.engine.allreduce_gradients = self.engine.allreduce_gradients, self._note_and_reduce
 
     def _place(self, model: nn.Module) -> nn.Module:
-        return model if self.run.parallel.zero_stage == 3 else super()._place(model)  # never whole on a device
+        return model if self.run.parallel.zero_stage == 3 else super()._place(model)  # one device may not hold it all
 
     @property
     def _zero(self):
-        """DeepSpeed's optimizer: ours in its wrapper, or at stage 0 in fp32 ours itself."""
+        """A wrapper around our optimizer, or that itself at stage 0 in fp32."""
         return self.engine.optimizer
 
     def _forget_warm_up(self) -> None:
-        """In 16 bits, stage 0 steps the optimizer once with zero gradients, to allocate the moments: it decays the
-        weights and makes the bias correction of every later step that of the next. Undo it."""
+        """Undo DeepSpeed's warm-up: in 16 bits, stage 0 takes one optimizer step with zero gradients to allocate the
+        moments. That step decays the weights and shifts the bias correction of all later steps by one."""
         if hasattr(self._zero, "fp32_groups"):
             for masters, group in zip(self._zero.fp32_groups, self._zero.fp16_groups, strict=True):
                 for master, parameter in zip(masters, group, strict=True):
@@ -130,7 +127,6 @@ class ZeROEngine(Engine):
     # The step ------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
-        """The backward passes of a step: returns the mean loss; `held` then shows the gradients that update uses."""
         with calling(self.world):
             loss = super().accumulate(micro_batches)
         if self.run.parallel.zero_stage >= 2:
@@ -142,24 +138,23 @@ class ZeROEngine(Engine):
 
     @contextmanager
     def _accumulating(self, is_last: bool) -> Iterator[None]:
-        # Said, not counted: so a step may have other micro-batches than the configuration.
+        # Set explicitly, so the number of micro-batches in a step may differ from the configuration.
         self.engine.set_gradient_accumulation_boundary(is_last)
         yield
         if not is_last:
-            self.engine.step()  # counts the micro-batch, and does no more
+            self.engine.step()  # only counts the micro-batch
 
     def _backward(self, loss: Tensor) -> None:
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def _note_and_reduce(self, *args, **kwargs) -> None:
-        if self.run.parallel.zero_stage < 2:  # the gradients are whole until here
+        if self.run.parallel.zero_stage < 2:  # gradients are still unsharded here
             self._freed_bytes = _nbytes(self._gradients())
         self._reduce(*args, **kwargs)
 
     def update(self, lr: float) -> tuple[float, bool]:
-        """Clip and update; returns (the norm before clipping, whether it was not finite and nothing was updated)."""
         set_lr(self.optimizer, lr)
-        unwrapped = self._zero is self.optimizer  # DeepSpeed clips, but keeps the norm to itself
+        unwrapped = self._zero is self.optimizer  # DeepSpeed clips but does not report the norm
         norm = clip_(self.model.parameters(), 0).item() if unwrapped else 0.0
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
@@ -173,18 +168,14 @@ class ZeROEngine(Engine):
         return self.engine(tokens, targets)
 
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
-        """(mean cross-entropy, tokens) over all ranks' micro-batches, without gradients."""
         with calling(self.world), self.world.control():  # stage 3 gathers the weights here too
             return super().evaluate(micro_batches)
 
-    # What is held --------------------------------------------------------------------------------------------------
+    # Held tensors --------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
-        """This rank's tensors, by category: fp32 masters are optimizer states, as in the ZeRO paper.
-
-        DeepSpeed frees gradients in the update. Those of the last backward pass then stand here as one tensor on
-        torch's meta device, which has their bytes and no memory.
-        """
+        """This rank's tensors by category. fp32 masters count as optimizer states, as in the ZeRO paper. DeepSpeed
+        frees the gradients in the update. After that, one meta tensor of the same size stands for them."""
         zero, parameters = self._zero, list(self.model.parameters())
         gradients = self._gradients()
         if (freed := self._freed_bytes - _nbytes(gradients)) > 0:
@@ -210,7 +201,7 @@ class ZeROEngine(Engine):
     # States and checkpoints ----------------------------------------------------------------------------------------
 
     def state(self, full: bool = False) -> dict:
-        """`full`: the whole model under GPT's names, from the fp32 masters, on every rank's CPU. All ranks call it."""
+        """`full`: the whole model under GPT's names, from the fp32 masters, on the CPU of every rank. Collective."""
         if not full:
             raise ConfigError("DeepSpeed writes its shards itself: use checkpoint.save, or state(full=True)")
         from deepspeed.utils import safe_get_full_fp32_param as gather
@@ -228,11 +219,11 @@ class ZeROEngine(Engine):
         return state | {name: buffer.cpu() for name, buffer in self.model.named_buffers()}
 
     def load(self, state: dict) -> None:
-        """DeepSpeed reads its own files: see read."""
+        """Not supported: `read` loads DeepSpeed's files."""
         raise ConfigError("DeepSpeed reads its shards itself: use checkpoint.load")
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
-        """DeepSpeed's save_checkpoint into `folder`; its files come when the returned function is called."""
+        """Run DeepSpeed's save_checkpoint for `folder`; the returned function writes the files."""
         real = self.engine.checkpoint_engine
         self.engine.checkpoint_engine = delayed = DelayedFiles(real, staging)
         try:
@@ -244,7 +235,8 @@ class ZeROEngine(Engine):
         return delayed.write
 
     def read(self, folder: Path, note: dict) -> None:
-        """DeepSpeed's load_checkpoint from `folder`. All ranks call it. Raises CheckpointError where it cannot."""
+        """DeepSpeed's load_checkpoint from `folder`. Collective. Raises CheckpointError for damaged files or another
+        world size or stage."""
         layout, stage = note["layout"], self.run.parallel.zero_stage
         if (note["world_size"], layout["zero_stage"]) != (self.world.size, stage):
             raise CheckpointError(
@@ -252,7 +244,7 @@ class ZeROEngine(Engine):
                 f"job has {self.world.size} at stage {stage}, and DeepSpeed resumes only the same: start "
                 f"{note['world_size']} with parallel.zero_stage={layout['zero_stage']}"
             )
-        # Looked through first: a rank that fails alone would leave the others waiting in a collective.
+        # Check the files first: if one rank failed alone, the others would hang in a collective.
         broken = [problem for problem in self.world.gather(_damage(folder / _TAG, self.world.rank)) if problem]
         if broken:
             raise CheckpointError(f"cannot read {folder} ({broken[0]}): delete it to resume from the one before")
@@ -272,7 +264,7 @@ class ZeROEngine(Engine):
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint under GPT's names, in fp32, read by one process without a process group."""
+    """The weights of a checkpoint under GPT's names, in fp32; needs no process group."""
     import_deepspeed(torch.device("cpu"))
     from deepspeed.utils import zero_to_fp32
 
@@ -280,10 +272,10 @@ def weights(folder: Path) -> dict[str, Tensor]:
     if problem := _damage(folder / _TAG, rank=None):
         raise CheckpointError(f"cannot read {folder} ({problem}): delete it to use the one before")
     if list((folder / _TAG).glob("*_optim_states.pt")):
-        zero_to_fp32.tqdm = lambda items, **_: items  # no bars on standard error
+        zero_to_fp32.tqdm = lambda items, **_: items  # no progress bars on stderr
         with quiet():
             return zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=_TAG)
-    # Stage 0 leaves one file, which zero_to_fp32 does not know.
+    # Stage 0 writes one file, which zero_to_fp32 cannot read.
     found = torch.load(folder / _TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
     masters = _tensors([found["optimizer"].get("fp32_groups", [])])
     places = found["master_places"]
@@ -294,7 +286,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def preload() -> None:
-    """Import DeepSpeed, so that ranks forked from this process need not; only where they will run on the CPU."""
+    """Import DeepSpeed before ranks are forked from this process; only where they will run on the CPU."""
     if not torch.cuda.is_available():
         import_deepspeed(torch.device("cpu"))
 
@@ -324,7 +316,6 @@ def _check(run: Run, accelerator) -> None:
 
 
 def _tensors(tree: object) -> list[Tensor]:
-    """All tensors in nested lists, tuples and dicts."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
@@ -337,14 +328,14 @@ def _nbytes(tensors: list[Tensor]) -> int:
 
 
 def _master_places(model: nn.Module, zero: object) -> dict[str, int]:
-    """For each name of a parameter, its place among stage 0's fp32 masters; nothing where there are none."""
+    """Parameter name -> its index among stage 0's fp32 masters; empty if there are none."""
     order = {id(p): place for place, p in enumerate(_tensors([getattr(zero, "fp16_groups", [])]))}
     masters = hasattr(zero, "fp32_groups")
     return {n: order[id(p)] for n, p in model.named_parameters(remove_duplicate=False)} if masters else {}
 
 
 def _damage(folder: Path, rank: int | None) -> str:
-    """What is wrong with the files that `rank` reads (all, for None); "" if nothing is seen."""
+    """What is wrong with the files that `rank` reads (None: all files); "" if nothing is."""
     files = sorted(folder.glob("*_model_states.pt")) + sorted(folder.glob("*_optim_states.pt"))
     mine = [file for file in files if rank is None or "zero_pp_rank" not in file.name or f"_rank_{rank}_" in file.name]
     if not mine:

@@ -1,4 +1,4 @@
-"""What others measured (papers/) and what we measured earlier (measured/): tables with sources, and their reader."""
+"""Measurements by others (papers/) and our earlier ones (measured/): tables with sources, and their reader."""
 
 from aiscale.published.reader import facts, measured, names, table, verified
 

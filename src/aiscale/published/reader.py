@@ -1,13 +1,13 @@
-"""Measurements and facts that others have published, each with its source and how it was verified.
+"""Published measurements and facts, each with its source and how we verified it.
 
     published.table("gpt2_c_mpi_cuda")      # list of rows: {"version": "serial", "train_s": 15264, ..., "source": ...}
     published.facts("turing_facts")         # a JSON document
-    published.measured("radius_cpu")        # what we measured earlier, with machine, versions and command
-    published.names()                       # what there is
+    published.measured("radius_cpu")        # our own earlier measurement, with machine, versions and command
+    published.names()
 
-Units are in the headings. `verification` is primary (read in the source itself), secondary (in a copy or a summary of
-it), inferred, or recalled_unverified: a row marked so is remembered, not read, and `verified` leaves it out. None of
-the numbers in papers/ is ours; figures draw them as hollow diamonds (`plots.style`).
+Units are in the column names. `verification` is primary (read in the source itself), secondary (in a copy or a summary
+of it), inferred, or recalled_unverified (from memory; `verified` leaves these rows out). Figures draw the numbers in
+papers/, none of which are ours, as hollow diamonds (`plots.style`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _MEASURED = resources.files("aiscale.published") / "measured"
 
 
 def names() -> list[str]:
-    """Names of all tables and documents."""
     return sorted(entry.name.rpartition(".")[0] for entry in _FOLDER.iterdir() if entry.name.endswith(("csv", "json")))
 
 
@@ -35,17 +34,17 @@ def table(name: str) -> list[dict[str, str | int | float | None]]:
 
 
 def facts(name: str) -> dict:
-    """A document of facts. Raises ConfigError for an unknown name."""
+    """A JSON document of facts. Raises ConfigError for an unknown name."""
     return json.loads(_read(name, "json"))
 
 
 def measured(name: str) -> dict:
-    """What we measured earlier, too long to measure again in a lesson: a JSON document with its machine and command."""
+    """Our own measurement that takes too long for a lesson: a JSON document with machine and command."""
     return json.loads((_MEASURED / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def verified(rows: list[dict]) -> list[dict]:
-    """The rows that were read in a source, not remembered: only these may stand in a comparison or a test."""
+    """The rows that were read in a source; only these may be used in a comparison or a test."""
     return [row for row in rows if "recalled" not in str(row["verification"])]
 
 

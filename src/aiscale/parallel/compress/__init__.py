@@ -1,4 +1,4 @@
-"""How DDP's gradients travel: whole (fp32 or bf16, overlapped or at once), or a part of them, one file per method.
+"""How DDP sends gradients: dense (fp32 or bf16, overlapped or not) or compressed, one file per method.
 
 compressor = build_compressor(run, world, model, optimizer)
 compressor.register(ddp)        # before the first backward pass

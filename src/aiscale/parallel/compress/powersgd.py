@@ -1,19 +1,19 @@
-"""PowerSGD by torch's own hook: a gradient matrix travels as two thin factors.
+"""PowerSGD with torch's own hook: a gradient matrix is sent as two low-rank factors.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=powersgd
 
-Vogels et al. 2019. Of a matrix M (n, m) the factors P (n, r) and Q (m, r) are sent, M ~ P Q^T, where that is less than
-half of it: (n + m) r x 2 < n m. All other tensors go whole. What the factors miss is fed back in the next step.
+Vogels et al. 2019. A matrix M (n, m) is sent as factors P (n, r) and Q (m, r), M ~ P Q^T, if that is less than half of
+it: (n + m) r x 2 < n m. All other tensors are sent whole. The error of the factors is added to the next gradient.
 
-torch's `powerSGD_hook` does the work. Three things are added from outside:
+torch's `powerSGD_hook` does the work. We fix three things from outside:
 
-    one bucket   Its callbacks wait for further all-reduces on gloo's threads, of which there are two, so that with two
-                 buckets all of them wait for ever: on gloo, DDP gets buckets large enough for the whole model.
-    identity     It keeps errors and factors by a bucket's number, but DDP fills its buckets anew after the first
-                 backward pass, also of a run that goes on from a checkpoint: here they belong to parameters.
-    a start      Every Q is drawn from (seed, parameter), so that a run that goes on starts as one that never stopped.
+    one bucket   Its callbacks wait for further all-reduces on gloo's two threads, so that two buckets deadlock: on
+                 gloo, one DDP bucket holds the whole model.
+    identity     It keys errors and factors by bucket number, but DDP rebuilds its buckets after the first backward
+                 pass, also of a resumed run: here they belong to parameters.
+    a start      Every Q is drawn from (seed, parameter), so that a resumed run equals one that never stopped.
 
-The first two steps are dense, however short the warm-up: torch wants DDP's final buckets first.
+The first two steps are always dense: torch needs DDP's final buckets first.
 
 Shapes: n rows, m columns of a matrix, r = min(n, m, compression.rank).
 """
@@ -30,11 +30,11 @@ from aiscale.distributed import World
 from aiscale.parallel.compress.base import Compressor
 
 _MIB = 2**20
-_EPSILON = 1e-8  # a gradient of zeros has no direction: without it the factors would be 0 / 0
+_EPSILON = 1e-8  # for a gradient of zeros, whose factors would be 0 / 0
 
 
 class PowerSGD(Compressor):
-    """torch's PowerSGD, whose memory is kept by parameter."""
+    """torch's PowerSGD, with errors and factors stored by parameter."""
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
@@ -47,14 +47,14 @@ class PowerSGD(Compressor):
             orthogonalization_epsilon=_EPSILON,
         )
         self.shapes = {name: tuple(parameter.shape) for parameter, name in self.names.items()}
-        #: of each parameter, flat: views of what torch's hook holds once it has run
+        #: flat, by parameter; views of the hook's tensors once it has run
         self.errors = {name: torch.zeros_like(p, requires_grad=False).view(-1) for p, name in self.names.items()}
         self.factors = {
             name: self._first_factor(place, parameter)
             for place, (parameter, name) in enumerate(self.names.items())
             if powersgd_rank(parameter.shape, config.rank)
         }
-        self.layouts: dict[int, list[str]] = {}  #: bucket -> its parameters, as torch's memory lies
+        self.layouts: dict[int, list[str]] = {}  #: bucket -> its parameters, in the order of torch's memory
 
     def _first_factor(self, place: int, parameter: nn.Parameter) -> Tensor:
         """Q of the first compressed step, (m r,), the same on all ranks."""
@@ -64,7 +64,7 @@ class PowerSGD(Compressor):
 
     @property
     def bucket_mb(self) -> float:
-        """MiB of DDP's buckets: on gloo, and where nothing may be sent before the backward pass ends, one for all."""
+        """MiB of DDP's buckets; one bucket for all on gloo, or without overlap."""
         asked, default = self.run.parallel.bucket_mb, ParallelConfig.__dataclass_fields__["bucket_mb"].default
         needed = sum(parameter.nbytes for parameter in self.names) / _MIB + 1
         if asked >= needed or (self.world.backend != "gloo" and self.config.overlap):
@@ -95,7 +95,7 @@ class PowerSGD(Compressor):
         super().after_backward()
 
     def _lay_out(self, index: int, names: list[str]) -> None:
-        """Give torch's hook its memory of a bucket that holds these parameters."""
+        """Set torch's memory for a bucket that holds these parameters."""
         factored = self._factored(names)
         like = self.errors[names[0]]
         rows = sum(self.shapes[name][0] * powersgd_rank(self.shapes[name], self.config.rank) for name in factored)
@@ -106,7 +106,7 @@ class PowerSGD(Compressor):
         self.layouts[index] = names
 
     def _find_pieces(self, index: int, names: list[str]) -> None:
-        """What belongs to which parameter in torch's memory of a bucket."""
+        """Make errors and factors views of torch's memory of a bucket."""
         for pieces, memory, order in (
             (self.errors, self.powersgd.error_dict[index], names),
             (self.factors, self.powersgd.q_memory_dict[index], self._factored(names)),
@@ -115,7 +115,7 @@ class PowerSGD(Compressor):
             pieces.update(zip(order, memory.split(sizes), strict=True))
 
     def _factored(self, names: list[str]) -> list[str]:
-        """The parameters that travel as factors, in the order of torch's memory: those of one shape together."""
+        """The parameters sent as factors, in the order of torch's memory: grouped by shape."""
         by_shape: dict[tuple[int, ...], list[str]] = {}
         for name in names:
             if name in self.factors:
@@ -137,7 +137,7 @@ class PowerSGD(Compressor):
         self.errors = {name: state["errors"][f"rank{self.world.rank}.{name}"].clone() for name in self.errors}
         self.factors = {name: state["factors"][name].clone() for name in self.factors}
         self.powersgd.iter = self.step
-        self.layouts = {}  # torch's memory is laid out anew from the pieces
+        self.layouts = {}  # torch's memory is rebuilt from the pieces
 
 
 def _check(run: Run, world: World) -> None:

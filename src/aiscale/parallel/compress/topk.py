@@ -1,17 +1,17 @@
-"""Random-k and ordinary top-k with error feedback: what Radius is compared with.
+"""Random-k and top-k with error feedback, for comparison with Radius.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=top-k
 
-Both send k = max(floor(density x numel), 1) entries of every tensor (top-k: or of all tensors together) and keep what
-they did not send for later (Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018). Biases go whole.
+Both send k = max(floor(density x numel), 1) entries of every tensor (top-k: or of all tensors together) and keep the
+rest for later (Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018). Biases are always sent whole.
 
-    random-k   all ranks draw the same places from a generator that parameter and step seed, so the values alone travel,
-               in one all-reduce, and no index is ever sent
-    top-k      each rank sends its own largest entries; nobody else knows which, so indices (int32) and values are
-               gathered, n k of each, and every rank adds them up
+    random-k   all ranks draw the same indices from a generator seeded by parameter and step, so they all-reduce only
+               values and never send indices
+    top-k      each rank sends its own largest entries, so indices (int32) and values are all-gathered, n k of each, and
+               every rank adds them up
 
-The messages start in the backward pass, bucket by bucket; what top-k gets back is put in place after it. With
-`compression.overlap=false`, and where top-k chooses among all tensors, there is one message, after it.
+The messages start in the backward pass, bucket by bucket; top-k fills in the means after it. With
+`compression.overlap=false`, or if top-k chooses among all tensors, there is one message after the backward pass.
 
 Shapes: N entries of a tensor, K entries of a message that are sent, n ranks.
 """
@@ -35,10 +35,9 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class Unsent:
-    """What of one parameter's gradients this rank has not sent yet: the error that is fed back.
+    """The gradients of one parameter that this rank has not sent yet, for error feedback.
 
-    sum: unsent gradients add up. mean: an entry is sent as the mean of its gradients since it was sent last. none: what
-    is not sent is lost.
+    sum: they add up. mean: an entry is sent as the mean of its gradients since it was last sent. none: they are lost.
     """
 
     def __init__(self, policy: str, like: Tensor) -> None:
@@ -48,7 +47,7 @@ class Unsent:
         self.age = torch.zeros(size, dtype=torch.int32, device=like.device) if policy == "mean" else None
 
     def offer(self, gradient: Tensor) -> Tensor:
-        """This step's gradient (N,) -> the entries to choose from (N,): with what was kept back."""
+        """This step's gradient (N,) -> gradient with the unsent ones (N,), to choose from."""
         if self.residual is None:
             return gradient
         self.residual.add_(gradient)
@@ -58,7 +57,7 @@ class Unsent:
         return self.residual / self.age
 
     def sent(self, indices: Tensor, values: Tensor) -> None:
-        """Entries `indices` went out as `values`. What the wire's precision rounded away of a sum stays here."""
+        """Entries `indices` were sent as `values`; a sum keeps their rounding error."""
         if self.age is not None:
             self.residual[indices] = 0
             self.age[indices] = 0
@@ -70,20 +69,19 @@ class Unsent:
 
 
 class Sparse(Compressor):
-    """What random-k and top-k have in common: what each parameter has not sent yet."""
+    """The base of random-k and top-k: unsent gradients by parameter."""
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        #: exempt parameters have none: they are sent whole
+        #: not for exempt parameters, which are sent whole
         self.unsent = {p: Unsent(self.config.residual, p) for p, name in self.names.items() if not is_exempt(name)}
 
     @property
     def sparse(self) -> bool:
-        """Whether this step sends a part only."""
         return self.step >= self.config.warmup_steps
 
     def k(self, parameter: nn.Parameter) -> int:
-        """Entries of a parameter that a sparse step sends, where they are chosen tensor by tensor."""
+        """Entries of a parameter that a sparse step sends, if chosen per tensor."""
         return kept_entries(self.config.density, parameter.numel()) if parameter in self.unsent else parameter.numel()
 
     def held(self) -> dict[str, list[Tensor]]:
@@ -104,15 +102,15 @@ class Sparse(Compressor):
 
 
 class RandomK(Sparse):
-    """Every step other entries, the same on all ranks."""
+    """New random entries in every step, the same on all ranks."""
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
         self._numbers = {parameter: number for number, parameter in enumerate(model.parameters())}
-        self._drawn: dict[nn.Parameter, Tensor] = {}  #: indices of what is under way
+        self._drawn: dict[nn.Parameter, Tensor] = {}  #: indices in flight
 
     def indices(self, parameter: nn.Parameter) -> Tensor:
-        """The k places of this step, (k,): a function of seed, step and parameter, and of no rank."""
+        """The indices of this step, (k,): they depend on seed, step and parameter, but not on the rank."""
         seed = (self.run.loop.seed * 1_000_003 + self.step) * 100_003 + self._numbers[parameter]
         generator = torch.Generator(self.world.device).manual_seed(seed)
         drawn = torch.randperm(parameter.numel(), generator=generator, device=self.world.device)
@@ -147,17 +145,17 @@ class RandomK(Sparse):
 
 @dataclass
 class Message:
-    """What was sent for some parameters, and where it arrives."""
+    """One message: its parameters, and the buffers that receive it."""
 
-    chosen: list[nn.Parameter] = field(default_factory=list)  #: a part of each is sent
+    chosen: list[nn.Parameter] = field(default_factory=list)  #: sent in part
     whole: list[nn.Parameter] = field(default_factory=list)
     works: list[dist.Work] = field(default_factory=list)
-    sent: list[Tensor] = field(default_factory=list)  #: alive until it is
+    sent: list[Tensor] = field(default_factory=list)  #: keeps the send buffers alive
     arrived: dict[str, Tensor] = field(default_factory=dict)  #: values and indices of all ranks, the mean of the others
 
 
 class TopK(Sparse):
-    """Every step each rank's own largest entries."""
+    """Each rank's own largest entries in every step."""
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
@@ -176,7 +174,7 @@ class TopK(Sparse):
             return super().hook(bucket)
         if not self.at_once:
             self._send(bucket.parameters(), bucket.gradients())
-        return self.finished(bucket.buffer())  # after_backward replaces these gradients, which are still this rank's
+        return self.finished(bucket.buffer())  # still this rank's gradients; after_backward replaces them
 
     def after_backward(self) -> None:
         if self.sparse and self.at_once:
@@ -202,7 +200,7 @@ class TopK(Sparse):
         self._messages.append(message)
 
     def _send_chosen(self, message: Message, offered: list[Tensor]) -> None:
-        """Choose, tell `unsent` what goes out, and let all ranks gather everyone's values and indices."""
+        """Choose entries, update `unsent`, and all-gather values and indices."""
         chosen = self._choose(message.chosen, offered)
         starts = itertools.accumulate(map(len, offered), initial=0)
         values = self.to_wire(torch.cat([v[i] for v, i in zip(offered, chosen, strict=True)]))
@@ -215,7 +213,7 @@ class TopK(Sparse):
             message.sent.append(mine)
 
     def _choose(self, parameters: list[nn.Parameter], offered: list[Tensor]) -> list[Tensor]:
-        """The largest entries of each tensor, or of all together: places in each tensor."""
+        """The indices in each tensor of its largest entries, or of the largest of all tensors together."""
         if self.config.scope == "tensor":
             return [_largest(values, self.k(p)) for p, values in zip(parameters, offered, strict=True)]
         places = _largest(torch.cat(offered), self.k_of_all).sort().values
@@ -229,7 +227,7 @@ class TopK(Sparse):
         if message.chosen:
             gradient = message.chosen[0].grad
             total = gradient.new_zeros(sum(p.numel() for p in message.chosen))
-            # Rank by rank, so that every rank adds in the same order: none may drift from the others.
+            # Rank by rank, so that all ranks add in the same order and stay identical.
             indices, values = (message.arrived[name].chunk(self.world.size) for name in ("indices", "values"))
             for at, value in zip(indices, values, strict=True):
                 total.index_add_(0, at, value.to(total.dtype))

@@ -1,15 +1,14 @@
-"""Megatron-Core on the CPU: its few assumptions of CUDA, met from outside for as long as it runs.
+"""Run Megatron-Core on a CPU: patch the few places where it assumes CUDA, and undo the patches afterwards.
 
     with adapted(world.device, double=precision == "fp64"):
         ...                       # Megatron-Core's own code
 
-Megatron-Core asks `torch.cuda` where it is and makes small tensors with device="cuda". On the CPU a
-`TorchFunctionMode` turns those requests round, and a handful of functions answer for the CPU. All of it is undone when
-the context ends, also by an error, so that whatever else runs in this process sees torch as it is. On CUDA nothing is
-touched.
+Megatron-Core queries `torch.cuda` and creates small tensors with device="cuda". On a CPU, a `TorchFunctionMode`
+redirects those to the CPU and a few functions are replaced, until the context ends, also by an error. On CUDA nothing
+is patched.
 
-fp64 is not one of Megatron-Core's precisions: its cross-entropy casts logits to fp32, and so does the softmax of its
-router of experts. In fp64 they stay as they are, on every device.
+Megatron-Core does not support fp64: its cross-entropy and its router's softmax cast to fp32. With double=True they do
+not, on any device.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _CPU = torch.device("cpu")
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Inside, what is asked of CUDA is done on the CPU."""
+    """Redirects CUDA requests to the CPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -35,13 +34,13 @@ class _CudaMeansCpu(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:
-            # Its optimizers tell precisions by names such as torch.cuda.FloatTensor.
+            # Its optimizers recognize precisions by names such as torch.cuda.FloatTensor.
             return func(*args).replace("torch.", "torch.cuda.")
         return func(*args, **kwargs)
 
 
 class _SoftmaxKeepsDouble(TorchFunctionMode):
-    """Inside, torch.softmax does not narrow fp64 to fp32."""
+    """Keeps torch.softmax from narrowing fp64 to fp32."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -51,7 +50,7 @@ class _SoftmaxKeepsDouble(TorchFunctionMode):
 
 
 def _replacements() -> list[tuple[object, str, object]]:
-    """(object, attribute, what it is on the CPU)."""
+    """(object, attribute, replacement on the CPU)."""
     from megatron.core.tensor_parallel import random
 
     def set_state(state, *_, **__):
@@ -74,7 +73,7 @@ def _keep_double(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextmanager
 def adapted(device: torch.device, *, double: bool = False) -> Iterator[None]:
-    """Let Megatron-Core run on `device`, in fp64 if `double`, until the context ends."""
+    """Make Megatron-Core run on `device`, in fp64 if `double`, until the context ends."""
     with ExitStack() as stack, warnings.catch_warnings():
         _quieten()
         if device.type == "cpu":
@@ -95,7 +94,7 @@ def _replace(stack: ExitStack, owner: object, name: str, value: object) -> None:
 
 
 def _quieten() -> None:
-    """Hide what only Megatron-Core's authors can act on."""
+    """Hide warnings that only Megatron-Core's authors can act on."""
     warnings.filterwarnings("ignore", module="megatron")  # advice on fused kernels and CUDA settings
     warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
     # Without masters, the distributed optimizer updates views of the parameters.

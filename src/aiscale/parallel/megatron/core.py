@@ -1,10 +1,10 @@
-"""Megatron-Core's own parts, set up for a `Run`: process groups, model, data-parallel wrapper, optimizer.
+"""Megatron-Core's process groups, model, data-parallel wrapper and optimizer, set up for a `Run`.
 
     start_groups(grid); chunks = build_chunks(run, device); optimizer = build_optimizer(run, chunks); ...; end_groups()
 
-The model is its GPTModel from its local layer spec, with one change: the norms are ours (`Norm`), because the local
-spec's have no bias-free form and refuse sequence parallelism. Everything must run inside `adapt.adapted`. This is the
-only module that imports Megatron-Core when it is imported itself, which takes seconds.
+The model is GPTModel from the local layer spec, but with our norms (`Norm`): the local spec's norms always have a bias
+and refuse sequence parallelism. Everything must run inside `adapt.adapted`. Importing this module imports
+Megatron-Core, which takes seconds; no other module does so at import time.
 
 Shapes: B sequences, T tokens, V vocabulary.
 """
@@ -26,7 +26,7 @@ from aiscale.optim import FUSED_DEVICES
 from aiscale.parallel.megatron.layout import Grid, Slot, padded_vocab
 from aiscale.parallel.megatron.shards import Shard
 
-with warnings.catch_warnings():  # that Apex and Transformer Engine, which need CUDA, are not installed
+with warnings.catch_warnings():  # about missing Apex and Transformer Engine, which need CUDA
     warnings.simplefilter("ignore")
     from megatron.core import optimizer as megatron_optimizer
     from megatron.core import parallel_state, tensor_parallel
@@ -47,14 +47,14 @@ with warnings.catch_warnings():  # that Apex and Transformer Engine, which need 
 
 __all__ = ["build_chunks", "build_optimizer", "end_groups", "get_forward_backward_func", "start_groups"]
 
-if not hasattr(moe_utils, "te_general_gemm"):  # its router asks for it by name where Transformer Engine is missing
+if not hasattr(moe_utils, "te_general_gemm"):  # its router reads this name even without Transformer Engine
     moe_utils.te_general_gemm = None
 
-DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}  #: of weights and activations; otherwise fp32
+DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}  #: of weights and activations; else fp32
 
 
 def start_groups(grid: Grid) -> None:
-    """Make Megatron-Core's process groups, of the world's own backend: so their traffic is counted."""
+    """Create Megatron-Core's process groups with the world's backend, so that their traffic is counted."""
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if parallel_state.model_parallel_is_initialized():
         raise RuntimeError("another Megatron-Core engine is open in this process: close() it first")
@@ -72,13 +72,13 @@ def end_groups() -> None:
     groups = parallel_state._global_process_group_list or []
     parallel_state.destroy_model_parallel()
     for group in filter(None, groups):
-        with suppress(ValueError):  # the world was closed, and all its groups with it
+        with suppress(ValueError):  # the world is closed, and so are its groups
             dist.destroy_process_group(group)
 
 
 class Norm(nn.Module):
-    """A norm as the layer spec wants to build it: nn.LayerNorm or nn.RMSNorm, whose gradients Megatron-Core sums over
-    tensor-parallel ranks when each of them norms its own share of the tokens."""
+    """nn.LayerNorm or nn.RMSNorm, with the constructor that the layer spec calls. With sequence parallelism,
+    Megatron-Core sums its gradients over the tensor-parallel ranks."""
 
     def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float, bias: bool = True, **_) -> nn.Module:
         if config.normalization == "RMSNorm":
@@ -102,7 +102,7 @@ def transformer_config(run: Run) -> TransformerConfig:
         "moe_router_topk": model.experts_per_token,
         "moe_router_pre_softmax": model.experts_per_token == 1,
         "moe_router_load_balancing_type": "none",
-        # The other dispatchers want CUDA streams; this one sends every token to every rank of the group.
+        # The other dispatchers need CUDA streams; this one sends every token to every rank of the group.
         "moe_token_dispatcher_type": "allgather",
     }
     return TransformerConfig(
@@ -140,7 +140,7 @@ def transformer_config(run: Run) -> TransformerConfig:
 
 
 def build_chunks(run: Run, device: torch.device) -> list[DistributedDataParallel]:
-    """This rank's pieces of the model, wrapped for data parallelism. Their weights are not set yet."""
+    """This rank's pieces of the model, wrapped for data parallelism, with weights not yet set."""
     tensor_parallel.model_parallel_cuda_manual_seed(run.loop.seed)
     config = transformer_config(run)
     pieces = [_gpt(run.model, config, chunk) for chunk in range(run.parallel.virtual_stages)]
@@ -162,9 +162,9 @@ def build_chunks(run: Run, device: torch.device) -> list[DistributedDataParallel
 
 
 def build_optimizer(run: Run, chunks: list[DistributedDataParallel], device: torch.device):
-    """Megatron-Core's optimizer over torch's AdamW or SGD, distributed over data-parallel ranks if the run says so."""
+    """Megatron-Core's optimizer around torch's AdamW or SGD; the distributed one if the run asks for it."""
     ours, config = run.optimizer, chunks[0].config
-    # Where Transformer Engine or Apex is installed it would take theirs, whose states are other ones.
+    # With Transformer Engine or Apex installed it would use their optimizers, whose states differ.
     megatron_optimizer.USING_PYTORCH_OPTIMIZER, megatron_optimizer.SGD = True, torch.optim.SGD
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -198,12 +198,12 @@ def gpt_model(chunk: DistributedDataParallel) -> GPTModel:
 
 
 def causal_mask(n_tokens: int, device: torch.device) -> Tensor:
-    """(1, 1, T, T): True where a token must not look."""
+    """(1, 1, T, T): True where attention is masked."""
     return torch.ones(1, 1, n_tokens, n_tokens, dtype=torch.bool, device=device).triu(1)
 
 
 def _leave(weight: Tensor) -> Tensor:
-    """An init_method that draws nothing: the weights come from our GPT."""
+    """An init_method that does nothing: the weights come from our GPT."""
     return weight
 
 
@@ -233,7 +233,7 @@ def _gpt(model: ModelConfig, config: TransformerConfig, chunk: int) -> GPTModel:
 
 
 def _mask_padding(gpt: GPTModel, vocab_size: int) -> None:
-    """Let the padded entries of the vocabulary have no probability: then the loss is that of the real ones."""
+    """Give the padded entries of the vocabulary zero probability, so that they do not change the loss."""
     width = gpt.vocab_size // parallel_state.get_tensor_model_parallel_world_size()
     real = max(0, vocab_size - width * parallel_state.get_tensor_model_parallel_rank())
     if real >= width:
@@ -253,14 +253,14 @@ def _exact_angles(gpt: GPTModel, model: ModelConfig) -> None:
     gpt.rotary_pos_emb.inv_freq = model.rope_theta ** (-channel / model.d_head)
 
 
-# What the optimizer keeps ------------------------------------------------------------------------------------------
+# Optimizer states --------------------------------------------------------------------------------------------------
 
 
 def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], tables: list[dict[str, Slot]]):
-    """A Shard for every parameter of this rank: which of its numbers this rank's optimizer updates, and where."""
+    """A Shard for every parameter of this rank: the range that this rank's optimizer updates, and its state."""
     inner = optimizer.chained_optimizers[0]
     states = {p: state for chained in optimizer.chained_optimizers for p, state in chained.optimizer.state.items()}
-    ranges = getattr(inner, "model_param_gbuf_map", None)  # only the distributed optimizer divides
+    ranges = getattr(inner, "model_param_gbuf_map", None)  # only the distributed optimizer has one
     for chunk, stage, slots in zip(chunks, stages, tables, strict=True):
         parameters = dict(gpt_model(chunk).named_parameters())
         if parameters.keys() != slots.keys():
@@ -280,14 +280,14 @@ def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], t
 
 
 def share_parameters(chunks: list[DistributedDataParallel]) -> None:
-    """With the distributed optimizer, gather what each data-parallel rank updates of the model's parameters."""
+    """With the distributed optimizer: all-gather the parameters that each data-parallel rank has updated."""
     if chunks[0].ddp_config.use_distributed_optimizer:
         for chunk in chunks:
             chunk.start_param_sync()
 
 
 def workspace(chunks: list[DistributedDataParallel]) -> list[Tensor]:
-    """What Megatron-Core keeps that is neither weight, gradient nor optimizer state."""
+    """Megatron-Core's buffers: neither weights nor gradients nor optimizer states."""
     angles = [getattr(gpt_model(chunk), "rotary_pos_emb", None) for chunk in chunks]
     kept = list(parallel_state.get_global_memory_buffer().buffer.values())
     return kept + [rotary.inv_freq for rotary in angles if rotary is not None]

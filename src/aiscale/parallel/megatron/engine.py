@@ -1,12 +1,11 @@
-"""Megatron-Core: matrices divided over tp ranks, layers over pp stages, the batch over dp, experts over ep of the dp.
+"""Megatron-Core: tp ranks shard matrices, pp stages the layers, dp ranks the batch, ep of the dp ranks the experts.
 
     aiscale train --recipe laptop --nproc 8 --set parallel.strategy=megatron --set parallel.tp=2 --set parallel.pp=2 \
         --set parallel.distributed_optimizer=true
 
-Everything that computes or communicates is Megatron-Core's (Shoeybi et al. 2019; Narayanan et al. 2021; Korthikanti et
-al. 2022): its GPTModel, its schedules (none, 1F1B, interleaved), its DistributedDataParallel, its optimizer. Ours are
-the weights, carried from and to `GPT` exactly (`layout`), the checkpoint files (`shards`), and on the CPU a context in
-which it finds what it expects of CUDA (`adapt`).
+Megatron-Core does all computing and communicating (Shoeybi et al. 2019; Narayanan et al. 2021; Korthikanti et al.
+2022): GPTModel, schedules (none, 1F1B, interleaved), DistributedDataParallel, optimizer. We convert the weights from
+and to `GPT` exactly (`layout`), write the checkpoint files (`shards`), and replace its CUDA calls on a CPU (`adapt`).
 
 Shapes: B sequences, T tokens.
 """
@@ -39,13 +38,13 @@ from aiscale.parallel.serial import Engine, MicroBatch, prepare
 
 
 def preload() -> None:
-    """Import Megatron-Core, so that ranks forked from this process need not; only where they will run on the CPU."""
+    """Import Megatron-Core before ranks are forked from this process; only where they will run on the CPU."""
     if not torch.cuda.is_available():
         importlib.import_module("aiscale.parallel.megatron.core")
 
 
 def check(run: Run) -> None:
-    """Raise ConfigError where Megatron-Core cannot train `run`."""
+    """Raise ConfigError if Megatron-Core cannot train `run`."""
     layout, precision = run.parallel, run.loop.precision
     require(
         not run.model.parallel_residual,
@@ -114,7 +113,6 @@ class MegatronEngine(Engine):
     # One step -------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
-        """All forward and backward passes, in the schedule's order; returns the mean loss."""
         self._check_tokens(micro_batches)
         with self._adapted():
             for chunk in self.chunks:
@@ -124,7 +122,6 @@ class MegatronEngine(Engine):
         return self._shared(sum(losses) / len(micro_batches)) / self.data_world
 
     def update(self, lr: float) -> tuple[float, bool]:
-        """Clip and take the optimizer's step; nothing moves when the gradients are not finite."""
         set_lr(self.optimizer, lr)
         with self._adapted():
             self.optimizer.prepare_grads()
@@ -139,12 +136,11 @@ class MegatronEngine(Engine):
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
-        """(mean cross-entropy, tokens) over all data-parallel ranks' micro-batches, without gradients."""
         total, tokens = 0.0, 0
         with self._adapted(), self.world.control():
             for shape, group in groupby(micro_batches, key=lambda batch: batch[1].shape):
                 batches = list(group)
-                # The interleaved schedule wants a multiple of pp: what is added is left out of the sum.
+                # The interleaved schedule needs a multiple of pp: pad, and leave the padding out of the sum.
                 more = -len(batches) % self.grid.pp if self.grid.virtual > 1 else 0
                 losses = self._run(batches + batches[-1:] * more, forward_only=True)[: len(batches)]
                 total, tokens = total + sum(losses) * shape.numel(), tokens + len(batches) * shape.numel()
@@ -152,7 +148,7 @@ class MegatronEngine(Engine):
         return self._shared(total) / all_tokens, all_tokens
 
     def _run(self, micro_batches: list[MicroBatch], forward_only: bool = False) -> list[float]:
-        """Forward and backward passes in the schedule's order; each micro-batch's loss, on the last stage."""
+        """Run the schedule; returns each micro-batch's loss on the last stage."""
         B, T = micro_batches[0][0].shape
         if self._positions.shape[1] != T:
             self._mask = self.core.causal_mask(T, self.world.device)
@@ -170,7 +166,7 @@ class MegatronEngine(Engine):
         return [loss.item() for loss in found] if self.is_last else []
 
     def _forward_step(self, iterator: Iterator[tuple[int, MicroBatch]], chunk):
-        """What the schedule calls for one micro-batch on one piece of the model."""
+        """Megatron-Core's forward_step_func: one micro-batch on one piece of the model."""
         index, (tokens, targets) = next(iterator)
         trace, place = self._trace, self.chunks.index(chunk)
         if trace:
@@ -189,11 +185,11 @@ class MegatronEngine(Engine):
         return output, mean
 
     def _grad_norm(self) -> float:
-        """Megatron-Core's, of the whole model; it adds up in fp32, so in fp64 the sum is ours."""
+        """The norm of the whole model's gradients. Megatron-Core sums in fp32, so in fp64 we sum ourselves."""
         if self.run.loop.precision != "fp64":
             return float(self.optimizer.get_grad_norm())
         total = 0.0
-        for optimizer in self.optimizer.chained_optimizers:  # experts have one of their own, and a group of their own
+        for optimizer in self.optimizer.chained_optimizers:  # experts have their own optimizer and group
             squares = torch.zeros((), dtype=torch.float64, device=self.world.device)
             for gradient in optimizer.get_main_grads_for_grad_norm():
                 squares += gradient.square().sum()
@@ -204,7 +200,7 @@ class MegatronEngine(Engine):
     # State ----------------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
-        """The tensors that live between steps, by category; fp32 masters of bf16 weights are optimizer states."""
+        """The tensors that live between steps, by category; fp32 masters count as optimizer states."""
         buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
         parameters = [p for chunk in self.chunks for p in chunk.parameters()]
         groups = self.optimizer.param_groups
@@ -218,7 +214,7 @@ class MegatronEngine(Engine):
         }
 
     def state(self, full: bool = False) -> dict:
-        """This rank's shards with the optimizer's states; or `full`: the whole model under GPT's names, on rank 0."""
+        """This rank's shards with optimizer states; `full`: the whole model under GPT's names, on rank 0."""
         if full:
             return shards.gather(self._written(), self.world, self.grid, self.run.model)
         return {
@@ -228,7 +224,7 @@ class MegatronEngine(Engine):
         }
 
     def load(self, state: dict) -> None:
-        """Take over what state() gave on this rank of the same layout."""
+        """Load a state() of the same rank and layout."""
         states = self._states()
         for shard in self._shards():
             if shard.main is None:
@@ -242,14 +238,14 @@ class MegatronEngine(Engine):
             self.core.share_parameters(self.chunks)
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
-        """A file for each rank that owns what no other writes: copied here, and written by the function returned."""
+        """Copy the shards that only this rank writes; the returned function writes them to one file."""
         facts = {"rank": self.world.rank, "grid": self.grid, "model": self.run.model}
-        staging = staging or Staging()  # copied in any case: of a view, torch would save the whole buffer
+        staging = staging or Staging()  # always copied: torch would save the whole buffer behind a view
         content = staging.of(shards.content(self._written(), **facts, optimizer=self.run.optimizer.name))
         return lambda: shards.write(folder, content)
 
     def read(self, folder: Path, note: dict) -> None:
-        """Take over a checkpoint that any layout of this strategy wrote."""
+        """Load a checkpoint, written by any layout of this strategy."""
         saved = self.world.together(lambda: self._open(folder))
         self._fill_from(saved)
 
@@ -259,7 +255,7 @@ class MegatronEngine(Engine):
         self.core.end_groups()
 
     def listen(self, trace) -> None:
-        """Let a `trace.ScheduleTrace` stand where Megatron-Core's timers would be; None takes it away."""
+        """Use a `trace.ScheduleTrace` as Megatron-Core's timers; None removes it."""
         self._trace = trace
         self.optimizer.config.timers = trace
         for chunk in self.chunks:
@@ -275,8 +271,8 @@ class MegatronEngine(Engine):
         return list(self.core.owned(self.optimizer, self.chunks, self.stages, tables))
 
     def _written(self) -> list[Shard]:
-        """The shards that this rank saves: without the distributed optimizer data-parallel ranks hold the same, and
-        what tensor-parallel ranks do not divide, they all hold."""
+        """The shards that this rank saves. Only one rank saves a replica: data-parallel ranks hold replicas without the
+        distributed optimizer, tensor-parallel ranks those of unsharded tensors."""
         mine = [shard for shard in self._shards() if shard.main is not None and not shard.slot.is_copy]
         mine = [shard for shard in mine if shard.slot.dim is not None or self.tp_rank == 0]
         if self.run.parallel.distributed_optimizer or self.data_rank == 0:
@@ -284,19 +280,18 @@ class MegatronEngine(Engine):
         return [shard for shard in mine if shard.slot.is_expert and self.data_rank < self.grid.ep]
 
     def _states(self) -> dict[Tensor, dict]:
-        """What each parameter is updated by -> the states of that optimizer; experts have an optimizer of their own."""
+        """Main parameter -> its optimizer states; experts have their own optimizer."""
         inner = [chained.optimizer for chained in self.optimizer.chained_optimizers]
         return {p: optimizer.state for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
 
     @torch.no_grad()
     def _fill(self, full: dict[str, Tensor]) -> None:
-        """Set the weights from GPT's, masters in full precision."""
+        """Set the weights, and masters in full precision, from GPT's state dict."""
         for shard in self._shards():
             self._fill_one(shard, full[shard.slot.source])
 
     @torch.no_grad()
     def _fill_from(self, saved: Saved) -> None:
-        """Set weights, masters, moments and step counts, one parameter after another."""
         states = self._states()
         for shard in self._shards():
             source = shard.slot.source
@@ -304,7 +299,7 @@ class MegatronEngine(Engine):
             if shard.main is None:
                 continue
             moments, counts = saved.state(source)
-            device = shard.main.device  # where a fused optimizer wants its count of steps, too
+            device = shard.main.device  # a fused optimizer needs its step count on the device too
             state = {key: torch.tensor(count, dtype=torch.float32, device=device) for key, count in counts.items()}
             for key in moments:
                 part = self._part(shard, saved.tensor(source, key))
@@ -317,7 +312,7 @@ class MegatronEngine(Engine):
             shard.main.copy_(self._part(shard, full))
 
     def _part(self, shard: Shard, full: Tensor) -> Tensor:
-        """What shard.main covers of GPT's tensor."""
+        """The range of GPT's tensor that shard.main covers."""
         return shard.slot.cut(full, self.tp_rank).reshape(-1)[shard.start : shard.end].view_as(shard.main)
 
     def _open(self, folder: Path) -> Saved:
@@ -336,12 +331,12 @@ class MegatronEngine(Engine):
         return saved
 
     def _shared(self, value: float) -> float:
-        """The sum over data-parallel ranks of what the last stage knows, on every rank."""
+        """Sum of the last stages' values over data-parallel ranks, on every rank."""
         known = self.is_last and self.tp_rank == 0
         return self.world.sum(value if known else 0.0)
 
     def _check_tokens(self, micro_batches: list[MicroBatch]) -> None:
-        """Megatron-Core's embedding reads a token beyond the vocabulary as nothing; serial refuses it, so do we."""
+        """Refuse tokens beyond the vocabulary, as serial does; Megatron-Core would embed them as zeros."""
         most = max(int(part.max()) for batch in micro_batches for part in batch)
         if most >= self.run.model.vocab_size:
             raise ConfigError(

@@ -1,18 +1,16 @@
-"""Which part of GPT's weights each rank of Megatron-Core holds, under which name, in which order.
+"""Which part of GPT's weights each Megatron-Core rank holds, under which name and in which order.
 
     grid = Grid(tp=2, pp=2, virtual=1, dp=2)
     for name, slot in slots(model, grid, stage=0).items():       # Megatron's names on that stage
-        part = slot.cut(state[slot.source], tp_rank=1)           # GPT's tensor -> what tensor-parallel rank 1 holds
-        slot.paste(part, full, tp_rank=1)                        # and back into the whole, in place
+        part = slot.cut(state[slot.source], tp_rank=1)           # GPT's tensor -> the shard of tensor-parallel rank 1
+        slot.paste(part, full, tp_rank=1)                        # and back into the full tensor, in place
 
-Megatron-Core's linear layers hold the same numbers as ours in another order, because each tensor-parallel rank wants
-whole heads, and its gate beside its values:
+Megatron-Core's linear layers order rows differently from ours, because each tensor-parallel rank needs whole heads and
+its gate next to its values:
 
     attn.qkv   rows [all queries | all keys | all values]   ->  for each key/value head: [its queries | key | value]
     mlp.up     rows [gate | value] (SwiGLU)                 ->  for each rank: [its gate | its value]
     embedding  V rows                                       ->  V rounded up to a multiple of tp, the rest zeros
-
-This module knows neither Megatron-Core nor processes.
 
 Shapes: V vocabulary, D width, H heads, G key/value heads, C width of a head, F width of the MLP's hidden layer.
 """
@@ -26,7 +24,7 @@ from torch import Tensor
 
 from aiscale.config import ModelConfig, ParallelConfig
 
-PADDING = -1  #: in an order: a row that GPT does not have
+PADDING = -1  #: in an order: a padded row, which GPT does not have
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Grid:
     pp: int = 1
     virtual: int = 1  #: pieces of the model on each pipeline rank
     dp: int = 1
-    ep: int = 1  #: neighbours among the data-parallel ranks that divide experts; it divides dp
+    ep: int = 1  #: adjacent data-parallel ranks that shard the experts; must divide dp
 
     @classmethod
     def of(cls, layout: ParallelConfig, world_size: int) -> Grid:
@@ -46,33 +44,33 @@ class Grid:
 
     @property
     def stages(self) -> int:
-        """Pieces into which the layers are cut."""
+        """The number of pieces of the model."""
         return self.pp * self.virtual
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """(tp, dp, pp) coordinates of a rank."""
+        """(tp, dp, pp) coordinates."""
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
 
     def experts_of(self, rank: int, n_expert: int) -> range:
-        """The experts of each block that a rank holds; any will do where there are none."""
+        """The experts of each block that a rank holds; meaningless in a dense model."""
         each = n_expert // self.ep
         first = self.coordinates(rank)[1] % self.ep * each
         return range(first, first + each)
 
     def stage(self, pp_rank: int, chunk: int) -> int:
-        """Where in the model the chunk-th piece of a pipeline rank lies: rank 0 holds stages 0, pp, 2 pp, ..."""
+        """The stage of a pipeline rank's chunk-th piece: rank 0 holds stages 0, pp, 2 pp, ..."""
         return chunk * self.pp + pp_rank
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one of Megatron-Core's tensors comes from."""
+    """How one of Megatron-Core's tensors is made from GPT's."""
 
     source: str  #: GPT's name
     tp: int = 1
-    dim: int | None = None  #: that tensor-parallel ranks divide; None: each holds the whole
+    dim: int | None = None  #: the dim that tensor-parallel ranks shard; None: not sharded
     order: Tensor | None = None  #: GPT's indices along dim, those of rank 0 first; None: as they are
-    is_copy: bool = False  #: a second copy of a tensor that another stage holds
+    is_copy: bool = False  #: a copy of a tensor that another stage holds
     is_expert: bool = False  #: only some of the data-parallel ranks hold it
 
     def indices(self, size: int, tp_rank: int) -> Tensor:
@@ -81,14 +79,14 @@ class Slot:
         return order.chunk(self.tp)[tp_rank]
 
     def shape(self, full: torch.Size) -> list[int]:
-        """The shape of what one tensor-parallel rank holds of a tensor of GPT's shape."""
+        """The shape of one tensor-parallel rank's shard of a tensor of shape `full`."""
         shape = list(full)
         if self.dim is not None:
             shape[self.dim] = self.indices(full[self.dim], 0).numel()
         return shape
 
     def cut(self, full: Tensor, tp_rank: int) -> Tensor:
-        """What a tensor-parallel rank holds of GPT's tensor."""
+        """A tensor-parallel rank's shard of GPT's tensor."""
         if self.dim is None:
             return full
         wanted = self.indices(full.shape[self.dim], tp_rank)
@@ -98,7 +96,7 @@ class Slot:
         return part
 
     def paste(self, part: Tensor, full: Tensor, tp_rank: int) -> None:
-        """Write what a tensor-parallel rank holds into GPT's tensor."""
+        """Write a tensor-parallel rank's shard into GPT's tensor."""
         if self.dim is None:
             full.copy_(part)
             return
@@ -108,14 +106,14 @@ class Slot:
 
 
 def padded_vocab(vocab_size: int, tp: int) -> int:
-    """The next multiple of tp: every tensor-parallel rank holds as many rows of the embedding."""
+    """The vocabulary size padded to a multiple of tp, so that all ranks hold equally many rows."""
     return -(-vocab_size // tp) * tp
 
 
 def slots(model: ModelConfig, grid: Grid, stage: int, rank: int = 0) -> dict[str, Slot]:
     """Megatron-Core's name -> Slot, for one piece of the model; stages count along the model from 0.
 
-    rank: of which experts are wanted; in all else ranks of a stage are alike.
+    rank: decides which experts are included; otherwise all ranks of a stage are alike.
     """
     experts = grid.experts_of(rank, model.n_expert)
     found: dict[str, Slot] = {}
@@ -133,13 +131,13 @@ def slots(model: ModelConfig, grid: Grid, stage: int, rank: int = 0) -> dict[str
         found.update(_norm(model, "decoder.final_layernorm", "norm"))
         if not model.tied:
             found["output_layer.weight"] = Slot("head.weight", grid.tp, 0, vocabulary)
-        elif grid.stages > 1:  # the head is the embedding, whose home is the first stage
+        elif grid.stages > 1:  # the tied head is a copy of the first stage's embedding
             found["output_layer.weight"] = Slot("token_embedding.weight", grid.tp, 0, vocabulary, is_copy=True)
     return found
 
 
 def query_key_value_order(model: ModelConfig) -> Tensor:
-    """GPT's rows of attn.qkv in Megatron-Core's order: a key/value head's queries, its key, its value."""
+    """GPT's rows of attn.qkv in Megatron-Core's order: for each key/value head its queries, key and value."""
     queries, keys, values = torch.arange((model.n_head + 2 * model.kv_heads) * model.d_head).split(
         [model.d_model, model.kv_heads * model.d_head, model.kv_heads * model.d_head]
     )
@@ -148,7 +146,7 @@ def query_key_value_order(model: ModelConfig) -> Tensor:
 
 
 def gate_value_order(ff_width: int, tp: int) -> Tensor:
-    """GPT's rows of SwiGLU's mlp.up in Megatron-Core's order: each rank's gate, then its value."""
+    """GPT's rows of SwiGLU's mlp.up in Megatron-Core's order: for each rank its gate, then its value."""
     return torch.arange(2 * ff_width).view(2, tp, -1).transpose(0, 1).flatten()
 
 
@@ -157,8 +155,8 @@ def _layer(model: ModelConfig, tp: int, theirs: str, ours: str, experts: range) 
     up_order = gate_value_order(model.ff_width, tp) if gated else None
     columns = {
         "self_attention.linear_qkv": ("attn.qkv", query_key_value_order(model))
-    }  # outputs are divided: biases too
-    rows = {"self_attention.linear_proj": "attn.out"}  # input features are divided
+    }  # outputs are sharded, so biases too
+    rows = {"self_attention.linear_proj": "attn.out"}  # input features are sharded
     if not model.n_expert:
         columns["mlp.linear_fc1"], rows["mlp.linear_fc2"] = ("mlp.up", up_order), "mlp.down"
     found = _norm(model, f"{theirs}.input_layernorm", f"{ours}.attn_norm")
@@ -175,7 +173,7 @@ def _layer(model: ModelConfig, tp: int, theirs: str, ours: str, experts: range) 
 
 
 def _experts(theirs: str, ours: str, experts: range, up_order: Tensor | None) -> dict[str, Slot]:
-    """A router that all hold, and experts that are numbered from 0 on every rank. They are not divided over tp."""
+    """The router, on all ranks, and this rank's experts, numbered from 0. None of them is sharded over tp."""
     found = {f"{theirs}.router.weight": Slot(f"{ours}.router.weight")} if experts else {}
     for local, number in enumerate(experts):
         place, source = f"{theirs}.experts.local_experts.{local}", f"{ours}.experts.{number}"

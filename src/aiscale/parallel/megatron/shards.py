@@ -1,12 +1,12 @@
-"""What each rank holds of weights and moments, written to a file of its own and read back into any layout.
+"""Checkpoints of the megatron strategy: each rank writes a file of its shards; any layout can read them.
 
-    write(folder, engine.shards(), ...)      # one file a rank: only what no other rank writes
-    saved = Saved(folder)                    # opens the files of all ranks; tensors stay on the disk until asked for
+    write(folder, engine.shards(), ...)      # one file a rank, without what another rank writes
+    saved = Saved(folder)                    # opens the files of all ranks; reads tensors only when asked
     saved.tensor("blocks.0.attn.qkv.weight", "exp_avg")      # whole, in GPT's order
     weights(folder)                          # all weights under GPT's names, without a process group
 
-A shard is a range of the numbers of one tensor-parallel rank's part of a tensor: with the distributed optimizer
-(ZeRO-1) data-parallel ranks divide masters and moments without regard to where a tensor's rows end.
+A shard is a range of the flattened tensor of one tensor-parallel rank: with the distributed optimizer (ZeRO-1),
+data-parallel ranks cut masters and moments anywhere, not only between rows.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _VERSION = 1
 
 @dataclass
 class Shard:
-    """Some of the numbers of one parameter, and the optimizer's state for them."""
+    """A range of one parameter, and the optimizer's state for it."""
 
     stage: int  #: of the model
     name: str  #: Megatron-Core's, within its stage
     slot: Slot
-    parameter: Tensor  #: the whole parameter of this rank, in the precision of the model
+    parameter: Tensor  #: this rank's whole parameter, in the model's precision
     main: Tensor | None  #: what the optimizer updates: a master copy, a view or the parameter itself; None: not here
     start: int  #: the range of the flat parameter that main covers
     end: int
@@ -48,13 +48,12 @@ Piece = tuple[int, int, Tensor]  # start, end, numbers
 
 
 def shapes(model: ModelConfig) -> dict[str, torch.Size]:
-    """GPT's names and shapes."""
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in GPT(model).state_dict().items()}
 
 
 def assemble(slot: Slot, shape: torch.Size, pieces: dict[int, list[Piece]]) -> Tensor:
-    """The whole tensor in GPT's order from the pieces of every tensor-parallel rank."""
+    """The full tensor in GPT's order, from the pieces of all tensor-parallel ranks."""
     full = torch.empty(shape, dtype=next(iter(pieces.values()))[0][2].dtype)
     local = slot.shape(shape)
     for tp_rank, parts in pieces.items():
@@ -66,7 +65,7 @@ def assemble(slot: Slot, shape: torch.Size, pieces: dict[int, list[Piece]]) -> T
 
 
 def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfig, optimizer: str) -> dict:
-    """What this rank's file says: masters, moments and step counts of its own shards."""
+    """The content of this rank's file: masters, moments and step counts of its shards."""
     entries = []
     for shard in shards:
         tensors = {"weight": shard.main.detach().reshape(-1)}
@@ -89,7 +88,7 @@ def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfi
 
 
 def write(folder: Path, content: dict) -> None:
-    """Write what `content` gave, copied, and flush it."""
+    """Write a copied `content` and flush it."""
     file = folder / f"rank_{content['rank']:05d}.pt"
     torch.save(content, file)
     flush(file)
@@ -99,7 +98,7 @@ class Saved:
     """The files of all ranks, as one state under GPT's names."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where a file is damaged or a part is missing."""
+        """Raises CheckpointError if a file is damaged or missing."""
         files = [_open(path) for path in sorted(folder.glob("rank_*.pt"))]
         if not files:
             raise CheckpointError(f"{folder} holds no rank_*.pt: it is damaged; use the checkpoint before it")
@@ -118,7 +117,7 @@ class Saved:
         self._check()
 
     def tensor(self, source: str, key: str = "weight") -> Tensor | None:
-        """The weight or a moment of one of GPT's parameters, whole; None if the optimizer had not made it yet."""
+        """The full weight or moment of one of GPT's parameters; None if the optimizer had not created it yet."""
         pieces = {
             tp_rank: [(entry["start"], entry["end"], entry["tensors"].get(key)) for entry in entries]
             for tp_rank, entries in self._entries[source].items()
@@ -147,16 +146,16 @@ class Saved:
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a checkpoint under GPT's names, read in this process alone."""
+    """All weights of a checkpoint under GPT's names; needs no process group."""
     saved = Saved(Path(folder))
     return {source: saved.tensor(source) for source in saved.shapes}
 
 
 def gather(shards: list[Shard], world: World, grid: Grid, model: ModelConfig) -> dict[str, Tensor]:
-    """All weights under GPT's names on rank 0, and {} elsewhere. All ranks call it; tensors travel one by one."""
+    """All weights under GPT's names on rank 0, {} elsewhere. Collective; sends one tensor at a time."""
     mine = {(shard.slot.source, shard.start): shard for shard in shards}
     heads = world.gather([(source, start, shard.end) for (source, start), shard in mine.items()])
-    plan = defaultdict(list)  # the same on every rank, so that sends and receives meet in order
+    plan = defaultdict(list)  # the same on every rank, so that sends and receives match
     for rank, found in enumerate(heads):
         for source, start, end in found:
             plan[source].append((rank, start, end))
@@ -179,7 +178,7 @@ def _open(path: Path) -> dict:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         version = content["version"]
-    except Exception as error:  # a cut file fails in a different way for every place where it may be cut
+    except Exception as error:  # a truncated file raises different errors, depending on where it ends
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise CheckpointError(f"cannot read {path} ({reason}): it is damaged; use the checkpoint before it") from error
     if version != _VERSION:

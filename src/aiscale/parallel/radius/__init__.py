@@ -1,9 +1,9 @@
-"""Radius: every step sends the same few entries of each gradient, and now and then all of them choose anew.
+"""Radius: sparse steps send the same few entries of each gradient; a dense step now and then chooses new ones.
 
 mask.py        which entries: scores, the k largest, their neighbours, turns; the same on all ranks
-packing.py     the chosen entries out of a bucket and back into it; what is not sent waits in the residual
-compressor.py  `Radius`, both together as a communication hook of DDP
-reference.py   one process that simulates n ranks with the same pieces
+packing.py     gather the chosen entries from a bucket and scatter them back; add the others to the residual
+compressor.py  `Radius`, a DDP communication hook made of both
+reference.py   one process that simulates n ranks with the same code
 """
 
 from aiscale.parallel.radius.compressor import MaskError, Radius

@@ -1,24 +1,24 @@
-"""Radius as a communication hook of DDP: gradient sparsity that needs nothing but an all-reduce.
+"""Radius as a DDP communication hook: sparse gradients that need only an all-reduce.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=radius
 
-After `warmup_steps` dense steps (at least one) each parameter tensor keeps a mask of the fraction `density` of its
-entries. A sparse step averages those entries alone, bucket by bucket during the backward pass; the rest waits in a
-residual on its rank. Every `interval`-th step is dense: it sends everything, the residual with it, and after the
-optimizer's step the mask is chosen anew where AdamW's update is largest. Biases are always sent. With bf16 on the wire,
-what rounding takes off an entry in a sparse step waits in the residual as well, which plain bf16 all-reduces lose: at
-density 1 fp32 on the wire gives what DDP gives to the last bit, and bf16 only with `residual=none`.
+After `warmup_steps` dense steps (at least one), each parameter tensor has a mask that selects the fraction `density` of
+its entries. A sparse step averages only those, bucket by bucket during the backward pass; the others are added to a
+residual on each rank. Every `interval`-th step is dense: it sends all gradients plus the residual, and after the
+optimizer's step it chooses a new mask where AdamW's update is largest. Biases are always sent. With bf16 on the wire,
+the rounding error of sent entries also goes to the residual, where a plain bf16 all-reduce loses it. So at density 1,
+fp32 on the wire equals DDP bit for bit, but bf16 only with `residual=none`.
 
-The optimizer is a stock one: entries that are not sent have a zero gradient in that step, so their moments decay and
-they still move, as in the published runs. Source: Radius's artifact appendix and its authors' public code.
+The optimizer is a stock one: unsent entries have a zero gradient in that step, so their moments decay and they still
+move, as in the published runs. Source: Radius's artifact appendix and its authors' public code.
 
-Ours, beside the published rule: with `turns` fewer entries are chosen, and the rest of the density goes to the others,
-each in its turn, so that none waits for the next dense step; with `moments=wait` AdamW leaves alone what did not come.
+Two options are ours. `turns`: the mask has fewer entries and the rest of the density cycles through the others, so that
+none waits for the next dense step. `moments=wait`: AdamW does not touch unsent entries.
 
 Shapes: N entries of a bucket, K of them chosen.
 """
 
-# No `from __future__ import annotations` here: DDP reads the annotations of its hook and wants the types themselves.
+# No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
 from collections.abc import Iterable
 
 import torch
@@ -33,22 +33,22 @@ from aiscale.parallel.radius.packing import ByParameter, give_back, pack, positi
 
 
 class MaskError(RuntimeError):
-    """Ranks that chose different entries: their means would mix up parameters. The message is one line."""
+    """Ranks chose different entries, so their means would mix up parameters. The message is one line."""
 
 
 class Radius(Compressor):
-    """Mask, residual and when to do what."""
+    """The hook with its masks and residuals."""
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        #: the same on all ranks; with turns also in which of them an entry goes that was not chosen
+        #: the same on all ranks; with turns it also holds the turn of each entry that was not chosen
         self.mask = ByParameter(self.names, True, torch.uint8 if self.config.turns else torch.bool)
         self.residual = ByParameter(self.names, 0) if self.config.residual != "none" else None  #: this rank's own
         self._counts = {parameter: [parameter.numel()] for parameter in self.names}  #: entries sent, turn by turn
-        self.gathered = 0  #: gradients in the residual: sparse steps since the last dense one
+        self.gathered = 0  #: sparse steps since the last dense one
 
     def is_dense(self, step: int) -> bool:
-        """Whether step `step` of this method, 0-based, sends everything."""
+        """Whether step `step` of this method, 0-based, is dense."""
         return is_dense_step(self.config, step)
 
     def entries(self, parameters: Iterable[nn.Parameter] | None = None) -> int:
@@ -58,8 +58,8 @@ class Radius(Compressor):
     def pack(self, bucket: Bucket) -> Tensor:
         residual = self.residual.together(bucket.parameters) if self.residual else None
         if not self.is_dense(self.step):
-            # Found again for the way back, which is a sixth of Radius's own work: of buckets that are under way at the
-            # same time they would take 8 bytes for each entry that is sent.
+            # unpack computes the positions again, a sixth of Radius's own work: keeping them would take 8 bytes for
+            # each entry in flight.
             at = self._positions(bucket)
             return pack(bucket.buffer, at, residual, self.arriving if self.config.wire == "bf16" else None)
         if residual is not None and self.gathered:
@@ -80,7 +80,7 @@ class Radius(Compressor):
         unpack(bucket.buffer, at, mean)
 
     def take_step(self) -> bool:
-        """With moments=wait: in a sparse step only what arrived moves."""
+        """With moments=wait: a sparse step updates only the entries that arrived."""
         if self.config.moments == "decay" or self.is_dense(self.step):
             return False
         for p in self.names:
@@ -89,9 +89,9 @@ class Radius(Compressor):
         return True
 
     def after_update(self) -> None:
-        """Count the step; where the first sparse one after a dense one comes next, choose what it will send."""
+        """Count the step; after a dense step that a sparse one follows, choose a new mask."""
         was_dense = self.is_dense(self.step)
-        if was_dense and self.gathered:  # masks that were in use since the last one
+        if was_dense and self.gathered:  # masks were in use since the last dense step
             self._agree(
                 "sent other gradient entries",
                 "means of different entries were mixed up: resume all ranks from the last checkpoint, and look for "
@@ -104,9 +104,9 @@ class Radius(Compressor):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Choose anew, and make sure that all ranks chose alike."""
+        """Choose new masks, and check that all ranks chose the same."""
         masked = {name: p for p, name in self.names.items() if not is_exempt(name)}
-        # Where optimizer states are divided, the owner of a parameter chooses for all.
+        # With sharded optimizer states, the owner of a parameter chooses for all.
         divided = self.run.parallel.distributed_optimizer
         local = self.optimizer.optim if divided else self.optimizer
         updated = {p for group in local.param_groups for p in group["params"]}
@@ -153,7 +153,7 @@ class Radius(Compressor):
         self._agree("loaded a mask of other entries", "the checkpoint is damaged or not one: use the one before")
 
     def _agree(self, differently: str, remedy: str) -> None:
-        """Raise MaskError if ranks hold different masks; from then on nothing is saved."""
+        """Raise MaskError if ranks hold different masks; after that, no checkpoint can be saved."""
         digests = self.world.gather(digest(self.mask[p] for p in self.names))
         if odd := disagreeing(digests):
             apart = "than each other" if len(odd) == self.world.size else "than the rest"
@@ -168,7 +168,7 @@ class Radius(Compressor):
         at = positions(sent_now(mask, self._turn) if self.config.turns else mask, k)
         if len(at) == k:
             return at
-        # The others wait for a message of k entries: they get one, and all stop after the backward pass.
+        # The other ranks wait for k entries: send k, and let all ranks stop after the backward pass.
         self._fault = (
             f"after step {self._optimizer_steps()} the masks of {', '.join(self.names[p] for p in bucket.parameters)} "
             f"have {len(at)} entries set on rank {self.world.rank}, where {k} were chosen: resume from the last "
@@ -177,7 +177,7 @@ class Radius(Compressor):
         return torch.arange(k, device=mask.device)
 
     def _waited(self, when: Tensor, dtype: torch.dtype) -> Tensor:
-        """Of how many gradients each entry sends the sum now, (N,); `when` (N,) is a mask with turns."""
+        """How many gradients are summed in what each entry sends now, (N,); `when` (N,) is a mask with turns."""
         table = torch.tensor(waits(self.config.turns, self.gathered), dtype=dtype, device=when.device)
         return table.index_select(0, when.int())
 

@@ -4,9 +4,8 @@
     when = in_turns(mask, 3)                                                  # {name: (N,) uint8}
     sent_now(when, turn)                                                      # (N,) bool
 
-All ranks hold the same optimizer state, since they averaged the same gradients; so all choose the same entries, and no
-index is ever sent. `digest` lets them make sure of it. With ZeRO-1 only the owner of a parameter has its moments: it
-chooses, and `spread` tells the others, one bit an entry, as bookkeeping.
+All ranks have the same optimizer states, so they choose the same entries and never send indices; `digest` checks this.
+With ZeRO-1 only the owner of a parameter has its moments: it chooses, and `spread` sends its mask, one bit an entry.
 
 Shapes: N entries of a parameter, flat.
 """
@@ -24,14 +23,14 @@ from torch import Tensor, nn
 from aiscale.cost.compression import chosen_entries
 from aiscale.distributed import World
 
-CHOSEN = 1  #: in a mask with turns: goes in every sparse step; above it, in a turn of its own
+CHOSEN = 1  #: in a mask with turns: sent in every sparse step; larger values: sent only in that turn
 
 
 def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, by: str) -> Tensor:
-    """How much each entry of `parameter` counts, (N,), right after the optimizer's step.
+    """The score of each entry of `parameter`, (N,), right after the optimizer's step.
 
-    by: update, AdamW's direction m / (1 - beta1^t) over sqrt(v / (1 - beta2^t)) + eps, without weight decay (of SGD the
-    momentum); gradient, the one just averaged; momentum, the first moment.
+    by: update, AdamW's direction m / (1 - beta1^t) over sqrt(v / (1 - beta2^t)) + eps, without weight decay (for SGD
+    the momentum); gradient, the one just averaged; momentum, the first moment.
     """
     state = optimizer.state[parameter]
     if by == "update" and "exp_avg_sq" in state:
@@ -49,8 +48,8 @@ def choose(
 ) -> dict[str, Tensor]:
     """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor, or (scope global) of all together.
 
-    Each takes along its neighbours up to the distance `reach` (r of Radius), inside its own tensor. With turns they are
-    fewer: those that are not chosen take up a part of the density.
+    Each also selects its neighbours up to the distance `reach` (r of Radius) within its tensor. With turns fewer are
+    chosen, since the others use part of the density.
     """
     if scope == "global":
         everything = largest(torch.cat(list(scored.values())), density, turns)
@@ -61,14 +60,14 @@ def choose(
 
 
 def largest(values: Tensor, density: float, turns: int = 0) -> Tensor:
-    """The mask (N,) of exactly k = max(floor(density N), 1) largest values; among equal ones the first.
+    """The mask (N,) of the k = max(floor(density N), 1) largest values; of equal ones the first.
 
-    torch.topk leaves open which of equal values it takes, and at zero there are many: rows of the embedding whose
-    token did not occur.
+    torch.topk does not define which of equal values it takes, and many are equal: all zeros in the embedding's rows of
+    tokens that did not occur.
     """
     n = values.numel()
     k = chosen_entries(density, n, turns)
-    if not k:  # of few entries, turns leave none
+    if not k:  # in a small tensor, turns may leave none
         return torch.zeros_like(values, dtype=torch.bool)
     smallest = values.kthvalue(n - k + 1).values
     mask = values > smallest
@@ -78,7 +77,7 @@ def largest(values: Tensor, density: float, turns: int = 0) -> Tensor:
 
 
 def widened(mask: Tensor, reach: int) -> Tensor:
-    """`mask` (N,) with the neighbours of its entries up to this distance."""
+    """`mask` (N,) with all neighbours of its entries up to distance `reach`."""
     wide = mask.clone() if reach else mask
     for distance in range(1, min(reach, mask.numel() - 1) + 1):
         wide[distance:] |= mask[:-distance]
@@ -87,23 +86,23 @@ def widened(mask: Tensor, reach: int) -> Tensor:
 
 
 def in_turns(mask: Tensor, turns: int) -> Tensor:
-    """`mask` (N,) bool -> (N,) uint8: CHOSEN where it is set; the others are dealt out to the turns, one by one."""
+    """`mask` (N,) bool -> (N,) uint8: CHOSEN where it is set; the others are assigned to the turns round robin."""
     turn = (~mask).cumsum(0).sub_(1).remainder_(turns).add_(CHOSEN + 1)
     return turn.masked_fill_(mask, CHOSEN).to(torch.uint8)
 
 
 def sent_now(when: Tensor, turn: int) -> Tensor:
-    """What of `when` (N,), as in_turns gave it, goes in this turn, 0-based: (N,) bool."""
+    """The entries that turn `turn` (0-based) sends, (N,) bool; `when` (N,) is from in_turns."""
     return (when == CHOSEN) | (when == CHOSEN + 1 + turn)
 
 
 def turn_sizes(when: Tensor, turns: int) -> list[int]:
-    """How many entries of `when` (N,), as in_turns gave it, go always, and how many more in each turn."""
+    """(entries that are always sent, entries of turn 0, of turn 1, ...); `when` (N,) is from in_turns."""
     return torch.bincount(when, minlength=CHOSEN + 1 + turns)[CHOSEN:].tolist()
 
 
 def spread(world: World, masks: Mapping[str, Tensor], mine: list[str]) -> None:
-    """Fill each mask (N,), in place, with that of the rank which has it among `mine`. All ranks call it."""
+    """Fill each mask (N,) in place with that of its owner, the rank that has it among `mine`. Collective."""
     for rank, names in enumerate(world.gather(mine)):
         owned = [masks[name] for name in names]
         if not owned:
@@ -118,7 +117,6 @@ def spread(world: World, masks: Mapping[str, Tensor], mine: list[str]) -> None:
 
 
 def digest(masks: Iterable[Tensor]) -> str:
-    """A hash of all masks in their order."""
     hashed = hashlib.sha256()
     for mask in masks:
         hashed.update(mask.cpu().numpy())
@@ -126,7 +124,7 @@ def digest(masks: Iterable[Tensor]) -> str:
 
 
 def disagreeing(digests: list[str]) -> list[int]:
-    """The ranks whose digest is not that of more than half; all of them, where there is none such."""
+    """The ranks whose digest differs from the majority's; all ranks if there is no majority."""
     most = max(digests, key=digests.count)
     if digests.count(most) * 2 <= len(digests) != 1:
         return list(range(len(digests)))

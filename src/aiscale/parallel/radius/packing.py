@@ -1,19 +1,19 @@
-"""The chosen entries of a bucket, out of it and back into it; what is not sent waits; AdamW's step for what arrived.
+"""Pack the chosen entries of a bucket and unpack their means; keep the residual; AdamW's step for arrived entries.
 
-    residual = ByParameter(parameters, 0)       # (N,) of one parameter: residual[parameter]
-    residual.together(bucket.parameters)        # of a whole bucket, in its order: one operation serves them all
+    residual = ByParameter(parameters, 0)       # residual[parameter]: (N,)
+    residual.together(bucket.parameters)        # a whole bucket's in its order, as one tensor
 
     at = positions(mask, k)
     packed = pack(gradient, at, residual)       # sparse step: packed is sent, residual += the rest
-    packed = pack(gradient, at, residual, wire) # wire(packed) arrives: residual += what it takes off, too
+    packed = pack(gradient, at, residual, wire) # wire(packed) arrives: residual += the rounding error too
     unpack(gradient, at, mean)                  # the mean over ranks where it was sent, zero elsewhere
     give_back(gradient, residual)               # dense step: gradient += residual, residual = 0
     step_arrived(optimizer, parameter, at, waited)
 
 Measured on one CPU thread at density 0.4, per entry of the gradient: numpy's flatnonzero 0.45 ns where torch's nonzero
-takes 4.1, index_select 0.3 where a boolean index takes 5.1, scatter_ 0.3 where masked_scatter_ takes 3.2. So indices
-are made on the spot from the mask, which is all that is kept between steps; a whole sparse step costs 2.2 ns an entry,
-2.8 where it finds them again for the way back.
+takes 4.1, index_select 0.3 where a boolean index takes 5.1, scatter_ 0.3 where masked_scatter_ takes 3.2. So only the
+mask is kept, and indices are computed from it in each step. A whole sparse step costs 2.2 ns an entry, 2.8 if unpack
+computes the indices again.
 
 Shapes: N entries of a bucket or of a parameter, K of them chosen.
 """
@@ -30,10 +30,10 @@ from aiscale.parallel.radius.mask import CHOSEN
 
 
 class ByParameter:
-    """One flat tensor for each parameter; those that were asked for together lie side by side in memory.
+    """One flat tensor for each parameter; those of one `together` call are adjacent in memory.
 
-    A bucket is no identity: after the first backward pass, also of a run that goes on from a checkpoint, DDP fills its
-    buckets anew, in the order in which gradients appeared. What is kept moves with the parameters then.
+    State must not belong to a bucket: after the first backward pass (also of a resumed run) DDP rebuilds its buckets in
+    the order in which gradients appeared. The tensors are then moved.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ByParameter:
         return self._pieces[parameter]
 
     def together(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The tensors of `parameters`, end to end: not a copy, it may be written to."""
+        """The concatenated tensors of `parameters`: a view, writes go through."""
         key = tuple(map(id, parameters))
         if key not in self._runs:
             run = torch.cat([self._pieces[p] for p in parameters])
@@ -59,7 +59,7 @@ class ByParameter:
 
 
 def positions(mask: Tensor, k: int) -> Tensor:
-    """Where `mask` (N,), which has k entries set, is set: (K,) int64."""
+    """The indices (K,) int64 where `mask` (N,) is set; k is their number."""
     if mask.is_cuda:  # nonzero would wait for the GPU to learn k
         return torch.nonzero_static(mask, size=k).view(-1)
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
@@ -68,15 +68,14 @@ def positions(mask: Tensor, k: int) -> Tensor:
 def pack(
     gradient: Tensor, at: Tensor, residual: Tensor | None, wire: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """The entries `at` of `gradient` (N,), a copy (K,); the others are added to `residual` (N,), where there is one.
+    """The entries `at` (K,) of `gradient` plus `residual` (N,), a copy; the residual, if any, keeps the others.
 
-    wire: what of packed entries (K,) arrives, rounded to the wire's precision. What it takes off an entry waits in the
-    residual and goes with that entry the next time.
+    wire: rounds packed entries (K,) to the wire's precision; the rounding error is added to the residual too.
     """
     if residual is None:
         return gradient.index_select(0, at)
     packed = residual.add_(gradient).index_select(0, at)
-    # A scattered tensor is three times as fast as a scattered number.
+    # Scattering a tensor is three times as fast as scattering a number.
     rest = packed - wire(packed) if wire else packed.new_zeros(1).expand_as(at)
     residual.scatter_(0, at, rest)
     return packed
@@ -90,7 +89,7 @@ def unpack(gradient: Tensor, at: Tensor, mean: Tensor) -> None:
 def give_back(gradient: Tensor, residual: Tensor, at: Tensor | None = None, gathered: int = 1) -> None:
     """Add `residual` (N,) to `gradient` (N,) and empty it.
 
-    gathered: divide by this number what gathered so many gradients, which is all but the entries `at`.
+    gathered: how many gradients the sum then holds, to divide by; the entries `at` hold one and are not divided.
     """
     gradient.add_(residual)
     if at is not None and gathered > 1:
@@ -100,13 +99,13 @@ def give_back(gradient: Tensor, residual: Tensor, at: Tensor | None = None, gath
 
 
 def waits(turns: int, gathered: int) -> list[int]:
-    """By its number in a mask with turns, of how many gradients an entry that is sent now sends the sum.
+    """For each value in a mask with turns: how many gradients are summed in an entry that is sent now.
 
     gathered: sparse steps since the last dense one.
     """
     since = []
     for turn in range(turns):
-        last = gathered - 1 - (gathered - 1 - turn) % turns  # sparse step in which it had its turn
+        last = gathered - 1 - (gathered - 1 - turn) % turns  # the sparse step of its last turn
         since.append(gathered - last if last >= 0 else gathered + 1)
     return [1] * (CHOSEN + 1) + since
 
@@ -115,12 +114,11 @@ def waits(turns: int, gathered: int) -> list[int]:
 def step_arrived(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, at: Tensor, waited: Tensor) -> None:
     """Step the entries `at` (K,) of `parameter`, each `waited` (K,) times as far; the others keep weight and moments.
 
-    Radius as published, and every method whose optimizer is a stock one, takes an entry that is not sent for one whose
-    gradient is zero: its moments decay, it goes on along the old one, and what arrives later meets moments that have
-    forgotten it. Here such an entry stays as it is. When its mean gradient over w steps arrives, the moments take that
-    up once and the weight moves by w steps.
+    Radius as published, like every method with a stock optimizer, gives an unsent entry a zero gradient: its moments
+    decay while it keeps moving along the old one. Here an unsent entry does not change. When its mean gradient over w
+    steps arrives, the moments are updated once and the weight moves by w steps.
 
-    The optimizer is an AdamW that has taken a step before, and its state stays one that it can go on from.
+    The optimizer must be an AdamW that has stepped before; its state stays valid.
     """
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     state, (beta1, beta2) = optimizer.state[parameter], group["betas"]

@@ -1,12 +1,11 @@
-"""What Radius computes, without a process group: one process that plays all ranks, with the pieces that real ones use.
+"""Radius without a process group: one process simulates all ranks, with the code that real ranks run.
 
     engine = SimulatedRanks(run, 4)
     engine.step([share(rank) for rank in range(4)], lr)     # a list of micro-batches for each rank
     engine = simulate(run, 4, steps)                        # steps: (shares, lr) of each
 
-There is one model and one optimizer, since all ranks hold the same, and of each rank its own compressor: a mask, which
-they must agree on, and a residual, which is the rank's own. The weights are those of n real processes, up to the order
-in which their collective adds; tests hold it to that.
+All ranks share one model and one optimizer; each has its own compressor with a mask (the same on all ranks) and a
+residual. The weights equal those of n real processes up to the order of summation in the collective (tested).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 
 
 class _Place(World):
-    """The world of one simulated rank, in which nobody else answers; the others say the same."""
+    """The world of one simulated rank, whose collectives take its own value for that of every rank."""
 
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.size
@@ -34,7 +33,7 @@ class _Place(World):
 
 
 class SimulatedRanks(Engine):
-    """An engine whose step takes the micro-batches of all ranks, one rank after another."""
+    """An engine whose step takes the micro-batches of all ranks."""
 
     def __init__(self, run: Run, n_ranks: int, device: str = "cpu") -> None:
         if run.compression.method not in ("none", "radius"):
@@ -49,7 +48,7 @@ class SimulatedRanks(Engine):
         ]
 
     def step(self, shares: list[list[MicroBatch]], lr: float) -> StepResult:
-        """One optimizer step; `shares` holds each rank's micro-batches."""
+        """One optimizer step; `shares` are each rank's micro-batches."""
         shared, total_loss, tokens = [], 0.0, 0
         for compressor, micro_batches in zip(self.ranks, shares, strict=True):
             self.optimizer.zero_grad(set_to_none=True)
@@ -75,7 +74,6 @@ class SimulatedRanks(Engine):
             compressor.after_update()
 
     def _bucket(self) -> Bucket:
-        """All gradients as one bucket."""
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         buffer = torch.cat([p.grad.reshape(-1) for p in parameters])
         pieces = buffer.split([p.numel() for p in parameters])
@@ -83,7 +81,7 @@ class SimulatedRanks(Engine):
 
 
 def simulate(run: Run, n_ranks: int, steps: Iterable[tuple[list[list[MicroBatch]], float]]) -> SimulatedRanks:
-    """Train with n simulated ranks; `steps` gives each step's micro-batches by rank, and its learning rate."""
+    """Train with n simulated ranks; `steps` has each step's micro-batches by rank and its learning rate."""
     engine = SimulatedRanks(run, n_ranks)
     for shares, lr in steps:
         engine.step(shares, lr)
