@@ -1,7 +1,7 @@
-"""A real browser, driven over Chromium's debugging protocol: pages of separate people, JavaScript, screenshots.
+"""A real browser, driven over Chromium's debugging protocol: pages of several people, JavaScript, screenshots.
 
 with Browser(tmp_path) as browser:
-    page = browser.page()                     # with cookies of its own
+    page = browser.page()                     # with its own cookies
     page.goto("http://127.0.0.1:8000")
     page.wait("document.querySelector('form')")
     page.screenshot(path)
@@ -31,7 +31,7 @@ def find_browser() -> str:
 
 
 class Browser:
-    """One Chromium; end it by leaving the `with`."""
+    """One Chromium; leaving the `with` ends it."""
 
     def __init__(self, folder: Path, size: tuple[int, int] = (1280, 900)) -> None:
         self._profile = folder / "browser"
@@ -56,7 +56,7 @@ class Browser:
         return lines
 
     def page(self) -> Page:
-        """A window of somebody else: it shares no cookies with the others."""
+        """A window of another person: it shares no cookies with the others."""
         context = self._line.call("Target.createBrowserContext")["browserContextId"]
         width, height = self._size
         made = self._line.call(
@@ -77,8 +77,6 @@ class Browser:
 
 
 class Page:
-    """One window."""
-
     def __init__(self, line: _Line) -> None:
         self._line = line
 
@@ -108,7 +106,7 @@ class Page:
             time.sleep(0.2)
 
     def text(self) -> str:
-        """What a person reads on the page."""
+        """The visible text of the page."""
         return self.evaluate("document.body ? document.body.innerText : ''") or ""
 
     def screenshot(self, path: Path) -> Path:
@@ -118,7 +116,7 @@ class Page:
 
 
 class _Line:
-    """A connection on which calls are answered one after the other; events in between are of no interest."""
+    """A connection on which calls are answered in order; events in between are ignored."""
 
     def __init__(self, address: str) -> None:
         self._socket = websocket.create_connection(address, timeout=60, suppress_origin=True)
