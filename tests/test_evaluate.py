@@ -173,7 +173,7 @@ def test_transformers_gets_a_tokenizer_of_the_same_ids(kind):
     assert theirs.eos_token_id == end_of_text(tokenizer) == theirs.pad_token_id
 
 
-def test_a_text_is_preceded_by_the_end_of_document_token():
+def test_each_tokenizer_has_an_end_of_text_token_that_starts_a_text():
     bpe = learn("bpe", ["some text"], bpe_vocab_size=300)
     assert bpe.decode([end_of_text(bpe)]) == "<|endoftext|>"
     assert ByteTokenizer().decode([end_of_text(ByteTokenizer())]) == "\n"

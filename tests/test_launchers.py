@@ -345,7 +345,7 @@ def test_dead_engines_fail_the_job_unless_a_notebook_asks_for_new_ones(tmp_path)
         assert len([call for call in job.calls("srun") if "aiscale.cluster" in call]) == 2 - status
 
 
-def test_unused_engines_release_their_nodes(tmp_path):
+def test_dead_engines_that_nobody_restarts_release_their_nodes(tmp_path):
     (tmp_path / "engines").mkdir()
     asked = {"AISCALE_FOLDER": str(tmp_path / "engines"), "AISCALE_IDLE": "1"}
     job = Job(tmp_path, "frontier/engines.sbatch", ENGINES_DIE="1", **asked)

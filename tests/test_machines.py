@@ -49,7 +49,7 @@ def test_every_figure_equals_the_published_one(row):
         assert device.link_bytes_s == row["intra_node_unidir_GB_s"] * 1e9
 
 
-def test_no_figure_is_quoted_from_memory():
+def test_unverified_figures_are_not_used():
     remembered = {row["device"] for row in published.table("hardware_accelerators")} - {
         row["device"] for row in published.verified(published.table("hardware_accelerators"))
     }
