@@ -134,7 +134,7 @@ def test_an_uncaught_error_in_a_users_script_ends_the_mpi_job(tmp_path):
     assert done.returncode != 0 and "RuntimeError: boom" in done.stderr
 
 
-def test_an_object_that_cannot_be_pickled_fails_on_all_ranks(tmp_path):
+def test_objects_and_errors_that_cannot_be_pickled_fail_on_all_ranks(tmp_path):
     code = """
     class Odd(Exception):
         def __init__(self, a, b):

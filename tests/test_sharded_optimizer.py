@@ -123,6 +123,6 @@ def test_strategies_without_communication_hooks_refuse(strategy, reason):
         Run().override(f"parallel.strategy={strategy}", "compression.method=radius")
 
 
-def test_static_graph_is_refused_with_overlapped_communication():
+def test_static_graph_is_refused_with_compression():
     with pytest.raises(ConfigError, match="with parallel.static_graph: DDP learns the graph from a first micro-batch"):
         Run().override("parallel.strategy=ddp", "compression.method=top-k", "parallel.static_graph=true")
