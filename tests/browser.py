@@ -31,8 +31,6 @@ def find_browser() -> str:
 
 
 class Browser:
-    """One Chromium; leaving the `with` ends it."""
-
     def __init__(self, folder: Path, size: tuple[int, int] = (1280, 900)) -> None:
         self._profile = folder / "browser"
         self._profile.mkdir()
@@ -93,7 +91,6 @@ class Page:
         return done["result"].get("value")
 
     def wait(self, condition: str, timeout_s: float = 120) -> None:
-        """Wait until a JavaScript expression is true."""
         deadline, why = time.monotonic() + timeout_s, ""
         while True:
             try:
@@ -106,7 +103,6 @@ class Page:
             time.sleep(0.2)
 
     def text(self) -> str:
-        """The visible text of the page."""
         return self.evaluate("document.body ? document.body.innerText : ''") or ""
 
     def screenshot(self, path: Path) -> Path:

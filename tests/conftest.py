@@ -124,7 +124,6 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def frontier():
-    """Two virtual nodes of Frontier under a private Slurm."""
     from aiscale.hpc import rehearsal
 
     with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
@@ -141,7 +140,6 @@ def place():
 
 @pytest.fixture
 def shelf(tmp_path):
-    """A folder with three notebooks."""
     from lessons import lesson, write  # most tests need no notebooks
 
     for number, name in (("00", "start"), ("03", "ddp"), ("10", "forge")):

@@ -25,7 +25,6 @@ def fault(function):
 
 
 def replace(where: str, make) -> None:
-    """Replace `where` ("module:attribute" or "module:class.attribute") by make(old)."""
     module, _, path = where.partition(":")
     *owners, name = path.split(".")
     owner = importlib.import_module(module)
@@ -138,7 +137,6 @@ def gradient_doubled():
 
 @fault
 def loss_divided_by_the_wrong_n():
-    """The mean divides by one target too many."""
 
     def make(real):
         def wrong(*tensors):

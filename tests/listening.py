@@ -18,7 +18,6 @@ def beyond_loopback(pids: Iterable[int]) -> list[str]:
 
 
 def sockets(pids: Iterable[int]) -> list[tuple[int, str]]:
-    """(pid, address) of every TCP socket on which one of these processes listens."""
     found = []
     for pid in pids:
         addresses = _listening(pid)  # of the process's network namespace
@@ -31,7 +30,6 @@ def command_lines(pids: Iterable[int]) -> str:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables that a process was started with."""
     pairs = (line.partition("=") for line in _read(pid, "environ").split("\0"))
     return {name: value for name, _, value in pairs}
 

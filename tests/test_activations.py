@@ -57,7 +57,6 @@ def run_of(name: str) -> Run:
 
 @pytest.fixture(scope="module")
 def kept_bytes(tmp_path_factory) -> dict[str, list[int]]:
-    """What autograd keeps on each of two ranks."""
     code = f"MODEL, LOOP, CASES = {MODEL!r}, {LOOP!r}, {CASES!r}\n{KEPT}"
     done = run_ranks(code, 2, tmp_path_factory.mktemp("ranks"))
     assert done.returncode == 0, done.stderr

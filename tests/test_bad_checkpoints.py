@@ -56,7 +56,6 @@ def trained(jobs, tmp_path_factory):
 
 
 def contents(folder):
-    """{path: content} of every file below `folder`."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != "said.log")
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

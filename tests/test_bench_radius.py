@@ -54,7 +54,7 @@ def test_the_benchmark_runs_on_links_that_the_kernel_slows():
         assert row["step_s"]["median"] > 0.8 * dense["wire_bytes"] * 8 / (row["link_mbit_s"] * 1e6)
 
 
-def test_shaped_links_are_refused_where_the_kernel_gives_none(monkeypatch):
+def test_shaped_links_are_refused_if_the_kernel_has_none(monkeypatch):
     monkeypatch.setattr("aiscale.bench.radius.study.why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
     with pytest.raises(
         ConfigError, match="^--link shaped: nodes need Linux's unshare, ip and tc; without --link it is"
@@ -100,7 +100,7 @@ def test_savings_use_the_average_step_per_round_and_masking_is_relative_to_them(
     assert result["share_here"] == pytest.approx(1 - 1.0 / 3.0)
 
 
-def test_the_break_even_density_lies_where_the_line_through_radius_meets_the_baseline():
+def test_the_break_even_density_is_where_radius_line_crosses_the_baseline():
     (found,) = reckon(_measured())["break_even"]
     each = []
     for dense, *turns in ((2.0, 1.4, 1.9), (4.0, 2.8, 3.8)):

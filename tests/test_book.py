@@ -174,7 +174,6 @@ def test_ranks_may_be_stopped_in_a_later_cell_or_by_with(tmp_path):
 
 
 def dirty():
-    """A notebook as an editor leaves it: executed, unformatted, with metadata."""
     made = lesson(code("print( 'a' )   "), prose(), "%%px\n# % stays\nx = {'a':1}\n%time print( x )")
     made.cells[5].outputs, made.cells[5].execution_count = [new_output("stream", text="hi")], 4
     made.cells[5].metadata["collapsed"] = True

@@ -41,7 +41,6 @@ def mark(monkeypatch):
 
 
 def carriers() -> list[int]:
-    """Living processes that this test started."""
     return marked("AISCALE_TEST", os.environ["AISCALE_TEST"])
 
 

@@ -31,7 +31,7 @@ SRC = str(Path(__file__).parents[1] / "src")
 
 @pytest.fixture
 def ranks():
-    """Three ranks of this process, shared by all tests unless one has killed or replaced them."""
+    """Three ranks shared by all tests, unless one has killed or replaced them."""
     return cluster.start(3, timeout_s=20)
 
 
@@ -83,7 +83,6 @@ MAY_FAIL = (14, 19)
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory) -> list[list[dict]]:
-    """The outputs of NOTEBOOK's cells, run by papermill."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in NOTEBOOK])
     for cell in MAY_FAIL:

@@ -252,7 +252,7 @@ assert nbytes > 25 * 2**20 and losses[-1] < losses[0] - 0.1
 )
 
 
-def test_powersgd_learns_where_the_model_would_fill_several_buckets(outcome):
+def test_powersgd_trains_a_model_larger_than_one_bucket(outcome):
     assert outcome("powersgd") == ["ok"] * 2
 
 

@@ -266,7 +266,7 @@ def ring_all_reduce_bytes(world: int, chunks: int) -> list[int]:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 7])
-def test_a_ring_sends_what_the_formula_says(world):
+def test_a_ring_sends_the_predicted_bytes(world):
     assert ring_all_reduce_bytes(world, world) == [cost.all_reduce_wire_bytes(world, world)] * world
 
 
@@ -283,7 +283,7 @@ def test_gloos_reduce_scatter_sends_as_much_as_an_all_reduce():
     assert cost.wire_bytes("reduce_scatter", 100, 4) == 75
 
 
-def test_gloos_reduce_sends_segments_twice_where_a_rank_has_more_than_two():
+def test_gloos_reduce_sends_segments_twice_if_a_rank_has_more_than_two():
     """Totals measured at the network interface, in payloads: 3, 12 and 24 MiB."""
     for world, counted in ((2, (1.502, 2.169, 2.337)), (3, (2.672, 3.171, 3.423)), (4, (3.758, 4.088, 4.422))):
         for mib, total in zip((3, 12, 24), counted, strict=True):

@@ -147,8 +147,6 @@ def test_an_interrupted_preparation_resumes_with_the_same_result(folder, tmp_pat
             raise Stopped
 
     class Counting:
-        """The byte tokenizer with a count of its calls."""
-
         def __init__(self):
             self.characters = 0
 

@@ -122,7 +122,7 @@ def test_a_rank_that_times_out_names_the_missing_rank():
     assert f"rank 1 of 2 waited 2 s at 127.0.0.1:{port} for the others" in done.stderr.strip().splitlines()[-1]
 
 
-def test_ranks_join_where_the_host_name_does_not_resolve(tmp_path):
+def test_ranks_connect_even_if_the_host_name_does_not_resolve(tmp_path):
     # A broken look-up of this host's name, as on a laptop without network.
     (tmp_path / "sitecustomize.py").write_text(
         "import socket\nreal = socket.getaddrinfo\n"
@@ -212,7 +212,6 @@ def launching(n: int, warm_up: str, before: str = "") -> list[str]:
 
 
 def forked(code: str, folder, *, n: int = 2, before: str = "") -> subprocess.CompletedProcess:
-    """Run `code` as `n` ranks that are forked if that is safe."""
     (folder / "in_a_rank.py").write_text(code)
     env = RANKS_ENV | {"PYTHONPATH": str(folder)}
     command = launching(n, "lambda: None", before)

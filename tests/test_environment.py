@@ -33,7 +33,6 @@ CONDA_NAMES = {"matplotlib-base": "matplotlib", "jupyter_client": "jupyter-clien
 
 
 def locked(python: str = "3.11.9", system: str = "linux") -> dict[str, str]:
-    """{package: version} that the lock gives for a Python."""
     place = {
         "python_version": ".".join(python.split(".")[:2]),
         "python_full_version": python,
@@ -139,7 +138,6 @@ def test_a_skipped_test_fails_in_ci(pytest_on):
 
 @pytest.fixture
 def pytest_on(tmp_path):
-    """Run pytest over one file beside our conftest; returns the finished process."""
 
     def run(code: str, **env: str) -> subprocess.CompletedProcess:
         shutil.copy(ROOT / "tests/conftest.py", tmp_path)
@@ -202,8 +200,6 @@ esac
 
 
 class Clone:
-    """A fresh clone, as far as set-up needs it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.calls = folder, folder / "calls"
         (folder / "scripts").mkdir()

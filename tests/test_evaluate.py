@@ -192,7 +192,7 @@ def trained(tmp_path_factory) -> Path:
     return fit(run, runs_dir=tmp_path_factory.mktemp("runs"), progress=False).path
 
 
-def test_the_command_evaluates_a_run_and_its_export_alike(trained, tmp_path, capsys):
+def test_the_command_gives_equal_results_for_a_run_and_its_export(trained, tmp_path, capsys):
     assert cli.main(["export", str(trained), str(tmp_path / "mine")]) == 0
     found = []
     for path in (trained, tmp_path / "mine"):

@@ -24,7 +24,6 @@ LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu
 
 
 def ranks(code: str, n: int, tmp_path, **options) -> list:
-    """The ranks' output, each line parsed as JSON."""
     done = run_ranks(SETUP + code, n, tmp_path, strategy="fsdp", **options)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr == ""

@@ -72,7 +72,6 @@ for i in range(3):
 
 
 def play(name, folder):
-    """Exit status and lines of three ranks in a scene."""
     done = run_ranks(SCRIPT + textwrap.dedent(SCENES[name]), 3, folder, timeout=100, strategy="ddp")
     return done.returncode, done.stderr
 
@@ -85,7 +84,6 @@ def train(folder):
 
 
 def stop_a_rank(victim, folder):
-    """Exit status and lines of a training with one stopped rank."""
     job, pids = train(folder)
     os.kill(pids[victim], signal.SIGSTOP)
     _, err = job.communicate(timeout=100)
@@ -135,7 +133,7 @@ def suspend(folder):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """({scene: (exit status, lines)}, folders); scenes mostly wait, so several run at once."""
+    """Scenes mostly wait, so several run at once."""
     jobs = {name: partial(play, name) for name in SCENES if name != "sleeps"}
     jobs |= {f"stops {victim}": partial(stop_a_rank, victim) for victim in (0, 1)}
     jobs |= {"stops the store": stop_the_store, "suspended": suspend}
@@ -155,7 +153,7 @@ def line_of(scene, played) -> str:
     return only_line(*played[0][scene])
 
 
-def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(tmp_path):
+def test_a_sleeping_rank_is_named_with_its_position_in_the_code(tmp_path):
     line = only_line(*play("sleeps", tmp_path))
     assert line.startswith("aiscale: all_reduce of 4,000 bytes in group world 0-2, number "), line
     assert f"begun in step 7, was not finished within {T} s: rank 1 did not come to it; it is in step 7 at " in line

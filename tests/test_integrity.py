@@ -153,7 +153,6 @@ def test_all_ranks_fall_back_to_the_same_checkpoint(tmp_path):
 
 
 def flat(tree: dict):
-    """(section.key, value) of the settings above."""
     for section in ("model", "loop"):
         yield from ((f"{section}.{key}", value) for key, value in tree[section].items() if key != "steps")
     yield "name", tree["name"]

@@ -79,8 +79,6 @@ def free_ports(count: int) -> list[int]:
 
 
 class Hub:
-    """A hub that runs until `stop`."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "hub"
         self.port, hub, api, *servers = free_ports(5)
@@ -157,7 +155,6 @@ DONE = (
 
 
 def configured(folder: Path, uid: int, **settings: str) -> Config:
-    """The configuration that results when that user starts the hub."""
     made, mask = Config(), os.umask(0o022)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.geteuid", lambda: uid)

@@ -77,8 +77,6 @@ for _ in $(seq 1000); do sleep 0.1; done
 
 @dataclass
 class Ended:
-    """A job of a launcher that has ended."""
-
     lesson: str
     said: str  #: its output
     calls: list[rehearsal.Call]
@@ -107,7 +105,6 @@ def place(place):
 
 
 def packed(place: Path) -> Path:
-    """The environment in conda-pack's format."""
     path = place / "env.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         archive.add(place / ".venv/bin", arcname="bin")

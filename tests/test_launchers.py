@@ -75,7 +75,6 @@ def place_of(path: str):
 
 
 def options(text: str) -> dict[str, str]:
-    """The #SBATCH options of a file."""
     pairs = (line.split()[1].lstrip("-").partition("=") for line in text.splitlines() if line.startswith("#SBATCH "))
     return {name: value for name, _, value in pairs}
 
@@ -105,7 +104,6 @@ class Job:
         )
 
     def finish(self) -> tuple[int, str]:
-        """Its exit status and standard error."""
         _, errors = self.process.communicate(timeout=30)
         return self.process.returncode, errors
 

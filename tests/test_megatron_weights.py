@@ -19,7 +19,6 @@ EXPERTS = dataclasses.replace(GPT2, n_expert=4, activation="swiglu", bias=False)
 
 
 def cut_everywhere(model: ModelConfig, grid: Grid, state: dict) -> dict:
-    """{(stage, tensor-parallel rank, Megatron-Core's name): this rank's tensor}."""
     return {
         (stage, rank, name): slot.cut(state[slot.source], rank)
         for stage in range(grid.stages)

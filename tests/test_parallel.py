@@ -20,7 +20,6 @@ def make(*settings):
 
 
 def ranks(code: str, tmp_path) -> list:
-    """The output of two ranks, each line parsed as JSON."""
     done = run_ranks(SETUP + code, 2, tmp_path)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

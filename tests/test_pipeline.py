@@ -53,7 +53,6 @@ TWO = [
 
 
 def measure(settings: list, n: int, folder) -> dict[str, dict]:
-    """{settings: measurements}; all layouts run one after the other on the same ranks."""
     done = run_ranks(SETUP + EQUAL.replace("SETTINGS", repr(settings)), n, folder, timeout=240)
     assert done.returncode == 0, done.stderr
     return {str(found["settings"]): found for found in map(json.loads, done.stdout.splitlines())}
@@ -61,7 +60,6 @@ def measure(settings: list, n: int, folder) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """measured(n): measurements of the layouts of n ranks."""
     known = {}
 
     def on(n: int) -> dict[str, dict]:

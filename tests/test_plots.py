@@ -72,7 +72,6 @@ def axes(request) -> list[Axes]:
 
 
 def bars(ax: Axes) -> dict[str, float]:
-    """{label: width} of the horizontal bars."""
     return {c.get_label(): sum(patch.get_width() for patch in c.patches) for c in ax.containers}
 
 
@@ -148,7 +147,7 @@ def test_a_collective_shows_every_chunk_before_and_after(op, chunks):
     assert op.replace("_", "-") in shown
 
 
-def test_colours_follow_the_data_even_where_values_repeat():
+def test_colours_follow_the_data_even_if_values_repeat():
     def colors(*example) -> list[int]:
         """The rank whose colour each filled chunk has, before and after; a sum has a stripe for each rank."""
         filled = [patch.get_facecolor() for patch in plots.collective(*example).patches if patch.get_fill()]

@@ -32,7 +32,6 @@ def module(file: Path) -> str:
 
 
 def room(name: str) -> str | None:
-    """The room of a dotted module name; None for the package itself."""
     return (name.split(".") + [None])[1]
 
 

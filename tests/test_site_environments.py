@@ -51,7 +51,6 @@ printf '%s\\n' "$MODULE" "$PIP" > "$(echo "${{@: -1}}"/lib/python*/site-packages
 
 
 def lock_of(name: str) -> dict[str, str]:
-    """{package: version} of a site's lock; raises on a line that is not an exact version."""
     lines = [line for line in (FOLDER / name / "requirements.lock").read_text().splitlines() if line[:1] != "#"]
     pairs = [re.fullmatch(r"([A-Za-z0-9_.-]+)==([^ ;]+)", line).groups() for line in lines]
     assert len({canonicalize_name(package) for package, _ in pairs}) == len(pairs)
@@ -122,7 +121,6 @@ def test_commands_files_and_versions_on_a_sites_page_exist(name):
 
 
 def wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> None:
-    """Write a wheel of one module."""
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{name}/__init__.py", code)
@@ -132,7 +130,6 @@ def wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> 
 
 
 def installed_as_wheel(folder: Path, name: str) -> None:
-    """Write a wheel of a package that is installed here."""
     found = distribution(name)
     with zipfile.ZipFile(folder / f"{name}-{found.version}-py3-none-any.whl", "w") as file:
         for path in found.files:
@@ -208,7 +205,6 @@ class Login:
             (root / name).write_text("")
 
     def build(self, *words: object, index: str = "http://127.0.0.1:9/simple", **env: str):
-        """Runs the script; without `index`, no index answers."""
         known = {
             "PATH": f"{self.folder}/programs:/usr/bin:/bin",
             "HOME": str(self.folder),
@@ -225,7 +221,6 @@ class Login:
 
 
 def says(prefix: Path, expression: str) -> str:
-    """The value of an expression in the environment."""
     code = f"import alpha, aiscale, mpi4py, torch; print({expression})"
     return subprocess.run(
         [prefix / "bin/python", "-c", code], capture_output=True, text=True, check=True

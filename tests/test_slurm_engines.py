@@ -44,7 +44,6 @@ def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.Complet
 
 
 def jobs(nodes) -> dict[str, str]:
-    """{number: state} of every job so far."""
     said = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i %T"], capture_output=True).stdout
     return dict(line.split() for line in said.splitlines())
 
@@ -422,8 +421,6 @@ def test_an_unresponsive_slurm_does_not_block_a_notebook(tmp_path, monkeypatch):
 
 
 class SlowController:
-    """Answers only the third request."""
-
     asked = 0
 
     def __new__(cls, *_, **__):

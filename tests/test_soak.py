@@ -18,7 +18,6 @@ from soak.rounds import Reference, difference
 
 
 def soak(*words: str, **options) -> subprocess.CompletedProcess:
-    """Run the command of `make soak`."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
     return subprocess.run([sys.executable, "-m", "soak", *words], env=env, capture_output=True, text=True, **options)
 

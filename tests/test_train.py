@@ -356,7 +356,6 @@ def test_nproc_inside_a_job_is_refused(tmp_path):
 
 
 def start_endless(runs_dir) -> subprocess.Popen:
-    """An endless DDP run of two ranks after a few steps."""
     settings = ("parallel.strategy=ddp", "loop.steps=100000", "loop.eval_every=0")
     words = ["--runs-dir", str(runs_dir), "--nproc", "2", *(word for s in settings for word in ("--set", s))]
     job = subprocess.Popen(

@@ -134,8 +134,7 @@ def show_gpu(result: dict) -> None:
 
 
 def _fitting_batch(size: str) -> int:
-    """Sequences of 1024 tokens that fit on this card by the figures below, up to the number beyond which speed stops
-    rising."""
+    """Sequences of 1024 tokens that fit on this card by the figures below, capped where speed hardly rises."""
     memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
     most = {"124M": 64, "355M": 32, "774M": 16, "1558M": 8}.get(size, 16)
     while most > 1 and most * _GIB_A_SEQUENCE.get(size, 0.1) > 0.6 * memory_gib:

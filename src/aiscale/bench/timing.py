@@ -129,7 +129,6 @@ def peak_memory_bytes(function: str, *arguments: object) -> int:
 
 
 def _report_peak(function: str, arguments: str) -> None:
-    """Runs in the child of peak_memory_bytes: prints the bytes."""
     work = pkgutil.resolve_name(function)
     before = _status_bytes("VmRSS")
     try:

@@ -139,7 +139,6 @@ def _check_parameters(code: Cells) -> Iterator[str]:
 
 
 def _is_imports(source: str) -> bool:
-    """Whether the cell holds only imports and the choice of the plots' style."""
     try:
         tree = ast.parse(re.sub(r"^%.*", "", source, flags=re.M))
     except SyntaxError:
@@ -172,7 +171,6 @@ def _check_turns(cells: Cells) -> Iterator[str]:
 
 
 def _check_ranks(code: Cells) -> Iterator[str]:
-    """A notebook that starts ranks stops them."""
     for place, (number, cell) in enumerate(code):
         for start in _STARTS.finditer(cell.source):
             later = "\n".join([cell.source[start.end() :], *(cell.source for _, cell in code[place + 1 :])])
@@ -219,7 +217,6 @@ def _lint(notebook: Notebook) -> Iterator[str]:
 
 
 def _format_code(content: NotebookNode, path: Path) -> None:
-    """Format the notebook's code in place, %%px cells included."""
     import nbformat
 
     done = _ruff(("format",), content, path)

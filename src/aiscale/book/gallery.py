@@ -121,7 +121,6 @@ def _save_figure(content: NotebookNode, path: Path) -> str:
 
 
 def _facts(cards: list[dict]) -> dict[str, object]:
-    """Totals over all notebooks, for the head of the gallery."""
     run = [card["result"] for card in cards if card["result"]]
     return {
         "passed": sum(result.state == "passed" for result in run),
@@ -189,7 +188,6 @@ def _rich(data: Mapping[str, str], number: int) -> str:
 
 
 def _sections(cells: list[Cell]) -> list[tuple[str, Markup]]:
-    """(anchor, heading) of the lesson's sections."""
     pattern = re.compile(r'<h2 id="([^"]*)">(.*?)<a class="anchor-link"', re.S)
     prose = "".join(cell.body for cell in cells if cell.kind == "prose")
     return [(html.unescape(anchor), Markup(text)) for anchor, text in pattern.findall(prose)]

@@ -142,7 +142,6 @@ def number_formats(formats: Sequence[NumberFormat] = FORMATS, *, ax: Axes | None
 
 
 def _power(value: float) -> str:
-    """3.4e38 as digits and a power of ten; numbers near 1 unchanged."""
     if 1e-4 < value < 1e6:
         return f"{value:,.5g}" if value >= 1 else f"{value:.2g}"
     mantissa, exponent = f"{value:.1e}".split("e")

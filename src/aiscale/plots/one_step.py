@@ -87,7 +87,6 @@ def _groups(events: Events, predicted: Events, name: str) -> tuple[Groups, Rows]
 
 
 def _milliseconds(span_s: float) -> tuple[float, str]:
-    """(factor, unit name) to show a span of seconds."""
     return (1e3, "ms") if span_s < 2 else (1, "s")
 
 

@@ -187,7 +187,6 @@ def radius_curves(
 
 
 def _shade(ax: Axes, points: Sequence[tuple[float, ...]], color: str) -> None:
-    """Shade from low to high of [(step, mean, low, high)]."""
     if points:
         steps, _, low, high = zip(*points, strict=True)
         ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0, zorder=1)

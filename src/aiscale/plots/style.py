@@ -148,7 +148,6 @@ def method_looks(labels: Iterable[str]) -> dict[str, dict]:
 
 
 def _known(label: str) -> str:
-    """The longest name of METHOD_COLORS that the label starts with."""
     return max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
 
 

@@ -33,8 +33,6 @@ PART_COLORS = {
 
 @dataclass(frozen=True)
 class _Box:
-    """One operation of the block."""
-
     name: str
     weight: str  #: its shape, or a word on the operation if it has none
     parameters: int
@@ -120,7 +118,6 @@ def _return(ax: Axes, right: float, y: float, turn: float) -> None:
 
 
 def _branch(ax: Axes, y: float, name: str, boxes: Sequence[_Box]) -> None:
-    """A row of boxes at height y."""
     ax.plot([0 if y == 0 else _LEFT, _LEFT], [y, y], zorder=1, **_THIN)
     for i, box in enumerate(boxes):
         x = _LEFT + i * (_WIDTH + _GAP)

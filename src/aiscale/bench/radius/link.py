@@ -133,7 +133,6 @@ class _Comparison:
 
 
 def _collectives(world) -> dict[str, Callable[[], object]]:
-    """Every collective, with the same payload."""
     n, r, size = world.size, world.rank, _COLLECTIVES_BYTES // 4
     x, share = torch.ones(size), torch.ones(size // n)
 

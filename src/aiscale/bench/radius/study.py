@@ -126,7 +126,6 @@ def _row(name: str, turns: list[float], seconds: dict[str, list[float]], sizes: 
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return {"median": median, "low": low, "high": high}
 

@@ -99,7 +99,7 @@ class Grid:
         return sum(max(0, self._needed(*cell) - len(_of(rows, cell[0].name, cell[1]))) for cell in self._cells())
 
     def _cells(self) -> Iterable[tuple[Case, int]]:
-        """(case, steps) in order: contenders first, then all; short runs before long ones."""
+        """Contenders first, then all; short runs before long ones."""
         cells = [(case, place) for place in range(len(self.lengths)) for case in self.known.values()]
         cells = [(case, place) for case, place in cells if case.contender or self.lengths[place] <= LONGEST]
         cells.sort(key=lambda cell: cell[1] + (0 if cell[0].contender else 1.5))
@@ -110,7 +110,6 @@ class Grid:
         return max(self.lengths[0], min(steps, CONTENDERS_TUNED if case.contender else TUNED))
 
     def _needed(self, case: Case, steps: int) -> int:
-        """How many runs a case takes at this length."""
         rates = len(self.rates) if steps == self._tuned_at(case, steps) else 1
         return rates + min(FINALISTS, rates) * (len(self.seeds) - 1)
 
@@ -162,7 +161,6 @@ def _make_runs(path: Path, grid: Grid, rows: list[dict], deadline: float, worker
 
 
 def _begin(parent: int) -> None:
-    """Initializer of a worker process."""
     die_with(parent)
     os.nice(19)
     torch.set_num_threads(1)
@@ -235,7 +233,6 @@ def _best(rows: list[dict]) -> list[dict]:
 
 
 def _loss(row: dict) -> float:
-    """The validation loss; infinite for a diverged run."""
     return math.inf if row["val_loss"] is None else row["val_loss"]
 
 
@@ -275,7 +272,6 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _curve(curves: list[list]) -> list[tuple[float, ...]]:
-    """[(step, loss)] of several seeds -> [(step, mean, low, high)]."""
     points = [(seeds[0][0], _spread([loss for _, loss in seeds])) for seeds in zip(*curves, strict=True)]
     return [(step, *spread.values()) for step, spread in points]
 
