@@ -237,9 +237,8 @@ def test_the_table_shows_notebook_cell_seconds_and_state(tmp_path):
         show("03_x", "runs", 0, None)
         show("03_x", "runs", 2, None)
     text = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", console.file.getvalue())
-    last = {
-        words[0]: words for line in text.splitlines() if (words := line.split())
-    }  # the table is drawn several times
+    # The table is drawn several times.
+    last = {words[0]: words for line in text.splitlines() if (words := line.split())}
     assert (last["00_x"][1], last["00_x"][-2:]) == ("0/3", ["0:00:00", "failed"])
     assert (last["03_x"][1], last["03_x"][-2:]) == ("1/3", ["0:00:00", "runs"])
     assert (last["10_x"][1], last["10_x"][-2:]) == ("0/3", ["-:--:--", "waits"])

@@ -90,9 +90,7 @@ def executed(tmp_path_factory) -> list[list[dict]]:
     nbformat.write(notebook, folder / "in.ipynb")
     paths = str(folder / "in.ipynb"), str(folder / "out.ipynb")
     limits = {"execution_timeout": 60, "iopub_timeout": 60}
-    with pytest.raises(
-        papermill.PapermillExecutionError
-    ):  # raised only after the last cell, because some cells may fail
+    with pytest.raises(papermill.PapermillExecutionError):  # only after the last cell: some may fail
         papermill.execute_notebook(*paths, kernel_name="python3", progress_bar=False, **limits)
     return [cell.outputs for cell in nbformat.read(folder / "out.ipynb", 4).cells if cell.cell_type == "code"]
 

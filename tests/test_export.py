@@ -13,11 +13,7 @@ from ranks import aiscale, run_ranks
 
 TINY = ("model.n_layer=2", "model.n_head=2", "model.d_model=32", "model.vocab_size=257", "model.position=learned")
 TINY += ("loop.steps=2", "loop.global_batch=8", "loop.seq_len=32", "loop.eval_every=0", "loop.eval_batches=1")
-TINY += (
-    "loop.device=cpu",
-    "name=tiny",
-    "optimizer.lr=0.05",
-)  # far from the initial weights, so that stale weights would show
+TINY += ("loop.device=cpu", "name=tiny", "optimizer.lr=0.05")  # a high rate, so that stale weights would show
 
 STRATEGIES = {
     "ddp": ("parallel.strategy=ddp",),

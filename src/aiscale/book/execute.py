@@ -87,9 +87,7 @@ class _Timer:
         self.late = f"the {what} took longer than {allowed_s:g} s"
         self.ends_at = time.monotonic() + seconds
         self.report(cell=cell, late=self.late)
-        signal.setitimer(
-            signal.ITIMER_REAL, max(0.01, seconds + self.job["interrupt_s"])
-        )  # SIGALRM, whose default action kills this process
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds + self.job["interrupt_s"]))  # SIGALRM kills by default
 
     def cell_starts(self, cell, cell_index: int) -> None:
         left_s, cell_timeout_s = self.end - time.monotonic(), self.job["cell_timeout_s"]
