@@ -1,7 +1,7 @@
-"""A real browser, driven over Chromium's debugging protocol: pages of separate people, JavaScript, screenshots.
+"""A real browser, driven over Chromium's debugging protocol: pages of several people, JavaScript, screenshots.
 
 with Browser(tmp_path) as browser:
-    page = browser.page()                     # with cookies of its own
+    page = browser.page()                     # with its own cookies
     page.goto("http://127.0.0.1:8000")
     page.wait("document.querySelector('form')")
     page.screenshot(path)
@@ -31,8 +31,6 @@ def find_browser() -> str:
 
 
 class Browser:
-    """One Chromium; end it by leaving the `with`."""
-
     def __init__(self, folder: Path, size: tuple[int, int] = (1280, 900)) -> None:
         self._profile = folder / "browser"
         self._profile.mkdir()
@@ -56,7 +54,7 @@ class Browser:
         return lines
 
     def page(self) -> Page:
-        """A window of somebody else: it shares no cookies with the others."""
+        """A window of another person: it shares no cookies with the others."""
         context = self._line.call("Target.createBrowserContext")["browserContextId"]
         width, height = self._size
         made = self._line.call(
@@ -77,8 +75,6 @@ class Browser:
 
 
 class Page:
-    """One window."""
-
     def __init__(self, line: _Line) -> None:
         self._line = line
 
@@ -95,7 +91,6 @@ class Page:
         return done["result"].get("value")
 
     def wait(self, condition: str, timeout_s: float = 120) -> None:
-        """Wait until a JavaScript expression is true."""
         deadline, why = time.monotonic() + timeout_s, ""
         while True:
             try:
@@ -108,7 +103,6 @@ class Page:
             time.sleep(0.2)
 
     def text(self) -> str:
-        """What a person reads on the page."""
         return self.evaluate("document.body ? document.body.innerText : ''") or ""
 
     def screenshot(self, path: Path) -> Path:
@@ -118,7 +112,7 @@ class Page:
 
 
 class _Line:
-    """A connection on which calls are answered one after the other; events in between are of no interest."""
+    """A connection on which calls are answered in order; events in between are ignored."""
 
     def __init__(self, address: str) -> None:
         self._socket = websocket.create_connection(address, timeout=60, suppress_origin=True)

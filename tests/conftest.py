@@ -1,7 +1,7 @@
-"""What holds for all tests: without a GPU, those that need one are skipped; under CI nothing else may skip.
+"""Rules for all tests: without a GPU, tests that need one are skipped; in CI nothing else may skip.
 
-`make test` runs two tests at a time (pytest-xdist), a file's all by one worker, the longest files first. A test that is
-marked `alone`, because it asserts on seconds, and every notebook runs when nothing else does.
+`make test` runs two tests at a time (pytest-xdist), each file on one worker, the longest files first. A test marked
+`alone`, because it asserts on seconds, and every notebook run while no other test does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 OUT_OF_TIME = "out of time"
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
-#: Files that take more than half a minute, the longest first: both workers then end at about the same time.
+#: Files that take more than half a minute, longest first: then both workers end at about the same time.
 LONG = ("verify", "bytes", "rehearsal", "cluster", "slurm_engines", "soak", "hang", "launched", "saving", "train")
 
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup():
-    """Where somebody waits (.ci/run), what would begin too late is left out, and named."""
+    """Skip and list tests that would start after the deadline, if one is set (.ci/run)."""
     if time.time() > float(os.environ.get("AISCALE_TESTS_END", "inf")):
         pytest.skip(OUT_OF_TIME)
 
@@ -57,7 +57,7 @@ def _skip_without_gpu(items):
 
 
 def _skip_without_slurm(items):
-    """Where it is lacking in CI they fail, and say why: CI installs it."""
+    """In CI, tests that need Slurm fail without it, because CI installs it."""
     marked = [item for item in items if item.get_closest_marker("slurm")]
     if marked and not IN_CI:
         from aiscale.hpc import rehearsal
@@ -68,8 +68,8 @@ def _skip_without_slurm(items):
 
 
 class _Turns:
-    """Tests share a lock that those that run alone take for themselves. Whoever waits for it keeps the gate shut, or a
-    test that runs alone would wait until all others are done."""
+    """Tests share a lock that tests marked `alone` take exclusively. A waiting one blocks new tests, or it would
+    wait until all others are done."""
 
     def __init__(self) -> None:
         self.lock, self.gate = (os.open(path, os.O_RDONLY) for path in (__file__, Path(__file__).parent))
@@ -90,7 +90,7 @@ class _Turns:
 _turns = _Turns()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of pytest-timeout
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout starts its clock
 def pytest_runtest_protocol(item, nextitem):
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return (yield)
@@ -113,7 +113,7 @@ def pytest_make_collect_report(collector):
 
 
 def _no_skip(report):
-    """A test that skips in CI checks nothing there, and nobody sees it: CI installs what tests need."""
+    """Fail a test that skips in CI: CI installs what tests need, and nobody would notice the skip."""
     if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         if OUT_OF_TIME not in reason:
@@ -124,13 +124,12 @@ def _no_skip(report):
 
 @pytest.fixture(scope="session", autouse=True)
 def folders(tmp_path_factory):
-    """The folder of all tests' folders is there: threads that ask for the first ones would each make it."""
+    """Create the base folder of all tests early: concurrent threads would each make their own."""
     tmp_path_factory.getbasetemp()
 
 
 @pytest.fixture(scope="module")
 def frontier():
-    """Two virtual nodes of Frontier under a private Slurm."""
     from aiscale.hpc import rehearsal
 
     with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
@@ -139,7 +138,7 @@ def frontier():
 
 @pytest.fixture
 def place():
-    """A folder that all virtual nodes see: not below /tmp, of which each has its own."""
+    """A folder that all virtual nodes see: not below /tmp, which is private to each node."""
     folder = Path(tempfile.mkdtemp(prefix="aiscale-test-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder)
@@ -147,8 +146,7 @@ def place():
 
 @pytest.fixture
 def shelf(tmp_path):
-    """A folder with three notebooks."""
-    from lessons import lesson, write  # here, because most tests need no notebooks
+    from lessons import lesson, write  # most tests need no notebooks
 
     for number, name in (("00", "start"), ("03", "ddp"), ("10", "forge")):
         write(lesson(number=number), tmp_path / "notebooks" / f"{number}_{name}.ipynb")

@@ -1,7 +1,7 @@
-"""Mistakes on purpose, for the tests of the ladder: `python tests/faults.py -m aiscale train ...`.
+"""Deliberate bugs that tests of the ladder plant: `python tests/faults.py -m aiscale train ...`.
 
-Runs a module of this Python as `python -m` does, and afterwards every job whose run is named NAME--FAULT trains with
-that fault. Nothing of it is in the package: each fault replaces a function that the job is about to call.
+Runs a module as `python -m` does; every job whose run is named NAME--FAULT trains with that fault. The package contains
+none of this: each fault replaces a function that the job is about to call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ def fault(function):
 
 
 def replace(where: str, make) -> None:
-    """Put make(old) in the place of `where`, "module:attribute" or "module:class.attribute"."""
     module, _, path = where.partition(":")
     *owners, name = path.split(".")
     owner = importlib.import_module(module)
@@ -35,7 +34,7 @@ def replace(where: str, make) -> None:
 
 
 def after_building(change) -> None:
-    """Call change(model) on every GPT once it has its first weights."""
+    """Call change(model) on every GPT after its weights are initialized."""
 
     def make(init):
         def changed(self, *args, **kwargs):
@@ -50,7 +49,7 @@ def after_building(change) -> None:
 
 @fault
 def none():
-    """Nothing is wrong: the rung must hold, or the other faults prove nothing."""
+    """No fault: the rung must pass, or the other faults prove nothing."""
 
 
 @fault
@@ -60,7 +59,7 @@ def all_reduce_skipped():
 
 @fault
 def shards_not_reduced():
-    """Every rank keeps its shard of its own gradient."""
+    """Every rank uses its shard of its own gradient."""
 
     def keep(self, output_tensor, input_tensor, group, op, async_op=False):
         output_tensor.copy_(input_tensor.chunk(group.size())[group.rank()])
@@ -71,7 +70,7 @@ def shards_not_reduced():
 
 @fault
 def gradient_times_the_world_size_in_fp32():
-    """A sum where torch, in fp32, asks the collective for the average."""
+    """A sum instead of an average, in fp32, where torch lets the collective average."""
 
     def make(real):
         def times(self, output_tensor, input_tensor, group, *args, **kwargs):
@@ -99,7 +98,7 @@ def sum_not_divided():
 
 @fault
 def rank_0_evaluates_alone():
-    """Each rank reports its own share of an evaluation, and the tokens of all."""
+    """Each rank reports the loss of its own share of an evaluation, with everybody's number of tokens."""
 
     def make(real):
         def alone(self, micro_batches):
@@ -138,7 +137,6 @@ def gradient_doubled():
 
 @fault
 def loss_divided_by_the_wrong_n():
-    """A mean over the targets, one too many of them."""
 
     def make(real):
         def wrong(*tensors):
@@ -164,7 +162,7 @@ def qkv_swapped():
 
 @fault
 def qkv_rows_in_the_wrong_order():
-    """Megatron-Core's own order of rows forgotten when weights are carried to it."""
+    """Weights are carried to Megatron-Core without reordering rows."""
     layout = "aiscale.parallel.megatron.layout"
     replace(
         f"{layout}:query_key_value_order",
@@ -216,7 +214,7 @@ def one_wrong_weight():
     after_building(change)
 
 
-#: strategy -> (the library, where it is entered)
+#: strategy -> (its library, the function that enters it)
 LIBRARIES = {
     "ddp": ("torch", "torch.nn.parallel:DistributedDataParallel.__init__"),
     "fsdp": ("torch", "aiscale.parallel.fsdp:fully_shard"),
@@ -234,7 +232,7 @@ def make_raise(strategy: str) -> None:
     if library in sys.modules:
         replace(where, lambda real: raising)
     else:
-        sys.modules[library] = None  # the import raises
+        sys.modules[library] = None  # makes the import raise
 
 
 @fault
@@ -250,7 +248,7 @@ def other_libraries_raise(strategy):
 
 
 def train_with_faults() -> None:
-    """From now on `fit` plants the fault that the run's name asks for."""
+    """Make `fit` plant the fault in the run's name."""
     real = aiscale.train.fit
 
     def fit(run, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""Tiny notebooks for tests: in order unless a test breaks them."""
+"""Tiny valid notebooks for tests, which a test may break."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes of this machine listen on, and what their command lines say: as /proc has it."""
+"""Listening sockets, environments and children of processes on this machine, from /proc."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ def beyond_loopback(pids: Iterable[int]) -> list[str]:
 
 
 def sockets(pids: Iterable[int]) -> list[tuple[int, str]]:
-    """(pid, address) of every TCP socket on which one of these processes listens."""
     found = []
     for pid in pids:
-        addresses = _listening(pid)  # of the network namespace that the process is in
+        addresses = _listening(pid)  # of the process's network namespace
         found += [(pid, addresses[inode]) for inode in _inodes(pid) if inode in addresses]
     return found
 
@@ -31,13 +30,12 @@ def command_lines(pids: Iterable[int]) -> str:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables that a process was started with."""
     pairs = (line.partition("=") for line in _read(pid, "environ").split("\0"))
     return {name: value for name, _, value in pairs}
 
 
 def descendants(pid: int) -> list[int]:
-    """The process, and what it has started, as far as that has not cut its ties."""
+    """The process and its descendants, except those that detached themselves."""
     import psutil
 
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
@@ -49,7 +47,7 @@ def _listening(pid: int) -> dict[str, str]:
 
 
 def _address(text: str) -> str:
-    """An address as /proc/net has it: words of 32 bits in the machine's order."""
+    """Decode an address of /proc/net: 32-bit words in the machine's byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     raw = struct.pack(f"={len(words)}I", *words)
     address = ipaddress.ip_address(socket.inet_ntop(socket.AF_INET6 if len(raw) == 16 else socket.AF_INET, raw))
@@ -59,7 +57,7 @@ def _address(text: str) -> str:
 def _inodes(pid: int) -> set[str]:
     try:
         descriptors = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # the process has gone
+    except OSError:  # the process has ended
         return set()
     targets = (_target(f"/proc/{pid}/fd/{descriptor}") for descriptor in descriptors)
     return {target[8:-1] for target in targets if target.startswith("socket:[")}

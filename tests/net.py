@@ -1,4 +1,4 @@
-"""A network of one's own: ranks in a private network namespace, whose loopback nobody else sends on."""
+"""Ranks in a private network namespace, so that nothing else sends on their loopback."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ raise SystemExit(d.launch(int(sys.argv[1]), [sys.argv[2]]))
 
 
 def run_in_namespace(code: str, n: int, folder: Path, timeout: float = 120) -> subprocess.CompletedProcess:
-    """Run `code` as n ranks that have a loopback of their own; `world`, `interface_bytes`, `settled` are defined."""
+    """Run `code` as n ranks on a private loopback; `world`, `interface_bytes`, `settled` are defined."""
     script, launch = folder / "ranks.py", folder / "launch.py"
     script.write_text(RANK + code + "\nworld.close()\n")
     launch.write_text(LAUNCH)

@@ -1,4 +1,4 @@
-"""Running a piece of code as several joined ranks, for tests."""
+"""Runs a piece of code as several connected ranks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def say(*values):  # in one write, so that ranks do not mix their lines
 """
 
 
-#: For `code` of run_ranks, where ranks train: an engine's share of the global batch of a step, some steps of training,
-#: and the same run on this rank alone.
+#: Code for run_ranks: an engine's share of a step's global batch, some training steps, and the same run on this rank
+#: alone.
 TRAINING = """
 import dataclasses, json
 from pathlib import Path
@@ -69,7 +69,7 @@ def differences(engine, n_micro=0, steps=6):  # from the same run alone, after s
 """
 
 AT_FIRST = dict(os.environ)
-#: Strategies whose libraries change torch as they are imported, and so have a starter of their own.
+#: Strategies whose libraries patch torch on import, and so are forked from a separate starter process.
 APART = ("zero", "megatron")
 WARM_UP = """
 import safetensors.torch, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.pipelining
@@ -94,7 +94,7 @@ def forked(
     env: Mapping[str, str] | None = None,
     strategy: str = "",
 ) -> subprocess.CompletedProcess:
-    """Run `python -m MODULE ...`, which need not import torch, nor the library of `strategy`."""
+    """Run `python -m MODULE ...`, forked from a process that has imported torch and the library of `strategy`."""
     env = os.environ if env is None else env
     return _starter(strategy if strategy in APART else "").run(argv, timeout=timeout, cwd=cwd, env=env)
 
@@ -108,7 +108,7 @@ raise SystemExit(d.launch({n}, ["-m", "ranks"], warm_up=lambda: p.preload({strat
 def begun(
     folder: Path, name: str, nproc: int, *settings: str, steps: int = 1, options: Sequence[str | Path] = ()
 ) -> tuple[subprocess.Popen, list[int]]:
-    """`aiscale train` once it has taken some steps, and the process ids of its ranks. Results go to folder/name."""
+    """`aiscale train` after some steps, and the process ids of its ranks. Results go to folder/name."""
     settings = (*settings, f"name={name}", "loop.device=cpu")
     words = ["--quiet", "--runs-dir", str(folder), "--nproc", str(nproc), *map(str, options)]
     words += [word for setting in settings for word in ("--set", setting)]
@@ -135,7 +135,7 @@ def run_ranks(
     connected=True,
     strategy: str = "serial",
 ):
-    """Run `code` as `n` ranks; returns the finished process. In `code` `world` is connected and `say` prints, unless
+    """Run `code` as `n` ranks; returns the finished process. In `code`, `world` is connected and `say` prints, unless
     `connected` is False. By default ranks are forked from a process that has imported the library of `strategy`."""
     script = folder / "ranks.py"
     code = textwrap.dedent(code)
@@ -157,19 +157,19 @@ def run_ranks(
     return done
 
 
-#: Up to torch 2.12, gloo greets in these pieces, between which those of other ranks may fall.
+#: Up to torch 2.12, gloo prints its greeting in these pieces, with those of other ranks in between.
 GREETING = r"(\[Gloo\] Rank |\d| is connected to | peer ranks\. |Expected number of connected peer ranks is : )*\n?"
 
 
 def without_greetings(stderr: str) -> str:
-    """What was said without gloo's greetings, which `connect` sends to standard error."""
+    """stderr without gloo's greetings, which `connect` redirects there."""
     if "[Gloo]" not in stderr:
         return stderr
     return "".join(line for line in stderr.splitlines(keepends=True) if not re.fullmatch(GREETING, line))
 
 
 def _said(stdout: str) -> str:
-    """What `say` printed comes after a mark; where there is none, all that does not look like a greeting counts."""
+    """The lines of `say`, which have a mark; without any mark, all lines that do not look like a greeting."""
     lines = stdout.splitlines(keepends=True)
     if marked := [line.rpartition("\x02")[2] for line in lines if "\x02" in line]:
         return "".join(marked)
@@ -179,7 +179,7 @@ def _said(stdout: str) -> str:
 def aiscale(
     *arguments: str, timeout: float = 400, cwd: Path | None = None, env=None, strategy: str = ""
 ) -> subprocess.CompletedProcess:
-    """Run the command line as a user does, but for the import of torch, and of the library of `strategy`."""
+    """Run the command line as a user does, but forked after the import of torch and of the library of `strategy`."""
     env = {**os.environ, **(env or {})}
     done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
     done.stderr = without_greetings(done.stderr)
@@ -187,8 +187,8 @@ def aiscale(
 
 
 def before_each_step(monkeypatch, act) -> None:
-    """Let `fit`, in this process, call act(step), 0-based, before its engine takes each step."""
-    from aiscale.train import loop  # here: most tests that need ranks need no torch of their own
+    """Make `fit`, in this process, call act(step), 0-based, before each step of its engine."""
+    from aiscale.train import loop  # most tests that need ranks need no torch in this process
 
     real = loop.build
 
@@ -202,7 +202,7 @@ def before_each_step(monkeypatch, act) -> None:
 
 
 def processes_with(marker: str) -> list[psutil.Process]:
-    """Living processes that carry `marker` in their environment or command line."""
+    """Living processes with `marker` in their environment or command line."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,8 +1,8 @@
-"""What ranks flush to the disk, in order: `python tests/recording.py -m aiscale train ...`, as `python -m`.
+"""Records the order in which ranks flush files: `python tests/recording.py -m aiscale train ...`, as `python -m`.
 
-Every job appends to runs/NAME/flushed.jsonl [rank, what, path]: what is "flushed", "named" when a file or a checkpoint
-gets its name, or "watched" when writing one for which training waits began something that the watchdog would see. One
-in the background is not begun to be written before the next step has begun.
+Every job appends lines [rank, what, path] to runs/NAME/flushed.jsonl. `what` is "flushed", "named" when a file or a
+checkpoint gets its final name, or "watched" if a blocking write contained an operation that the watchdog watches. A
+background write starts only after the next step has started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import aiscale.train.loop  # noqa: F401
 from aiscale import checkpoint
 from aiscale.train import saving
 
-begun = threading.Event()  #: the step after a checkpoint
+begun = threading.Event()  #: set when the step after a checkpoint starts
 
 
 def note(what: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Activations under tensor, sequence and pipeline parallelism: what autograd keeps, against the formulas."""
+"""Activation memory under tensor, sequence and pipeline parallelism: what autograd keeps, against the formulas."""
 
 import json
 
@@ -57,7 +57,6 @@ def run_of(name: str) -> Run:
 
 @pytest.fixture(scope="module")
 def kept_bytes(tmp_path_factory) -> dict[str, list[int]]:
-    """What autograd keeps on each of two ranks."""
     code = f"MODEL, LOOP, CASES = {MODEL!r}, {LOOP!r}, {CASES!r}\n{KEPT}"
     done = run_ranks(code, 2, tmp_path_factory.mktemp("ranks"))
     assert done.returncode == 0, done.stderr
@@ -72,8 +71,9 @@ def test_what_megatron_keeps_is_predicted(name, kept_bytes):
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_a_layer_keeps_what_korthikanti_say_within_ten_per_cent(sequence, kept_bytes):
-    """The difference of two depths is layers alone. They count 2 bytes of dropout masks and, of scores, 5 for our 6."""
+def test_a_layer_keeps_what_korthikanti_predict_within_ten_percent(sequence, kept_bytes):
+    """The difference of two depths leaves only the layers. The paper counts 2 more bytes for dropout masks, and 5
+    for scores where we have 6."""
     name = "tp2 sequence bf16" if sequence else "tp2 bf16"
     measured = kept_bytes[name][0] - kept_bytes[f"{name} of half as many layers"][0]
     theirs = cost.korthikanti_activation_bytes(
@@ -82,8 +82,8 @@ def test_a_layer_keeps_what_korthikanti_say_within_ten_per_cent(sequence, kept_b
     assert measured == pytest.approx(theirs, rel=0.1)
 
 
-def test_sequence_parallelism_divides_what_tensor_parallelism_leaves_whole(kept_bytes):
+def test_sequence_parallelism_divides_activations_that_tensor_parallelism_replicates(kept_bytes):
     plain, sequence = kept_bytes["tp2"][0], kept_bytes["tp2 sequence"][0]
     stream = 64 * 2 * 128 * 4
-    # Four inputs a layer, and those of the last norm and of the head, are halved.
+    # Four inputs per layer, and those of the last norm and of the head, are halved.
     assert plain - sequence == pytest.approx((4 * 4 + 2) * stream / 2, rel=0.02)

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be taken over is refused in one line, with exit status 2, and nothing is written."""
+"""A checkpoint that cannot be loaded is refused in one line, with exit status 2, and nothing is written."""
 
 import functools
 import hashlib
@@ -21,7 +21,7 @@ STRATEGIES = {
     "pipeline": ("parallel.pp=2", "loop.micro_batch=2"),
     "megatron": ("parallel.tp=2",),
 }
-#: format of the one that wrote -> the files of a checkpoint that hold tensors
+#: checkpoint format -> its files that hold tensors
 SHARDS = {"dcp": "*.distcp", "deepspeed": "deepspeed/*optim_states.pt", "megatron": "*.pt"}
 
 
@@ -32,7 +32,7 @@ def jobs():
 
 
 def train(jobs, folder, strategy, *more, nproc=2, settings=None):
-    """(exit status, lines said) of `aiscale train` in `folder`."""
+    """(exit status, output lines) of `aiscale train` in `folder`."""
     settings = (*TINY, f"parallel.strategy={strategy}", *(STRATEGIES[strategy] if settings is None else settings))
     words = [word for setting in settings for word in ("--set", setting)]
     log = folder / "said.log"
@@ -56,13 +56,12 @@ def trained(jobs, tmp_path_factory):
 
 
 def contents(folder):
-    """Every file below `folder` with what it holds."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != "said.log")
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def refuse(jobs, folder, *arguments, **keywords) -> str:
-    """What `aiscale train --resume` says, after checking that it is one line and that nothing was written."""
+    """The message of `aiscale train --resume`, after checking that it is one line and that nothing was written."""
     before = contents(folder)
     status, lines = train(jobs, folder, *arguments, "--resume", "--set", "loop.steps=4", **keywords)
     assert status == 2 and len(lines) == 1, lines
@@ -76,7 +75,7 @@ def refuse(jobs, folder, *arguments, **keywords) -> str:
 def test_a_truncated_shard_is_refused(strategy, jobs, trained, tmp_path):
     shutil.copytree(trained(strategy), tmp_path / "copy")
     newest = checkpoint.latest(next((tmp_path / "copy").glob("*/checkpoints")))
-    shard = sorted(newest.glob(SHARDS[checkpoint.read_note(newest)["format"]]))[-1]  # another rank's than 0's
+    shard = sorted(newest.glob(SHARDS[checkpoint.read_note(newest)["format"]]))[-1]  # not rank 0's
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     said = refuse(jobs, tmp_path / "copy", strategy)
     name = shard.relative_to(newest)

@@ -113,7 +113,7 @@ INTERLEAVED = ("parallel.schedule=interleaved", "parallel.virtual_stages=2")
     ],
 )
 def test_a_layout_that_cannot_work_is_refused(nproc, settings, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which --nproc would leave in this process
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # --nproc would set it in this process
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     words = ["train", "--recipe", "laptop", "--runs-dir", str(tmp_path / "runs"), "--nproc", str(nproc)]
     words += [word for setting in ("model.n_layer=4", *settings) for word in ("--set", setting)]

@@ -1,4 +1,4 @@
-"""The benchmark of a DDP step runs, and reports what it compared."""
+"""The DDP benchmark runs and reports its three times."""
 
 import json
 

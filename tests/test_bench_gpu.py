@@ -1,4 +1,4 @@
-"""The GPU benchmark: its arithmetic on a CPU with a tiny model, and what it refuses."""
+"""The GPU benchmark: its arithmetic with a tiny model on a CPU, and its refusals."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from aiscale.model import GPT
 from ranks import aiscale
 
 
-def test_its_figures_are_those_of_the_steps_it_took(capsys):
+def test_its_figures_come_from_the_steps_it_measured(capsys):
     run = training_run("quick", 4, compile=False, device="cpu")
     row = measure_training(run, connect("cpu"), steps=3, warmup=1)
     assert row["tokens_per_s"] == 4 * run.loop.seq_len / row["step_s"] and row["slowest_step_s"] >= row["step_s"]
@@ -35,7 +35,7 @@ def test_the_355m_run_is_gpt2_medium_with_a_vocabulary_for_matrix_units():
 def test_the_compiler_sees_the_whole_model_as_one_graph_and_it_computes_the_same(monkeypatch):
     from aiscale.model import kernels
 
-    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 2**60)  # as on a GPU, where products are torch's own
+    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 2**60)  # as on a GPU, which uses torch's own products
     torch.manual_seed(0)
     model, x = GPT(training_run("quick", 4).model), torch.randint(0, 256, (2, 32))
     model(x, x).backward()

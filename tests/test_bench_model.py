@@ -1,4 +1,4 @@
-"""The benchmark: pairs are taken round by round, the comparison is fair, and it prints what it measured."""
+"""The model benchmark: ratios round by round, a fair comparison, and its output."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def test_contenders_take_turns_and_the_warm_up_does_not_count():
 
 
 def test_the_ratio_is_taken_round_by_round(monkeypatch):
-    """A machine that slows down threefold in the middle leaves the ratio alone."""
+    """A machine that becomes three times slower in the middle does not change the ratio."""
     now, slower = 0.0, iter([1, 1, 1, 1, 3, 3, 3, 3, 3, 3])
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
 
@@ -51,21 +51,21 @@ def test_the_ratio_is_taken_round_by_round(monkeypatch):
 def test_a_disturbed_measurement_is_made_again_and_the_least_disturbed_one_counts(monkeypatch):
     measured = iter([(0.6, 1.0), (0.3, 9.0), (0.5, 2.0), (0.05, 3.0)])
     monkeypatch.setattr(timing, "_measure", lambda step: next(measured))
-    # The first contender stays disturbed in all three attempts; the second is quiet at once.
+    # The first contender stays disturbed in all three attempts; the second is undisturbed at once.
     found = paired({"busy": None, "quiet": None}, rounds=1, warmup=0, repeats=2)
     assert found.seconds == {"busy": [9.0], "quiet": [3.0]}
     assert found.disturbed == 0.5
 
 
 def test_nothing_is_repeated_unless_asked_for(monkeypatch):
-    """Ranks that time their common steps must all make the same number of them."""
+    """Ranks that time common steps must all make the same number of them."""
     calls = []
     monkeypatch.setattr(timing, "_measure", lambda step: calls.append(step) or (0.9, 1.0))
     assert paired({"a": "a", "b": "b"}, rounds=2, warmup=1).disturbed == 1.0
     assert calls == list("ba" + "ab" + "ba")
 
 
-def test_other_programs_are_seen():
+def test_load_of_other_programs_is_measured():
     spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         share, seconds = timing._measure(lambda: time.sleep(0.5))
@@ -76,7 +76,7 @@ def test_other_programs_are_seen():
     assert share > 0.4 / os.cpu_count()
 
 
-def test_the_quick_benchmark_measures_everything_and_judges_nothing(quick_result):
+def test_the_quick_benchmark_measures_everything_and_checks_nothing(quick_result):
     (training,), (generation,) = quick_result["training"], quick_result["generation"]
     contenders = {"ours", "ours bf16", "transformers fair", "transformers default", "floor"}
     assert set(training["seconds"]) == contenders
@@ -114,7 +114,7 @@ def test_the_table_shows_every_contender(quick_result, capsys):
         assert name in shown
 
 
-def test_the_promises_are_judged_by_their_targets():
+def test_checks_compare_values_with_their_targets():
     training = {
         "size": "s",
         "speedup": {"transformers fair": 0.99, "transformers default": 1.2, "ours bf16": 1 / 1.4},
@@ -131,7 +131,7 @@ def test_the_promises_are_judged_by_their_targets():
     }
 
 
-def test_models_that_do_not_compute_the_same_are_not_compared():
+def test_models_with_different_losses_are_not_compared():
     model = GPT(TINY.config())
     theirs = _same_in_transformers(model)
     tokens = torch.randint(0, 172, (2, 64))
@@ -143,7 +143,7 @@ def test_models_that_do_not_compute_the_same_are_not_compared():
 
 
 def test_the_floor_does_the_products_of_a_training_step():
-    """Counted by torch: of the weights exactly; of attention half, which a causal mask makes unnecessary."""
+    """Counted by torch: weights exactly; attention half, because of the causal mask."""
     model, tokens = GPT(TINY.config()), torch.zeros(2, 64, dtype=torch.long)
     with FlopCounterMode(display=False) as floor:
         _products(model, TINY)()

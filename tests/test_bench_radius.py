@@ -1,4 +1,4 @@
-"""The benchmark of Radius: it runs, what it reckons from seconds and losses is right, and its sweep loses no run."""
+"""The benchmark of Radius: it runs, computes its rows correctly, and its sweep loses no run."""
 
 import itertools
 import json
@@ -29,8 +29,8 @@ def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     rows = {row["name"]: row for row in result["rows"]}
     dense, sparse = rows["dense, fp32, at once"], rows["radius d 0.1, fp32, at once"]
     assert dense["payload_bytes"] == 4 * result["parameters"] and dense["held_bytes"] == 0
-    assert sparse["payload_bytes"] < 0.13 * dense["payload_bytes"]  # a tenth, and the biases
-    assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # a ring of 4
+    assert sparse["payload_bytes"] < 0.13 * dense["payload_bytes"]  # a tenth, plus the biases
+    assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # ring of 4 ranks
     assert sparse["held_bytes"] == 5 * result["parameters"]  # an fp32 residual and a byte of mask
     assert dense["peak_bytes"] < sparse["peak_bytes"] <= dense["peak_bytes"] + 5 * result["parameters"]
     # On a busy machine the median of two rounds may even be below the step without communication.
@@ -48,13 +48,13 @@ def test_the_benchmark_runs_on_links_that_the_kernel_slows():
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["link"] == "shaped" and result["ranks"] == 4
-    # The baseline's message alone keeps a rank's card busy for so long, at either rate.
+    # The baseline's message alone takes a rank's card this long, at either rate.
     dense = next(row for row in result["rows"] if row["name"] == "dense, fp32, at once")
     for row in (row for row in result["rates"] if row["name"] == "dense, fp32, at once"):
         assert row["step_s"]["median"] > 0.8 * dense["wire_bytes"] * 8 / (row["link_mbit_s"] * 1e6)
 
 
-def test_shaped_links_are_refused_where_the_kernel_gives_none(monkeypatch):
+def test_shaped_links_are_refused_if_the_kernel_has_none(monkeypatch):
     monkeypatch.setattr("aiscale.bench.radius.study.why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
     with pytest.raises(
         ConfigError, match="^--link shaped: nodes need Linux's unshare, ip and tc; without --link it is"
@@ -63,7 +63,7 @@ def test_shaped_links_are_refused_where_the_kernel_gives_none(monkeypatch):
 
 
 def _measured():
-    """Two rounds, in which seconds are easy numbers: dense 2 s; Radius 1 + d of which its own work takes a tenth."""
+    """Two rounds with simple numbers: dense 2 s; Radius 1 + d, of which a tenth is its own work."""
     contenders = {
         "dense, fp32, at once": {"method": "none", "density": 1.0},
         "radius d 0.9, fp32, at once": {"method": "radius", "density": 0.9},
@@ -85,7 +85,7 @@ def _measured():
     return {**facts, "contenders": contenders, "seconds": seconds, "parts": parts, "at_rates": at_rates}
 
 
-def test_the_saving_is_of_the_average_step_round_by_round_and_masking_is_over_what_it_saves():
+def test_savings_use_the_average_step_per_round_and_masking_is_relative_to_them():
     result = reckon(_measured())
     rows = {row["name"]: row for row in result["rows"]}
     row = rows["radius d 0.4, fp32, at once"]
@@ -100,7 +100,7 @@ def test_the_saving_is_of_the_average_step_round_by_round_and_masking_is_over_wh
     assert result["share_here"] == pytest.approx(1 - 1.0 / 3.0)
 
 
-def test_the_break_even_density_lies_where_the_line_through_radius_meets_the_baseline():
+def test_the_break_even_density_is_where_radius_line_crosses_the_baseline():
     (found,) = reckon(_measured())["break_even"]
     each = []
     for dense, *turns in ((2.0, 1.4, 1.9), (4.0, 2.8, 3.8)):
@@ -109,16 +109,16 @@ def test_the_break_even_density_lies_where_the_line_through_radius_meets_the_bas
     assert found["density"]["median"] == pytest.approx(sum(each) / 2)
     flat = _measured()
     flat["seconds"]["radius d 0.4, fp32, at once"] = flat["seconds"]["radius d 0.9, fp32, at once"]
-    assert reckon(flat)["break_even"][0]["density"] is None  # what sends more takes no longer: no line to read it off
+    assert reckon(flat)["break_even"][0]["density"] is None  # the line does not rise, so there is no break-even density
 
 
-def test_speed_up_at_the_main_rate_stands_among_those_at_others():
+def test_speed_ups_include_the_main_rate():
     rates = [row for row in reckon(_measured())["rates"] if row["name"].startswith("radius d 0.4")]
     assert [(row["link_mbit_s"], row["times_main_rate"]) for row in rates] == [(4.0, 0.5), (8.0, 1.0)]
     assert rates[0]["speedup"]["median"] == pytest.approx(2 / 1.4)
 
 
-def test_what_is_stored_was_measured_on_slowed_links_and_is_what_was_asked_for():
+def test_stored_results_come_from_slowed_links_and_meet_the_targets():
     speed = published.measured("radius_cpu")["speed"]
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4
     assert abs(speed["share_here"] - speed["share"]) < 0.02
@@ -147,7 +147,7 @@ def _row(case, seed, lr, loss, steps=500):
     return {"case": case, "steps": steps, "lr": lr, "seed": seed, "seconds": 1.0, **losses}
 
 
-def test_the_table_sets_each_case_at_its_best_rate_against_dense_seed_by_seed():
+def test_the_table_compares_each_case_at_its_best_rate_with_dense_seed_by_seed():
     radius = "radius d 0.4 T 200 sum switch 0.2"
     rows = [_row("dense", 0, 1.5e-3, 2.0), _row("dense", 0, 3e-3, 1.0), _row("dense", 1, 3e-3, 1.1)]
     rows += [_row(radius, 0, 1.5e-3, 1.02), _row(radius, 0, 3e-3, None), _row(radius, 1, 1.5e-3, 1.16)]
@@ -157,10 +157,10 @@ def test_the_table_sets_each_case_at_its_best_rate_against_dense_seed_by_seed():
     assert over["low"] == pytest.approx(100 * math.expm1(0.02), abs=1e-3)
     assert over["high"] == pytest.approx(100 * math.expm1(0.06), abs=1e-3)
     assert dense["val_ppl"]["mean"] == pytest.approx((math.exp(1.0) + math.exp(1.1)) / 2, abs=1e-3)
-    assert 0.4 < sparse["wire_share"] < 0.42  # every 200th step is dense, biases always go
+    assert 0.4 < sparse["wire_share"] < 0.42  # every 200th step is dense, and biases are always sent
 
 
-def test_other_seeds_come_once_every_rate_has_been_tried():
+def test_other_seeds_run_after_every_learning_rate():
     grid = radius_sweep.Grid()
     first = grid.pending([])
     assert {job.seed for job in first} == {0} and first[0].case == "dense"
@@ -171,7 +171,7 @@ def test_other_seeds_come_once_every_rate_has_been_tried():
     assert grid.left(rows) == grid.left([]) - 4
 
 
-def test_a_longer_run_takes_the_rate_that_was_found_in_a_shorter_one():
+def test_a_longer_run_uses_the_learning_rate_tuned_on_a_shorter_one():
     grid, case = radius_sweep.Grid(), "radius d 0.9 T 50 mean switch 0.2"
     rows = [_row(case, 0, rate, loss) for rate, loss in zip(radius_sweep.RATES, (1.2, 1.0, 1.1, 1.3), strict=True)]
     rows += [_row(case, seed, rate, 0.8 * rate / 3e-3) for seed in (1, 2) for rate in (3e-3, 6e-3)]
@@ -191,7 +191,7 @@ def test_competitors_send_no_more_than_radius_at_the_same_density():
 
 
 @pytest.mark.extended
-def test_a_sweep_that_was_killed_goes_on_without_its_finished_runs(tmp_path):
+def test_a_killed_sweep_resumes_without_repeating_finished_runs(tmp_path):
     out = tmp_path / "sweep.jsonl"
     command = [sys.executable, "-m", "aiscale", "bench", "radius", "--sweep", "--quick", "--out", str(out)]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -201,17 +201,17 @@ def test_a_sweep_that_was_killed_goes_on_without_its_finished_runs(tmp_path):
     wait_until(lambda: not processes_with(str(out)), 30, "the workers' end")
     (first, *_) = radius_sweep.load(out)
     with out.open("a") as file:
-        file.write('{"case": "radius d 0.4 T 200 s')  # a line that its writer did not end
+        file.write('{"case": "radius d 0.4 T 200 s')  # a line cut off by a killed writer
     result = radius_sweep.bench_sweep(out=str(out), budget_min=None, quick=True)
     rows = radius_sweep.load(out)
     assert rows[0] == first and len(rows) == 2 and result["runs_left"] == 0
     assert [line.count("seconds") for line in out.read_text().splitlines() if first["case"] + '"' in line] == [1]
-    # Made anew on another day, a run comes out the same.
+    # A repeated run gives the same result.
     again = radius_sweep.bench_sweep(out=str(out), budget_min=None, quick=True)
     assert again["rows"] == result["rows"]
 
 
-def test_one_process_stands_for_all_ranks_because_radius_is_linear():
+def test_one_process_can_simulate_all_ranks_because_radius_is_linear():
     run = radius_runs.cases()["radius d 0.4 T 50 sum switch 0"].run(8, 3e-3, 0)
     run = run.override("model.n_layer=1", "model.d_model=16", "loop.precision=fp64", "compression.interval=3")
     many, one = (SimulatedRanks(run, n) for n in (4, 1))

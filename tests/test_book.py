@@ -1,4 +1,4 @@
-"""Notebooks: found, read and held to their form, without running them. test_book_running.py runs some."""
+"""Finding, reading and checking notebooks, without running them. test_book_running.py runs some."""
 
 from __future__ import annotations
 
@@ -104,12 +104,12 @@ def problems(tmp_path, notebook, name="03_small") -> list[str]:
     return book.check(write(notebook, tmp_path / f"{name}.ipynb"))
 
 
-def test_a_notebook_in_order_has_no_problems(tmp_path):
+def test_a_valid_notebook_has_no_problems(tmp_path):
     assert problems(tmp_path, lesson("%%px\nprint(rank, world_size, torch.tensor(0))")) == []
 
 
 def changed(cell: int, **attributes):
-    """A notebook in order but for one cell, counted from 1."""
+    """A valid notebook with one changed cell, counted from 1."""
     made = lesson()
     for name, value in attributes.items():
         setattr(made.cells[cell - 1], name, value)
@@ -160,13 +160,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_what_departs_from_the_form_is_named(tmp_path, broken):
+def test_every_departure_from_the_form_is_reported(tmp_path, broken):
     notebook, said = BROKEN[broken]
     found = problems(tmp_path, notebook)
     assert any(said in problem for problem in found), found
 
 
-def test_ranks_stopped_in_a_later_cell_or_by_with_are_in_order(tmp_path):
+def test_ranks_may_be_stopped_in_a_later_cell_or_by_with(tmp_path):
     imports = USE.format("cluster")
     with_block = "with cluster.start(2) as ranks:\n    print(ranks)"
     assert problems(tmp_path, lesson("ranks = cluster.start(2)", "ranks.stop()", imports=imports)) == []
@@ -174,7 +174,6 @@ def test_ranks_stopped_in_a_later_cell_or_by_with_are_in_order(tmp_path):
 
 
 def dirty():
-    """As an editor leaves it: executed, unformatted, with metadata."""
     made = lesson(code("print( 'a' )   "), prose(), "%%px\n# % stays\nx = {'a':1}\n%time print( x )")
     made.cells[5].outputs, made.cells[5].execution_count = [new_output("stream", text="hi")], 4
     made.cells[5].metadata["collapsed"] = True
@@ -191,7 +190,7 @@ def test_strip_brings_a_notebook_into_its_committed_form(tmp_path):
     assert content.cells[3].metadata == {"tags": ["parameters"]}
 
 
-def test_what_strip_leaves_is_clean_to_nbstripout_and_nbqa(tmp_path):
+def test_a_stripped_notebook_passes_nbstripout_and_nbqa(tmp_path):
     path = write(dirty(), tmp_path / "03_small.ipynb")
     book.strip(path)
     keys = "metadata.papermill cell.metadata.papermill metadata.widgets"
@@ -209,7 +208,7 @@ def test_what_strip_leaves_is_clean_to_nbstripout_and_nbqa(tmp_path):
 # results and the command --------------------------------------------------------------------------------------------
 
 
-def test_results_of_other_notebooks_stay_when_one_runs_again(tmp_path):
+def test_rerunning_one_notebook_keeps_the_results_of_others(tmp_path):
     failed = Result("03_b", "failed", 2.0, 3, failure=Failure("no", 4, "x", "t"))
     save_result(tmp_path, "00_a", Result("00_a", "passed", 1.0, 3))
     save_result(tmp_path, "03_b", failed)
@@ -229,7 +228,7 @@ def test_several_runs_may_write_their_results_at_once(tmp_path):
     assert len(load_results(tmp_path)) == 40
 
 
-def test_a_results_file_of_another_version_counts_as_none(tmp_path):
+def test_a_results_file_of_another_version_is_ignored(tmp_path):
     (tmp_path / "results.json").write_text('{"notebooks": {"a": {"unknown": 1}}}')
     assert load_results(tmp_path) == {}
 

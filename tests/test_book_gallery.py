@@ -1,4 +1,4 @@
-"""The gallery: a card per notebook, pages that load nothing, on any screen."""
+"""The gallery: a card per notebook, pages that load nothing and fit a phone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PNG = base64.b64encode(
 
 
 def executed(shelf: Path, out: Path, name: str, *outputs, failure: Failure | None = None, tag: str = "") -> None:
-    """Pretend that a notebook ran: its second-to-last code cell gave `outputs`."""
+    """Write the executed copy of a notebook whose second-to-last code cell gave `outputs`."""
     content = book.read(shelf / f"{name}.ipynb")
     cell = content.cells[5]
     cell.outputs = list(outputs)
@@ -75,7 +75,7 @@ def test_output_that_would_load_something_is_shown_as_text(shelf, tmp_path):
     assert loads(text) == [] and "a widget" in text and "a picture" in text
 
 
-def test_what_a_drawing_call_returns_is_not_shown(shelf, tmp_path):
+def test_the_return_value_of_a_drawing_call_is_hidden(shelf, tmp_path):
     returned = [
         display(text_plain=text) for text in ("<Axes: xlabel='x'>", "array([<Axes: >, <Axes: >], dtype=object)")
     ]
@@ -105,7 +105,7 @@ def test_prose_that_would_load_something_stops_the_gallery(shelf, tmp_path):
         "<svg><image xlink:href='http://e.org/x.png'/></svg>",
     ],
 )
-def test_everything_that_a_browser_would_fetch_is_seen(text):
+def test_everything_a_browser_would_fetch_is_found(text):
     assert loads(text)
     assert loads("<a href='https://example.org'>a link</a><a href='#x'>another</a>") == []
 

@@ -1,4 +1,4 @@
-"""Notebooks that run: what they get, how they fail, and that nothing of them is left."""
+"""Running notebooks: their environment, how they fail, and that no process is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONNECTION = "from ipykernel.connect import get_connection_info as how"
 
 
 def run(tmp_path, *cells, parameters=None, imports="import os", name="03_small", **options):
-    """Run a lesson of these cells; the result, and its executed copy where there is one."""
+    """Run a lesson of these cells; returns the result, and the executed copy if there is one."""
     write(lesson(*cells, imports=imports), tmp_path / "notebooks" / f"{name}.ipynb")
     (result,) = book.run([name], parameters, root=tmp_path / "notebooks", out=tmp_path / "build", **options)
     return result
@@ -36,12 +36,11 @@ def run(tmp_path, *cells, parameters=None, imports="import os", name="03_small",
 
 @pytest.fixture(autouse=True)
 def mark(monkeypatch):
-    """Everything that a test starts carries its mark; other notebooks may run on this machine at the same time."""
+    """A mark on everything that a test starts, because other notebooks may run on this machine at the same time."""
     monkeypatch.setenv("AISCALE_TEST", uuid.uuid4().hex)
 
 
 def carriers() -> list[int]:
-    """Living processes that this test started."""
     return marked("AISCALE_TEST", os.environ["AISCALE_TEST"])
 
 
@@ -53,7 +52,7 @@ def printed(tmp_path, name="03_small") -> str:
 @pytest.mark.parametrize(
     "engines, job, queues", [("slurm", "", True), ("slurm", "7", False), ("local", "", False), ("/a/folder", "", False)]
 )
-def test_a_cell_may_wait_in_the_queue_where_its_ranks_are_in_a_job_of_their_own(monkeypatch, engines, job, queues):
+def test_time_limits_include_the_queue_if_ranks_run_in_a_separate_job(monkeypatch, engines, job, queues):
     monkeypatch.setenv("AISCALE_ENGINES", engines)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     if job:
@@ -83,7 +82,7 @@ def test_a_notebook_runs_with_its_parameters_in_this_environment_offline_and_is_
 
 
 @pytest.mark.extended
-def test_a_kernel_has_ports_where_the_names_of_its_files_would_be_too_long(tmp_path, monkeypatch):
+def test_a_kernel_uses_ports_if_its_socket_file_names_would_be_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("n" * 100)))
     Path(tempfile.tempdir).mkdir()
     assert run(tmp_path, f"{CONNECTION}\n\nprint(how(unpack=True)['transport'])").state == "passed"
@@ -139,7 +138,7 @@ def test_a_cell_that_hangs_is_interrupted_and_shows_where(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_cell_that_makes_nothing_of_its_interrupt_fails_nevertheless(tmp_path):
+def test_a_cell_that_ignores_its_interrupt_fails(tmp_path):
     cell = "import time\n\ntry:\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('so what')"
     result = run(tmp_path, cell, "print('later')", cell_timeout_s=6)
     assert result.failure.message == "the cell took longer than 6 s" and result.failure.cell == 8
@@ -148,7 +147,7 @@ def test_a_cell_that_makes_nothing_of_its_interrupt_fails_nevertheless(tmp_path)
 
 @pytest.mark.extended
 @pytest.mark.parametrize("what, limit", [("cell", "cell_timeout_s"), ("notebook", "timeout_s")])
-def test_what_takes_too_long_is_ended_even_if_it_will_not_be_interrupted(tmp_path, monkeypatch, what, limit):
+def test_a_cell_or_notebook_that_cannot_be_interrupted_is_killed_at_its_time_out(tmp_path, monkeypatch, what, limit):
     monkeypatch.setattr(running, "INTERRUPT_S", 1.0)
     stubborn = "import signal\nimport time\n\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)"
     result = run(tmp_path, stubborn, **{limit: 20})
@@ -161,7 +160,7 @@ def test_a_kernel_that_dies_fails_the_notebook_within_seconds_and_leaves_nothing
     started = time.monotonic()
     result = run(tmp_path, sleeper, "os.kill(os.getpid(), 9)")
     assert result.failure.message == "the kernel died" and result.failure.cell == 10
-    assert time.monotonic() - started < 120  # and not the notebook's hour
+    assert time.monotonic() - started < 120  # much less than the notebook's time-out
     assert result.left_behind == 1 and carriers() == []
 
 
@@ -179,7 +178,7 @@ def command(tmp_path, *arguments) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Tests that were started in a shell's background have been told to ignore Ctrl-C; the command must not be.
+        # A shell's background jobs ignore Ctrl-C; the command must not.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -238,13 +237,14 @@ def test_the_table_shows_notebook_cell_seconds_and_state(tmp_path):
         show("03_x", "runs", 0, None)
         show("03_x", "runs", 2, None)
     text = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", console.file.getvalue())
-    last = {words[0]: words for line in text.splitlines() if (words := line.split())}  # it is drawn several times
+    # The table is drawn several times.
+    last = {words[0]: words for line in text.splitlines() if (words := line.split())}
     assert (last["00_x"][1], last["00_x"][-2:]) == ("0/3", ["0:00:00", "failed"])
     assert (last["03_x"][1], last["03_x"][-2:]) == ("1/3", ["0:00:00", "runs"])
     assert (last["10_x"][1], last["10_x"][-2:]) == ("0/3", ["-:--:--", "waits"])
 
 
-def test_without_a_terminal_there_is_a_line_for_what_starts_and_what_ends(shelf, capsys):
+def test_without_a_terminal_each_start_and_end_prints_a_line(shelf, capsys):
     with progress(book.notebooks(root=shelf), Console(file=io.StringIO())) as show:
         show("03_ddp", "runs", 0, None)
         show("03_ddp", "runs", 1, None)

@@ -1,4 +1,4 @@
-"""Bytes predicted and measured side by side, for every strategy: what a step sends and what a rank holds, equal."""
+"""Predicted bytes equal measured bytes for every strategy: sent in a step and held by a rank."""
 
 import json
 
@@ -15,7 +15,7 @@ def differences(rows: list[dict]) -> list[dict]:
     return [row for row in rows if row["predicted"] != row["measured"]]
 
 
-#: Of what the byte table has, world sizes that say something new.
+#: The most informative world sizes of the byte table.
 WORLDS = {"torch": (2, 3, 4, 5, 6, 7, 8), "deepspeed": (2, 3, 8), "megatron": (2, 3, 4, 8)}
 
 
@@ -23,7 +23,7 @@ WORLDS = {"torch": (2, 3, 4, 5, 6, 7, 8), "deepspeed": (2, 3, 8), "megatron": (2
     "smallest", [True, pytest.param(False, marks=pytest.mark.extended)], ids=["smallest", "others"]
 )
 @pytest.mark.parametrize("library", WORLDS)
-def test_every_strategy_sends_and_holds_what_the_formulas_say(library, smallest):
+def test_every_strategy_sends_and_holds_the_predicted_bytes(library, smallest):
     cases = [case for case in CASES if case.library == library]
     plan = [(case, n) for case in cases for n in case.worlds if n in WORLDS[library] or n == case.worlds[0]]
     plan = [(case, n) for case, n in plan if (n == case.worlds[0]) == smallest]
@@ -52,14 +52,14 @@ def test_mpi_and_serial_send_and_hold_what_the_formulas_say(strategy, n, launche
     assert differences(rows) == [] and len(rows) == (4 * n if strategy == "mpi" else 3)
 
 
-def test_fsdp_sends_one_and_a_half_times_what_ddp_sends():
+def test_fsdp_sends_1_5_times_as_much_as_ddp():
     def on_the_ring(*settings: str) -> float:
         case = Case("it", ("model.vocab_size=64", *settings), (4,), micro_batches=1)
         sent = cost.step_traffic(case.run(4), 4)
         return sum(cost.wire_bytes(op, nbytes, 4) for (op, _), nbytes in sent.items())
 
     ddp = on_the_ring("parallel.strategy=ddp")
-    # The root unit (embeddings and last norm) is kept from forward to backward, so it is gathered once.
+    # The root unit (embeddings and last norm) stays gathered from forward to backward, so it is gathered once.
     assert 1.4 < on_the_ring("parallel.strategy=fsdp") / ddp < 1.5
     assert on_the_ring("parallel.strategy=zero", "parallel.zero_stage=3") / ddp == pytest.approx(1.5, rel=1e-3)
     assert on_the_ring("parallel.strategy=fsdp", "parallel.reshard_after_forward=false") / ddp == 1

@@ -31,7 +31,7 @@ SRC = str(Path(__file__).parents[1] / "src")
 
 @pytest.fixture
 def ranks():
-    """Three ranks of this process: the same ones for every test, unless a test has killed or replaced them."""
+    """Three ranks shared by all tests, unless one has killed or replaced them."""
     return cluster.start(3, timeout_s=20)
 
 
@@ -42,7 +42,7 @@ def _stop():
 
 
 def own(ranks) -> tuple[str, Path]:
-    """The marker of the processes of a cluster, and the folder of its files."""
+    """The marker of a cluster's processes, and the folder of its files."""
     return ranks.run(os.getenv, guard.MARKER)[0], Path(ranks.run(os.getenv, "IPYTHONDIR")[0]).parent
 
 
@@ -83,7 +83,6 @@ MAY_FAIL = (14, 19)
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory) -> list[list[dict]]:
-    """The outputs of NOTEBOOK's cells, run by papermill."""
     folder = tmp_path_factory.mktemp("notebook")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in NOTEBOOK])
     for cell in MAY_FAIL:
@@ -91,7 +90,7 @@ def executed(tmp_path_factory) -> list[list[dict]]:
     nbformat.write(notebook, folder / "in.ipynb")
     paths = str(folder / "in.ipynb"), str(folder / "out.ipynb")
     limits = {"execution_timeout": 60, "iopub_timeout": 60}
-    with pytest.raises(papermill.PapermillExecutionError):  # after the last cell, because of those that may fail
+    with pytest.raises(papermill.PapermillExecutionError):  # only after the last cell: some may fail
         papermill.execute_notebook(*paths, kernel_name="python3", progress_bar=False, **limits)
     return [cell.outputs for cell in nbformat.read(folder / "out.ipynb", 4).cells if cell.cell_type == "code"]
 
@@ -102,10 +101,10 @@ def text_of(outputs: list[dict]) -> str:
 
 @pytest.mark.notebook
 class TestNotebook:
-    def test_start_says_one_calm_line(self, executed):
+    def test_start_prints_one_line(self, executed):
         assert re.fullmatch(r"3 ranks on \S+ in \d+\.\d s \(gloo, \d+ threads? each\)\n", text_of(executed[0]))
 
-    def test_text_is_labelled_and_in_rank_order_though_rank_0_was_last(self, executed):
+    def test_text_is_labelled_and_in_rank_order_even_if_rank_0_is_last(self, executed):
         assert [output.output_type for output in executed[1]] == ["display_data"]  # one, updated in place
         lines = [f"[rank {r}] {text}" for r in range(3) for text in ("hello", f"from {r}", r * 10)]
         assert text_of(executed[1]).splitlines() == lines
@@ -147,7 +146,7 @@ class TestNotebook:
         assert "reused, with a new process group and no variables" in text_of(executed[16])
         assert executed[17] == []
 
-    def test_stop_is_quiet_and_later_use_says_what_to_do(self, executed):
+    def test_stop_is_quiet_and_later_use_explains_what_to_do(self, executed):
         assert executed[18] == []
         assert executed[19][0].evalue == "these ranks were stopped: ranks = cluster.start(3) starts new ones"
 
@@ -167,8 +166,9 @@ def test_forked_ranks_draw_different_random_numbers(ranks):
         assert len(set(kind)) == 3
 
 
-def test_ranks_of_which_some_have_served_a_smaller_notebook_meet(ranks):
-    """Or of which a Stop has caught some while they joined: not all have joined equally often."""
+def test_ranks_reused_from_a_smaller_cluster_can_join_new_ones(ranks):
+    """For example after a Stop interrupted some ranks while they joined: ranks have joined different numbers of
+    times."""
     _store, rendezvous = host_store(20)
     first = ranks.view.client.direct_view([0, 1])
     served = first.apply_async(engine.join, rendezvous, 2, "cpu", 20, [], True).get(60)
@@ -196,13 +196,13 @@ def test_one_rank_that_raises_does_not_leave_the_others_hanging(ranks):
 
 
 def test_ranks_that_raise_the_same_are_shown_once(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.cells.GRACE_S", 30)  # a busy machine may hold up one of them
+    monkeypatch.setattr("aiscale.cluster.cells.GRACE_S", 30)  # a busy machine may delay one of them
     with pytest.raises(RankError, match="^ranks 0-2 raised ZeroDivisionError: division by zero") as caught:
         ranks.execute("1 / 0")
     assert "".join(caught.value.__notes__).count("Traceback") == 1
 
 
-def test_an_unknown_variable_is_said_without_the_machinery_around_it(ranks, monkeypatch):
+def test_an_unknown_variable_is_reported_without_internal_frames(ranks, monkeypatch):
     monkeypatch.setattr("aiscale.cluster.cells.GRACE_S", 30)
     with pytest.raises(RankError, match="ranks 0-2 raised NameError: name 'nothing' is not defined") as caught:
         ranks["nothing"]
@@ -244,14 +244,14 @@ def test_a_collective_that_hangs_ends_with_an_error():
         pair.execute("dist.barrier()")
 
 
-def test_a_start_that_fails_shows_the_engines_own_words(tmp_path):
+def test_a_failed_start_shows_the_engines_own_error(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
     with pytest.raises(cluster.ClusterError, match="the ranks did not start: .* ended with exit status 1") as caught:
         cluster.start(2, env={"PYTHONPATH": str(tmp_path)})
     assert "ImportError: this torch is broken" in str(caught.value)
 
 
-def test_a_start_that_takes_too_long_says_how_many_are_up():
+def test_a_start_that_times_out_says_how_many_engines_are_up():
     with pytest.raises(cluster.ClusterError, match="only 0 of 2 ranks were up in time: raise start_timeout_s"):
         cluster.start(2, start_timeout_s=0.3)
 
@@ -279,7 +279,7 @@ def test_bad_options_are_refused():
 
 
 class Kernel:
-    """A Jupyter kernel that tests talk to as JupyterLab does."""
+    """A Jupyter kernel, driven as JupyterLab does."""
 
     def __init__(self) -> None:
         from jupyter_client.manager import start_new_kernel
@@ -287,11 +287,11 @@ class Kernel:
         self.manager, self.client = start_new_kernel(kernel_name="python3")
 
     def run(self, code: str, stop_at: str = "") -> str:
-        """Run a cell, pressing Stop once it has shown something; what it shows."""
+        """Run a cell and return its output; press Stop once the output contains `stop_at`."""
         request, shown, began = self.client.execute(code), [], time.monotonic()
         while True:
             if stop_at and shown[-1:] == [stop_at]:
-                time.sleep(1)  # ipykernel may lose what interrupts it while it sends
+                time.sleep(1)  # ipykernel may lose an interrupt while it sends
                 self.manager.interrupt_kernel()
                 stop_at = ""
             assert time.monotonic() - began < 60, f"{code} did not end"
@@ -333,12 +333,12 @@ class TestStop:
 
     @pytest.mark.extended
     def test_ranks_that_do_not_answer_are_replaced(self, kernel):
-        kernel.run("from aiscale.cluster import cells; cells.ANSWER_S = 3")  # it is in vain
+        kernel.run("from aiscale.cluster import cells; cells.ANSWER_S = 3")  # the ranks will not answer in time
         shown = kernel.run("%%px\nprint('in')\ndist.recv(torch.ones(1), 1 - rank)", stop_at=BOTH_IN)
         assert "ranks 0-1 did not answer and had to be killed; the next cell starts new ranks" in shown
         began = time.monotonic()
         shown = kernel.run("%%px\ndist.barrier()\nprint('kept' in globals())")
-        assert time.monotonic() - began < 60  # of which new ranks take most
+        assert time.monotonic() - began < 60  # starting new ranks takes most of it
         assert "the ranks were restarted, because ranks 0-1 did not answer" in shown
         assert shown.endswith("[rank 0] False\n[rank 1] False")
 
@@ -356,7 +356,7 @@ def test_kill_9_of_the_kernel_leaves_nothing_behind():
     line = next(line for line in kernel.stdout if line.startswith("READY"))
     _, cluster_id, folder = line.split()
     folder = Path(folder).parent
-    assert len(marked(guard.MARKER, cluster_id)) >= 6  # controller, heart monitor, the ranks' parent, ranks, sleeps
+    assert len(marked(guard.MARKER, cluster_id)) >= 6  # controller, heartbeat monitor, the ranks' parent, ranks, sleeps
     kernel.kill()
     kernel.wait()
     assert seconds_until(lambda: not marked(guard.MARKER, cluster_id)) < 20
@@ -409,7 +409,7 @@ def test_a_host_name_that_does_not_resolve():
 
 
 @pytest.mark.extended
-def test_a_rank_of_which_no_news_came_is_found_by_asking_again(monkeypatch):
+def test_a_rank_without_news_is_found_by_asking_again(monkeypatch):
     monkeypatch.setattr(processes, "_NEWS_S", (0.05,))
     with cluster.start(2) as pair:
         pair.execute("total = torch.ones(1); dist.all_reduce(total)")
@@ -418,7 +418,7 @@ def test_a_rank_of_which_no_news_came_is_found_by_asking_again(monkeypatch):
 
 @pytest.fixture(scope="module")
 def read_only(tmp_path_factory):
-    """A program that runs from an installation, in a folder and with a home that it cannot write, and just ends."""
+    """Run a program from a read-only installation, folder and home; the program just ends."""
     base = tmp_path_factory.mktemp("read_only")
     package, folder = base / "src", base / "notebooks"
     shutil.copytree(SRC, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -429,7 +429,7 @@ def read_only(tmp_path_factory):
     program += "print(c.__file__, os.access('.', os.W_OK), os.access(c.__file__, os.W_OK))\n"
     program += "print(*(r.run(os.getenv, name)[0] for name in ('AISCALE_CLUSTER', 'IPYTHONDIR')))"
     command = [sys.executable, "-c", program]
-    if os.geteuid() == 0:  # root may write anywhere, unless it gives that up
+    if os.geteuid() == 0:  # root may write anywhere, unless it drops the capability
         command = ["setpriv", "--bounding-set=-dac_override", *command]
     env = {**os.environ, "PYTHONPATH": str(package), "HOME": str(folder), "TMPDIR": "/tmp"}
     env.pop("IPYTHONDIR", None)
@@ -478,7 +478,7 @@ def test_no_mpi_is_one_line_that_says_what_to_install(monkeypatch, tmp_path):
         local.find_mpiexec()
 
 
-def test_the_first_rank_to_die_is_read_from_either_mpi():
+def test_the_first_dead_rank_is_parsed_from_either_mpi():
     mpich = "=   PID 71 RUNNING AT vm\n=   EXIT CODE: 9\n... EXIT STRING: Killed (signal 9)"
     open_mpi = "mpiexec noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed)."
     assert local.first_mpi_exit(mpich, {70: 0, 71: 1}).message == "rank 1 died (signal 9)"
@@ -493,7 +493,7 @@ def test_ranks_are_named_as_people_do():
     assert [name_ranks(r) for r in ([2], [0, 1, 2, 3], [3, 0, 2])] == ["rank 2", "ranks 0-3", "ranks 0, 2-3"]
 
 
-def test_a_traceback_loses_the_frames_of_the_machinery_only():
+def test_a_traceback_loses_only_internal_frames():
     machinery = "File /x/ipyparallel/engine/kernel.py:157, in f\n--> 1 exec\n\n"
     mine = "Cell In[1], line 1\n\nFile /mine.py:2\n"
     assert own_frames(f"Traceback\n{machinery}{mine}") == f"Traceback\n{mine}"
@@ -516,7 +516,7 @@ def test_text_may_come_after_the_answer_of_its_rank(capsys):
     assert capsys.readouterr().out == "[rank 0] b\n[rank 1] c\n"
 
 
-def test_different_failures_are_all_told():
+def test_different_failures_are_all_reported():
     error = RankError.of([Failure(0, "A", "x", "ta"), Failure(1, "B", "y", "tb"), Failure(2, "A", "x", "ta")], "note")
     assert str(error) == "ranks 0, 2 raised A: x; rank 1 raised B: y (note)"
     assert error._render_traceback_()[:2] == ["[ranks 0, 2]", "ta"]

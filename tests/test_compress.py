@@ -1,4 +1,4 @@
-"""Radius's competitors with real ranks: dense at density 1, nothing lost, resumed to the bit, no deadlock."""
+"""Radius's competitors on real ranks: dense at density 1, nothing lost, bitwise resume, no deadlock."""
 
 import json
 from textwrap import indent
@@ -45,7 +45,7 @@ def mean(tensor):
     return tensor / world.size
 """
 
-#: every way in which the sparse methods send
+#: all ways in which the sparse methods send
 SPARSE = """
 SPARSE = [
     ("method=top-k",),
@@ -56,7 +56,7 @@ SPARSE = [
 ]
 """
 
-#: name -> (ranks, code). All that need as many ranks run in one start of them.
+#: name -> (ranks, code). Parts with the same number of ranks share one start.
 PARTS: dict[str, tuple[int, str]] = {}
 
 RUN_PART = """
@@ -76,7 +76,7 @@ def part(name: str, n: int, code: str) -> None:
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """outcome(name): what each rank says of a part, in rank order: ok, or its traceback."""
+    """outcome(name): what each rank says in a part, in rank order: ok, or its traceback."""
     said: dict[int, list[str]] = {}
 
     def ask(name: str) -> list[str]:
@@ -155,7 +155,7 @@ for settings in [*SPARSE, ("method=powersgd", "rank=2", "parallel.bucket_mb=25")
 )
 
 
-def test_what_is_applied_and_what_is_kept_back_add_up_to_the_dense_gradients(outcome):
+def test_applied_gradients_and_residuals_add_up_to_the_dense_gradients(outcome):
     assert outcome("conservation") == ["ok"] * 3
 
 
@@ -202,11 +202,11 @@ assert len(set(engine.compressor.indices(matrix).tolist())) == matrix.numel() //
 )
 
 
-def test_random_k_draws_the_same_places_on_all_ranks_and_others_in_every_step(outcome):
+def test_random_k_draws_the_same_entries_on_all_ranks_and_new_ones_each_step(outcome):
     assert outcome("places") == ["ok"] * 2
 
 
-# Two ranks: a sum of two does not depend on where in a bucket it stands, and DDP refills its buckets after a start.
+# Two ranks: a sum of two does not depend on its place in a bucket, and DDP rebuilds its buckets after a start.
 part(
     "resume",
     2,
@@ -234,7 +234,7 @@ for settings in ways:
 )
 
 
-def test_a_run_that_stops_after_any_step_goes_on_to_the_bit(outcome):
+def test_a_run_stopped_after_any_step_resumes_bit_for_bit(outcome):
     assert outcome("resume") == ["ok"] * 2
 
 
@@ -252,7 +252,7 @@ assert nbytes > 25 * 2**20 and losses[-1] < losses[0] - 0.1
 )
 
 
-def test_powersgd_learns_where_the_model_would_fill_several_buckets(outcome):
+def test_powersgd_trains_a_model_larger_than_one_bucket(outcome):
     assert outcome("powersgd") == ["ok"] * 2
 
 
@@ -271,11 +271,11 @@ for method in ("top-k", "random-k"):
 )
 
 
-def test_ranks_that_add_up_rounded_values_do_not_drift_apart(outcome):
+def test_ranks_that_sum_rounded_values_do_not_drift_apart(outcome):
     assert outcome("drift") == ["ok"] * 3
 
 
-#: What the sweep of `aiscale bench radius` plays in one process.
+#: The cases that the sweep of `aiscale bench radius` simulates in one process.
 PLAYED = {
     "top-k": ("method=top-k", "density=0.1"),
     "top-k mean": ("method=top-k", "density=0.1", "residual=mean"),
@@ -303,7 +303,7 @@ say("weights", world.rank, json.dumps(found))
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_one_process_that_plays_ranks_moves_the_weights_as_they_do(name, outcome, monkeypatch):
+def test_one_process_that_simulates_ranks_updates_the_weights_as_they_do(name, outcome, monkeypatch):
     assert outcome("played") == ["ok"] * 2
     monkeypatch.setattr(radius_runs, "RANKS", 2)
     scope: dict = {}
@@ -345,7 +345,7 @@ for method in ("top-k", "random-k", "powersgd"):
 )
 
 
-def test_a_nan_that_is_not_sent_stops_every_rank_all_the_same(outcome):
+def test_a_nan_that_is_not_sent_still_stops_every_rank(outcome):
     assert outcome("nan") == ["ok"] * 2
 
 
@@ -358,7 +358,7 @@ def test_a_mean_residual_is_the_mean_of_the_steps_since_an_entry_was_sent():
     assert unsent.offer(torch.tensor([2.0, 5.0, 4.0])).tolist() == [2.0, 3.0, 4.0]
 
 
-def test_without_a_residual_nothing_is_kept():
+def test_without_a_residual_unsent_entries_are_dropped():
     unsent = Unsent("none", torch.zeros(3))
     gradient = torch.tensor([1.0, 2.0, 3.0])
     assert unsent.offer(gradient) is gradient and unsent.tensors() == []
@@ -371,7 +371,7 @@ def test_without_a_residual_nothing_is_kept():
         (("parallel.bucket_mb=0.01",), "would fill several buckets, and torch's hook then waits for ever"),
     ],
 )
-def test_what_powersgd_cannot_do_is_refused(settings, message):
+def test_unsupported_powersgd_settings_are_refused(settings, message):
     run = Run().override("parallel.strategy=ddp", "compression.method=powersgd", "loop.device=cpu", *settings)
     with pytest.raises(ConfigError, match=message):
         build(run, connect("cpu"))

@@ -1,4 +1,4 @@
-"""A Run is checked when it is written, and every refusal is one line that says what to change."""
+"""A Run is checked when it is created, and every error is one line that says what to change."""
 
 import dataclasses
 import json
@@ -94,7 +94,7 @@ def test_values_that_do_not_fit_together_are_refused_with_the_rule(make, message
     assert str(refusal.value) == message
 
 
-def test_the_share_of_a_rank_is_cut_into_micro_batches():
+def test_a_ranks_share_of_the_batch_is_split_into_micro_batches():
     loop = LoopConfig(global_batch=24, micro_batch=2)
     assert loop.micro_batches(dp=3) == (4, 2)
     assert LoopConfig(global_batch=24).micro_batches(dp=3) == (1, 8)

@@ -1,4 +1,4 @@
-"""Formulas against what torch counts, and against the numbers that papers print."""
+"""Formulas against torch's counters, and against the numbers that papers print."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ EXPERTS = [
 
 
 @pytest.mark.parametrize("config", [*every_switch(60), *EXPERTS], ids=str)
-def test_the_count_of_every_part_is_that_of_the_model(config):
+def test_parameter_counts_match_the_model_part_by_part(config):
     with torch.device("meta"):
         model = GPT(config)
     actual = dict.fromkeys(cost.parameters(config), 0)
@@ -68,14 +68,14 @@ def test_gpt2_has_124_439_808_parameters():
 
 
 @pytest.mark.parametrize("row", published.table("turing_table5_peak_memory")[:4], ids=lambda row: row["model"])
-def test_the_turing_reports_models_have_the_parameters_it_states(row):
+def test_the_turing_reports_models_have_its_stated_parameters(row):
     """minGPT does not count its output head: our tied model, with 67 characters and blocks of 128."""
     shape = {"n_layer": row["n_layer"], "n_head": row["n_head"], "d_model": row["n_embd"]}
     config = ModelConfig(**shape, vocab_size=row["vocab"], max_seq_len=row["block_size"])
     assert cost.parameter_count(config) == row["params_minGPT_count_no_lm_head"]
 
 
-def test_a_layer_has_twelve_squares_and_the_slide_forgot_attentions_output():
+def test_a_layer_has_12_d_squared_weights_and_the_slide_omits_attentions_output():
     layer = cost.layer_parameters(ModelConfig(**SMALL, bias=False))
     squares = {part: n / SMALL["d_model"] ** 2 for part, n in layer.items() if part != "norms"}
     assert squares == {"qkv": 3, "attention_out": 1, "mlp": 8}
@@ -90,7 +90,7 @@ def test_the_rule_of_thumb_is_close_for_a_large_model():
 
 
 def counted_flops(config: ModelConfig, batch: int, seq_len: int, backward: bool) -> int:
-    """What torch's counter sees. Unfused attention, whose backward pass does not recompute the scores."""
+    """FLOPs counted by torch, with unfused attention, whose backward pass does not recompute the scores."""
     model, tokens = GPT(config), torch.zeros(batch, seq_len, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         loss = cross_entropy_plain(model.hidden(tokens), model.head_weight, tokens)
@@ -101,14 +101,14 @@ def counted_flops(config: ModelConfig, batch: int, seq_len: int, backward: bool)
 
 @pytest.mark.parametrize("config", [*one_switch_at_a_time(), *EXPERTS], ids=str)
 @pytest.mark.parametrize("backward", [False, True])
-def test_flops_per_token_are_what_torchs_counter_sees(config, backward):
+def test_flops_per_token_match_torchs_counter(config, backward):
     batch, seq_len = 2, 32
     assert cost.flops_per_token(config, seq_len, backward) * batch * seq_len == counted_flops(
         config, batch, seq_len, backward
     )
 
 
-def test_a_kernel_that_skips_the_masked_half_does_half_of_attention():
+def test_a_kernel_that_skips_masked_scores_does_half_the_work_of_attention():
     full = cost.flops_by_part(GPT2, 1024)
     half = cost.flops_by_part(GPT2, 1024, causal="half")
     assert half.pop("attention") / full.pop("attention") == pytest.approx(1025 / 2048)
@@ -133,7 +133,7 @@ def test_six_n_is_low_by_attention_only_when_the_head_is_tied():
 
 
 def saved_bytes(config: ModelConfig, batch: int, seq_len: int, precision: str) -> int:
-    """Bytes of the storages that autograd keeps for the backward pass, each once, parameters excepted."""
+    """Bytes that autograd keeps for the backward pass, each storage once, without parameters."""
     torch.manual_seed(0)
     model = GPT(config)
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -143,7 +143,7 @@ def saved_bytes(config: ModelConfig, batch: int, seq_len: int, precision: str) -
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             sizes[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # so that no address is used twice
+        alive.append(tensor)  # so that no address is reused
         return tensor
 
     tokens = torch.randint(0, config.vocab_size, (batch, seq_len))
@@ -163,12 +163,12 @@ def test_activations_are_predicted_to_the_byte(config, precision):
     assert saved_bytes(config, 2, 48, precision) == predicted
 
 
-def test_what_experts_keep_is_not_guessed():
+def test_activations_of_experts_are_not_estimated():
     with pytest.raises(ConfigError, match="which expert keeps how much is known only when tokens are routed: measure"):
         cost.activation_bytes(EXPERTS[0], 2, 48)
 
 
-def test_long_sequences_in_bf16_keep_what_the_fused_kernel_keeps(monkeypatch):
+def test_long_sequences_in_bf16_store_as_much_as_the_fused_kernel(monkeypatch):
     monkeypatch.setattr(kernels, "MAX_TOKENS_BY_HEADS", 32)
     monkeypatch.setattr(cost.memory, "BY_HEADS_TOKENS", 32)
     test_activations_are_predicted_to_the_byte(ModelConfig(**SMALL, position="rotary"), "bf16")
@@ -209,7 +209,7 @@ def test_both_accountings_give_sixteen_bytes_a_parameter():
     assert zero_bf16["optimizer states"] == 12 * 10**6
 
 
-def test_the_slides_rows_are_ours():
+def test_the_slides_rows_match_our_formulas():
     rows = {(category, case): n for category, case, n in cost.slide_bytes_per_parameter()}
     bf16, fp32 = cost.model_state_bytes(1, precision="bf16"), cost.model_state_bytes(1)
     assert rows["parameters", "fp32"] == fp32["parameters"]
@@ -240,7 +240,7 @@ def test_korthikanti_figure_1(shape, batch, baseline_gib, best_gib):
 
 
 def test_ours_differs_from_korthikanti_by_dropout_masks_and_a_wide_residual_stream():
-    """34 = 32 + 2 of masks; a residual stream in fp32 adds 4: 36 bytes for each of a block's B T D numbers."""
+    """34 = 32 + 2 for masks; a residual stream in fp32 adds 4: 36 bytes for each of a block's B T D numbers."""
     model = ModelConfig(n_layer=50, n_head=1, d_model=4096, vocab_size=2, max_seq_len=64)
     ours = cost.activation_bytes(model, 1, 64, "bf16") / (50 * 64 * 4096)
     theirs = cost.korthikanti_activation_bytes(model, 1, 64, recompute="selective") / (50 * 64 * 4096)
@@ -252,11 +252,11 @@ def test_ours_differs_from_korthikanti_by_dropout_masks_and_a_wide_residual_stre
 
 
 def ring_all_reduce_bytes(world: int, chunks: int) -> list[int]:
-    """Bytes each rank sends when the ring is played out, one byte a chunk; asserts that every rank ends with sums."""
+    """Bytes each rank sends in a simulated ring, one byte per chunk; asserts that every rank ends with the sums."""
     data = [[{rank} for _ in range(chunks)] for rank in range(world)]
     sent = [0] * world
     for step in range(2 * (world - 1)):
-        # In step s rank r sends chunk r - s: first the partial sums, then (all complete by then) the sums.
+        # In step s rank r sends chunk r - s: first partial sums, then complete ones.
         moving = [(rank, (rank - step) % chunks, set(data[rank][(rank - step) % chunks])) for rank in range(world)]
         for rank, chunk, partial in moving:
             data[(rank + 1) % world][chunk] |= partial
@@ -266,7 +266,7 @@ def ring_all_reduce_bytes(world: int, chunks: int) -> list[int]:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 7])
-def test_a_ring_sends_what_the_formula_says(world):
+def test_a_ring_sends_the_predicted_bytes(world):
     assert ring_all_reduce_bytes(world, world) == [cost.all_reduce_wire_bytes(world, world)] * world
 
 
@@ -278,13 +278,13 @@ def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(world):
 
 
 def test_gloos_reduce_scatter_sends_as_much_as_an_all_reduce():
-    """Counted on the loopback of a private network namespace: 1.505 S at 4 ranks with torch 2.13."""
+    """Measured on the loopback of a private network namespace: 1.505 S at 4 ranks with torch 2.13."""
     assert cost.wire_bytes("reduce_scatter", 100, 4, "gloo") == 150
     assert cost.wire_bytes("reduce_scatter", 100, 4) == 75
 
 
-def test_gloos_reduce_sends_segments_twice_where_a_rank_has_more_than_two():
-    """Totals counted by the network interface, in payloads: 3, 12 and 24 MiB."""
+def test_gloos_reduce_sends_segments_twice_if_a_rank_has_more_than_two():
+    """Totals measured at the network interface, in payloads: 3, 12 and 24 MiB."""
     for world, counted in ((2, (1.502, 2.169, 2.337)), (3, (2.672, 3.171, 3.423)), (4, (3.758, 4.088, 4.422))):
         for mib, total in zip((3, 12, 24), counted, strict=True):
             each = cost.wire_bytes("reduce", mib * 2**20, world, "gloo") / (mib * 2**20)
@@ -328,7 +328,7 @@ def test_bad_points_are_refused():
 LINK = cost.Link(latency_s=0.0, bandwidth_bytes_s=1e9)
 
 
-def test_all_of_the_communication_but_the_last_bucket_hides_behind_a_slow_backward_pass():
+def test_a_slow_backward_pass_hides_all_communication_but_the_last_bucket():
     step = cost.ddp_step_seconds(1.0, 2.0, 1e9, 2, LINK, bucket_bytes=1e8)
     assert step.communication_s == pytest.approx(1.0)
     assert step.exposed_s == pytest.approx(0.1)
@@ -341,7 +341,7 @@ def test_without_overlap_everything_is_exposed():
     assert step.total_s == pytest.approx(4.5)
 
 
-def test_the_timeline_sends_every_byte_once_in_order_and_never_before_it_exists():
+def test_the_timeline_sends_every_gradient_byte_once_in_order_after_it_is_computed():
     events = cost.ddp_timeline(1.0, 2.0, 1e9, 4, LINK, bucket_bytes=3e8)
     sends = [e for e in events if e.kind == "communication"]
     assert [e.name for e in sends] == [f"all-reduce {i}" for i in range(1, 5)]
@@ -370,9 +370,9 @@ def test_linear_scaling_rule():
     ("gather_s", "block_s", "ahead", "end_s"),
     [
         (2, 3, 0, 2 + 6 * (2 + 3)),  # the root, then one after the other
-        (2, 3, 1, 2 + 2 + 6 * 3),  # only the root and the first gather show
-        (3, 2, 1, 3 + 6 * 3 + 2),  # the wire is never idle
-        (3, 2, 2, 3 + 6 * 3 + 2),  # and further ahead changes nothing
+        (2, 3, 1, 2 + 2 + 6 * 3),  # only the root and the first gather are exposed
+        (3, 2, 1, 3 + 6 * 3 + 2),  # the network is never idle
+        (3, 2, 2, 3 + 6 * 3 + 2),  # and prefetching further changes nothing
     ],
 )
 def test_the_predicted_forward_pass_takes_as_long_as_its_formula_says(gather_s, block_s, ahead, end_s):

@@ -1,4 +1,4 @@
-"""Sixteen or eighteen bytes a parameter: every count of the sources is reached, and the differences are named."""
+"""Sixteen or eighteen bytes per parameter: every source's count is reproduced, and the differences have names."""
 
 import dataclasses
 
@@ -28,10 +28,10 @@ def test_each_convention_adds_up_to_what_its_source_says(name, total):
     assert COUNTS[name].total == total
 
 
-def test_sixteen_and_eighteen_differ_in_the_gradients_alone():
+def test_sixteen_and_eighteen_differ_only_in_the_gradients():
     paper, slide, plain = COUNTS["ZeRO paper"], COUNTS["slide, AdamW"], COUNTS["slide, fp32 AdamW"]
     assert dataclasses.replace(slide, name=paper.name, source=paper.source, gradients=slide.gradients - 2) == paper
-    # Sixteen twice, for different reasons: the paper's 2 + 2 + 12 and fp32's 4 + 4 + 8.
+    # Sixteen for two reasons: the paper's 2 + 2 + 12 and fp32's 4 + 4 + 8.
     assert (plain.weights_16bit - paper.weights_16bit, plain.gradients - paper.gradients) == (-2, 2)
 
 
@@ -61,7 +61,7 @@ def test_the_slides_table_is_made_of_the_same_parts():
         {"bias": False},
     ],
 )
-def test_shapes_of_parameters_are_those_of_the_model(switches):
+def test_parameter_shapes_match_the_model(switches):
     from aiscale.model import GPT
 
     config = ModelConfig(n_layer=2, d_model=32, vocab_size=67, max_seq_len=16, **switches)

@@ -1,5 +1,6 @@
-"""Text: the embedded corpus is clean and the same everywhere, the toy corpus has its published numbers, files are read
-in pieces, and whatever cannot be read is named in one line."""
+"""Text: the embedded corpus is clean and the same everywhere, the toy corpus has its published statistics, files are
+read in pieces, and unreadable ones are refused in one line.
+"""
 
 import hashlib
 import math
@@ -36,7 +37,7 @@ def test_another_seed_of_the_toy_corpus_keeps_its_statistics():
     assert (len(text), len(words.encode(text)), words.vocab_size) == (290_599, 52_600, 172)
 
 
-def test_the_toy_corpus_rewards_looking_back_further_than_a_word():
+def test_the_toy_corpus_rewards_context_longer_than_a_word():
     first, second, *_ = toy_text().splitlines()
     thing = re.search(r"a \w+ (\w+) near", first)[1]
     assert f" {thing} " in second
@@ -50,7 +51,7 @@ def test_the_embedded_corpus_is_clean_ascii_prose_without_repetitions():
     assert not re.search(r"^[*=~-]{3,}$|::=|[ \t]+$|\n{3,}", text, flags=re.MULTILINE)
 
 
-def test_the_standard_library_is_a_large_corpus_without_tests_and_tables_whose_order_mixes_its_packages():
+def test_the_standard_library_corpus_is_large_shuffled_and_without_tests_and_tables():
     files = stdlib_files()
     names = [file.name for file in files]
     assert {"argparse.py", "socket.py"} <= set(names) and not any("test" in file.parts for file in files)
@@ -68,7 +69,7 @@ def test_bigram_entropy_by_hand():
 
 
 def test_bigram_entropy_on_held_out_text_counts_one_more_of_everything():
-    # Counted in "aab": aa 1, ab 1; one added to each: p(b|a) = 2/4, p(a|b) = 1/2. The pairs of "aba": ab, ba.
+    # Counts in "aab": aa 1, ab 1; plus one each: p(b|a) = 2/4, p(a|b) = 1/2. The pairs of "aba": ab, ba.
     assert bigram_entropy("aab", held_out="aba") == pytest.approx(math.log(2))
 
 
@@ -134,7 +135,7 @@ def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path):
 
 @pytest.mark.parametrize("before", [0, 8185, 8188, 100_000])  # a stream reads 8192 bytes at a time
 @pytest.mark.parametrize(("text", "place"), [(b"caf\xc3\xa9 caf\xe9 au lait", 9), (b"caf\xe9", 3)])
-def test_a_file_that_is_no_text_is_refused_with_the_place_of_the_first_bad_byte(before, text, place, tmp_path):
+def test_a_binary_file_is_refused_with_the_offset_of_its_first_bad_byte(before, text, place, tmp_path):
     file = tmp_path / "latin1.txt"
     file.write_bytes(b"x" * before + text)
     message = rf"latin1.txt is not UTF-8 text \(byte 0xe9 at offset {before + place}\): convert it"

@@ -1,4 +1,4 @@
-"""Images: drawn the same everywhere, told apart by a simple rule, and read back as they were written."""
+"""Images: drawn the same everywhere, separable by a simple rule, and read back as they were written."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from aiscale.data import NpzDataset, draw_shapes, write_npz
 from aiscale.data.images import SHAPES
 
 
-def test_images_are_drawn_from_the_seed_and_all_kinds_equally_often():
+def test_images_depend_on_the_seed_and_all_kinds_are_equally_frequent():
     images, labels = draw_shapes(205, seed=3)
     again, _ = draw_shapes(205, seed=3)
     other, _ = draw_shapes(205, seed=4)
@@ -18,7 +18,7 @@ def test_images_are_drawn_from_the_seed_and_all_kinds_equally_often():
     assert sorted(np.bincount(labels)) == [20] * 5 + [21] * 5 and len(SHAPES) == 10
 
 
-def test_kinds_can_be_told_apart_but_not_by_the_mean_image_alone():
+def test_kinds_are_separable_but_not_by_the_mean_image_alone():
     images, labels = draw_shapes(2000, seed=1)
     unseen, answers = draw_shapes(500, seed=2)
     means = np.stack([images[labels == kind].mean(axis=0).ravel() for kind in range(10)])  # (10,HW)
@@ -28,7 +28,7 @@ def test_kinds_can_be_told_apart_but_not_by_the_mean_image_alone():
     assert 0.2 < accuracy < 0.8, "too easy, and a CNN has nothing to show; too hard, and it cannot"
 
 
-def test_what_is_written_is_read_in_the_same_order(tmp_path):
+def test_images_are_read_in_the_order_they_were_written(tmp_path):
     files = write_npz(tmp_path, 25, per_file=10, seed=5)
     images, labels = draw_shapes(25, seed=5)
     dataset = NpzDataset(tmp_path)
@@ -53,12 +53,12 @@ def test_writing_fewer_images_leaves_none_of_the_old_ones(tmp_path):
     assert len(NpzDataset(tmp_path)) == 10
 
 
-def test_colour_images_of_others_are_read_too(tmp_path):
+def test_colour_images_from_elsewhere_are_read(tmp_path):
     np.savez(tmp_path / "theirs.npz", images=np.zeros((2, 3, 8, 8), np.uint8), labels=np.array([0, 1]))
     assert NpzDataset(tmp_path)[1][0].shape == (3, 8, 8)
 
 
-def test_folders_and_files_that_do_not_fit_are_refused(tmp_path):
+def test_folders_and_files_of_another_format_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no .npz files: make some with aiscale.data.write_npz"):
         NpzDataset(tmp_path)
     np.savez(tmp_path / "a.npz", pictures=np.zeros(3))

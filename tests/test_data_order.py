@@ -1,4 +1,4 @@
-"""The order of windows depends on the seed and the step alone: the same at every world size, and after a resume."""
+"""The order of windows depends only on seed and step: the same at every world size, and after a resume."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_all_ranks_together_read_the_same_global_batch_at_every_world_size(world
         assert torch.equal(torch.cat([y for share in shares for _, y in share]), y)
 
 
-def test_an_epoch_visits_no_window_twice_and_the_next_one_in_another_order():
+def test_an_epoch_visits_no_window_twice_and_the_next_epoch_has_another_order():
     order = batches()
     assert order.steps_per_epoch == 12
     epochs = [[w for step in range(e * 12, e * 12 + 12) for w in windows(order.batch(step)[0])] for e in range(3)]
@@ -71,14 +71,14 @@ def test_fewer_windows_than_a_global_batch_are_repeated_evenly():
     assert sorted(counts) == [2, 3, 3]
 
 
-def test_tokens_that_make_one_window_suffice_and_one_less_is_refused_with_the_numbers():
+def test_tokens_for_one_window_suffice_and_one_fewer_is_refused_with_the_numbers():
     x, y = batches(global_batch=1, tokens=TOKENS[:11]).batch(0)
     assert (x[0].tolist(), y[0].tolist()) == (list(range(10)), list(range(1, 11)))
     with pytest.raises(ConfigError, match="has 10 tokens, fewer than one block of loop.seq_len 10 and its last target"):
         batches(tokens=TOKENS[:10])
 
 
-def test_a_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_they_do():
+def test_a_batch_not_divisible_by_the_ranks_is_refused_and_a_valid_size_named():
     with pytest.raises(ConfigError, match="not divisible by 3 data-parallel ranks x 2 .* set loop.global_batch=12"):
         batches().share(0, rank=0, world=3, n_micro=2)
 
@@ -95,17 +95,17 @@ def test_the_order_of_very_many_windows_costs_no_memory():
     assert len(set(found)) == 3 and found.min() >= 0 and found.max() < n
 
 
-def test_every_window_comes_early_and_late_alike():
+def test_every_window_is_equally_likely_early_and_late():
     n, epochs = 50, 2000
     at = np.array([np.argsort(permute(np.arange(n), n, 7, epoch)) for epoch in range(epochs)])  # (epochs, windows)
-    spread = np.sqrt((n**2 - 1) / 12 / epochs)  # of the mean of uniform places
+    spread = np.sqrt((n**2 - 1) / 12 / epochs)  # of the mean of uniform positions
     assert np.abs(at.mean(axis=0) - (n - 1) / 2).max() < 5 * spread
     neighbours = (np.abs(np.diff(at, axis=1)) == 1).mean()
     assert abs(neighbours - 2 / n) < 0.004, "windows that touch in the text must not stay together"
 
 
 def test_the_order_never_changes_with_a_new_version_of_anything():
-    # A run that was stopped under one version of numpy or of this package goes on under another.
+    # A run stopped under one version of numpy or of this package may resume under another.
     assert permute(np.arange(10), 10, 1337, 0).tolist() == [6, 1, 0, 9, 4, 3, 5, 7, 8, 2]
     found = permute(np.arange(5), 10**9, 1337, 2).tolist()
     assert found == [732719684, 815245956, 212932661, 605075245, 769620101]

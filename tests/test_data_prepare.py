@@ -1,4 +1,4 @@
-"""`aiscale data prepare`: local files in the formats of the published corpora become shards that a run trains on."""
+"""`aiscale data prepare`: local files in the formats of published corpora become shards that a run trains on."""
 
 import functools
 import gzip
@@ -24,7 +24,7 @@ def text_of(folder, kind="char") -> str:
 
 @pytest.fixture
 def datasets(tmp_path, monkeypatch):
-    """The library, kept from the network and from the user's cache."""
+    """The datasets library, without network and with a private cache."""
     library = pytest.importorskip("datasets")
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
@@ -73,9 +73,7 @@ def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
         ("oscar", {"path": "parquet", "data_files": "pages.parquet"}),
     ],
 )
-def test_the_corpora_of_the_seeds_are_read_with_the_formats_of_their_publishers(
-    name, local, tmp_path, datasets, monkeypatch
-):
+def test_published_corpora_are_read_in_their_publishers_formats(name, local, tmp_path, datasets, monkeypatch):
     (tmp_path / "works.txt").write_text(toy_text()[:20_000])
     datasets.Dataset.from_dict({"id": [0, 1], "text": [toy_text()[:10_000], toy_text()[10_000:20_000]]}).to_parquet(
         tmp_path / "pages.parquet"
@@ -122,19 +120,19 @@ def test_a_missing_library_is_refused_with_what_to_install(tmp_path, monkeypatch
         prepare_corpus(tmp_path / "docs.jsonl", tmp_path / "out", progress=False)
 
 
-def test_a_record_without_the_field_is_refused_with_those_it_has(tmp_path, datasets):
+def test_a_record_without_the_field_is_refused_and_its_fields_named(tmp_path, datasets):
     (tmp_path / "docs.jsonl").write_text('{"body": "a", "id": 1}\n')
     with pytest.raises(ConfigError, match="has no text in field 'text': its fields are body, id; name .* --field"):
         prepare_corpus(tmp_path / "docs.jsonl", tmp_path / "out", tokenizer="byte", progress=False)
 
 
-def test_a_file_that_is_not_what_its_name_says_is_refused_in_one_line(tmp_path, datasets):
+def test_a_file_whose_content_does_not_match_its_suffix_is_refused_in_one_line(tmp_path, datasets):
     (tmp_path / "docs.jsonl").write_text("{broken\n")
     with pytest.raises(ConfigError, match="docs.jsonl cannot be read by `datasets`"):
         prepare_corpus(tmp_path / "docs.jsonl", tmp_path / "out", tokenizer="byte", progress=False)
 
 
-def test_the_same_command_goes_on_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):
+def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):
     from aiscale.data import shards
 
     monkeypatch.setattr(shards, "BLOCK_CHARS", 10_000)
@@ -159,7 +157,7 @@ def test_the_same_command_goes_on_after_an_interruption_and_does_nothing_when_do
         ConfigError, match="was begun with a bpe tokenizer, not char: choose another --out or delete it"
     ):
         prepare_corpus(tmp_path / "toy.txt", out, tokenizer="char", progress=False)
-    monkeypatch.setattr(prepare_module, "learn", None)  # the vocabulary was learnt before
+    monkeypatch.setattr(prepare_module, "learn", None)  # the vocabulary was learnt in the first run
     kept = {file: file.stat().st_mtime_ns for file in out.glob("*.tokens")}
     assert len(kept) >= 2
     manifest = prepare()
@@ -168,7 +166,7 @@ def test_the_same_command_goes_on_after_an_interruption_and_does_nothing_when_do
     assert prepare() == manifest
 
 
-def test_a_tokenizer_of_others_is_taken_from_its_file(tmp_path):
+def test_a_tokenizer_file_from_elsewhere_is_used(tmp_path):
     bpe = learn("bpe", [toy_text()], bpe_vocab_size=300)
     (tmp_path / "tokenizer.json").write_text(bpe.to_json())
     (tmp_path / "toy.txt").write_text(toy_text()[:5000])

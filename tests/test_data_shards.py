@@ -1,5 +1,4 @@
-"""Shards: what is written is what is read, in memory that does not grow with the corpus, and nothing that was damaged,
-cut off or made with another vocabulary is trained on."""
+"""Shards: they read back as written, in constant memory; damaged, truncated or mismatched shards are refused."""
 
 import json
 import os
@@ -139,7 +138,7 @@ def test_a_damaged_or_newer_manifest_is_refused(folder):
         read_corpus(folder)
 
 
-def test_an_interrupted_preparation_goes_on_and_ends_the_same(folder, tmp_path, small_blocks):
+def test_an_interrupted_preparation_resumes_with_the_same_result(folder, tmp_path, small_blocks):
     class Stopped(Exception):
         pass
 
@@ -148,8 +147,6 @@ def test_an_interrupted_preparation_goes_on_and_ends_the_same(folder, tmp_path, 
             raise Stopped
 
     class Counting:
-        """The byte tokenizer, counting what it is asked."""
-
         def __init__(self):
             self.characters = 0
 
@@ -172,7 +169,7 @@ def test_an_interrupted_preparation_goes_on_and_ends_the_same(folder, tmp_path, 
     assert {f.name: f.read_bytes() for f in other.iterdir()} == {f.name: f.read_bytes() for f in folder.iterdir()}
 
 
-def test_going_on_with_another_text_or_tokenizer_is_refused(tmp_path, small_blocks):
+def test_resuming_with_another_text_or_tokenizer_is_refused(tmp_path, small_blocks):
     def stop(text_bytes):
         if text_bytes > 1500:
             raise KeyboardInterrupt
@@ -223,7 +220,7 @@ def test_a_text_too_short_for_a_block_is_refused_with_the_part_and_the_numbers(t
         Batches.in_order(corpus.val, seq_len=16, global_batch=1)
 
 
-def test_processes_that_ask_at_once_get_the_same_corpus(tmp_path):
+def test_concurrent_processes_get_the_same_corpus(tmp_path):
     (tmp_path / "text.txt").write_text(toy_text() * 3)
     code = (
         "from aiscale.config import DataConfig; from aiscale.data import open_corpus; import sys;"
@@ -279,7 +276,7 @@ def _assert_one_complete_folder(cache: Path) -> None:
     assert len(folders) == 1 and (folders[0] / "manifest.json").exists(), folders
 
 
-def test_the_cache_lies_where_the_environment_says(tmp_path, monkeypatch):
+def test_the_environment_sets_the_place_of_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("AISCALE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -290,7 +287,7 @@ def test_the_cache_lies_where_the_environment_says(tmp_path, monkeypatch):
     assert cache_root() == tmp_path / "own"
 
 
-def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_one_and_said(tmp_path, monkeypatch, capsys):
+def test_an_unwritable_cache_is_replaced_by_a_temporary_one_with_a_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AISCALE_CACHE", str(tmp_path / "file/cache"))
     corpus = open_corpus(DataConfig(corpus="toy"))

@@ -1,4 +1,4 @@
-"""Tokenizers lose nothing, say what they do not know, and survive the way from rank 0 to the others."""
+"""Tokenizers lose nothing, name what they do not know, and reach other ranks unchanged."""
 
 import json
 
@@ -23,7 +23,7 @@ def test_decoding_gives_back_exactly_what_was_encoded(tokenizer):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_all_tokens_lie_in_the_vocabulary_and_all_kinds_have_one_face(tokenizer):
+def test_all_tokens_are_in_the_vocabulary_and_all_kinds_have_one_interface(tokenizer):
     ids = tokenizer.encode_array(AWKWARD)
     assert ids.dtype == np.uint16 and ids.max() < tokenizer.vocab_size
     assert tokenizer.encode(AWKWARD) == ids.tolist() and isinstance(tokenizer.encode(AWKWARD)[0], int)
@@ -46,11 +46,11 @@ def test_ids_beyond_the_vocabulary_are_shown_as_unknown(tokenizer):
     assert tokenizer.decode(ids) == "One\ufffd the"
 
 
-def test_tokens_of_blocks_are_the_tokens_of_the_whole(tokenizer):
+def test_tokenizing_in_blocks_gives_the_tokens_of_the_whole_text(tokenizer):
     text = toy_text()[:20_000] + AWKWARD + embedded_text()[:20_000]
     tokenizer = learn(tokenizer.kind, [text], bpe_vocab_size=400)
     whole = tokenizer.encode(text)
-    if tokenizer.kind == "bpe":  # it cuts long texts by itself: compare with what the library does in one go
+    if tokenizer.kind == "bpe":  # bpe splits long texts by itself: compare with the library on the whole text
         library = tokenizers.Tokenizer.from_str(json.dumps(json.loads(tokenizer.to_json())["tokenizer"]))
         whole = library.encode(text, add_special_tokens=False).ids
     for size in (100, 1000, 7777):
@@ -71,13 +71,13 @@ def test_regrouping_text_without_white_space_still_ends():
         ("word", "word ' z' is not among the 2 words that this word tokenizer has seen"),
     ],
 )
-def test_what_was_not_seen_is_refused_by_name(kind, message):
+def test_unknown_characters_and_words_are_refused_by_name(kind, message):
     with pytest.raises(ConfigError) as error:
         learn(kind, ["a b"]).encode("a z")
     assert message in str(error.value) and "use tokenizer byte or bpe" in str(error.value)
 
 
-def test_a_character_beyond_all_seen_ones_is_refused():
+def test_a_character_above_the_largest_known_one_is_refused():
     with pytest.raises(ConfigError, match="character '世' is not among"):
         learn("char", ["abc"]).encode("a世")
 
@@ -91,7 +91,7 @@ def test_a_word_vocabulary_starts_with_the_most_frequent():
     assert learn("word", ["b a a a, b"]).words == [" a", " b", ",", "b"]
 
 
-def test_bytes_that_are_no_text_are_shown_as_unknown():
+def test_invalid_bytes_are_shown_as_unknown():
     assert learn("byte", ()).decode([0x61, 0xE9, 0x62, 300]) == "a\ufffdb\ufffd"
 
 
@@ -122,7 +122,7 @@ def test_a_tokenizer_file_of_hugging_face_is_read(tmp_path):
         (lambda: Tokenizer.from_json('{"kind": "bpe", "tokenizer": {}}'), "`tokenizers` cannot read this tokenizer"),
     ],
 )
-def test_what_is_no_tokenizer_is_refused(make, message):
+def test_an_invalid_tokenizer_is_refused(make, message):
     with pytest.raises(ConfigError) as error:
         make()
     assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Processes find each other under every launcher, and say in one line why when they cannot."""
+"""Processes connect under every launcher, and say in one line why if they cannot."""
 
 import os
 import signal
@@ -19,13 +19,13 @@ SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world
 
 
 @pytest.mark.parametrize("launcher", ["aiscale", "torchrun", "mpiexec"])
-def test_three_ranks_join_under(launcher, tmp_path):
+def test_three_ranks_connect_under(launcher, tmp_path):
     done = run_ranks(SUM, 3, tmp_path, launcher=launcher)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} 3 {launcher} 3.0" for rank in range(3)]
 
 
-def test_alone_a_process_is_a_world_of_one(monkeypatch):
+def test_a_single_process_has_world_size_1(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     world = connect("cpu")
@@ -47,11 +47,11 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "3",
         ({**SRUN, "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, ("torchrun", 1, 2, 0, 2)),
         ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, ("mpiexec", 1, 4, 1, 2)),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, ("mpiexec", 2, 4, 0, 4)),
-        # A batch script knows how many tasks srun would start, but it is one process.
+        # A batch script knows how many tasks srun would start, but is itself one process.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "16"}, ("none", 0, 1, 0, 1)),
     ],
 )
-def test_each_launchers_dialect_is_understood(env, expected):
+def test_rank_and_world_size_are_read_from_each_launchers_variables(env, expected):
     found = find_launch(env)
     assert (found.launcher, found.rank, found.size, found.local_rank, found.local_size) == expected
 
@@ -61,12 +61,12 @@ def test_a_process_that_mpiexec_started_without_a_rank_is_refused():
         find_launch({}, parents=["bash", "prterun"])
 
 
-def test_single_ranks_where_mpi_should_have_joined_several_are_refused():
+def test_separate_single_rank_worlds_under_mpi_are_refused():
     with pytest.raises(ConnectError, match=r"mpiexec started 4 processes, but MPI joined 1: .* does not belong"):
         mpi_world(Launch(launcher="mpiexec", size=4))
 
 
-def test_a_missing_mpi_library_is_said_with_the_remedy(tmp_path):
+def test_a_missing_mpi_library_is_reported_with_the_remedy(tmp_path):
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
     code = "from aiscale.distributed import connect; connect('cpu')"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, capture_output=True, text=True)
@@ -112,7 +112,7 @@ def test_a_port_in_use_is_named(tmp_path):
     assert last.endswith(f"127.0.0.1:{port} is already in use by another process: set MASTER_PORT to a free port")
 
 
-def test_a_rank_whose_partner_never_comes_says_whom_it_waited_for():
+def test_a_rank_that_times_out_names_the_missing_rank():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -122,8 +122,8 @@ def test_a_rank_whose_partner_never_comes_says_whom_it_waited_for():
     assert f"rank 1 of 2 waited 2 s at 127.0.0.1:{port} for the others" in done.stderr.strip().splitlines()[-1]
 
 
-def test_ranks_join_where_the_host_name_does_not_resolve(tmp_path):
-    # A site module that breaks the look-up of this host's name, as a laptop without network does.
+def test_ranks_connect_even_if_the_host_name_does_not_resolve(tmp_path):
+    # A broken look-up of this host's name, as on a laptop without network.
     (tmp_path / "sitecustomize.py").write_text(
         "import socket\nreal = socket.getaddrinfo\n"
         "def fail(host, *a, **k):\n"
@@ -149,7 +149,7 @@ def test_an_error_on_rank_0_reaches_every_rank(tmp_path):
     assert done.stdout.splitlines() == ["no such corpus"] * 2, done.stderr
 
 
-def test_a_killed_rank_ends_the_others_and_is_named(tmp_path):
+def test_a_killed_rank_is_named_and_ends_the_others(tmp_path):
     code = """
     import signal, time
     if world.rank == 1:
@@ -185,7 +185,7 @@ def test_every_collective_is_counted_with_its_payload(tmp_path):
         assert line == f"{sorted({**expected, last: (1, 24)}.items())} 4000", done.stderr
 
 
-def test_traffic_since_a_snapshot_leaves_out_what_came_before():
+def test_traffic_since_a_snapshot_excludes_earlier_traffic():
     traffic = Traffic()
     traffic.add("all_reduce", 2, 100)
     before = traffic.snapshot()
@@ -195,7 +195,7 @@ def test_traffic_since_a_snapshot_leaves_out_what_came_before():
     assert (count.calls, count.payload_bytes) == (1, 50)
 
 
-def test_a_missing_gpu_is_said_when_one_is_asked_for():
+def test_a_missing_gpu_is_reported_if_requested():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(ConnectError, match="loop.device is cuda, but torch sees no GPU here: set loop.device=auto"):
@@ -206,13 +206,12 @@ RANKS_ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def launching(n: int, warm_up: str, before: str = "") -> list[str]:
-    """The command that runs the module `in_a_rank` as `n` ranks: with `warm_up`, forked where it is safe."""
+    """The command that runs the module `in_a_rank` as `n` ranks: with `warm_up`, forked if that is safe."""
     code = f"raise SystemExit(aiscale.distributed.launch({n}, ['-m', 'in_a_rank'], warm_up={warm_up}))"
     return [sys.executable, "-c", f"{before}import aiscale.distributed; {code}"]
 
 
 def forked(code: str, folder, *, n: int = 2, before: str = "") -> subprocess.CompletedProcess:
-    """Run `code` as `n` ranks that are forked where it is safe."""
     (folder / "in_a_rank.py").write_text(code)
     env = RANKS_ENV | {"PYTHONPATH": str(folder)}
     command = launching(n, "lambda: None", before)

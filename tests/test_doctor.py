@@ -1,4 +1,4 @@
-"""`aiscale doctor`: a yes or a no, and the rank that is to blame by name."""
+"""`aiscale doctor`: a clear verdict, which names the rank at fault."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from aiscale.verify.rungs import find_mpiexec
 from ranks import aiscale
 
 FAST, SLOW = 100e6, 20e6
-#: `aiscale` with a library that greets on standard output as ranks meet, as gloo does up to torch 2.12
+#: `aiscale` with a library that prints a greeting on stdout as ranks connect, as gloo does up to torch 2.12
 GREETED = """
 import os, torch.distributed as dist
 meet = dist.init_process_group
@@ -29,14 +29,14 @@ raise SystemExit(main())
 
 
 @pytest.mark.alone
-def test_a_good_machine_is_told_yes():
+def test_a_healthy_machine_passes():
     done = aiscale("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "yes: this is ready to train"
     assert "2 on 1 node: an all-reduce of 16 MiB in" in " ".join(done.stdout.split())
 
 
-def test_what_is_wrong_ends_in_a_no_with_its_remedy(tmp_path):
+def test_a_problem_fails_with_its_remedy(tmp_path):
     command = f"ulimit -n 200; exec {sys.executable} -m aiscale doctor --nproc 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
@@ -65,7 +65,7 @@ def test_a_number_of_ranks_below_one_is_refused():
 
 
 @pytest.mark.parametrize("size", range(2, 10))
-def test_everyone_meets_everyone_once_and_nobody_two_at_a_time(size):
+def test_each_pair_of_ranks_meets_once_and_no_rank_has_two_partners_at_once(size):
     rounds = list(zip(*(partners(rank, size) for rank in range(size)), strict=True))
     for meeting in rounds:
         assert all(partner is None or meeting[partner] == rank for rank, partner in enumerate(meeting))
@@ -74,7 +74,7 @@ def test_everyone_meets_everyone_once_and_nobody_two_at_a_time(size):
 
 
 def measured(rate, hosts) -> Preflight:
-    """What ranks on `hosts` would have measured; rate(a, b) bytes a second."""
+    """The measurements of ranks on `hosts`; rate(a, b) in bytes per second."""
     seats = [Seat(rank, host, "cpu", [rank], 8) for rank, host in enumerate(hosts)]
     pairs = [(a, b, rate(a, b)) for a, b in itertools.combinations(range(len(hosts)), 2)]
     return Preflight(seats, pairs=pairs)
@@ -87,19 +87,19 @@ def test_a_slow_rank_is_named_and_not_its_partners(size):
     assert problem.startswith("rank 2 on node2 sends 19 MiB/s between nodes, the others 95 MiB/s: look at its network")
 
 
-def test_a_slow_link_is_named_by_both_its_ends():
+def test_a_slow_link_is_reported_with_both_ends():
     found = measured(lambda a, b: SLOW if (a, b) == (1, 3) else FAST, [f"node{i}" for i in range(5)])
     [], (warning,) = slow_links(found)
     assert warning.startswith("ranks 1 and 3 (node1, node3) exchange 19 MiB/s, pairs like them 95 MiB/s")
 
 
-def test_links_between_nodes_are_not_held_to_those_within():
+def test_links_between_nodes_are_not_compared_with_links_within_a_node():
     hosts = ["a", "a", "a", "b", "b", "b"]
     assert slow_links(measured(lambda a, b: FAST if hosts[a] == hosts[b] else SLOW, hosts)) == ([], [])
 
 
-def test_pairs_that_were_slow_for_a_moment_are_measured_again(monkeypatch):
-    module = sys.modules["aiscale.hpc.doctor.preflight"]  # the package has a function of this name
+def test_pairs_that_were_briefly_slow_are_measured_again(monkeypatch):
+    module = sys.modules["aiscale.hpc.doctor.preflight"]  # the package also has a function of this name
 
     rounds = []
 
@@ -144,7 +144,7 @@ def test_ranks_bound_to_fewer_cores_than_there_are_for_them_are_a_problem(cores,
     assert not found.warnings and not found.takes_turns(), "then slow links are a problem too"
 
 
-def test_where_a_node_has_fewer_cores_than_ranks_that_is_a_warning():
+def test_fewer_cores_than_ranks_on_a_node_is_a_warning():
     found = Preflight([Seat(rank, "a", "cpu", [0, 1], 2) for rank in range(4)])
     compare_seats(found)
     assert not found.problems and found.warnings == ["4 ranks on a share 2 cores and take turns: start fewer"]
@@ -170,19 +170,19 @@ def test_a_slow_device_is_named():
     assert warning.startswith("rank 1 on a multiplies matrices 3.0 times as slowly as the others")
 
 
-def test_findings_that_nodes_share_are_told_once():
+def test_findings_shared_by_nodes_are_reported_once():
     good, bad = Finding("memory", "ok", "8 GiB"), Finding("memory", "wrong", "1 GiB", "more")
     assert alike({"a": [good], "b": [good], "c": [bad]}) == [(good, "a, b"), (bad, "c")]
     assert alike({"a": [good], "b": [good]}) == [(good, "")]
 
 
-def test_the_plugin_of_nccl_is_found_on_the_library_path(tmp_path):
+def test_nccls_plugin_is_found_on_the_library_path(tmp_path):
     (tmp_path / "librccl-net.so").touch()
     assert find_plugin({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"}) == tmp_path / "librccl-net.so"
     assert find_plugin({"LD_LIBRARY_PATH": "/nowhere"}) is None
 
 
-def test_libfabric_is_reported_where_its_program_is_there(tmp_path, monkeypatch):
+def test_libfabric_is_reported_if_its_program_is_installed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert list(libfabric()) == []
     (tmp_path / "fi_info").write_text(
@@ -202,12 +202,12 @@ def test_the_cores_of_a_node_are_those_of_the_container(monkeypatch):
     assert node_cores() == os.cpu_count() >= len(usable_cores())
 
 
-def test_measuring_a_disk_leaves_nothing_there(tmp_path):
+def test_measuring_a_disk_leaves_no_files(tmp_path):
     assert write_rate(tmp_path, 2**20) > 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_rank_has_nobody_to_talk_to():
+def test_a_single_rank_skips_the_link_checks():
     from aiscale.distributed import connect
 
     found = preflight(connect("cpu"))

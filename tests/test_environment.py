@@ -1,4 +1,4 @@
-"""Set-up: pyproject.toml, requirements.lock and environment.yml agree, and scripts/setup.sh does what it says."""
+"""Set-up: pyproject.toml, requirements.lock and environment.yml agree, and scripts/setup.sh works as documented."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ CONDA_NAMES = {"matplotlib-base": "matplotlib", "jupyter_client": "jupyter-clien
 
 
 def locked(python: str = "3.11.9", system: str = "linux") -> dict[str, str]:
-    """Version by package that the lock gives to a Python."""
     place = {
         "python_version": ".".join(python.split(".")[:2]),
         "python_full_version": python,
@@ -65,11 +64,11 @@ def test_the_lock_satisfies_pyproject_on_every_supported_python(python, system):
 
 
 def test_the_lock_is_complete():
-    """It is installed without dependencies, so every need of a package in it has to be in it."""
+    """It is installed without dependency resolution, so it must contain every dependency of its packages."""
     python = ".".join(map(str, sys.version_info[:3]))
     versions, lacking = locked(python), []
     for name in versions:
-        if name == "torch":  # its companions differ between builds; pip adds them
+        if name == "torch":  # its companion packages differ between builds; pip adds them
             continue
         try:
             needs = [Requirement(line) for line in distribution(name).requires or []]
@@ -90,7 +89,7 @@ def test_conda_gets_the_same_versions():
     versions = locked()
     found = {"aiscale": "."}
     for text in conda:
-        spec = MatchSpec(text, strict=True)  # raises on what conda would not read
+        spec = MatchSpec(text, strict=True)  # raises on what conda would not parse
         name = CONDA_NAMES.get(spec.name.normalized, spec.name.normalized)
         if text.partition("=")[2]:
             found[canonicalize_name(name)] = text.partition("=")[2]
@@ -127,7 +126,7 @@ def test_every_ci_runs_every_tier_and_all_notebooks():
     assert all(f"make {target} " in ci for target in ("test", "test-more", "soak"))
 
 
-def test_a_test_out_of_time_is_left_out_and_named(pytest_on):
+def test_a_test_past_the_deadline_is_skipped_and_named(pytest_on):
     done = pytest_on("def test_it(): assert False", AISCALE_TESTS_END="1", CI="1")
     assert done.returncode == 0 and "1 skipped" in done.stdout and "out of time" in done.stdout
 
@@ -139,7 +138,7 @@ def test_interrupts_reach_tests_that_run_in_the_background(pytest_on):
     assert done.returncode == 0, done.stdout
 
 
-def test_in_ci_what_skips_fails(pytest_on):
+def test_a_skipped_test_fails_in_ci(pytest_on):
     code = "import pytest\n@pytest.mark.skip(reason='no such thing here')\ndef test_it(): pass"
     assert pytest_on(code, CI="").returncode == 0
     done = pytest_on(code, CI="1")
@@ -148,7 +147,6 @@ def test_in_ci_what_skips_fails(pytest_on):
 
 @pytest.fixture
 def pytest_on(tmp_path):
-    """Run pytest over one file beside our conftest; returns the finished process."""
 
     def run(code: str, preexec_fn=None, **env: str) -> subprocess.CompletedProcess:
         shutil.copy(ROOT / "tests/conftest.py", tmp_path)
@@ -212,8 +210,6 @@ esac
 
 
 class Clone:
-    """A fresh clone, as far as set-up needs it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.calls = folder, folder / "calls"
         (folder / "scripts").mkdir()
@@ -244,7 +240,7 @@ def clone(tmp_path):
 
 
 def said(done: subprocess.CompletedProcess) -> str:
-    """The script's own lines on standard error, without make's last word."""
+    """The script's own lines on standard error, without make's last line."""
     assert done.returncode != 0
     return "\n".join(line for line in done.stderr.splitlines() if not line.startswith("make"))
 
@@ -275,14 +271,14 @@ def test_setup_runs_again_when_a_list_changes(clone, file):
     assert "-m venv" not in clone.calls.read_text(), "the virtual environment is reused"
 
 
-def test_an_interrupted_setup_is_gone_on_with(clone):
+def test_an_interrupted_setup_is_resumed(clone):
     clone.stand_in(pip_says="ERROR: stopped")
     assert clone.setup().returncode != 0
     clone.stand_in()
     assert clone.setup().returncode == 0 and "-m venv" not in clone.calls.read_text()
 
 
-def test_torch_may_come_from_another_index_and_in_another_version_and_the_choice_holds(clone):
+def test_torchs_index_and_version_can_be_chosen_and_the_choice_is_remembered(clone):
     assert clone.setup(TORCH="https://example.org/cpu 2.12.1").returncode == 0
     torch, rest, _ = clone.pip()
     assert "--index-url https://example.org/cpu torch==2.12.1" in torch and "--index-url" not in rest
@@ -309,12 +305,12 @@ def test_a_site_s_own_torch_and_mpi_are_used_as_they_are(clone):
         ("2.13.0", {"PYTHON": "/bin/false"}, "PYTHON=/bin/false is not a Python 3.11 to 3.13: name one that is"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(clone, torch, variables, line):
+def test_an_impossible_setup_is_refused_in_one_line(clone, torch, variables, line):
     clone.stand_in(torch=torch)
     assert line in said(clone.setup(**variables)).splitlines()[-1]
 
 
-def test_without_a_fitting_python_setup_says_how_to_get_one(clone):
+def test_without_a_supported_python_setup_says_how_to_get_one(clone):
     tools = clone.folder / "tools"
     tools.mkdir()
     for name in ("bash", "cat", "cksum", "dirname", "env", "make"):

@@ -1,4 +1,6 @@
-"""Downstream evaluation: our model behind the lm-eval harness says what transformers' says of the same weights."""
+"""Downstream evaluation: through the lm-eval harness, our model gives the same results as transformers' with its
+weights.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from aiscale.train.evaluate.adapter import TrainedLM  # noqa: E402
 
 TASKS = ["aiscale_last_word", "aiscale_rolling", "aiscale_two_choice"]
 WINDOW = 48
-#: Log-likelihoods of up to 100 tokens in fp32, by two implementations of attention.
+#: Tolerance for log-likelihoods of up to 100 tokens in fp32, by two implementations of attention.
 TOLERANCE = {"rel": 1e-5, "abs": 1e-4}
 
 
@@ -48,7 +50,7 @@ def requests(*arguments: tuple) -> list:
 
 
 def both(tokenizer: Tokenizer, folder: Path, batch_size: int = 4) -> tuple:
-    """Our adapter, and the harness's own class for transformers on the exported twin of the same weights."""
+    """Our adapter, and the harness's own class for transformers on the exported weights."""
     model = tiny(vocab_size=tokenizer.vocab_size + 3)  # padded, as Megatron does
     model.save_pretrained(folder)
     (folder / "aiscale_tokenizer.json").write_text(tokenizer.to_json())
@@ -105,7 +107,7 @@ def test_the_tasks_give_the_same_numbers_on_both(twins, monkeypatch):
 # by hand --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_knows_nothing_has_the_numbers_computed_by_hand(monkeypatch):
+def test_an_all_zero_model_gives_the_values_computed_by_hand(monkeypatch):
     """All weights zero: each of 256 bytes is equally likely, always."""
     model = tiny()
     with torch.no_grad():
@@ -117,7 +119,7 @@ def test_a_model_that_knows_nothing_has_the_numbers_computed_by_hand(monkeypatch
     texts = [document["text"] for document in data["rolling"]]
     size, words = sum(len(text) for text in texts), sum(len(text.split()) for text in texts)
     last = [len(document["text"].split(" ")[-1]) + 1 for document in data["last_word"]]
-    first = [document["answer"] == "1" for document in data["two_choice"]]  # a draw goes to the first choice
+    first = [document["answer"] == "1" for document in data["two_choice"]]  # ties go to the first choice
     assert value == pytest.approx(
         {
             ("aiscale_last_word", "perplexity"): 256 ** (sum(last) / len(last)),
@@ -131,7 +133,7 @@ def test_a_model_that_knows_nothing_has_the_numbers_computed_by_hand(monkeypatch
     )
 
 
-def test_a_token_is_scored_by_the_window_before_it_and_nothing_older():
+def test_a_token_is_scored_with_only_the_window_before_it():
     lm = TrainedLM(tiny(), ByteTokenizer())
     context, continuation = list(range(60, 60 + WINDOW + 9)), [65, 66, 67]
     (score, _), *rest = lm._loglikelihood_tokens([(None, context[cut:], continuation) for cut in (0, 5, 11, 12)], True)
@@ -171,7 +173,7 @@ def test_transformers_gets_a_tokenizer_of_the_same_ids(kind):
     assert theirs.eos_token_id == end_of_text(tokenizer) == theirs.pad_token_id
 
 
-def test_what_stands_before_a_text_is_what_ended_the_one_before():
+def test_each_tokenizer_has_an_end_of_text_token_that_starts_a_text():
     bpe = learn("bpe", ["some text"], bpe_vocab_size=300)
     assert bpe.decode([end_of_text(bpe)]) == "<|endoftext|>"
     assert ByteTokenizer().decode([end_of_text(ByteTokenizer())]) == "\n"
@@ -190,7 +192,7 @@ def trained(tmp_path_factory) -> Path:
     return fit(run, runs_dir=tmp_path_factory.mktemp("runs"), progress=False).path
 
 
-def test_the_command_evaluates_a_run_and_its_export_alike(trained, tmp_path, capsys):
+def test_the_command_gives_equal_results_for_a_run_and_its_export(trained, tmp_path, capsys):
     assert cli.main(["export", str(trained), str(tmp_path / "mine")]) == 0
     found = []
     for path in (trained, tmp_path / "mine"):
@@ -204,7 +206,7 @@ def test_the_command_evaluates_a_run_and_its_export_alike(trained, tmp_path, cap
 
 
 @pytest.mark.extended
-def test_a_checkpoint_that_four_ranks_of_radius_wrote_is_evaluated_by_one(tmp_path, capsys):
+def test_one_rank_evaluates_a_checkpoint_of_four_radius_ranks(tmp_path, capsys):
     sets = ["loop.steps=6", "compression.warmup_steps=2", "compression.interval=3", "loop.eval_batches=1"]
     options = [word for assignment in sets for word in ("--set", assignment)]
     command = ["train", "--recipe", "radius-tiny", "--nproc", "4", "--quiet", "--runs-dir", str(tmp_path), *options]
@@ -224,7 +226,7 @@ def test_a_table_is_printed_with_its_errors_and_a_cut_evaluation_says_so(trained
     assert "(4 documents)" in out and "±" in out and "first 4 documents of each task only" in err
 
 
-def test_tasks_of_ones_own_are_read_from_a_folder(trained, tmp_path):
+def test_custom_tasks_are_read_from_a_folder(trained, tmp_path):
     for name in ("reading.py", "rolling.jsonl"):
         (tmp_path / name).write_text((OURS / name).read_text())
     (tmp_path / "mine.yaml").write_text((OURS / "aiscale_rolling.yaml").read_text().replace("aiscale_rolling", "mine"))
@@ -258,7 +260,7 @@ def test_an_unknown_task_names_the_nearest(monkeypatch, trained):
         evaluate(trained, ["lambada_opena"])
 
 
-def test_a_hub_out_of_reach_is_said_in_one_line(monkeypatch, trained, tmp_path):
+def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_path):
     (tmp_path / "far.yaml").write_text("task: far\ndataset_path: far/away\noutput_type: loglikelihood_rolling\n")
     monkeypatch.setattr(
         "datasets.load_dataset", lambda *args, **options: (_ for _ in ()).throw(ConnectionError("no\nhub"))

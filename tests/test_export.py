@@ -1,4 +1,4 @@
-"""Every strategy's checkpoint becomes one Hugging Face folder; transformers continues text from it as we do."""
+"""Every strategy's checkpoint exports to the same Hugging Face folder, and transformers generates from it as we do."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from ranks import aiscale, run_ranks
 
 TINY = ("model.n_layer=2", "model.n_head=2", "model.d_model=32", "model.vocab_size=257", "model.position=learned")
 TINY += ("loop.steps=2", "loop.global_batch=8", "loop.seq_len=32", "loop.eval_every=0", "loop.eval_batches=1")
-TINY += ("loop.device=cpu", "name=tiny", "optimizer.lr=0.05")  # far from the start, so that a stale weight shows
+TINY += ("loop.device=cpu", "name=tiny", "optimizer.lr=0.05")  # a high rate, so that stale weights would show
 
 STRATEGIES = {
     "ddp": ("parallel.strategy=ddp",),
@@ -45,7 +45,6 @@ def assert_transformers_agrees(run_folder, exported) -> None:
 
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory):
-    """The serial run's weights."""
     folder = tmp_path_factory.mktemp("serial")
     fit(recipe("laptop").override(*TINY), runs_dir=folder, progress=False)
     return open_trained(folder / "tiny")[0].state_dict()
@@ -63,7 +62,7 @@ def test_the_folder_holds_the_trained_weights_and_transformers_generates_from_it
         torch.testing.assert_close(tensor, serial[key], atol=2e-4, rtol=0, msg=key)
 
 
-def test_a_recipe_with_rotary_positions_is_exported_too_and_nothing_is_replaced_unasked(tmp_path):
+def test_a_rotary_recipe_is_exported_and_no_existing_folder_is_replaced_unasked(tmp_path):
     run = recipe("laptop").override(*TINY, "model.position=rotary", "loop.steps=1")
     fit(run, runs_dir=tmp_path, progress=False)
     done = aiscale("export", "tiny", "hf", cwd=tmp_path)
@@ -77,7 +76,7 @@ def test_a_recipe_with_rotary_positions_is_exported_too_and_nothing_is_replaced_
     assert not (tmp_path / "hf" / "mine.txt").exists()
 
 
-def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path):
+def test_a_failed_export_leaves_nothing_behind(tmp_path):
     run = recipe("laptop").override(*TINY, "loop.steps=1")
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, parallel_residual=True))
     fit(run, runs_dir=tmp_path, progress=False)

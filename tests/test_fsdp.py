@@ -1,4 +1,4 @@
-"""FSDP: serial's numbers in every variant, what is sent and held to the byte, prefetch, checkpoints for other ranks."""
+"""FSDP: serial losses in every variant, exact bytes sent and held, prefetch, checkpoints for other world sizes."""
 
 import json
 
@@ -24,7 +24,6 @@ LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu
 
 
 def ranks(code: str, n: int, tmp_path, **options) -> list:
-    """What the ranks say, each line read as JSON."""
     done = run_ranks(SETUP + code, n, tmp_path, strategy="fsdp", **options)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr == ""
@@ -53,13 +52,13 @@ for settings, n_micro in CASES:
         pytest.param(4, [(("parallel.replicas=4", *LLAMA, RECOMPUTED), 1)], marks=pytest.mark.extended),
     ],
 )
-def test_variants_that_the_ladder_leaves_out_give_serials_losses_norms_and_weights(n, cases, tmp_path):
+def test_variants_outside_the_ladder_give_serial_losses_norms_and_weights(n, cases, tmp_path):
     lines = ranks(EQUAL.replace("CASES", repr(cases)), n, tmp_path)
     assert len(lines) == n * len(cases)
     for off, sent, gathered in lines:
         assert max(off.values()) < 1e-10, off
         assert not gathered, "what evaluate gathers must go"
-        if n == 4:  # as many copies as ranks: nothing is cut
+        if n == 4:  # as many replicas as ranks: nothing is sharded
             model = build_model(Run().override(*TINY, *LLAMA).model)
             assert sent == {"all_reduce": 8 * sum(p.numel() for p in model.parameters())}
 
@@ -99,12 +98,12 @@ for ahead in (0, 1, 2):
 """
 
 
-def test_prefetch_gathers_as_many_blocks_ahead_as_it_says(tmp_path):
+def test_prefetch_gathers_the_stated_number_of_blocks_ahead(tmp_path):
     for ahead, order in enumerate(ranks(ORDER, 2, tmp_path)):
         blocks = [word for word in order if word != "gather"]
         assert blocks == [f"forward {i}" for i in range(3)] + [f"backward {i}" for i in (2, 1, 0)]
         gathered = [order[: order.index(word)].count("gather") for word in blocks]
-        # The root is gathered once; in the forward pass it and the blocks, in the backward pass the blocks again.
+        # The root is gathered once; the blocks in the forward pass and again in the backward pass.
         assert gathered[:3] == [1 + min(3, i + 1 + ahead) for i in range(3)], ahead
         assert gathered[3:] == [4 + min(3, i + 1 + ahead) for i in range(3)], ahead
 
@@ -124,7 +123,7 @@ for settings in ((), ("parallel.prefetch=0",), ("parallel.reshard_after_forward=
 """
 
 
-def test_memory_over_a_step_shows_what_is_gathered_and_ends_at_what_is_held(tmp_path):
+def test_memory_over_a_step_shows_gathered_parameters_and_ends_at_the_held_bytes(tmp_path):
     for settings, held, ends, tops, blocks, whole, names in ranks(MEMORY, 2, tmp_path):
         for category in ("parameters", "optimizer states", "gradients"):
             assert ends[category] == held[category], category
@@ -157,7 +156,7 @@ for ahead in (0, 1):
 def test_a_traced_forward_pass_has_the_predicted_events_and_takes_no_less(tmp_path):
     (slow, predicted_slow), (fast, predicted_fast) = ranks(TRACE, 2, tmp_path)
     assert slow[0] == predicted_slow[0] and sorted(fast[0]) == sorted(predicted_fast[0])
-    # A sleep may last longer on a busy machine, never shorter.
+    # On a busy machine a sleep may last longer, never shorter.
     assert slow[1] > 0.99 * predicted_slow[1] and fast[1] > 0.99 * predicted_fast[1]
 
 
@@ -214,10 +213,10 @@ say(json.dumps([whole, first, rest]))
 @pytest.mark.extended
 def test_a_resumed_run_gives_the_losses_of_one_that_never_stopped(tmp_path):
     for whole, first, rest in ranks(FIT, 2, tmp_path):
-        assert len(set(whole)) == 6 and (first, rest) == (whole[:3], whole[3:])  # to the bit
+        assert len(set(whole)) == 6 and (first, rest) == (whole[:3], whole[3:])  # bit for bit
 
 
-def test_fp16_is_refused_and_not_trained_as_fp32():
+def test_fp16_is_refused_instead_of_trained_as_fp32():
     run = Run().override(*TINY, "parallel.strategy=fsdp", "loop.precision=fp16")
     with pytest.raises(ConfigError, match="loop.precision fp16 with parallel.strategy fsdp: .* set bf16"):
         build(run, connect("cpu"))

@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, batches change nothing, sampling obeys its knobs."""
+"""Generation: neither cache nor batch changes the text, and sampling follows its settings."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def make(config: ModelConfig) -> GPT:
     model = GPT(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))  # logits far apart: no token hangs on the last bit
+            parameter.add_(0.3 * torch.randn_like(parameter))  # logits far apart: no token depends on the last bit
     return model
 
 
@@ -76,7 +76,7 @@ def test_the_cache_computes_one_token_a_step(monkeypatch):
 
     monkeypatch.setattr(GPT, "hidden", watched)
     model.generate(PROMPTS[0][None], 30, temperature=0)
-    # 5 tokens of prompt, then one by one until 24 are in sight; then 13 again (the newest of 25, half dropped).
+    # 5 tokens of prompt, then one by one until 24 are visible; then 13 again (the newest of 25, half dropped).
     assert lengths == [5] + [1] * 19 + [13] + [1] * 9
 
 
@@ -112,7 +112,7 @@ def test_sampling_follows_the_probabilities_and_its_generator():
     ],
 )
 def test_top_k_and_top_p_keep_the_likeliest_tokens(knobs, kept):
-    # Of tokens 0 and 1 alone, token 0 holds 0.5 / 0.8 = 0.625: top_p counts what top_k left.
+    # Among tokens 0 and 1 alone, token 0 has 0.5 / 0.8 = 0.625: top_p applies to what top_k leaves.
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, 4)
     assert set(sample(logits, 1.0, **knobs, generator=torch.Generator().manual_seed(0)).tolist()) == kept
 
@@ -130,7 +130,7 @@ def test_top_k_and_top_p_keep_the_likeliest_tokens(knobs, kept):
         ({"prompts": torch.tensor([[61]])}, "a prompt holds token 61, but model.vocab_size 61 ends at 60"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_in_one_line(wrong, says):
+def test_an_invalid_prompt_or_setting_is_refused_in_one_line(wrong, says):
     arguments = {"prompts": PROMPTS, "max_new_tokens": 2} | wrong
     with pytest.raises(ConfigError) as error:
         GPT(SMALL).generate(**arguments)

@@ -1,5 +1,6 @@
-"""GPUs: every strategy on CUDA, alone and sharing one card over gloo. The last tests need no GPU: they hold what makes
-sharing possible (messages that pass through host memory) to the serial result on a CPU."""
+"""GPUs: every strategy on CUDA, alone and sharing one card over gloo. The last tests need no GPU: they compare what
+makes sharing possible (messages staged through host memory) with the serial result on a CPU.
+"""
 
 import json
 
@@ -47,7 +48,7 @@ if world.is_main:
 
 
 def losses_of(settings, n: int, folder, connect: str) -> list[float]:
-    """The losses of `n` ranks; `connect` stands in for the plain connect() of ranks.HEADER."""
+    """The losses of `n` ranks; `connect` replaces the plain connect() of ranks.HEADER."""
     code = f"world.close()\n{connect}\n" + TRAIN.replace("SETTINGS", repr((*SHORT, *settings)))
     launcher = "forked" if "loop.device=cpu" in settings else "aiscale"
     done = run_ranks(code, n, folder, launcher=launcher)
@@ -99,14 +100,14 @@ def test_compressed_gradients_on_a_gpu_are_those_on_the_cpu(n, way, tmp_path):
     sections = ("parallel" if word.startswith("bucket") else "compression" for word in words)
     settings = ("parallel.strategy=ddp", *(f"{section}.{word}" for section, word in zip(sections, words, strict=True)))
     on_cpu = losses_of((*settings, "loop.device=cpu"), n, tmp_path / "cpu", 'world = connect("cpu")')
-    # Alone NCCL carries them, whose results hooks see on a stream of its own; two on one card need gloo.
+    # One rank uses NCCL, which hands hooks its results on a stream of its own; two on one card need gloo.
     cuda = 'world = connect("cuda")' if n == 1 else 'world = connect("cuda", backend="gloo")'
     backend = ("loop.device=cuda",) if n == 1 else ("loop.device=cuda", "loop.backend=gloo")
     assert losses_of((*settings, *backend), n, tmp_path / "gpu", cuda) == pytest.approx(on_cpu, abs=2e-4)
 
 
 @pytest.mark.gpu
-def test_a_compiled_model_trains_alike_and_its_checkpoint_has_the_plain_names(tmp_path):
+def test_a_compiled_model_trains_the_same_and_its_checkpoint_has_plain_names(tmp_path):
     plain = serial_losses(tmp_path, "loop.device=cuda")
     run = recipe("laptop").override(*SHORT, "loop.device=cuda", "loop.compile=true", "loop.steps=2")
     first = fit(run, runs_dir=tmp_path, progress=False).losses
@@ -169,6 +170,6 @@ def test_ranks_share_gpus_only_when_asked_to(monkeypatch):
     assert pick_device("cpu", places[3], shared=True).type == "cpu"
 
 
-def test_compiling_is_refused_where_layers_are_hooked():
+def test_compiling_is_refused_if_layers_have_hooks():
     with pytest.raises(ConfigError, match="loop.compile is true, but parallel.strategy fsdp hooks into every layer"):
         Run().override("parallel.strategy=fsdp", "loop.compile=true")

@@ -1,4 +1,4 @@
-"""A collective that does not come to its end ends the job in time, with one line that says which and who is missing."""
+"""A collective that hangs ends the job in time, with one line that names the collective and the missing ranks."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from aiscale.distributed.hangs import RankState, find
 from ranks import HEADER, aiscale, begun, run_ranks, wait_until, without_greetings
 
 T = 6  #: seconds; a busy machine must not look like a hang
-#: what ranks do after a few all-reduces; in the end they wait for one that does not come
+#: what ranks do after a few all-reduces; each scene ends in a wait for a rank that never comes
 SCENES = {
     "sleeps": """
         if world.rank == 1:
@@ -72,20 +72,18 @@ for i in range(3):
 
 
 def play(name, folder):
-    """Exit status and lines of three ranks in a scene."""
     done = run_ranks(SCRIPT + textwrap.dedent(SCENES[name]), 3, folder, timeout=100, strategy="ddp")
     return done.returncode, done.stderr
 
 
 def train(folder):
-    """A run of short steps that has begun; (the process, the process ids of its ranks)."""
+    """A running training with short steps: (process, process ids of its ranks)."""
     settings = ("loop.steps=100000", "loop.eval_every=0", "parallel.strategy=ddp", "model.n_layer=1")
     options = ("--note-saved", folder / "saved")
     return begun(folder, "run", 2, *settings, f"loop.hang_timeout_s={T}", steps=2, options=options)
 
 
 def stop_a_rank(victim, folder):
-    """Exit status and lines of a training of which one rank is stopped."""
     job, pids = train(folder)
     os.kill(pids[victim], signal.SIGSTOP)
     _, err = job.communicate(timeout=100)
@@ -93,7 +91,7 @@ def stop_a_rank(victim, folder):
 
 
 def stop_the_store(folder):
-    """Exit status and lines of rank 1 when rank 0, with which the store lives as under srun, is stopped."""
+    """Exit status and lines of rank 1 when rank 0, which holds the store as under srun, is stopped."""
     code = f"if world.rank == 0: os.kill(os.getpid(), {int(signal.SIGSTOP)})\ndist.all_reduce(ones)"
     (folder / "two.py").write_text(HEADER + SCRIPT + code)
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -117,7 +115,7 @@ def stop_the_store(folder):
 
 
 def suspend(folder):
-    """Exit status and lines of a training of which all ranks are stopped for a while, as by Ctrl-Z."""
+    """Exit status and lines of a training whose ranks are all stopped for a while, as by Ctrl-Z."""
     job, pids = train(folder)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -135,7 +133,7 @@ def suspend(folder):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """({scene: (exit status, lines)}, folders); they pass most of their time waiting, so several at once."""
+    """Scenes mostly wait, so several run at once."""
     jobs = {name: partial(play, name) for name in SCENES if name != "sleeps"}
     jobs |= {f"stops {victim}": partial(stop_a_rank, victim) for victim in (0, 1)}
     jobs |= {"stops the store": stop_the_store, "suspended": suspend}
@@ -146,7 +144,6 @@ def played(tmp_path_factory):
 
 
 def only_line(status, err) -> str:
-    """The one line in which a job ended."""
     said = without_greetings(err)
     assert status == HANG_STATUS and said.count("\n") == 1, (status, err)
     return said.strip()
@@ -156,7 +153,7 @@ def line_of(scene, played) -> str:
     return only_line(*played[0][scene])
 
 
-def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(tmp_path):
+def test_a_sleeping_rank_is_named_with_its_position_in_the_code(tmp_path):
     line = only_line(*play("sleeps", tmp_path))
     assert line.startswith("aiscale: all_reduce of 4,000 bytes in group world 0-2, number "), line
     assert f"begun in step 7, was not finished within {T} s: rank 1 did not come to it; it is in step 7 at " in line
@@ -165,60 +162,60 @@ def test_a_rank_that_sleeps_is_named_with_the_place_where_it_is(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_rank_that_skips_a_collective_is_told_from_one_that_is_slow(played):
+def test_a_rank_that_skips_a_collective_is_distinguished_from_a_slow_one(played):
     line = line_of("skips", played)
     assert "all_reduce of 4,000 bytes in group world 0-2" in line
     assert "rank 2 began broadcast of 4,000 bytes instead: it skipped a collective or made one more" in line
 
 
 @pytest.mark.extended
-def test_of_ranks_that_wait_for_each_other_in_a_chain_the_one_that_waits_for_nobody_is_named(played):
+def test_in_a_chain_of_waiting_ranks_the_one_at_its_end_is_named(played):
     line = line_of("chain", played)
     assert "recv of 4,000 bytes from rank 2 to rank 1, number 1, begun in step 7" in line and ": rank 2 did" in line
 
 
 @pytest.mark.extended
-def test_a_rank_that_has_left_training_is_said_to_have_left_also_where_no_file_can_be_written(played):
+def test_a_rank_that_left_training_is_reported_even_if_no_file_can_be_written(played):
     assert "rank 1 did not come to it; it trains no more, its last one there was" in line_of("leaves", played)
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_rank_is_named_and_nothing_is_left(victim, played):
+def test_a_stopped_rank_is_named_and_no_process_is_left(victim, played):
     line = line_of(f"stops {victim}", played)
     assert f": rank {victim} no longer answers: stopped, out of memory, or the node is gone; the job ends" in line
     assert "number" in line and f"was not finished within {T} s" in line
 
 
 @pytest.mark.extended
-def test_the_run_says_of_itself_why_it_ended(played):
+def test_run_json_says_why_the_run_ended(played):
     note = json.loads((played[1]["stops 1"] / "run/run.json").read_text())
     assert note["status"] == "failed" and "rank 1 no longer answers" in note["error"]
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_hang_is_noted_for_the_launcher_whoever_is_missing(victim, played):
-    """Slurm may give the job the status of the rank that it had to kill."""
+def test_a_hang_is_noted_for_the_launcher_whichever_rank_is_missing(victim, played):
+    """Slurm may report the status of the rank that it had to kill."""
     assert (played[1][f"stops {victim}"] / "saved").read_text() == "hung\n"
 
 
 @pytest.mark.extended
-def test_where_the_store_is_stopped_with_its_rank_the_others_end_all_the_same(played):
-    """Under srun and mpiexec rank 0 keeps the store at which all meet."""
+def test_the_other_ranks_end_even_if_the_store_is_stopped_with_its_rank(played):
+    """Under srun and mpiexec rank 0 holds the store."""
     status, err = played[0]["stops the store"]
     assert status == HANG_STATUS and "rank 0, where it is kept, is stopped, or its node is gone" in err, err
 
 
 @pytest.mark.extended
-def test_a_job_that_was_itself_stopped_goes_on(played):
-    """Ctrl-Z, or a suspended job: nobody is missing afterwards."""
+def test_a_job_continues_after_it_was_suspended(played):
+    """Ctrl-Z, or a suspended job: afterwards all ranks are there."""
     status, err = played[0]["suspended"]
     assert status == 130 and "was not finished" not in err, err
 
 
 @pytest.mark.extended
-def test_where_the_first_rank_that_would_speak_cannot_the_next_one_does(played):
+def test_if_the_reporting_rank_cannot_report_the_next_one_does(played):
     assert ": rank 2 did not come to it" in line_of("claims", played)
 
 
@@ -234,7 +231,7 @@ def test_a_group_has_the_same_short_label_on_all_its_ranks():
     assert members(message(3, 5)) == [3, 5]
 
 
-def test_a_slow_rank_is_no_hang_before_its_time_and_equal_counts_never_are():
+def test_a_straggler_is_no_hang_before_the_time_out_and_equal_counts_never_are():
     ahead, behind = {"w 0,1": entry(2, age_s=9)}, {"w 0,1": entry(1, age_s=50)}
     assert find({0: RankState(begun=ahead), 1: RankState(begun=behind)}, timeout_s=10) is None
     assert find({0: RankState(begun=behind), 1: RankState(begun=behind)}, timeout_s=10) is None
@@ -242,7 +239,7 @@ def test_a_slow_rank_is_no_hang_before_its_time_and_equal_counts_never_are():
     assert (late.waiting, late.missing) == ([0], [1])
 
 
-def test_ranks_that_wait_in_a_circle_are_judged_by_who_stopped_first():
+def test_among_ranks_waiting_in_a_circle_the_first_to_stop_is_named():
     a, b = "tp 0,1", "dp 0,1"
     hang = find(
         {
@@ -254,7 +251,7 @@ def test_ranks_that_wait_in_a_circle_are_judged_by_who_stopped_first():
     assert hang.missing == [1] and hang.text.startswith("all_reduce of 8 bytes in group tp 0,1, number 5")
 
 
-def test_a_rank_that_began_to_wait_a_little_later_is_not_the_one_to_name():
+def test_a_rank_that_began_to_wait_a_little_later_is_not_named():
     ranks = {
         0: RankState(begun={"w 0,1": entry(2, age_s=10.1)}),
         1: RankState(begun={"2>1": entry(1, "recv", age_s=9.7)}),
@@ -264,7 +261,7 @@ def test_a_rank_that_began_to_wait_a_little_later_is_not_the_one_to_name():
     assert (hang.waiting, hang.missing) == ([1], [2]) and hang.text.startswith("recv of 8 bytes from rank 2 to rank 1")
 
 
-def test_a_rank_that_was_only_held_up_is_neither_late_nor_dead():
+def test_a_briefly_delayed_rank_is_neither_late_nor_dead():
     def found(**of_rank_1):
         late = RankState(begun={"w 0,1": entry(1)}, **of_rank_1)
         hang = find({0: RankState(begun={"w 0,1": entry(2)}), 1: late}, timeout_s=6, beat_s=1, patience_s=12)
@@ -277,12 +274,12 @@ def test_a_rank_that_was_only_held_up_is_neither_late_nor_dead():
     assert "rank 1 did not come to it; it trains no more" in found(age_s=13, left=True)
 
 
-def test_who_receives_from_anybody_is_not_taken_for_late():
+def test_a_rank_receiving_from_any_source_is_not_considered_late():
     sender, receiver = {"0>1": entry(4, "send")}, {"*>1": entry(4, "recv")}
     assert find({0: RankState(begun=sender), 1: RankState(begun=receiver)}, timeout_s=10) is None
 
 
-def test_while_a_rank_is_at_work_nobody_is_judged():
+def test_no_rank_is_named_while_one_is_computing():
     ahead = RankState(begun={"w 0,1": entry(2)})
     assert find({0: ahead, 1: RankState(busy=True)}, timeout_s=10) is None
     assert find({0: ahead, 1: RankState(busy=True, age_s=100)}, timeout_s=10).missing == [1]
@@ -303,7 +300,7 @@ def test_progress_counts_by_group():
     assert (group, number, op, nbytes, step) == ("w 0,1", 4, "barrier", 0, 0) and 0 <= age_s < 60
 
 
-def test_what_nccl_has_begun_is_read_from_its_flight_recorder():
+def test_nccls_started_collectives_are_read_from_its_flight_recorder():
     def record(number, name, group, seq, at_s, **more):
         sizes = {
             "input_sizes": [[1000]],

@@ -20,7 +20,7 @@ TWINS = ("gpt2-xl-hf-tiny", "gptj-6b-hf-tiny")
 SHORT = ("loop.steps=4", "loop.global_batch=8", "loop.seq_len=16", "loop.eval_every=0", "loop.eval_batches=1")
 SHORT += ("loop.device=cpu",)
 
-STRATEGIES = {  # name -> (settings, how far its losses may lie from serial's)
+STRATEGIES = {  # name -> (settings, tolerance of its losses against serial)
     "ddp": (("parallel.strategy=ddp", "loop.precision=fp64"), 1e-6),
     "fsdp": (("parallel.strategy=fsdp", "loop.precision=fp64"), 1e-6),
     "zero1": (("parallel.strategy=zero", "parallel.zero_stage=1"), 2e-4),
@@ -70,7 +70,7 @@ def test_a_family_without_a_formula_is_counted_on_the_meta_device():
     assert count_parameters(config) == sum(p.numel() for p in build_model(config).parameters())
 
 
-def test_flops_are_those_of_our_model_of_the_same_matrices():
+def test_flops_equal_those_of_our_model_with_the_same_matrices():
     ours = ModelConfig(**TINY)
     assert cost.flops_per_token(HFModelConfig(model_type="gpt2", **TINY), 16) == cost.flops_per_token(ours, 16)
 
@@ -149,7 +149,7 @@ def test_naming_an_architecture_keeps_the_shape_of_our_model():
         (["model.model_type=gpt2", "parallel.strategy=pipeline", "parallel.pp=2"], "strategy pipeline cuts our own"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(settings, says):
+def test_impossible_settings_are_refused_in_one_line(settings, says):
     with pytest.raises(ConfigError) as error:
         Run().override(*settings)
     assert says in str(error.value) and "\n" not in str(error.value)
@@ -164,13 +164,13 @@ def test_what_cannot_be_is_refused_in_one_line(settings, says):
         ({"model_type": "vit"}, "ViTConfig has no vocab_size"),
     ],
 )
-def test_what_transformers_cannot_build_is_refused_in_one_line(config, says):
+def test_a_configuration_transformers_cannot_build_is_refused_in_one_line(config, says):
     with pytest.raises(ConfigError) as error:
         build_model(HFModelConfig(**TINY, **config))
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_folder_that_has_gone_is_named(tmp_path):
+def test_a_missing_folder_is_named(tmp_path):
     config = HFModelConfig(model_type="gpt2", folder=str(tmp_path / "gone"), **TINY)
     with pytest.raises(ConfigError, match="gone has no config.json: bring it back"):
         build_model(config)
@@ -181,7 +181,6 @@ def test_a_folder_that_has_gone_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def serial(tmp_path_factory):
-    """The serial losses by (twin, precision)."""
     folder, known = tmp_path_factory.mktemp("serial"), {}
 
     def losses(twin: str, *settings: str) -> list[float]:
@@ -221,7 +220,7 @@ def test_a_twin_gives_the_serial_losses_under_every_strategy(strategy, serial, t
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_radius_chooses_as_many_of_their_entries_as_the_formula_says(twin):
+def test_radius_selects_the_predicted_number_of_entries(twin):
     run = recipe(twin).override(*SHORT, "parallel.strategy=ddp", "compression.method=radius")
     T = run.model.max_seq_len
     engine = simulate(run, 2, [([[(tokens(T), tokens(T))]] * 2, 1e-3)])
@@ -234,15 +233,15 @@ def test_radius_chooses_as_many_of_their_entries_as_the_formula_says(twin):
         cost.radius_traffic(run, 2)
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path, serial):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, serial):
     run = recipe(TWINS[0]).override(*SHORT, "optimizer.schedule=constant")
     first = fit(run.override("loop.steps=2"), runs_dir=tmp_path, progress=False)
     rest = fit(run, runs_dir=tmp_path, resume=True, progress=False)
     assert first.losses + rest.losses == serial(TWINS[0], "optimizer.schedule=constant")
 
 
-def test_what_fsdp_trained_on_two_ranks_goes_on_in_one_process(tmp_path, serial):
-    """GPT-2's head is its embedding: two names in transformers, one tensor in the checkpoint's optimizer."""
+def test_an_fsdp_run_of_two_ranks_resumes_in_one_process(tmp_path, serial):
+    """GPT-2's head is its embedding: two names in transformers, one tensor in the optimizer's checkpoint."""
     settings = (*SHORT, "optimizer.schedule=constant")
     code = TRAIN.replace("TWINS", repr(TWINS[:1])).replace(
         "SETTINGS", repr((*settings, "loop.steps=2", "parallel.strategy=fsdp"))

@@ -1,4 +1,4 @@
-"""A checkpoint that is not what was written is never resumed from in silence: the run goes back, and says so."""
+"""A run never resumes silently from a damaged checkpoint: it falls back to an older one and says so."""
 
 import json
 import random
@@ -23,12 +23,12 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", range(VARIANTS))
-def test_damage_of_any_kind_anywhere_sends_the_run_back_one_checkpoint(seed, trained, tmp_path):
+def test_any_damage_makes_the_run_fall_back_one_checkpoint(seed, trained, tmp_path):
     folder, losses = trained
     assert resume_after_damage(folder, tmp_path / "runs", seed=seed, losses=losses) == ""
 
 
-def test_what_is_wrong_is_told_by_name(trained, tmp_path, capsys):
+def test_damaged_files_are_named(trained, tmp_path, capsys):
     shutil.copytree(trained[0], tmp_path / "runs")
     newest = tmp_path / "runs/tiny/checkpoints/step_00000006"
     flip_a_bit(newest / ".metadata", random.Random(0))
@@ -43,7 +43,7 @@ def test_what_is_wrong_is_told_by_name(trained, tmp_path, capsys):
         f"aiscale: {newest} is damaged (.metadata is not what was written: its checksum differs): going back to "
         "step_00000004",
     ]
-    assert torn.is_dir() and not unfinished.exists()  # what has a checkpoint's name may be somebody's
+    assert torn.is_dir() and not unfinished.exists()  # it may belong to somebody, because it has a checkpoint's name
 
 
 def test_a_checkpoint_that_one_rank_cannot_read_is_refused_on_all(trained, tmp_path):
@@ -71,7 +71,7 @@ def other_run(trained, tmp_path):
     return foreign, run_id_of(tmp_path / "other/tiny")
 
 
-def test_a_checkpoint_of_another_run_is_passed_over_kept_and_never_the_only_one(trained, tmp_path, capsys):
+def test_a_checkpoint_of_another_run_is_skipped_and_kept_and_refused_if_it_is_the_only_one(trained, tmp_path, capsys):
     foreign, theirs = other_run(trained, tmp_path)
     folder, mine = foreign.parent, run_id_of(trained[0] / "tiny")
     assert len(fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False).losses) == 1
@@ -89,7 +89,7 @@ def test_a_checkpoint_of_another_run_is_passed_over_kept_and_never_the_only_one(
         open_trained(tmp_path / "runs/tiny")
 
 
-def test_a_copied_run_goes_on_and_so_does_one_from_before_there_were_ids(trained, tmp_path, capsys):
+def test_copied_runs_and_runs_without_ids_resume(trained, tmp_path, capsys):
     def resume(name, steps):
         run = TINY.override(f"name={name}", f"loop.steps={steps}")
         assert len(fit(run, runs_dir=tmp_path, resume=True, progress=False).losses) == 1
@@ -108,7 +108,7 @@ def test_a_copied_run_goes_on_and_so_does_one_from_before_there_were_ids(trained
     assert run_id_of(copied) == new and capsys.readouterr().err == ""
 
 
-def test_a_note_that_says_something_else_is_damage(trained, tmp_path):
+def test_a_changed_note_counts_as_damage(trained, tmp_path):
     shutil.copytree(trained[0], tmp_path / "runs")
     path = tmp_path / "runs/tiny/checkpoints/step_00000006"
     note = json.loads((path / "aiscale.json").read_text())
@@ -117,7 +117,7 @@ def test_a_note_that_says_something_else_is_damage(trained, tmp_path):
         checkpoint.read_note(path)
 
 
-def test_where_all_are_damaged_the_run_is_refused_and_nothing_is_touched(trained, tmp_path):
+def test_if_all_checkpoints_are_damaged_the_run_is_refused_and_nothing_is_changed(trained, tmp_path):
     shutil.copytree(trained[0], tmp_path / "runs")
     folder = tmp_path / "runs/tiny/checkpoints"
     for path in folder.iterdir():
@@ -137,7 +137,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_over(trained, tmp_pa
     assert capsys.readouterr().err.endswith(".step_00000006.partial was not finished: going on from the start\n")
 
 
-def test_ranks_go_back_together(tmp_path):
+def test_all_ranks_fall_back_to_the_same_checkpoint(tmp_path):
     settings = [word for key, value in flat(TINY.to_dict()) for word in ("--set", f"{key}={value}")]
     words = ("train", "--nproc", "2", "--quiet", "--set", "parallel.strategy=fsdp", *settings)
     whole = aiscale(*words, "--set", "loop.steps=8", "--json", cwd=tmp_path)
@@ -153,7 +153,6 @@ def test_ranks_go_back_together(tmp_path):
 
 
 def flat(tree: dict):
-    """(section.key, value) of the settings above."""
     for section in ("model", "loop"):
         yield from ((f"{section}.{key}", value) for key, value in tree[section].items() if key != "steps")
     yield "name", tree["name"]

@@ -30,10 +30,10 @@ CONFIGURATION = ROOT / "workshop/jupyterhub_config.py"
 PICTURE = ROOT / "build/jupyterhub.png"
 BIN = Path(sys.executable).parent
 
-#: Root would need people's accounts on this machine. In a user namespace it is somebody else, who owns root's files.
+#: Root would need accounts for people. In a user namespace the test runs as another user that owns root's files.
 AS_A_USER = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
 
-#: Beside what people do: ports that are free here, and a handle by which the test speaks to JupyterLab.
+#: In addition: free ports, and a JavaScript handle to JupyterLab for the test.
 CONFIG = """
 load_subconfig({config!r})
 c.JupyterHub.hub_port = {hub}
@@ -52,7 +52,7 @@ SUMS = [f"the sum on rank {rank}: [3.0, 3.0, 3.0]" for rank in (0, 1)]
 
 
 def why_not() -> str:
-    """What this machine lacks for a hub; empty if it has all."""
+    """What this machine lacks for a hub; empty if nothing."""
     if not find_browser():
         return "no chromium on this machine"
     if not (BIN / "jupyterhub").exists():
@@ -65,7 +65,7 @@ def why_not() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free, also seconds later: who asks the system for any gets one from 32768."""
+    """Ports that stay free for seconds: the system assigns ports from 32768 on."""
     with contextlib.ExitStack() as held:
         found = []
         for port in random.sample(range(20000, 32768), 1000):
@@ -79,8 +79,6 @@ def free_ports(count: int) -> list[int]:
 
 
 class Hub:
-    """A hub that runs until `stop`."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "hub"
         self.port, hub, api, *servers = free_ports(5)
@@ -89,7 +87,7 @@ class Hub:
         self.log = folder / "hub.log"
         env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
         env |= {"AISCALE_HUB": str(self.folder), "AISCALE_HUB_PORT": str(self.port), "USER": "class"}
-        # Debian's packages lie where a Node.js from elsewhere does not look by itself.
+        # Node.js from elsewhere does not search the folder of Debian's packages.
         env.setdefault("NODE_PATH", "/usr/share/nodejs")
         command = [*AS_A_USER, BIN / "jupyterhub", "-f", config]
         with open(self.log, "wb") as log:
@@ -116,11 +114,11 @@ class Hub:
         return self.folder / "homes" / name
 
     def pids(self) -> list[int]:
-        """The hub, its proxy, everybody's servers and kernels, and the ranks of those."""
+        """The hub, its proxy, all servers and kernels, and their ranks."""
         return listening.descendants(self.process.pid)
 
     def stop(self) -> None:
-        """As Ctrl-C does: the hub ends its proxy and everybody's servers."""
+        """As Ctrl-C does: the hub ends its proxy and all servers."""
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(30)
@@ -130,7 +128,7 @@ class Hub:
 
 
 def enter(hub: Hub, page: Page, name: str) -> None:
-    """Log in by the form, as a person does, with a notebook, a lesson begun and a kernel in the home."""
+    """Log in by the form, with a notebook, a started lesson and a kernel in the home folder."""
     home = hub.home(name)
     (home / "notebooks").mkdir(parents=True)
     (home / "notebooks/03_ddp.ipynb").write_text("changed")
@@ -157,7 +155,6 @@ DONE = (
 
 
 def configured(folder: Path, uid: int, **settings: str) -> Config:
-    """What the configuration says when that user starts the hub."""
     made, mask = Config(), os.umask(0o022)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.geteuid", lambda: uid)
@@ -170,7 +167,7 @@ def configured(folder: Path, uid: int, **settings: str) -> Config:
     return made
 
 
-def test_root_lets_accounts_in_and_anybody_else_asks_for_the_class_password(tmp_path, capsys):
+def test_a_hub_of_root_uses_accounts_and_any_other_a_class_password(tmp_path, capsys):
     for_accounts = configured(tmp_path, 0, AISCALE_HUB_ADMINS="ada")
     assert for_accounts.JupyterHub.authenticator_class == "pam" and for_accounts.Authenticator.admin_users == {"ada"}
     assert for_accounts.JupyterHub.spawner_class == "jupyterhub.spawner.LocalProcessSpawner"
@@ -188,7 +185,7 @@ def test_an_environment_that_accounts_cannot_read_is_named(tmp_path, capsys, mon
     assert f"they may not enter {tmp_path}, where {tmp_path}/python is" in capsys.readouterr().err
 
 
-def test_the_network_is_served_only_with_a_certificate(tmp_path):
+def test_the_hub_serves_the_network_only_with_a_certificate(tmp_path):
     assert configured(tmp_path, 0).JupyterHub.bind_url == "http://127.0.0.1:8000"
     both = {"AISCALE_HUB_CERTIFICATE": "/c.pem", "AISCALE_HUB_KEY": "/k.pem", "AISCALE_HUB_PORT": "443"}
     assert configured(tmp_path, 0, **both).JupyterHub.bind_url == "https://:443"
@@ -209,7 +206,7 @@ def seen(tmp_path_factory):
             for name, page in pages.items():
                 enter(hub, page, name)
             for page in pages.values():
-                # What the page calls idle while it starts is not: the kernel itself is asked.
+                # The page shows a starting kernel as idle, so the kernel itself is asked.
                 page.wait(f"{KERNEL}.status == 'idle'")
                 page.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells')")
             for page in pages.values():
@@ -231,12 +228,12 @@ def test_cells_run_on_the_ranks_of_each_person_in_the_browser(seen):
 
 
 @pytest.mark.extended
-def test_a_screenshot_is_kept(seen):
+def test_a_screenshot_is_saved(seen):
     assert PICTURE.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and PICTURE.stat().st_size > 20_000
 
 
 @pytest.mark.extended
-def test_each_has_the_lessons_and_keeps_what_they_have_changed(seen):
+def test_everyone_has_the_lessons_and_keeps_their_changes(seen):
     hub, _ = seen
     lessons = {path.name: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
     theirs = {path.name: path.read_bytes() for path in (hub.home("grace") / "notebooks").iterdir()}
@@ -267,7 +264,7 @@ def test_no_token_is_in_a_log_or_a_command_line(seen):
 
 
 @pytest.mark.extended
-def test_what_the_hub_keeps_is_private(seen):
+def test_the_hubs_files_are_private(seen):
     hub, _ = seen
     assert stat.S_IMODE(hub.folder.stat().st_mode) == 0o700
     open_ones = [path for path in hub.folder.iterdir() if path.is_file() and path.stat().st_mode & 0o077]
@@ -275,7 +272,7 @@ def test_what_the_hub_keeps_is_private(seen):
 
 
 @pytest.mark.extended
-def test_nobody_gets_into_the_server_of_somebody_else(seen):
+def test_nobody_can_open_another_persons_server(seen):
     hub, pages = seen  # the last test: it leaves the page
     assert pages["grace"].evaluate("location.pathname").startswith("/user/grace/lab")
     pages["grace"].goto(hub.address("user/ada/lab"))

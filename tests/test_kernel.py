@@ -1,4 +1,4 @@
-"""`aiscale kernel`: a Jupyter kernel that loads a site's modules, activates the environment, and then is Python."""
+"""`aiscale kernel`: a Jupyter kernel that loads a site's modules, activates the environment, and then runs Python."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from aiscale.hpc.jupyter import KernelError, Spec, install, installed, kernels_d
 from aiscale.hpc.sites import names, site
 from ranks import wait_until
 
-#: A `module` that writes what it is asked for; bash takes the function from the environment.
+#: A `module` that records its arguments; bash takes the function from the environment.
 MODULE = {"BASH_FUNC_module%%": '() { echo "$*" >> "$MODULE_CALLS"; }'}
-#: Kernels listen on files of the folder in which they start: a port may be somebody else's when a kernel takes it.
+#: Kernels listen on files in their starting folder: another process may take a port before the kernel does.
 SOCKETS = Config({"KernelManager": {"transport": "ipc", "ip": "kernel"}})
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A Jupyter that knows no kernel but those that are installed here."""
+    """A Jupyter without kernels other than those installed in the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -69,7 +69,7 @@ def test_an_interrupt_reaches_python_through_the_start_script(home):
     try:
         client.start_channels()
         client.wait_for_ready(timeout=60)
-        # A file says that it is there: ipykernel may lose what interrupts it while it sends something printed.
+        # The cell signals by a file: ipykernel may lose an interrupt while it sends printed text.
         asked = client.execute("import time; open('on', 'w').close(); time.sleep(600)")
         wait_until((home / "on").exists, 60, "the cell has begun")
         manager.interrupt_kernel()
@@ -102,21 +102,21 @@ def test_a_start_that_fails_says_where_in_one_line(home, monkeypatch):
     assert done.stderr.splitlines()[-1].endswith("start.sh failed: module load pytorch/9")
 
 
-def test_versions_that_are_loaded_at_installation_are_the_ones_that_the_kernel_loads(home, monkeypatch):
+def test_the_kernel_loads_the_versions_loaded_at_installation(home, monkeypatch):
     monkeypatch.setenv("LOADEDMODULES", "craype/2.7:pytorch/2.10.0:gpu/1.0")
     assert "module load pytorch/2.10.0  #" in start_script(spec(site=site("perlmutter")))
     monkeypatch.setenv("LOADEDMODULES", "")
     assert "module load pytorch/2.10.0" not in start_script(spec(site=site("perlmutter")))
 
 
-def test_a_profile_of_ones_own_is_what_cluster_start_will_follow(home, tmp_path):
+def test_cluster_start_uses_a_custom_profile(home, tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text((Path(sys.modules["aiscale.hpc.sites"].__file__).parent / "generic.toml").read_text())
     assert cli.main(["kernel", "install", "--site", str(mine), "--name", "own"]) == 0
     assert f"export AISCALE_SITE={mine}  #" in (kernels_dir() / "own/start.sh").read_text()
 
 
-def test_the_site_is_that_of_the_machine_unless_another_is_named(home, monkeypatch):
+def test_the_default_site_is_that_of_the_machine(home, monkeypatch):
     monkeypatch.setenv("AISCALE_SITE", "perlmutter")
     for argv, name in (([], "aiscale-perlmutter"), (["--site", "none"], "aiscale")):
         assert cli.main(["kernel", "install", *argv]) == 0
@@ -159,7 +159,7 @@ def test_a_second_installation_replaces_and_uninstall_removes(home, capsys):
     assert installed(kernels_dir()) == [] and list(kernels_dir().iterdir()) == []
 
 
-def test_kernels_of_others_are_neither_replaced_nor_removed(home):
+def test_other_peoples_kernels_are_neither_replaced_nor_removed(home):
     folder = kernels_dir() / "python3"
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text('{"argv": [], "display_name": "Python 3", "language": "python"}')

@@ -1,4 +1,4 @@
-"""The fast versions give what the plain ones give, and are the ones that run."""
+"""The fast kernels give the values of the plain ones, and they are the ones that run."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=
 
 @pytest.fixture
 def by_onednn(monkeypatch):
-    """On any processor whose torch has oneDNN, products of any size go there."""
+    """Use oneDNN for products of any size, on any processor whose torch has it."""
     if not kernels.HAS_ONEDNN:
         pytest.skip("this torch has no products by oneDNN")
     monkeypatch.setattr(kernels, "ONEDNN_IS_FASTER", True)
@@ -42,13 +42,13 @@ def test_products_by_onednn_give_the_plain_layers_values_and_gradients(shape, bi
     x = torch.randn(shape)
     expected = gradients(plain, x)
     with monkeypatch.context() as m:
-        m.setattr(kernels.F, "linear", None)  # it may not fall back
+        m.setattr(kernels.F, "linear", None)  # it must not fall back
         found = gradients(fast, x)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_no_gradient_is_computed_that_nobody_wants(by_onednn):
+def test_unneeded_gradients_are_not_computed(by_onednn):
     layer = Linear(24, 36).requires_grad_(False)
     layer.bias.requires_grad_(True)
     layer(torch.randn(40, 24)).sum().backward()
@@ -69,7 +69,7 @@ def test_torchs_flop_counter_sees_the_products_by_onednn(by_onednn, monkeypatch)
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("columns", [True, False])
-def test_few_rows_through_slices_of_the_weight_give_the_plain_product(rows, bias, columns, monkeypatch):
+def test_products_of_few_rows_by_weight_slices_equal_the_plain_product(rows, bias, columns, monkeypatch):
     monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
     monkeypatch.setattr(kernels, "MIN_WEIGHTS_SLICED", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
@@ -79,7 +79,7 @@ def test_few_rows_through_slices_of_the_weight_give_the_plain_product(rows, bias
     if columns:
         linear.weight.data = kernels.lie_by_columns(linear.weight.data)
         assert linear.weight.stride() == (1, 36)
-    monkeypatch.setattr(kernels.F, "linear", None)  # it may not fall back
+    monkeypatch.setattr(kernels.F, "linear", None)  # it must not fall back
     with torch.no_grad():
         torch.testing.assert_close(linear(x), plain)
         assert linear(x).shape == (rows, 1, 36)
@@ -122,7 +122,7 @@ def test_attention_by_heads_gives_the_fused_kernels_value_and_gradients(tokens, 
     assert all(a < 2**-7 and a < 2 * b + 1e-3 for a, b in zip(ours, torchs, strict=True))
 
 
-def test_attention_in_bf16_goes_by_heads_in_training_and_nothing_else_does(monkeypatch):
+def test_only_bf16_training_computes_attention_by_heads(monkeypatch):
     taken = []
     monkeypatch.setattr(kernels._AttentionByHeads, "apply", lambda q, k, v: taken.append(q.dtype) or q)
     model, tokens = GPT(SMALL), torch.arange(32).view(2, 16)
@@ -155,7 +155,7 @@ def test_chunked_cross_entropy_equals_the_plain_one_in_value_and_gradient(monkey
         assert torch.equal(cross_entropy(hidden, weight, targets).double(), results[0][0])
 
 
-def test_chunked_cross_entropy_takes_bf16_autocast_as_the_plain_one_does():
+def test_chunked_cross_entropy_equals_the_plain_one_under_bf16_autocast():
     model, tokens = GPT(SMALL), torch.arange(48).view(3, 16)
     grads = []
     for loss_of in (cross_entropy, cross_entropy_plain):

@@ -1,4 +1,4 @@
-"""kill -9 of one rank in the middle of a step ends all of them within 20 s, with the dead one named."""
+"""kill -9 of one rank in the middle of a step ends all ranks within 20 s, and the dead rank is named."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import pytest
 
 from ranks import begun, processes_with
 
-#: Steps of seconds: between two lines of metrics.jsonl every rank is in the middle of one.
+#: Steps take seconds: between two lines of metrics.jsonl every rank is in the middle of one.
 LONG_STEPS = ("model.n_layer=4", "loop.global_batch=32", "loop.micro_batch=1", "loop.seq_len=64", "loop.eval_every=0")
 extended = pytest.mark.extended
 
@@ -20,10 +20,10 @@ extended = pytest.mark.extended
         pytest.param("pipeline", 4, 2, ("parallel.pp=4",), marks=extended),  # between its neighbours
         pytest.param("pipeline", 2, 1, ("parallel.pp=2", "parallel.schedule=gpipe"), marks=extended),
         pytest.param("megatron", 4, 3, ("parallel.pp=2", "parallel.tp=2"), marks=extended),
-        pytest.param("zero", 2, 0, ("parallel.zero_stage=3",), marks=extended),  # rank 0, whom the others ask
+        pytest.param("zero", 2, 0, ("parallel.zero_stage=3",), marks=extended),  # rank 0, to which the others connect
     ],
 )
-def test_a_rank_killed_in_a_step_ends_all_and_is_named(strategy, ranks, victim, options, tmp_path):
+def test_a_rank_killed_in_a_step_is_named_and_ends_all_ranks(strategy, ranks, victim, options, tmp_path):
     settings = (*LONG_STEPS, "loop.steps=1000", f"parallel.strategy={strategy}", *options)
     job, pids = begun(tmp_path, "laptop", ranks, *settings)
     os.kill(pids[victim], signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Shipped launchers, byte for byte, train to the end under a real Slurm, with the losses of the same run without it.
+"""Shipped launchers train to the end, unmodified, under a real Slurm, with the losses of the same run without it.
 
-Two virtual nodes of each site (`aiscale rehearse`), every rank a process of its own, the model a tiny one by what
-stands behind the file's name. The environment that a launcher activates is the test's: its `python` is this one, which
-notes first where it was started and what it was told.
+They run on two virtual nodes of each site (`aiscale rehearse`), one process per rank, with a tiny model set by
+overrides appended to the command. The environment that a launcher activates belongs to the test: its `python` runs
+this one, after recording where it was started and with which variables.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ranks import forked
 ROOT = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.slurm,
-    pytest.mark.timeout(1800),  # each starts up to 32 Pythons, which on a busy machine takes minutes
+    pytest.mark.timeout(1800),  # each starts up to 32 Pythons, which takes minutes on a busy machine
 ]
-# In all they take five minutes of two cores: one of them for everybody, the others where nobody waits.
+# Five minutes of two cores in total: one test runs in make test, the others only in make test-all.
 extended = pytest.mark.extended
 
 TINY = {
@@ -53,7 +53,7 @@ exec {sys.executable} "$@"
 """
 ACTIVATE = 'test -z "$NOBODY_SET_THIS"; PATH="$(dirname "${BASH_SOURCE[0]}"):$PATH"\n'
 
-#: in its place where only a job's end matters: all ranks but the first are frozen, and woken only to be killed
+#: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only to be killed
 FROZEN = """#!/bin/bash
 case "$*" in *"-m aiscale doctor"*) exit ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
@@ -64,7 +64,7 @@ sleep 1
 exit 76
 """
 
-#: in its place where a job's time is nearly up: trains until it is told to stop, saves, and goes on in the next start
+#: replaces it where a job's time is nearly up: trains until told to stop, saves, and resumes in the next start
 STOPPING = """#!/bin/bash
 case "$*" in *"-m aiscale doctor"*) exit ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
@@ -77,13 +77,11 @@ for _ in $(seq 1000); do sleep 0.1; done
 
 @dataclass
 class Ended:
-    """A job of a launcher that has ended."""
-
     lesson: str
     said: str  #: its output
     calls: list[rehearsal.Call]
-    seats: list[list[str]]  #: a line for each rank that trained, in order, as NOTING writes them
-    words: list[str]  #: srun's, of the step that trained
+    seats: list[list[str]]  #: one line per rank that trained, in order, as NOTING writes them
+    words: list[str]  #: srun's words of the step that trained
 
     def asked(self, program: str) -> list[tuple[str, ...]]:
         return [call.args for call in self.calls if call.program == program]
@@ -97,7 +95,7 @@ def perlmutter():
 
 @pytest.fixture
 def place(place):
-    """A folder that all virtual nodes see, and in it what launchers activate."""
+    """A folder that all virtual nodes see, with the environment that launchers activate."""
     programs = place / ".venv/bin"
     programs.mkdir(parents=True)
     (programs / "activate").write_text(ACTIVATE)
@@ -107,7 +105,6 @@ def place(place):
 
 
 def packed(place: Path) -> Path:
-    """The environment as conda-pack packs one."""
     path = place / "env.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         archive.add(place / ".venv/bin", arcname="bin")
@@ -115,7 +112,7 @@ def packed(place: Path) -> Path:
 
 
 def launched(nodes: rehearsal.Cluster, lesson: str, place: Path, *, env=None, **settings: str) -> Ended:
-    """Submit a site's launcher as it is shipped, with a tiny model, and wait for it to complete."""
+    """Submit a site's unmodified launcher with a tiny model, and wait for it to complete."""
     path = ROOT / "launchers" / nodes.settings.site.name / f"{lesson}.sbatch"
     words = [word for key, value in {**TINY, **settings}.items() for word in ("--set", f"{key}={value}")]
     env = {"SEATS": str(place / "seats"), **(env or {})}
@@ -134,7 +131,7 @@ def launched(nodes: rehearsal.Cluster, lesson: str, place: Path, *, env=None, **
 
 
 def seats_of(ended: Ended, per_node: int, **told: str | list[str]) -> None:
-    """Every rank is on its node and was told what its site's ranks are told; `told`: a value, or one a local rank."""
+    """Check that every rank is on its node and has its site's variables; `told`: one value, or one per local rank."""
     assert len(ended.seats) == 2 * per_node
     for rank, (_, number, local, node, *words) in enumerate(ended.seats):
         assert [number, local, node] == [str(rank), str(rank % per_node), f"node{rank // per_node + 1}"]
@@ -200,7 +197,7 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
         ("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}),
     ],
 )
-def test_others_at_perlmutter_on_the_sites_module(perlmutter, place, lesson, settings):
+def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place, lesson, settings):
     ended = launched(perlmutter, lesson, place, **settings)
     [(load, module)] = ended.asked("module")
     assert load == "load" and module.startswith("pytorch")
@@ -211,7 +208,7 @@ def test_others_at_perlmutter_on_the_sites_module(perlmutter, place, lesson, set
 
 
 @extended
-def test_a_job_goes_on_whose_frozen_ranks_slurm_had_to_kill(perlmutter, place):
+def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
     (place / ".venv/bin/python").write_text(FROZEN)
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
     job = perlmutter.submit(path, "--nodes=1", "--time=60", cwd=place)
@@ -221,10 +218,10 @@ def test_a_job_goes_on_whose_frozen_ranks_slurm_had_to_kill(perlmutter, place):
 
 
 @extended
-def test_slurm_itself_says_that_the_time_is_nearly_up_and_the_job_goes_on(perlmutter, place):
+def test_slurms_signal_before_the_time_limit_makes_the_job_requeue_and_resume(perlmutter, place):
     (place / ".venv/bin/python").write_text(STOPPING)
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
-    # Slurm looks every 30 s whether a job will be that near to its end at the next look; the launcher asks for 300 s.
+    # Every 30 s Slurm checks whether a job will be that near to its end at the next check; the launcher asks for 300 s.
     job = perlmutter.submit(path, "--nodes=1", "--time=1", "--signal=B:USR1@5", cwd=place)
     assert perlmutter.wait(job, timeout_s=400) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
     shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout

@@ -1,7 +1,7 @@
-"""Launchers: what is committed is what is rendered, clean to shellcheck, and starts what its lesson says.
+"""Launchers: committed files equal rendered ones, pass shellcheck, and start what their lesson says.
 
-Each file is run, byte for byte, by bash with programs in place of the site's (`srun`, `module`, `sbcast`, ...), which
-note how they were called; what it would start is then read by the real argument parser and built into a Run.
+Bash runs each file unmodified, with stand-ins for the site's programs (`srun`, `module`, `sbatch`, ...) that record
+their arguments; the real argument parser then reads the training command, and a Run is built from it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ VARIANTS = [
     for variant in LESSONS[Path(path).stem].variants or (type("Only", (), {"name": ""}),)
 ]
 
-#: stands in for every program of a site: notes its name and words, and does the little that the file waits for
+#: stands in for every program of a site: records its name and arguments, and does the little that the file needs
 STUB = r"""#!/bin/bash
 name="${0##*/}"
 { printf '%s\037' "$name" "$@"; echo; } >> "$CALLS"
@@ -75,13 +75,12 @@ def place_of(path: str):
 
 
 def options(text: str) -> dict[str, str]:
-    """The #SBATCH options of a file."""
     pairs = (line.split()[1].lstrip("-").partition("=") for line in text.splitlines() if line.startswith("#SBATCH "))
     return {name: value for name, _, value in pairs}
 
 
 class Job:
-    """A launcher run by bash in a folder of its own, as sbatch would."""
+    """A launcher run by bash in a new folder, as sbatch would."""
 
     def __init__(self, tmp_path: Path, path: str, *words: str, nodes: int = 0, **env: str) -> None:
         self.calls_file, self.nodes = tmp_path / "calls", nodes or int(options((FOLDER / path).read_text())["nodes"])
@@ -89,7 +88,7 @@ class Job:
         for folder in (programs, tmp_path / "env/bin", tmp_path / ".venv/bin"):
             folder.mkdir(parents=True, exist_ok=True)
         for folder in ("env", ".venv"):
-            # As scripts of conda do, it reads a variable that nobody set: it breaks under set -u.
+            # Conda's scripts read unset variables, which fails under set -u.
             (tmp_path / folder / "bin/activate").write_text('test -z "$NOBODY_SET_THIS"\n')
         for name in PROGRAMS:
             (programs / name).write_text(STUB)
@@ -105,17 +104,16 @@ class Job:
         )
 
     def finish(self) -> tuple[int, str]:
-        """Its status and what it wrote to standard error."""
         _, errors = self.process.communicate(timeout=30)
         return self.process.returncode, errors
 
     def calls(self, program: str = "") -> list[list[str]]:
-        """How programs were called, in order."""
+        """The arguments of each call of a program, in order."""
         lines = [line.rstrip("\037").split("\037") for line in self.calls_file.read_text().splitlines()]
         return [line for line in lines if program in ("", line[0])]
 
     def steps(self, command: str) -> list[tuple[dict[str, str], list[str]]]:
-        """(srun's options, aiscale's words) of every step that runs `aiscale COMMAND`."""
+        """(srun's options, aiscale's arguments) of every step that runs `aiscale COMMAND`."""
         found = []
         for words in self.calls("srun"):
             if "aiscale" in words and words[words.index("aiscale") + 1] == command:
@@ -132,11 +130,11 @@ def run_of(words: list[str]):
 # The files ------------------------------------------------------------------------------------------------------------
 
 
-def test_committed_files_are_what_template_and_profile_give():
+def test_committed_files_equal_the_rendered_ones():
     assert drift(FOLDER) == []
 
 
-def test_check_names_what_was_changed_by_hand_and_what_has_no_lesson(tmp_path, capsys):
+def test_check_names_files_edited_by_hand_and_files_without_a_lesson(tmp_path, capsys):
     shutil.copytree(FOLDER, tmp_path / "launchers")
     changed = tmp_path / "launchers/frontier/ddp.sbatch"
     changed.write_text(changed.read_text().replace("--nodes=2", "--nodes=3"))
@@ -149,7 +147,7 @@ def test_check_names_what_was_changed_by_hand_and_what_has_no_lesson(tmp_path, c
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_file_of_every_site_is_clean_to_bash_and_shellcheck(name, tmp_path):
+def test_every_file_of_every_site_passes_bash_and_shellcheck(name, tmp_path):
     assert main(["launchers", "--site", name, "--out", str(tmp_path)]) == 0
     files = sorted(map(str, tmp_path.glob("*/*.sbatch")))
     assert len(files) >= 8
@@ -162,7 +160,7 @@ def test_every_file_of_every_site_is_clean_to_bash_and_shellcheck(name, tmp_path
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_account_and_time_are_marked_and_nothing_of_anybodys_is_inside(path):
+def test_account_and_time_are_marked_and_no_personal_values_are_inside(path):
     text, asked = (FOLDER / path).read_text(), options((FOLDER / path).read_text())
     for option in ("account", "time"):
         assert re.search(rf"^#SBATCH --{option}=\S+ +# EDIT", text, re.M)
@@ -198,7 +196,7 @@ def test_every_source_in_brackets_is_named_at_the_end(path):
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_what_is_asked_for_is_within_the_sites_rules(path):
+def test_requested_resources_are_within_the_sites_rules(path):
     place, asked = place_of(path), options((FOLDER / path).read_text())
     rules, nodes = place.scheduler, int(asked["nodes"])
     hours, minutes, _ = map(int, asked["time"].split(":"))
@@ -213,7 +211,7 @@ def test_what_is_asked_for_is_within_the_sites_rules(path):
 
 
 @pytest.mark.parametrize("path, variant", VARIANTS)
-def test_training_is_understood_and_fits_the_ranks_and_the_gpus(path, variant, tmp_path):
+def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, variant, tmp_path):
     place, lesson = place_of(path), LESSONS[Path(path).stem]
     job = Job(tmp_path, path, "--set", "loop.steps=7", **({"AISCALE_VARIANT": variant} if variant else {}))
     assert job.finish() == (0, "")
@@ -235,8 +233,8 @@ def test_training_is_understood_and_fits_the_ranks_and_the_gpus(path, variant, t
 
 
 def needs_gb(run, ranks: int) -> float:
-    """What a rank holds and keeps for its backward pass, by formula: for transformers' models that of our own of their
-    shape, and the logits, which they keep in fp32 with their gradients."""
+    """Predicted memory of a rank: states and activations. For transformers' models, those of our model of the same
+    shape, plus the logits, which they keep in fp32 with their gradients."""
     _, micro_batch = run.loop.micro_batches(run.parallel.data_parallel(ranks))
     logits = 0
     if isinstance(run.model, HFModelConfig):
@@ -287,7 +285,7 @@ def test_an_unknown_variant_is_refused_before_anything_is_trained(tmp_path):
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("nodes, weak, strong", [(1, [1], [1]), (4, [1, 2, 4], [1, 2, 4]), (5, [1, 2, 4, 5], [1, 5])])
-def test_the_scaling_study_has_equal_work_per_rank_or_equal_work_altogether(name, nodes, weak, strong, tmp_path):
+def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nodes, weak, strong, tmp_path):
     job = Job(tmp_path, f"{name}/scaling.sbatch", nodes=nodes)
     assert job.finish() == (0, "")
     batches = {}
@@ -325,7 +323,7 @@ def test_a_notebook_runs_in_a_job_by_name_and_with_parameters(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_engines_are_one_for_each_gpu_and_their_key_is_private_and_gone_with_the_job(name, tmp_path):
+def test_there_is_one_engine_per_gpu_and_their_private_key_is_removed_with_the_job(name, tmp_path):
     job = Job(tmp_path, f"{name}/engines.sbatch")
     assert job.finish() == (0, "")
     [engines] = [call for call in job.calls("srun") if "aiscale.cluster" in call]
@@ -334,7 +332,7 @@ def test_engines_are_one_for_each_gpu_and_their_key_is_private_and_gone_with_the
     assert Path(f"{job.calls_file}.modes").read_text() == "700\n" and not folder.exists()
 
 
-def test_engines_that_died_are_a_failure_unless_a_notebook_asks_for_new_ones(tmp_path):
+def test_dead_engines_fail_the_job_unless_a_notebook_asks_for_new_ones(tmp_path):
     for name, status in (("by hand", 1), ("by a notebook", 0)):
         folder = tmp_path / name / "engines"
         folder.mkdir(parents=True)
@@ -345,7 +343,7 @@ def test_engines_that_died_are_a_failure_unless_a_notebook_asks_for_new_ones(tmp
         assert len([call for call in job.calls("srun") if "aiscale.cluster" in call]) == 2 - status
 
 
-def test_engines_that_nobody_asks_for_again_do_not_keep_their_nodes(tmp_path):
+def test_dead_engines_that_nobody_restarts_release_their_nodes(tmp_path):
     (tmp_path / "engines").mkdir()
     asked = {"AISCALE_FOLDER": str(tmp_path / "engines"), "AISCALE_IDLE": "1"}
     job = Job(tmp_path, "frontier/engines.sbatch", ENGINES_DIE="1", **asked)
@@ -353,7 +351,7 @@ def test_engines_that_nobody_asks_for_again_do_not_keep_their_nodes(tmp_path):
 
 
 @pytest.mark.parametrize("alive, cancelled", [("fresh", False), ("old", True), ("gone with its folder", True)])
-def test_engines_whose_notebook_shows_no_life_end_their_job(tmp_path, alive, cancelled):
+def test_engines_whose_notebook_died_end_their_job(tmp_path, alive, cancelled):
     sign = tmp_path / "engines/alive"
     if alive != "gone with its folder":
         sign.parent.mkdir()
@@ -373,25 +371,25 @@ def test_engines_whose_notebook_shows_no_life_end_their_job(tmp_path, alive, can
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_the_status_of_training_is_the_jobs(name, tmp_path):
+def test_the_exit_status_of_training_is_the_jobs(name, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="3")
     assert job.finish()[0] == 3 and ["scontrol", "requeue", "77"] not in job.calls()
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_job_whose_ranks_obeyed_slurms_own_signal_for_another_job_goes_on_later(name, tmp_path):
+def test_a_preempted_job_is_requeued(name, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="130")
     assert job.finish()[0] == 130 and ["scontrol", "requeue", "77"] in job.calls()
 
 
 @pytest.mark.parametrize("status, said", [("143", "stopped"), ("137", "hung")])
-def test_a_job_goes_on_though_srun_had_to_end_a_rank_that_stopped_last_or_hung(status, said, tmp_path):
+def test_a_job_is_requeued_even_if_srun_had_to_kill_a_late_or_hanging_rank(status, said, tmp_path):
     job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS=status, NOTES=f"step_1 {said}")
     assert job.finish()[0] == int(status) and ["scontrol", "requeue", "77"] in job.calls()
 
 
 @pytest.mark.parametrize("status, notes", [("130", ""), ("76", ""), ("137", "hung hung")])
-def test_a_job_that_saved_nothing_does_not_go_on_for_ever(status, notes, tmp_path):
+def test_a_job_that_saves_nothing_is_not_requeued_forever(status, notes, tmp_path):
     job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS=status, NOTES=notes)
     code, errors = job.finish()
     assert code == int(status) and ["scontrol", "requeue", "77"] not in job.calls()
@@ -399,7 +397,7 @@ def test_a_job_that_saved_nothing_does_not_go_on_for_ever(status, notes, tmp_pat
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_time_that_is_up_before_training_begins_is_said(name, tmp_path):
+def test_a_time_limit_reached_before_training_is_reported(name, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", DOCTOR_SIGNALS="yes")
     status, errors = job.finish()
     assert status == 1 and job.steps("train") == []
@@ -407,14 +405,14 @@ def test_a_time_that_is_up_before_training_begins_is_said(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_job_that_the_doctor_refuses_trains_nothing(name, tmp_path):
+def test_a_job_that_fails_the_doctor_does_not_train(name, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", DOCTOR_STATUS="1")
     assert job.finish()[0] == 1 and job.steps("train") == []
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("qos", ["regular", "debug"])
-def test_before_its_time_is_up_a_job_stops_and_requeues_itself_where_it_may(name, qos, tmp_path):
+def test_a_job_stops_before_its_time_limit_and_requeues_itself_if_allowed(name, qos, tmp_path):
     job = Job(tmp_path, f"{name}/ddp.sbatch", WAITS="yes", SLURM_JOB_QOS=qos)
     deadline = time.monotonic() + 25
     while not (tmp_path / "calls.ready").exists() and time.monotonic() < deadline:
@@ -431,7 +429,7 @@ def test_a_packed_environment_goes_to_every_nodes_nvme_or_the_job_ends(tmp_path)
     job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed, SBCAST_STATUS="1")
     assert job.finish()[0] == 1 and job.calls("srun") == []
     job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed)
-    job.finish()  # the unpacked environment is not there: it ends at activation
+    job.finish()  # the unpacked environment is missing, so it ends at activation
     assert job.calls("sbcast")[-1] == ["sbcast", "--preserve", "--force", packed, "/mnt/bb/someone/env.tar.gz"]
     unpacking = job.calls("srun")[1]
     assert "--ntasks-per-node=1" in unpacking and unpacking[-2:] == ["-C", "/mnt/bb/someone/env"]
@@ -440,7 +438,7 @@ def test_a_packed_environment_goes_to_every_nodes_nvme_or_the_job_ends(tmp_path)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_an_environment_of_conda_is_activated_by_conda_before_strict_mode(name, tmp_path):
     (tmp_path / "env/conda-meta").mkdir(parents=True)
-    # A function of the shell, as at the sites, whose scripts break under set -u.
+    # A shell function, as at the sites, whose scripts fail under set -u.
     (tmp_path / "bash_env").write_text('conda() { test -z "$NOBODY_SET_THIS"; command conda "$@"; }\n')
     env = {"AISCALE_ENVIRONMENT": str(tmp_path / "env"), "BASH_ENV": str(tmp_path / "bash_env")}
     job = Job(tmp_path, f"{name}/ddp.sbatch", **env)
@@ -455,14 +453,14 @@ def test_perlmutters_container_is_put_before_python(tmp_path):
     assert train[train.index("python") - 1] == "shifter" and not job.calls("module")
 
 
-def test_modules_are_loaded_in_the_order_that_the_site_asks_for(tmp_path):
+def test_modules_are_loaded_in_the_sites_order(tmp_path):
     job = Job(tmp_path, "frontier/ddp.sbatch")
     job.finish()
     loaded = [call[2].partition("/")[0] for call in job.calls("module")]
     assert loaded.index("PrgEnv-gnu") < loaded.index("rocm") < loaded.index("rccl-net-plugin")
 
 
-def test_the_readmes_commands_are_understood_and_its_files_are_there():
+def test_the_readmes_commands_parse_and_its_files_exist():
     text = (FOLDER / "README.md").read_text()
     commands = {command for command in re.findall(r"`(?:\.venv/bin/)?(aiscale [^`\n]+)`", text)}
     assert len(commands) >= 6
@@ -509,13 +507,13 @@ def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_profile_that_is_not_there_is_refused_in_one_line(tmp_path, capsys):
+def test_a_missing_profile_is_refused_in_one_line(tmp_path, capsys):
     assert main(["launchers", "--site", str(tmp_path / "none.toml")]) == 2
     errors = capsys.readouterr().err
     assert "no such file" in errors and "generic" in errors and len(errors.splitlines()) == 1
 
 
-def test_a_profile_of_ones_own_renders_what_it_says(tmp_path):
+def test_a_custom_profile_is_rendered(tmp_path):
     text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
     (tmp_path / "mine.toml").write_text(text.replace("memory_gb = 80", "memory_gb = 48"))
     files = render_all(load(tmp_path / "mine.toml"))

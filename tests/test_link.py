@@ -1,4 +1,4 @@
-"""The emulated slow link: a collective takes at least its bytes over the rate, and passes while the rank computes."""
+"""The emulated slow link: a collective takes at least its bytes / rate, and the time passes while the rank computes."""
 
 import os
 
@@ -57,7 +57,7 @@ def test_every_collective_and_message_takes_at_least_its_bytes_over_the_rate(tmp
     assert done.returncode == 0, done.stderr
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert len(lines) == 3 * 8 + 2 * 2
-    for seconds, least_s, op in lines:  # ranks leave the barrier before it not quite at the same time
+    for seconds, least_s, op in lines:  # ranks do not leave the barrier before it at exactly the same time
         assert float(seconds) >= 0.9 * float(least_s) > 0.03, op
 
 
@@ -123,7 +123,7 @@ say("off", type(dist.all_reduce(x, async_op=True)).__name__ != "Delayed")
 
 
 @pytest.mark.alone
-def test_the_time_passes_while_a_rank_computes_and_what_is_asked_for_later_queues(tmp_path):
+def test_the_link_works_while_a_rank_computes_and_later_requests_queue(tmp_path):
     done = run_ranks(TIMED + OVERLAP, 3, tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.split("\n")[:-1]
@@ -183,8 +183,8 @@ def test_impossible_rates_are_refused():
             Link().rate_mbit_s = rate
 
 
-def test_an_all_to_all_waits_where_a_pair_of_ranks_sends_one_way_first():
-    # What a fluid model with fair shares gives for every order in which 2 to 6 ranks arrive, in messages of S/n.
+def test_an_all_to_all_waits_if_a_pair_of_ranks_sends_one_way_first():
+    # Predictions of a fluid model with fair shares for every order in which 2 to 6 ranks arrive, in messages of S/n.
     messages = {2: 2, 3: 3, 4: 5, 5: 6, 6: 8}
     assert {n: busiest_link("all_to_all", n, n) for n in messages} == {n: (m, m) for n, m in messages.items()}
 
@@ -201,7 +201,7 @@ def test_the_busiest_card_carries_no_less_than_the_mean_one():
 @pytest.mark.alone
 @pytest.mark.extended
 def test_a_link_that_the_kernel_slows_takes_about_as_long():
-    result = bench_link(quick=True)  # aiscale bench link holds it to a tenth, on a machine that has nothing else to do
+    result = bench_link(quick=True)  # aiscale bench link requires a tenth, on an otherwise idle machine
     steps = {f"DDP step{method}{way}" for method in ("", ", Radius") for way in ("", ", at once")}
     assert {row["what"] for row in result["rows"]} == {"all-reduce", "all gradients", *steps}
     for row in result["rows"]:

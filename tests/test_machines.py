@@ -1,4 +1,4 @@
-"""Figures of machines agree with the published table they came from, and names are forgiving."""
+"""Figures of machines agree with their published sources, and look-up by name is forgiving."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ ROWS = [row for row in published.table("hardware_accelerators") if row["device"]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["device"])
-def test_every_figure_is_the_published_one(row):
+def test_every_figure_equals_the_published_one(row):
     device = machines.find(PUBLISHED[row["device"]])
     for precision, column in COLUMNS.items():
         if isinstance(row[column], int | float):
@@ -49,7 +49,7 @@ def test_every_figure_is_the_published_one(row):
         assert device.link_bytes_s == row["intra_node_unidir_GB_s"] * 1e9
 
 
-def test_no_remembered_figure_is_taken_over():
+def test_unverified_figures_are_not_used():
     remembered = {row["device"] for row in published.table("hardware_accelerators")} - {
         row["device"] for row in published.verified(published.table("hardware_accelerators"))
     }
@@ -95,7 +95,7 @@ def test_a_pair_of_devices_has_no_more_than_a_ring_and_a_ring_no_more_than_all_l
             assert node.intra_gb_s <= node.accelerator.link_gb_s, machine.name
 
 
-def test_peaks_are_dense_and_none_where_a_device_has_no_such_unit():
+def test_peaks_are_dense_and_none_if_a_device_lacks_the_unit():
     assert machines.find("h100-pcie-80gb").peak_flops("bf16") == 756e12
     assert machines.find("v100-sxm2-32gb").peak_flops("bf16") is None
 
@@ -177,7 +177,7 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_it_and_the_key(tmp_path,
     assert "\n" not in str(refused.value)
 
 
-def test_unknown_names_hear_the_nearest():
+def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ConfigError, match=r"^unknown accelerator 'A100 80GB': did you mean a100-sxm4-80gb\?$"):
         machines.find("A100 80GB")
     with pytest.raises(ConfigError, match=r"^unknown machine 'frontiere': did you mean frontier\?$"):

@@ -1,4 +1,4 @@
-"""Megatron-Core trains the same model as serial does, in every layout; its states survive and nothing of it leaks."""
+"""Megatron-Core trains the same model as serial in every layout; its checkpoints resume, and its patches stay local."""
 
 import pytest
 
@@ -36,7 +36,7 @@ LAYOUTS = [
 
 
 @pytest.mark.extended
-def test_layouts_that_the_ladder_leaves_out_give_serials_losses_norms_and_weights(tmp_path):
+def test_layouts_outside_the_ladder_give_serial_losses_norms_and_weights(tmp_path):
     code = SETUP + "".join(f"compare(*{layout!r})\n" for layout in LAYOUTS)
     done = run_ranks(code, 2, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr
@@ -83,7 +83,7 @@ wrong.close()
 """
 
 
-def test_a_run_goes_on_exactly_and_in_another_layout(tmp_path):
+def test_a_run_resumes_exactly_and_in_another_layout(tmp_path):
     done = run_ranks(SETUP + RESUME.replace("FOLDER", repr(str(tmp_path / "ck"))), 4, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr
     lines = ["True"] * 20 + ["in memory True"] * 4 + ["refused True True"] * 4 + ["alone True"]
@@ -113,7 +113,7 @@ for run in [first, layout("parallel.ep=4"), layout(), layout("parallel.ep=2", "p
 
 
 @pytest.mark.extended
-def test_experts_go_on_exactly_and_divided_otherwise(tmp_path):
+def test_experts_resume_exactly_and_with_another_sharding(tmp_path):
     code = EXPERTS_RESUME.replace("FOLDER", repr(str(tmp_path / "ck"))).replace("EXPERTS", repr(EXPERTS))
     done = run_ranks(SETUP + code, 4, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr
@@ -183,7 +183,7 @@ def test_a_trace_shows_every_pass_of_every_micro_batch_on_every_stage(tmp_path):
         (("parallel.tp=4", "parallel.sequence_parallel=true", "loop.seq_len=30"), "seq_len 30 is not divisible by"),
     ],
 )
-def test_what_it_cannot_carry_is_refused_in_one_line(settings, message):
+def test_unsupported_settings_are_refused_in_one_line(settings, message):
     run = Run().override("parallel.strategy=megatron", *settings)
     with pytest.raises(ConfigError, match=message) as refusal:
         megatron.check(run)
@@ -204,7 +204,8 @@ def test_a_token_beyond_the_vocabulary_is_refused(tmp_path):
 
 
 def test_upstream_context_parallelism_needs_transformer_engine():
-    """Why no option offers it: Megatron-Core's own attention refuses, and only Transformer Engine's has it."""
+    """The reason why no option offers it: Megatron-Core's own attention refuses, only Transformer Engine's supports
+    it."""
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.enums import AttnMaskType
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -215,7 +216,7 @@ def test_upstream_context_parallelism_needs_transformer_engine():
 
 
 def test_upstream_sequence_parallelism_is_refused_by_torchs_norm():
-    """Why the norms in the layer spec are ours."""
+    """The reason why the layer spec uses our norms."""
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
     from megatron.core.transformer.transformer_config import TransformerConfig
 

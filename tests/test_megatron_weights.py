@@ -19,7 +19,6 @@ EXPERTS = dataclasses.replace(GPT2, n_expert=4, activation="swiglu", bias=False)
 
 
 def cut_everywhere(model: ModelConfig, grid: Grid, state: dict) -> dict:
-    """(stage, tensor-parallel rank, Megatron-Core's name) -> what that rank holds."""
     return {
         (stage, rank, name): slot.cut(state[slot.source], rank)
         for stage in range(grid.stages)
@@ -43,7 +42,7 @@ def test_every_weight_comes_back_from_every_layout(model, tp, pp, virtual):
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
 
 
-def test_a_kv_heads_queries_key_and_value_lie_together():
+def test_a_kv_heads_queries_key_and_value_are_adjacent():
     model = dataclasses.replace(LLAMA, d_model=8)  # 4 heads, 2 key/value heads, 2 wide: rows q 0-7, k 8-11, v 12-15
     assert query_key_value_order(model).tolist() == [0, 1, 2, 3, 8, 9, 12, 13, 4, 5, 6, 7, 10, 11, 14, 15]
 
@@ -62,14 +61,14 @@ def test_the_padded_vocabulary_is_zero_and_belongs_to_the_last_rank():
     assert not slot.cut(full, 1)[-1].any()
 
 
-def test_interleaved_ranks_hold_layers_that_lie_apart():
+def test_interleaved_ranks_hold_non_adjacent_layers():
     grid = Grid(pp=2, virtual=2)
     found = [slots(GPT2, grid, grid.stage(pp, chunk)) for pp in range(2) for chunk in range(2)]
     layers = [{slot.source.split(".")[1] for slot in stage.values() if "blocks" in slot.source} for stage in found]
     assert layers == [{"0"}, {"2"}, {"1"}, {"3"}]
 
 
-def test_a_tied_head_is_a_copy_where_the_embedding_is_elsewhere():
+def test_a_tied_head_is_a_copy_if_the_embedding_is_on_another_stage():
     assert "output_layer.weight" not in slots(GPT2, Grid(tp=2), 0)
     head = slots(GPT2, Grid(pp=2), 1)["output_layer.weight"]
     assert head.source == "token_embedding.weight"
@@ -98,7 +97,7 @@ def test_tensor_parallel_neighbours_come_first_and_stages_last():
 
 
 def write_checkpoint(folder, grid: Grid, model=GPT2) -> dict:
-    """As the distributed optimizer would: data-parallel ranks hold uneven ranges of every tensor."""
+    """Write one as the distributed optimizer would: data-parallel ranks hold uneven ranges of every tensor."""
     torch.manual_seed(0)
     state = {name: torch.randn_like(tensor) for name, tensor in GPT(model).state_dict().items()}
     for rank in range(grid.tp * grid.dp * grid.pp):
@@ -130,7 +129,7 @@ def test_a_checkpoint_is_read_without_processes(grid, tmp_path):
     assert saved.state("norm.weight") == (["exp_avg", "exp_avg_sq"], {"step": 7.0})
 
 
-def test_a_missing_or_cut_file_is_named(tmp_path):
+def test_a_missing_or_truncated_file_is_named(tmp_path):
     write_checkpoint(tmp_path, Grid(tp=2, dp=2))
     path = tmp_path / "rank_00003.pt"
     path.write_bytes(path.read_bytes()[:-1000])

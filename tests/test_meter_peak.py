@@ -1,4 +1,4 @@
-"""The peak of a step: exact on the CPU, and between what the formulas say must be there and what can be at most."""
+"""Peak memory of a step: exact on the CPU, and between lower and upper bounds from the formulas."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_a_serial_steps_peak_lies_between_activations_and_activations_with_gradi
     assert kept < peak["within the step"] < 1.2 * (kept + states["gradients"])
 
 
-def test_activation_checkpointing_lowers_the_peak_by_the_activations_that_it_drops():
+def test_activation_checkpointing_lowers_peak_memory_by_the_dropped_activations():
     import torch
 
     def within(*settings: str) -> tuple[int, int]:
@@ -49,7 +49,7 @@ def test_activation_checkpointing_lowers_the_peak_by_the_activations_that_it_dro
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_the_peak_of_a_divided_step_has_the_states_that_the_formula_says(strategy, tmp_path):
+def test_peak_memory_of_a_sharded_step_includes_the_predicted_states(strategy, tmp_path):
     code = f"""
     from aiscale.config import Run
     from aiscale.meter import step_peak_bytes
@@ -76,7 +76,7 @@ def test_the_peak_of_a_divided_step_has_the_states_that_the_formula_says(strateg
     assert peak["within the step"] > held["gradients"]
 
 
-def test_every_rank_reports_what_it_sent_and_holds(tmp_path):
+def test_every_rank_reports_bytes_sent_and_held(tmp_path):
     fit(Run().override(*SETTINGS, "loop.steps=2", "loop.global_batch=2"), runs_dir=tmp_path, progress=False)
     (report,) = read_metrics(tmp_path / "run", "rank")
     states = cost.model_state_bytes(Run().override(*SETTINGS).model)

@@ -1,4 +1,4 @@
-"""The model: equal to Hugging Face's, causal, lean, and the same through every switch."""
+"""The model: equal to Hugging Face's, causal, lean, and correct under every switch."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ EVERY_SWITCH = [SMALL, LLAMA, NEOX, MIXTRAL, dataclasses.replace(SMALL, activati
 
 
 def make(config: ModelConfig, seed: int = 0, spread: float = 1.0) -> GPT:
-    """A model whose weights, biases and norms included, are far from symmetric: a swapped pair would show."""
+    """A model whose weights, biases and norms included, are far from symmetric: swapping two of them would show."""
     torch.manual_seed(seed)
     model = GPT(config)
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_shards_with_an_index_and_names_without_prefix_are_read(tmp_path):
     model = make(SMALL)
     model.save_pretrained(tmp_path)
     tensors = {k.removeprefix("transformer."): v for k, v in load_file(tmp_path / "model.safetensors").items()}
-    tensors["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)  # the first GPT-2 folders hold their causal masks
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 16, 16)  # the first GPT-2 folders contain their causal masks
     (tmp_path / "model.safetensors").unlink()
     names = sorted(tensors)
     shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
@@ -130,7 +130,7 @@ def test_half_precision_weights_are_read_as_fp32(tmp_path):
         (LLAMA, {"activation": "gelu"}, "model.norm rmsnorm with model.activation gelu"),
     ],
 )
-def test_what_no_format_can_hold_is_refused_in_one_line(base, change, named, tmp_path):
+def test_a_model_that_no_format_supports_is_refused_in_one_line(base, change, named, tmp_path):
     with pytest.raises(ConfigError) as error:
         GPT(dataclasses.replace(base, **change)).save_pretrained(tmp_path / "new")
     assert str(error.value).startswith(f"no format of transformers holds {named}") and "\n" not in str(error.value)
@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_read_is_refused_in_one_line(what, says, tmp_pat
     assert says in str(error.value) and str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path):
+def test_a_missing_folder_is_refused_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match="nowhere is not a folder: give a Hugging Face GPT-2 folder"):
         GPT.from_pretrained(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="has no config.json: give a Hugging Face GPT-2 folder"):
@@ -211,7 +211,7 @@ def llamas_state(model: GPT) -> dict:
     return state
 
 
-def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
+def test_rotary_rmsnorm_swiglu_and_grouped_heads_match_llama():
     model = make(LLAMA)
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMAS_SHAPE))
     state = llamas_state(model)
@@ -224,7 +224,7 @@ def test_rotary_rmsnorm_swiglu_and_grouped_heads_are_llamas():
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
-def test_a_mixture_of_experts_is_mixtrals():
+def test_a_mixture_of_experts_matches_mixtral():
     model = make(MIXTRAL)
     shape = {**LLAMAS_SHAPE, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 10_000.0}
     theirs = transformers.MixtralForCausalLM(transformers.MixtralConfig(**shape)).eval()
@@ -239,7 +239,7 @@ def test_a_mixture_of_experts_is_mixtrals():
     torch.testing.assert_close(model(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
-def test_a_token_that_passes_one_expert_is_weighted_among_all():
+def test_with_one_expert_per_token_the_weight_is_a_softmax_over_all_experts():
     config = dataclasses.replace(MIXTRAL, experts_per_token=1)
     mixture = make(config).blocks[0].mlp
     x = torch.randn(1, 5, 32)
@@ -257,13 +257,13 @@ def test_experts_without_tokens_have_gradients_of_zero():
     assert sorted(norm > 0 for norm in norms) == [False, False, True, True]
 
 
-def test_rotary_positions_stay_apart_in_bf16():
+def test_rotary_positions_stay_distinct_in_bf16():
     config = dataclasses.replace(LLAMA, max_seq_len=512)
     angles = rotary_angles(torch.tensor([256, 257]), config, torch.bfloat16)
     assert (angles[:, 0] - angles[:, 1]).abs().max() > 0.5
 
 
-def test_parallel_residual_is_gpt_neoxs():
+def test_parallel_residual_matches_gpt_neox():
     model = make(NEOX)
     theirs = transformers.GPTNeoXForCausalLM(
         transformers.GPTNeoXConfig(
@@ -285,7 +285,7 @@ def test_parallel_residual_is_gpt_neoxs():
         for layer, block in enumerate(model.blocks):
             for ours, name in pairs.items():
                 value = block.get_parameter(f"{ours}.{kind}")
-                if ours == "attn.qkv":  # theirs: head by head, its query, key and value
+                if ours == "attn.qkv":  # theirs: per head query, key and value
                     value = value.view(3, 4, 8, -1).transpose(0, 1).reshape(value.shape)
                 state[f"gpt_neox.layers.{layer}.{name}.{kind}"] = value
     theirs.load_state_dict(state)
@@ -302,7 +302,7 @@ def test_no_token_sees_what_comes_after_it(config):
     changed = tokens.clone()
     changed[:, 10:] = (changed[:, 10:] + 1) % config.vocab_size
     before, after = model(tokens), model(changed)
-    # An expert multiplies as many rows as come to it, and rounds by their number.
+    # An expert's product has as many rows as it has tokens, and rounding depends on their number.
     torch.testing.assert_close(before[:, :10], after[:, :10], atol=1e-6 if config.n_expert else 0, rtol=0)
     assert (before[:, 10] - after[:, 10]).abs().max() > 1e-3
 
@@ -353,7 +353,7 @@ def test_weights_start_as_gpt2s_do():
             assert parameter.std().item() == pytest.approx(0.02 / 4 if adds_to_stream else 0.02, rel=0.03), name
 
 
-def test_the_same_seed_gives_the_same_weights_also_through_the_meta_device():
+def test_the_same_seed_gives_the_same_weights_even_through_the_meta_device():
     torch.manual_seed(3)
     direct = GPT(SMALL)
     with torch.device("meta"):

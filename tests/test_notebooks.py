@@ -1,4 +1,4 @@
-"""Every notebook: in order, as committed, and green when it runs headless."""
+"""Every notebook has the required form and runs headless."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build(tmp_path_factory):
     return tmp_path_factory.mktemp("build")
 
 
-#: Until lessons have a core path, these stand for all in the fast tests: ranks, one process, and a strategy.
+#: Until lessons have a core path, these represent all in the fast tests: ranks, one process, and a strategy.
 FAST = ("00_start_here", "01_one_process", "03_ddp")
 TIERS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.extended) for name in NAMES]
 
@@ -39,7 +39,7 @@ def test_notebook_runs(name, build):
 
 @pytest.mark.notebook
 def test_the_gallery_shows_every_notebook_that_ran_with_a_figure(build):
-    """After the tests above; what ran is there."""
+    """Runs after the tests above, on what they produced."""
     text = build_gallery(ROOT, build).read_text()
     ran = [path.stem for path in (build / "notebooks").glob("*.ipynb")]
     assert text.count("<article") == len(NAMES)

@@ -1,4 +1,4 @@
-"""The optimizer's groups and the schedule, against values computed by hand."""
+"""The optimizer's groups and the learning-rate schedule, against values computed by hand."""
 
 import copy
 
@@ -26,7 +26,7 @@ def test_matrices_and_embeddings_decay_biases_and_norms_do_not():
 
 
 def test_one_step_is_adamw_by_hand_in_both_groups():
-    """The step itself, so that a decay of the wrong group shows in a weight and not only in a table."""
+    """Compares weights after a step, so that decay in the wrong group shows there too."""
     config = OptimizerConfig(lr=0.1, beta1=0.8, beta2=0.9, eps=1e-8, weight_decay=0.5)
     model = small_gpt().double()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -39,7 +39,7 @@ def test_one_step_is_adamw_by_hand_in_both_groups():
         torch.testing.assert_close(p.detach(), before[name] * keep - 0.1, atol=1e-7, rtol=0, msg=name)
 
 
-def test_sgd_carries_momentum():
+def test_sgd_uses_momentum():
     model = small_gpt()
     optimizer = build_optimizer(model, OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, weight_decay=0))
     bias = model.norm.bias
@@ -50,7 +50,7 @@ def test_sgd_carries_momentum():
     torch.testing.assert_close(bias.detach(), torch.full_like(bias, -0.1 - 0.15))
 
 
-def test_the_optimizer_is_the_fused_one_and_agrees_with_the_plain_one():
+def test_the_optimizer_is_fused_and_agrees_with_the_plain_one():
     models = [small_gpt()]
     models.append(copy.deepcopy(models[0]))
     fused = build_optimizer(models[0], OptimizerConfig(lr=0.01))
@@ -94,10 +94,10 @@ def test_the_schedule_has_the_values_computed_by_hand(schedule, expected):
     assert [lr_at(step, 8, config) for step in range(8)] == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_schedule_at_its_edges():
+def test_the_schedule_handles_edge_cases():
     assert lr_at(0, 1, OptimizerConfig(lr=0.5)) == 0.5  # a run of one step trains at the peak
     assert lr_at(100, 8, COSINE) == pytest.approx(0.2)  # after the end it stays at min_lr
-    assert lr_at(5, 4, OptimizerConfig(lr=1.0, warmup_steps=9)) == pytest.approx(0.6)  # a run inside the warm-up
+    assert lr_at(5, 4, OptimizerConfig(lr=1.0, warmup_steps=9)) == pytest.approx(0.6)  # a run shorter than its warm-up
     early = OptimizerConfig(lr=1.0, min_lr=0.2, warmup_steps=3, decay_steps=8)
     assert [lr_at(step, 20, early) for step in range(20)] == [lr_at(step, 8, COSINE) for step in range(20)]
     with pytest.raises(ConfigError, match="step is -1: steps count from 0"):

@@ -1,4 +1,4 @@
-"""Data parallelism by DDP and MPI: what the ladder and the table of bytes leave out."""
+"""Data parallelism by DDP and MPI: what the ladder and the byte table do not cover."""
 
 import json
 
@@ -20,14 +20,13 @@ def make(*settings):
 
 
 def ranks(code: str, tmp_path) -> list:
-    """What two ranks say, each line read as JSON."""
     done = run_ranks(SETUP + code, 2, tmp_path)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("setting", ["parallel.static_graph=true", "parallel.gradient_as_bucket_view=false"])
-def test_ddps_options_do_not_change_what_is_trained(setting, tmp_path):
+def test_ddps_options_do_not_change_the_training(setting, tmp_path):
     for off in ranks(f"say(json.dumps(differences(make({setting!r}), 2)))", tmp_path):
         assert max(off.values()) < 1e-12
 
@@ -45,7 +44,7 @@ say(json.dumps([op, count.calls, count.payload_bytes / sum(p.nbytes for p in eng
         assert op == "all_reduce" and calls > 2 and payload == 1
 
 
-def test_gradients_sent_as_bf16_are_close_to_those_sent_whole(tmp_path):
+def test_gradients_sent_as_bf16_are_close_to_fp32(tmp_path):
     code = """
 found = []
 for settings in ((), ("compression.wire=bf16",)):
@@ -57,14 +56,14 @@ say(json.dumps(((found[1] - found[0]).norm() / found[0].norm()).item()))
     assert all(1e-6 < error < 2**-7 for error in ranks(code, tmp_path))
 
 
-def test_mpi_is_refused_where_mpi_did_not_start_the_ranks():
+def test_mpi_is_refused_unless_mpi_started_the_ranks():
     with pytest.raises(
         ConfigError, match="parallel.strategy mpi needs ranks that MPI started, but these came from none"
     ):
         build(Run().override("parallel.strategy=mpi"), connect("cpu"))
 
 
-def test_the_trace_of_a_ddp_step_sees_its_all_reduces(tmp_path):
+def test_the_trace_of_a_ddp_step_contains_its_all_reduces(tmp_path):
     code = """
 from aiscale.parallel.trace import StepTrace
 engine = make()

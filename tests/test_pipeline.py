@@ -1,4 +1,4 @@
-"""Pipelines: every schedule trains what one process trains, sends what the formula says, and waits as predicted."""
+"""Pipelines: every schedule trains like one process, sends the predicted bytes, and idles as long as predicted."""
 
 import json
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ for settings in SETTINGS:
         say(json.dumps({"settings": settings, "same": all(s == same[0] for s in same), "ranks": everything}))
 """
 
-#: what the ladder or the table of bytes leaves out
+#: layouts that neither the ladder nor the byte table covers
 FOUR = [
     ["parallel.pp=4", "parallel.schedule=zero-bubble"],
     ["parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.virtual_stages=2", "llama"],
@@ -53,7 +53,6 @@ TWO = [
 
 
 def measure(settings: list, n: int, folder) -> dict[str, dict]:
-    """{settings: what happened}, all layouts one after the other on the same ranks."""
     done = run_ranks(SETUP + EQUAL.replace("SETTINGS", repr(settings)), n, folder, timeout=240)
     assert done.returncode == 0, done.stderr
     return {str(found["settings"]): found for found in map(json.loads, done.stdout.splitlines())}
@@ -61,7 +60,6 @@ def measure(settings: list, n: int, folder) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """measured(n): what happened in the layouts of n ranks."""
     known = {}
 
     def on(n: int) -> dict[str, dict]:
@@ -83,7 +81,7 @@ layouts = pytest.mark.parametrize(
 
 
 @layouts
-def test_every_schedule_gives_serials_losses_norms_weights_and_evaluation(found):
+def test_every_schedule_gives_serial_losses_norms_weights_and_evaluation(found):
     assert found["same"], "ranks disagree on the loss or the norm"
     for rank in found["ranks"]:
         assert max(rank["errors"].values()) < 1e-12, rank["errors"]
@@ -142,7 +140,7 @@ if world.rank == 0:
 """
 
 
-def test_a_checkpoint_goes_on_exactly_under_another_number_of_stages_and_under_ddp(tmp_path):
+def test_a_checkpoint_resumes_exactly_with_other_stages_and_under_ddp(tmp_path):
     done = run_ranks(SETUP + RESUMED, 4, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True"] * 4
@@ -163,13 +161,13 @@ say(result.skipped and kept and engine.scaler.get_scale() == scale / 2)
 """
 
 
-def test_mixed_precision_is_serials_and_an_overflow_on_one_stage_stops_the_step_on_all(tmp_path):
+def test_mixed_precision_matches_serial_and_an_overflow_on_one_stage_skips_the_step_on_all(tmp_path):
     done = run_ranks(SETUP + MIXED, 2, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True"] * 6
 
 
-def test_a_token_outside_the_vocabulary_is_one_line_also_from_within_a_stage(tmp_path):
+def test_a_token_outside_the_vocabulary_is_refused_in_one_line_even_within_a_stage(tmp_path):
     done = aiscale(
         *("train", "--nproc", "2", "--runs-dir", str(tmp_path), "--quiet", "--recipe", "laptop"),
         *("--set", "parallel.strategy=pipeline", "--set", "parallel.pp=2", "--set", "loop.micro_batch=4"),
@@ -226,19 +224,19 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("schedule", "pp", "n_micro", "virtual_stages"), SHAPES)
-def test_the_simulated_step_waits_as_long_as_the_formula_says(schedule, pp, n_micro, virtual_stages):
+def test_the_simulated_step_has_the_predicted_bubble(schedule, pp, n_micro, virtual_stages):
     events = cost.pipeline_timeline(schedule, pp, n_micro, virtual_stages, forward_s=1.0, backward_s=2.0)
     expected = cost.bubble(schedule, pp, n_micro, virtual_stages)
     assert cost.idle_share(events) == pytest.approx([expected] * pp)
 
 
-def test_the_formulas_are_those_of_the_papers():
+def test_the_formulas_match_the_papers():
     assert cost.bubble("gpipe", 4, 8) == cost.bubble("1f1b", 4, 8) == 3 / 8
     assert cost.bubble("interleaved", 4, 8, 2) == 3 / 16
     assert cost.bubble("zero-bubble", 4, 8) == 1 / 8
 
 
-def test_gpipe_holds_every_micro_batch_and_1f1b_no_more_than_stages_are_left():
+def test_gpipe_holds_every_micro_batch_and_1f1b_at_most_the_remaining_stages():
     assert cost.in_flight("gpipe", 4, 8) == [8] * 4
     assert cost.in_flight("1f1b", 4, 8) == [4, 3, 2, 1]
     assert cost.in_flight("1f1b", 4, 2) == [2, 2, 2, 1]
@@ -248,7 +246,7 @@ def test_gpipe_holds_every_micro_batch_and_1f1b_no_more_than_stages_are_left():
     ("schedule", "pp", "n_micro", "virtual_stages"),
     [shape for shape in SHAPES if shape[0] != "1f1b"],  # torch has no list of its order: see the traced steps
 )
-def test_the_order_is_that_in_which_torch_works(schedule, pp, n_micro, virtual_stages):
+def test_the_schedules_order_equals_torchs(schedule, pp, n_micro, virtual_stages):
     from aiscale.parallel.pipeline import SCHEDULES
 
     kinds = {"FORWARD": "forward", "FULL_BACKWARD": "backward", "BACKWARD_INPUT": "backward"}
@@ -300,7 +298,7 @@ def test_a_traced_step_shows_all_work_in_the_order_of_the_schedule(tmp_path):
             assert all(event.end_s - event.start_s >= least[event.kind] / pieces for event in mine)
 
 
-def test_the_picture_has_a_lane_for_each_piece_and_the_number_of_each_micro_batch():
+def test_the_plot_has_a_row_per_model_chunk_and_numbers_every_micro_batch():
     events = cost.pipeline_timeline("interleaved", 2, 4, 2)
     ax = plots.pipeline(events)
     assert len(ax.patches) == len(events) == 2 * 2 * 2 * 4
@@ -310,7 +308,7 @@ def test_the_picture_has_a_lane_for_each_piece_and_the_number_of_each_micro_batc
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
 
 
-def test_the_grid_numbers_ranks_as_megatron_core_does_and_frames_the_groups_of_one():
+def test_the_grid_numbers_ranks_as_megatron_core_does_and_frames_one_ranks_groups():
     ax = plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)
     assert {text.get_text() for text in ax.texts} >= {str(rank) for rank in range(16)}
     framed = {patch.get_label() for patch in ax.patches if patch.get_label().startswith("_") and not patch.get_fill()}

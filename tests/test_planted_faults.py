@@ -1,6 +1,6 @@
-"""Checks that must turn red: each fault is planted in a copy of the package, and the test that guards it must fail.
+"""Checks must fail on a bug: each fault is planted in a copy of the package, and the test that guards it must fail.
 
-Faults of strategies are planted on the ladder, by tests/faults.py; these are of what the ladder does not see.
+tests/faults.py plants faults of strategies on the ladder; these are the faults that the ladder cannot detect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _lose_moments(self, state, real=Engine._load_optimizer):
             moments[name].zero_()
 Engine._load_optimizer = _lose_moments
 """
-#: fault -> (module, what is added to its end, the test that must notice)
+#: fault -> (module, code appended to it, the test that must fail)
 FAULTS = {
     "moments-lost": (
         "parallel/serial.py",
@@ -73,7 +73,7 @@ def test_a_planted_fault_turns_its_check_red(fault, tmp_path):
     shutil.copytree(Path(aiscale.__file__).parent, tmp_path / "aiscale")
     with (tmp_path / "aiscale" / module).open("a") as file:
         file.write(f"\n\n{added}\n")
-    # A worker's test of its own would wait for its turn behind this one.
+    # In a pytest-xdist worker, the inner test would wait for the lock that this one holds.
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env["PYTHONPATH"] = str(tmp_path)
     done = subprocess.run(
@@ -83,5 +83,5 @@ def test_a_planted_fault_turns_its_check_red(fault, tmp_path):
         text=True,
         timeout=600,
     )
-    assert done.returncode == 1, done.stdout + done.stderr  # tests failed; 2 and above: they did not run
+    assert done.returncode == 1, done.stdout + done.stderr  # 1: tests failed; 2 and above: they did not run
     assert "AssertionError" in done.stdout or "assert " in done.stdout, done.stdout

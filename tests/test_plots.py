@@ -1,4 +1,4 @@
-"""Figures show the data they were given, say in what unit, and can be read at the width of a notebook."""
+"""Figures show the data they were given, with units, and are legible at the width of a notebook."""
 
 import itertools
 import math
@@ -54,7 +54,7 @@ FIGURES = {
     "efficiency": lambda: plots.efficiency([1, 2, 4], [1, 0.9, 0.5], published={"ddp (A100)": ([4, 8], [0.9, 0.8])}),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
 }
-#: Numbers of things need no unit.
+#: Counts need no unit.
 COUNTS = {"optimizer step", "number of ranks"}
 
 
@@ -72,7 +72,6 @@ def axes(request) -> list[Axes]:
 
 
 def bars(ax: Axes) -> dict[str, float]:
-    """{label: width} of the horizontal bars."""
     return {c.get_label(): sum(patch.get_width() for patch in c.patches) for c in ax.containers}
 
 
@@ -84,7 +83,8 @@ def words(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
 
-# What holds for all of them ------------------------------------------------------------------------------------------
+# All of them
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_figures_are_axes_that_fit_a_notebook_and_have_no_title(axes):
@@ -119,7 +119,7 @@ def test_no_text_leaves_the_figure_or_overlaps_another(axes):
         assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, f"{name!r} is cut off"
 
 
-def test_they_can_be_drawn_into_given_axes():
+def test_figures_can_be_drawn_into_given_axes():
     figure, (left, right) = plt.subplots(1, 2)
     assert plots.loss_curves({"serial": [2, 1]}, ax=left) is left
     assert plots.memory_bars(BYTES, ax=right) is right
@@ -147,7 +147,7 @@ def test_a_collective_shows_every_chunk_before_and_after(op, chunks):
     assert op.replace("_", "-") in shown
 
 
-def test_colours_follow_the_data_even_where_values_repeat():
+def test_colours_follow_the_data_even_if_values_repeat():
     def colors(*example) -> list[int]:
         """The rank whose colour each filled chunk has, before and after; a sum has a stripe for each rank."""
         filled = [patch.get_facecolor() for patch in plots.collective(*example).patches if patch.get_fill()]
@@ -169,7 +169,7 @@ def test_the_drawn_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(wo
     assert all(len(cell) == world for row in states[-1][0] for cell in row)
 
 
-def test_latency_and_bandwidth_are_those_of_the_points_and_the_link():
+def test_latency_and_bandwidth_match_the_points_and_the_link():
     left, right = FIGURES["latency"]()
     np.testing.assert_allclose(lines(left, "measured")[0], np.column_stack([SIZES, [1e-4, 2e-4, 4e-3]]))
     sent = 1.5 * SIZES[2] / 4e-3 / 1e9
@@ -178,14 +178,14 @@ def test_latency_and_bandwidth_are_those_of_the_points_and_the_link():
     assert y == pytest.approx(LINK.seconds("all_reduce", x, 4))
 
 
-def test_curves_that_lie_on_one_another_stay_visible():
+def test_coinciding_curves_stay_visible():
     ax = plots.loss_curves({"serial": [3, 2], "mpi x2": [3, 2], "ddp x2": [3, 2]})
     widths = [line.get_linewidth() for line in ax.lines]
     assert widths == sorted(widths, reverse=True) and len(set(widths)) == 3
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[1, 3], [2, 2]])
 
 
-def test_a_run_equal_bit_for_bit_says_so():
+def test_a_run_equal_bit_for_bit_is_labelled():
     ax = plots.loss_difference({"mpi x2": [0.0, 0.0], "ddp x2": [0.0, 1e-13]})
     legend = [text.get_text() for text in ax.figure.legends[0].texts]
     assert legend == ["mpi x2 (equal bit for bit)", "ddp x2"]
@@ -224,7 +224,7 @@ def test_the_layers_boxes_have_the_parameters_of_their_tensors(model):
         assert style.format_count(sum(map(math.prod, tensors))) in shown
 
 
-def test_masks_show_who_looks_at_whom():
+def test_masks_show_which_tokens_each_token_attends_to():
     mask = np.tril(np.ones((4, 4)))
     gpt, bert = plots.attention_masks({"GPT": mask, "BERT": np.ones((4, 4))})
     np.testing.assert_array_equal(np.ravel(gpt.collections[0].get_array()), mask.ravel())
@@ -237,7 +237,7 @@ def test_matrices_show_their_numbers_and_shapes():
 
 
 @pytest.mark.parametrize("kind", plots.FORMATS, ids=lambda kind: kind.name)
-def test_number_formats_are_torchs(kind):
+def test_number_formats_match_torchs(kind):
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.get(kind.name)
     if dtype is None:  # tf32 has fp32's range and fp16's precision, and no dtype
         assert kind.smallest_normal == torch.finfo(torch.float32).tiny
@@ -253,13 +253,13 @@ def test_the_breakdown_adds_up_to_a_hundred():
     assert drawn["_mlp"] == pytest.approx(100 * cost.parameters(MODEL)["mlp"] / cost.parameter_count(MODEL))
 
 
-def test_the_timeline_puts_every_event_where_it_happened():
+def test_the_timeline_draws_every_event_at_its_rank_and_time():
     events = [(1, "backward", 0.010, 0.030, "backward"), (1, "all-reduce 1", 0.020, 0.040, "communication")]
     ax = plots.timeline(events)
     (backward,), (sends,) = (container.patches for container in ax.containers)
     assert (backward.get_x(), backward.get_width()) == pytest.approx((10, 20))
     assert (sends.get_x(), sends.get_width()) == pytest.approx((20, 20))
-    assert backward.get_y() + backward.get_height() <= sends.get_y() + 1e-9  # lanes do not cover each other
+    assert backward.get_y() + backward.get_height() <= sends.get_y() + 1e-9  # rows do not overlap
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 1"]
 
 
@@ -278,7 +278,7 @@ def test_published_bars_end_at_their_value_in_a_hollow_diamond():
     assert [point[0][0] for point in lines(ax, "published")] == [15264, 1287]
 
 
-def test_counts_and_seconds_are_drawn_and_the_upper_axis_says_how_large_one_message_is():
+def test_message_counts_and_seconds_are_drawn_with_message_sizes_on_the_upper_axis():
     ax = plots.message_count([1, 4, 16], [0.1, 0.2, 0.4], [0.1, 0.15, 0.3], payload_bytes=16384)
     measured, predicted = ax.lines
     assert list(measured.get_xdata()) == list(predicted.get_xdata()) == [1, 4, 16]
@@ -295,7 +295,7 @@ def test_a_prediction_may_be_left_out():
     assert len(ax.lines) == 1
 
 
-def test_the_time_axis_has_several_labels_even_where_times_differ_little():
+def test_the_time_axis_has_several_labels_even_if_times_differ_little():
     ax = plots.message_count([1, 4, 16], [0.0021, 0.0022, 0.009], payload_bytes=1024)
     ax.figure.canvas.draw()
     low, high = ax.get_ylim()
@@ -317,7 +317,7 @@ def test_bars_are_as_long_as_the_bytes_in_the_named_unit():
     assert sorted(text.get_text() for text in ax.texts) == ["4", "4.1", "6"]
 
 
-def test_each_rank_has_its_rows_and_the_rest_is_padding():
+def test_shards_show_each_ranks_rows_and_the_padding():
     ax = plots.shards({"weight": (67, 8), "bias": (3,)}, 4)
     widths = [[bar.get_width() for bar in group] for group in ax.containers]
     assert widths == [[17], [17], [17], [16], [1], [1], [1], [0]]

@@ -1,4 +1,4 @@
-"""Figures of Radius draw the numbers that they were given, and refuse what has none."""
+"""Figures of Radius draw the numbers they were given, and refuse empty data."""
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -29,19 +29,19 @@ def legend(ax):
     return [text.get_text() for text in found.texts]
 
 
-def test_concentration_adds_up_squares_from_the_largest_on():
+def test_concentration_sums_squares_from_the_largest():
     ax = plots.concentration({"update": [1.0, -3.0, 0.0, 2.0]})
     assert np.allclose(ax.lines[0].get_xydata(), [(0, 0), (0.25, 9 / 14), (0.5, 13 / 14), (0.75, 1), (1, 1)])
 
 
-def test_overlap_of_masks_stands_beside_that_of_chance():
+def test_overlap_of_masks_is_drawn_with_the_chance_level():
     ax = plots.mask_overlap({0.4: [(1, 0.9), (10, 0.7)], 0.1: [(1, 0.8), (10, 0.4)]})
     assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[0.9, 0.7], [0.8, 0.4]]
     assert [line.get_ydata().tolist() for line in lines(ax, "predicted")] == [[0.4, 0.4], [0.1, 0.1]]
     assert legend(ax) == ["d 0.4", "d 0.1", "measured", "by chance"]
 
 
-def test_change_of_a_mask_has_a_colour_for_every_fate():
+def test_change_of_a_mask_has_a_colour_for_every_case():
     ax = plots.mask_change([[1, 1], [0, 0]], [[1, 0], [1, 0]])
     assert ax.images[0].get_array().tolist() == [[3, 1], [2, 0]]
     assert legend(ax) == ["kept", "dropped", "new"]
@@ -55,7 +55,7 @@ def test_masks_of_two_shapes_are_refused():
         plots.mask_change([[1, 0]], [[1], [0]])
 
 
-def test_residual_and_bytes_stand_at_their_steps():
+def test_residual_and_bytes_are_drawn_at_their_steps():
     ax = plots.residual_steps([0.0, 1.5, 2.5], dense_steps=[1])
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[1, 0], [2, 1.5], [3, 2.5]]
     assert (ax.patches[0].get_x(), ax.patches[0].get_width()) == (0.5, 1.0)
@@ -79,7 +79,7 @@ def test_loss_error_is_the_baseline_minus_the_run():
         plots.radius_curves({"radius": [1.0]}, {})
 
 
-def test_times_by_density_keep_the_three_kinds_apart():
+def test_times_by_density_distinguish_the_three_kinds():
     ax = plots.density_times([(0.4, 0.8), (0.1, 0.6)], [(0, 0.5), (1, 1.1)], [(0.9, 1.06)], source="Radius")
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.1, 0.6], [0.4, 0.8]]
     assert lines(ax, "published")[0].get_xydata().tolist() == [[0.9, 1.06]]
@@ -87,7 +87,7 @@ def test_times_by_density_keep_the_three_kinds_apart():
     assert legend(ax) == ["measured", "predicted", "published (Radius)"]
 
 
-def test_speedups_over_the_link_carry_their_marks():
+def test_speedups_over_the_link_show_their_marks():
     measured = {"radius d 0.4": [(100, 1.6), (1000, 1.1)], "dense bf16, overlapped": [(100, 1.9), (1000, 1.2)]}
     ax = plots.link_speedups(measured, {"radius d 0.4": [(100, 1.7)]}, marks={"here": 300})
     assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[1.6, 1.1], [1.9, 1.2]]
@@ -95,25 +95,25 @@ def test_speedups_over_the_link_carry_their_marks():
     assert ax.get_xscale() == "log"
 
 
-def test_what_was_lost_is_drawn_as_mean_and_range_over_seeds():
+def test_perplexity_increase_is_drawn_as_mean_and_range_over_seeds():
     ax = plots.perplexity_bytes({"top-k": [(0.2, 2.0, 1.0, 4.0)]})
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.2, 2.0]]
     (bar,) = ax.containers[0].lines[2]
     assert bar.get_segments()[0][:, 1].tolist() == [1.0, 4.0]
 
 
-def test_trend_of_what_was_lost_is_drawn_by_length():
+def test_perplexity_increase_is_drawn_over_training_length():
     ax = plots.perplexity_trend({"radius d 0.4": [(2000, 4.0, 4.0, 4.0), (500, 15.0, 10.0, 20.0)]})
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[500, 15.0], [2000, 4.0]]
     both = plots.perplexity_trend({name: [(500, 1.0, 1.0, 2.0)] for name in ("random-k", "top-k")})
     left, right = (line.get_xdata()[0] for line in lines(both, "measured"))
-    assert 480 < left < 500 < right < 520  # one bar does not hide the other
+    assert 480 < left < 500 < right < 520  # the bars do not overlap
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["500", "2,000"]
     (bar,) = ax.containers[0].lines[2]
     assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
 
 
-def test_settings_are_cells_with_mean_and_range_and_a_shade_for_worse_or_better():
+def test_setting_cells_show_mean_and_range_and_are_shaded_by_change():
     cells = {("500 steps", "T 50", "d 0.4"): (4.2, -1.0, 11.4), ("2,000 steps", "T 200", "d 0.1"): (-5.0, -7.0, -4.0)}
     short, long = plots.perplexity_settings(cells)
     assert [text.get_text() for text in short.texts] == ["+4.2", "-1 to +11"]

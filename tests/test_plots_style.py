@@ -1,4 +1,4 @@
-"""The house style: marks that cannot be confused, colours that everybody can tell apart, numbers with units."""
+"""The house style: distinct marks, colours that colour-blind readers can distinguish, numbers with units."""
 
 import itertools
 
@@ -99,14 +99,14 @@ def oklab(color, vision) -> np.ndarray:
     [style.STRATEGY_COLORS, style.MEMORY_COLORS, style.EVENT_COLORS, plots.PART_COLORS, plots.COLLECTIVE_COLORS],
     ids=["strategies", "memory", "events", "parts", "collectives"],
 )
-def test_palettes_stay_apart_for_every_kind_of_vision(palette, vision):
+def test_palettes_are_distinguishable_for_every_kind_of_vision(palette, vision):
     for (a, one), (b, other) in itertools.combinations(palette.items(), 2):
         distance = np.linalg.norm(oklab(one, vision) - oklab(other, vision))
         assert distance > 8, f"{a} and {b} look alike: {distance:.1f}"
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_the_fields_of_a_number_stay_apart(vision):
+def test_the_colours_of_a_numbers_fields_are_distinguishable(vision):
     fields = [patch.get_facecolor() for patch in plots.number_formats().figure.legends[0].get_patches()]
     assert len(fields) == 4
     for one, other in itertools.combinations(fields, 2):
@@ -114,7 +114,7 @@ def test_the_fields_of_a_number_stay_apart(vision):
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_ranks_and_series_stay_apart(vision):
+def test_ranks_and_series_are_distinguishable(vision):
     cycle = [entry["color"] for entry in matplotlib.rcParams["axes.prop_cycle"]]
     for palette in (style.RANK_COLORS, cycle):
         for one, other in itertools.combinations(palette, 2):

@@ -1,5 +1,4 @@
-"""Radius: what it must show, with real ranks. Bit-equality where it should be dense, conservation, bytes, resuming,
-errors in one line."""
+"""Radius on real ranks: bit-equal to dense where it should be, nothing lost, bytes, resuming, one-line errors."""
 
 import json
 import textwrap
@@ -396,7 +395,7 @@ def ranks(names: list[str], n: int, folder) -> dict:
 
 @pytest.fixture(scope="module")
 def on_ranks(tmp_path_factory):
-    """on_ranks(n): what the cases for n ranks found."""
+    """on_ranks(n): the results of the cases for n ranks."""
     known = {}
 
     def found(n: int) -> dict:
@@ -412,50 +411,50 @@ def at_2_ranks(on_ranks):
     return on_ranks(2)
 
 
-#: Also on three, because there a sum depends on its order, and a third is no power of two.
+#: Also on three ranks, where a sum depends on its order and a third is not exact in binary.
 on_both = pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.extended)])
 
 
 @on_both
 @pytest.mark.parametrize("case", BITS)
-def test_where_everything_is_sent_radius_is_ddp_to_the_last_bit(case, n, on_ranks):
+def test_radius_equals_ddp_bit_for_bit_if_everything_is_sent(case, n, on_ranks):
     assert on_ranks(n)[case] is True
 
 
 @on_both
 @pytest.mark.parametrize("case", ["conserved", "conserved_in_turns", "masks_agree"])
-def test_no_gradient_is_lost_and_ranks_choose_alike(case, n, on_ranks):
+def test_no_gradient_is_lost_and_all_ranks_select_the_same_entries(case, n, on_ranks):
     assert on_ranks(n)[case] is True
 
 
-def test_no_gradient_is_lost_at_once_with_neighbours_or_where_all_tensors_compete(at_2_ranks):
+def test_no_gradient_is_lost_without_overlap_with_ranges_or_with_a_global_density(at_2_ranks):
     assert at_2_ranks["conserved_otherwise"] == [True] * 3
 
 
-def test_gradients_and_masks_are_those_of_the_algorithm_written_down_a_second_time(at_2_ranks):
+def test_gradients_and_masks_match_a_second_implementation(at_2_ranks):
     assert at_2_ranks["as_written_down_again"] == [True] * 4
 
 
 @on_both
-def test_one_process_that_plays_n_ranks_gives_the_weights_of_n_processes(n, on_ranks):
+def test_one_process_simulating_n_ranks_gives_the_weights_of_n_processes(n, on_ranks):
     assert on_ranks(n)["reference"] is True
 
 
 @on_both
-def test_one_message_after_the_backward_pass_gives_the_weights_of_many_within_it(n, on_ranks):
+def test_one_message_after_the_backward_pass_gives_the_weights_of_overlapped_messages(n, on_ranks):
     assert on_ranks(n)["overlap_changes_nothing"] is True
 
 
-def test_the_residual_is_empty_after_a_dense_step_and_where_the_mask_is_set(at_2_ranks):
+def test_the_residual_is_zero_after_a_dense_step_and_on_selected_entries(at_2_ranks):
     assert at_2_ranks["residual_is_empty_where_it_should_be"] is True
 
 
 @pytest.mark.parametrize("case", ["payload", "range_sends_what_it_widened"])
-def test_a_step_sends_what_the_formula_says_and_checks_count_apart(case, at_2_ranks):
+def test_a_step_sends_the_predicted_bytes_and_checks_are_counted_separately(case, at_2_ranks):
     assert at_2_ranks[case] is True
 
 
-def test_in_turns_every_entry_goes_within_as_many_steps_and_no_step_sends_more_than_the_density(at_2_ranks):
+def test_with_n_turns_every_entry_is_sent_within_n_steps_and_no_step_exceeds_the_density(at_2_ranks):
     rows, off, without_turns, still_waiting = at_2_ranks["payload_in_turns"]
     assert all(sent == expected <= without_turns for sent, expected in rows)
     assert 0.98 * without_turns < min(sent for sent, _ in rows) and abs(off) < 1e-9
@@ -463,30 +462,30 @@ def test_in_turns_every_entry_goes_within_as_many_steps_and_no_step_sends_more_t
     assert first > 10_000 and 0.4 < second / first < 0.6 and third == 0
 
 
-def test_turns_go_with_divided_optimizer_states_and_with_bf16_on_the_wire(at_2_ranks):
+def test_turns_work_with_sharded_optimizer_states_and_with_bf16_on_the_wire(at_2_ranks):
     assert at_2_ranks["in_turns_with_divided_states_and_bf16"] == [True] * 3
 
 
-def test_with_moments_that_wait_weight_and_moments_of_what_did_not_arrive_stay(at_2_ranks):
+def test_delayed_moments_leave_unsent_entries_unchanged(at_2_ranks):
     assert at_2_ranks["waiting_moves_only_what_arrived"] is True
 
 
 @pytest.mark.parametrize("case", ["resumed", "resumed_mean_and_global", "resumed_in_turns"])
-def test_a_run_that_goes_on_from_any_step_ends_at_the_same_weights(case, at_2_ranks):
+def test_a_run_resumed_from_any_step_ends_at_the_same_weights(case, at_2_ranks):
     assert at_2_ranks[case] == [0] * 6
 
 
-def test_so_does_one_with_bf16_without_residual_or_with_divided_states(at_2_ranks):
+def test_runs_with_bf16_without_residual_or_with_sharded_states_resume_exactly(at_2_ranks):
     assert at_2_ranks["resumed_otherwise"] == [[0, 0]] * 3
 
 
 @pytest.mark.extended
-def test_a_run_that_goes_on_with_three_ranks_differs_by_rounding_only(on_ranks):
+def test_a_run_resumed_on_three_ranks_differs_only_by_rounding(on_ranks):
     (apart,) = on_ranks(3)["resumed_in_other_buckets"]
     assert apart < 1e-12
 
 
-def test_bf16_on_the_wire_stays_close_and_alike_on_all_ranks(at_2_ranks):
+def test_bf16_on_the_wire_stays_close_and_equal_on_all_ranks(at_2_ranks):
     assert at_2_ranks["bf16_is_close"] is True
 
 
@@ -495,14 +494,14 @@ def test_memory_is_one_residual_and_a_byte_of_mask_an_entry(at_2_ranks):
 
 
 @on_both
-def test_a_gradient_that_is_not_finite_ends_the_step_on_all_ranks_and_is_not_saved(n, on_ranks):
+def test_a_nonfinite_gradient_stops_all_ranks_and_is_not_saved(n, on_ranks):
     first, second, untouched = on_ranks(n)["not_finite"]
     assert first.startswith("the gradient of blocks.1.mlp.up.weight on rank 1 is not finite at step 3; ")
     assert second == f"nothing is saved after a step that was broken off: {first}" and untouched
 
 
 @on_both
-def test_a_rank_that_chose_other_entries_stops_the_run(n, on_ranks):
+def test_a_rank_that_selected_other_entries_stops_the_run(n, on_ranks):
     error = on_ranks(n)["planted_mask"]
     who, apart = ("rank 0, 1 of 2", "each other") if n == 2 else ("rank 1 of 3", "the rest")
     assert error.startswith(f"after step 4 {who} chose other gradient entries than {apart}, ")
@@ -510,7 +509,7 @@ def test_a_rank_that_chose_other_entries_stops_the_run(n, on_ranks):
 
 
 @on_both
-def test_a_mask_that_was_written_to_stops_all_ranks_and_nothing_is_saved(n, on_ranks):
+def test_a_modified_mask_stops_all_ranks_and_nothing_is_saved(n, on_ranks):
     found = on_ranks(n)
     who, apart = ("rank 0, 1 of 2", "each other") if n == 2 else ("rank 1 of 3", "the rest")
     first, then, saving = found["swapped_in_a_mask"]
@@ -535,7 +534,7 @@ def test_radius_trains_resumes_and_refuses_from_the_command_line(tmp_path):
 
     radius = ("compression.method=radius", "compression.density=0.5", "compression.interval=4")
     assert train(2, 3, resume=False) == (0, "")
-    assert train(2, 5, *radius) == (0, "")  # a dense run goes on with Radius, as the published ones did
+    assert train(2, 5, *radius) == (0, "")  # a dense run resumes with Radius, as the published ones did
     assert train(2, 7, *radius) == (0, "")  # between two refreshes
     status, error = train(3, 9, *radius)
     assert status == 2 and error == (
@@ -549,7 +548,7 @@ def test_radius_trains_resumes_and_refuses_from_the_command_line(tmp_path):
     status, error = train(2, 9, *radius, "optimizer.lr=1e30", "optimizer.clip_norm=0")
     assert status != 0 and error.startswith("aiscale: the gradient of ") and "\n" not in error
     assert " is not finite at step 9; compression.method radius would keep it: lower optimizer.lr (now 1e+30) " in error
-    assert train(3, 8) == (0, "")  # back to whole gradients, on other ranks
+    assert train(3, 8) == (0, "")  # back to dense gradients, with another number of ranks
     lines = (tmp_path / "laptop/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, 9))

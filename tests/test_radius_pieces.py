@@ -1,4 +1,4 @@
-"""The pieces of Radius in one process: which entries are chosen, packing, residual, bytes by formula, bad settings."""
+"""Parts of Radius in one process: selection, packing, residual, predicted bytes, bad settings."""
 
 import math
 
@@ -13,7 +13,7 @@ from aiscale.parallel.radius.packing import ByParameter, give_back, pack, positi
 SETTINGS = ("model.n_layer=2", "model.d_model=32", "parallel.strategy=ddp", "compression.method=radius")
 
 
-def test_exactly_k_of_the_largest_entries_are_chosen_and_the_first_among_equals():
+def test_exactly_k_largest_entries_are_selected_and_the_first_among_equals():
     assert largest(torch.tensor([0.0, 3, 0, 2, 0, 0]), 0.67).tolist() == [True, True, True, True, False, False]
     assert largest(torch.zeros(5), 0.4).tolist() == [True, True, False, False, False]
     assert largest(torch.tensor([1.0, 2.0]), 1).tolist() == [True, True]
@@ -22,7 +22,7 @@ def test_exactly_k_of_the_largest_entries_are_chosen_and_the_first_among_equals(
     assert set(largest(values, 0.4).nonzero().view(-1).tolist()) == set(values.topk(400).indices.tolist())
 
 
-def test_a_global_density_chooses_among_all_tensors_and_one_a_tensor_within_each():
+def test_a_global_density_selects_across_tensors_and_a_tensor_density_within_each():
     scored = {"small": torch.tensor([0.1, 0.2, 0.3, 0.4]), "large": torch.tensor([1.0, 2.0, 3.0, 4.0])}
     each = choose(scored, density=0.5, scope="tensor", reach=0)
     together = choose(scored, density=0.5, scope="global", reach=0)
@@ -30,7 +30,7 @@ def test_a_global_density_chooses_among_all_tensors_and_one_a_tensor_within_each
     assert [int(mask.sum()) for mask in together.values()] == [0, 4]
 
 
-def test_a_range_takes_neighbours_along_inside_the_tensor():
+def test_a_range_selects_neighbours_within_the_tensor():
     mask = torch.zeros(7, dtype=torch.bool)
     mask[0] = mask[4] = True
     assert widened(mask, 1).tolist() == [True, True, False, True, True, True, False]
@@ -38,7 +38,7 @@ def test_a_range_takes_neighbours_along_inside_the_tensor():
     assert widened(mask, 100).all()
 
 
-def test_turns_deal_the_others_out_one_by_one_and_leave_density_for_them():
+def test_turns_rotate_through_unselected_entries_within_the_density():
     mask = torch.tensor([False, True, False, False, True, False, False])
     when = in_turns(mask, 3)
     each = [sent_now(when, turn) for turn in range(3)]
@@ -46,13 +46,13 @@ def test_turns_deal_the_others_out_one_by_one_and_leave_density_for_them():
     for n in (1, 2, 7, 100, 4096):
         chosen = largest(torch.rand(n), 0.4, turns=3)
         sent = [int(sent_now(in_turns(chosen, 3), turn).sum()) for turn in range(3)]
-        assert sum(sent) - 2 * int(chosen.sum()) == n  # each in its turn, the chosen ones in all
+        assert sum(sent) - 2 * int(chosen.sum()) == n  # each once in its turn, selected ones in all turns
         always, *more = turn_sizes(in_turns(chosen, 3), 3)
         assert [always + each for each in more] == sent
-        assert max(sent) <= max(0.4 * n, 1) or n == 7  # of 7 entries 2 may go, and it takes 3 in each turn
+        assert max(sent) <= max(0.4 * n, 1) or n == 7  # of 7 entries at most 2 may be sent, but each turn needs 3
 
 
-def test_an_entry_that_goes_in_turn_brings_the_gradients_since_its_last_turn_or_the_last_dense_step():
+def test_an_entry_sent_in_its_turn_carries_all_gradients_since_its_last_turn_or_dense_step():
     for turns in (2, 3, 5):
         waited = [0] * turns
         for gathered in range(12):
@@ -61,7 +61,7 @@ def test_an_entry_that_goes_in_turn_brings_the_gradients_since_its_last_turn_or_
             waited[gathered % turns] = 0  # sent
 
 
-def test_a_step_of_entries_that_waited_is_adamws_where_none_did():
+def test_a_step_of_delayed_entries_equals_adamw_if_none_was_delayed():
     torch.manual_seed(0)
     alike, whole = (torch.nn.Parameter(torch.linspace(-1, 1, 60).view(6, 10)) for _ in range(2))
     one, other = (torch.optim.AdamW([p], lr=0.1, weight_decay=0.1, fused=True) for p in (alike, whole))
@@ -79,7 +79,7 @@ def test_a_step_of_entries_that_waited_is_adamws_where_none_did():
     assert (alike != before).nonzero().tolist() == [[0, 7]]
 
 
-def test_scores_are_the_update_that_adamw_takes():
+def test_scores_are_adamws_updates():
     parameter = torch.nn.Parameter(torch.randn(50))
     optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0, fused=True)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_scores_are_the_update_that_adamw_takes():
     assert torch.equal(scores(optimizer, parameter, "momentum"), optimizer.state[parameter]["exp_avg"].abs())
 
 
-def test_what_is_packed_and_what_stays_are_the_whole_gradient():
+def test_packed_entries_and_residual_add_up_to_the_gradient():
     gradient, residual, mask = torch.randn(100), torch.zeros(100), torch.rand(100) < 0.4
     whole, at = gradient.clone(), positions(mask, int(mask.sum()))
     packed = pack(gradient, at, residual)
@@ -100,7 +100,7 @@ def test_what_is_packed_and_what_stays_are_the_whole_gradient():
     assert torch.equal(gradient + residual, whole) and not gradient[~mask].any()
 
 
-def test_what_bf16_takes_off_an_entry_goes_with_it_the_next_time():
+def test_rounding_errors_of_bf16_are_sent_next_time():
     residual, at = torch.zeros(100), positions(torch.arange(100) < 40, 40)
     gradients = torch.rand(300, 100, generator=torch.Generator().manual_seed(0)) + 1
     arrived, rounded = torch.zeros(2, 40)
@@ -116,7 +116,7 @@ def test_what_bf16_takes_off_an_entry_goes_with_it_the_next_time():
     assert torch.equal(dense[:40], expected) and not residual.any()
 
 
-def test_what_belongs_to_a_parameter_moves_with_it_into_other_buckets():
+def test_a_parameters_state_moves_with_it_into_other_buckets():
     a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 3, 4))
     memory = ByParameter([a, b, c], 0)
     memory.together([a, b]).copy_(torch.arange(5))
@@ -128,7 +128,7 @@ def test_what_belongs_to_a_parameter_moves_with_it_into_other_buckets():
     assert not memory[a].any() and not memory[b].any()
 
 
-def test_a_mean_residual_divides_what_gathered_by_the_number_of_gradients():
+def test_a_mean_residual_divides_the_sum_by_the_number_of_gradients():
     mask, at = torch.tensor([True, False]), torch.tensor([0])
     residual = torch.zeros(2)
     for value in (1.0, 2.0):
@@ -141,7 +141,7 @@ def test_a_mean_residual_divides_what_gathered_by_the_number_of_gradients():
 @pytest.mark.parametrize(
     ("digests", "odd"), [("aaaa", []), ("abaa", [1]), ("ab", [0, 1]), ("aabb", [0, 1, 2, 3]), ("abbb", [0]), ("a", [])]
 )
-def test_the_ranks_that_differ_from_most_are_named(digests, odd):
+def test_ranks_that_differ_from_the_majority_are_named(digests, odd):
     assert disagreeing(list(digests)) == odd
 
 
@@ -173,7 +173,7 @@ def test_the_ranks_that_differ_from_most_are_named(digests, odd):
         ),
     ],
 )
-def test_a_density_or_an_interval_that_cannot_be_is_refused(setting, message):
+def test_an_impossible_density_or_interval_is_refused(setting, message):
     with pytest.raises(ConfigError) as error:
         Run().override(
             *SETTINGS, *(word if "." in word.split("=")[0] else f"compression.{word}" for word in setting.split())
@@ -181,7 +181,7 @@ def test_a_density_or_an_interval_that_cannot_be_is_refused(setting, message):
     assert str(error.value).startswith(message) and "\n" not in str(error.value) and ": set " in str(error.value)
 
 
-def test_the_formula_of_the_payload_counts_k_of_each_tensor_and_biases_whole():
+def test_the_payload_formula_counts_k_entries_of_each_tensor_and_whole_biases():
     run = Run().override(*SETTINGS, "compression.density=0.1", "compression.interval=5")
     shapes = {name: math.prod(shape) for name, shape in cost.parameter_shapes(run.model).items()}
     sparse = sum(size if name.endswith("bias") else max(int(0.1 * size), 1) for name, size in shapes.items())

@@ -1,4 +1,4 @@
-"""What a format loses is drawn as it is, and the allocator's trace counts every byte."""
+"""The range plot shows exactly what a format loses, and the allocator's trace counts every byte."""
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_the_share_that_becomes_zero_is_what_a_cast_loses(name):
+def test_the_share_that_becomes_zero_matches_a_cast(name):
     kind = KINDS[name]
     edge = kind.smallest_normal * kind.step_at_one / 2
     values = torch.tensor([0.0, edge / 3, edge, edge * 1.01, -edge / 8, 1.0], dtype=torch.float64)
@@ -37,7 +37,7 @@ def test_the_histogram_holds_every_number_but_zero_in_per_cent():
     plt.close("all")
 
 
-def test_value_range_refuses_a_format_it_does_not_know():
+def test_value_range_refuses_an_unknown_format():
     with pytest.raises(ConfigError, match="unknown format 'fp12': it may be one of fp32, tf32, bf16, fp16"):
         plots.value_range({"x": np.ones(3)}, "fp12")
     with pytest.raises(ConfigError, match="nothing to draw"):
@@ -58,14 +58,14 @@ def test_allocated_bytes_counts_what_work_allocates_and_frees(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_the_peak_of_a_step_is_what_cost_predicts_with_and_without_checkpointing():
+def test_peak_memory_of_a_step_matches_cost_with_and_without_checkpointing():
     tokens = torch.zeros(4, 64, dtype=torch.int64)
     for checkpointing in (False, True):
         config = ModelConfig(
             n_layer=8, n_head=2, d_model=64, vocab_size=64, max_seq_len=64, activation_checkpointing=checkpointing
         )
         model = GPT(config)
-        model(tokens, tokens).backward()  # so that gradients are there already
+        model(tokens, tokens).backward()  # so that gradients already exist
         _, held = meter.allocated_bytes(lambda model=model: model(tokens, tokens).backward())
         predicted = cost.activation_bytes(config, 4, 64)
         assert predicted < max(held) < 1.35 * predicted

@@ -1,4 +1,4 @@
-"""What the README says is so: its commands parse, its links lead somewhere, its tree and its table are true."""
+"""The README is true: its commands parse, its links, tree and table are correct."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiscale.cli import _parser
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-#: Commands in backticks and in blocks of code.
+#: Commands in backticks and in code blocks.
 COMMANDS = sorted(
     set(re.findall(r"`((?:make|aiscale) [^`\n]+)`", README))
     | set(
@@ -28,7 +28,7 @@ def section(heading: str) -> str:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("aiscale")])
-def test_commands_are_understood(command):
+def test_commands_parse(command):
     words = shlex.split(command)[1:]
     _parser(words[0]).parse_args(words)
 
@@ -47,7 +47,7 @@ def test_links_lead_to_files():
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
-def test_the_tree_is_what_is_there():
+def test_the_tree_matches_the_repository():
     listed = {line.split()[0].rstrip("/") for line in section("Tree").splitlines() if re.match(r"\S+\s{2,}\S", line)}
     assert listed and [name for name in listed if not (ROOT / name).exists()] == []
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
@@ -55,7 +55,7 @@ def test_the_tree_is_what_is_there():
     assert folders <= {name.split("/")[0] for name in listed}
 
 
-def test_the_table_of_notebooks_says_what_their_headers_say():
+def test_the_table_of_notebooks_matches_their_headers():
     rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section("Notebooks").splitlines()]
     table = {re.sub(r"\[(.*?)\].*", r"\1", row[0]): row[-3:] for row in rows if len(row) >= 4 and row[0] != "notebook"}
     table = {name: row for name, row in table.items() if not set(name) <= set("-: ")}

@@ -1,4 +1,4 @@
-"""Recipes are what their sources say: sizes by formulas written out here, hyper-parameters as published."""
+"""Recipes match their sources: sizes by formulas written out here, hyper-parameters as published."""
 
 import subprocess
 import sys
@@ -98,7 +98,7 @@ def test_sizes_round_to_what_the_publications_print(name, printed):
         ("turing-ipu-768", 85_205_760),
     ],
 )
-def test_the_turing_reports_models_have_its_parameters_without_the_head(name, count):
+def test_the_turing_reports_models_have_its_stated_parameters_without_the_head(name, count):
     shape = recipe(name).model
     assert without_head(name) == count == gpt2_count(shape.n_layer, shape.d_model, 67, 128)
     assert not shape.tied, "minGPT's head is a matrix of its own, which its count leaves out"
@@ -110,12 +110,12 @@ def test_the_turing_reports_ipu_sizes_are_two_bytes_a_parameter_with_the_head():
 
 
 @pytest.mark.parametrize(("name", "printed"), [("turing-gpt2-xxl-guess", 2.7e9), ("turing-gpt2-xxxl-guess", 6.6e9)])
-def test_guessed_shapes_say_so_and_come_near_the_printed_size(name, printed):
+def test_guessed_shapes_are_marked_and_come_near_the_printed_size(name, printed):
     assert "THE SHAPE IS A GUESS" in RECIPES[name].__doc__
     assert without_head(name) == pytest.approx(printed, rel=0.02)
 
 
-def test_gptj_differs_from_the_published_model_by_what_its_docstring_says():
+def test_gptj_differs_from_the_published_model_as_its_docstring_says():
     L, D, V = 28, 4096, 50400
     published = L * (12 * D**2 + (4 + 1) * D + 2 * D) + 2 * D + V * D + (V * D + V)  # one norm, biases in the MLP only
     assert published == 6_050_882_784
@@ -136,7 +136,7 @@ def test_forge_l_does_not_reach_its_printed_size_and_says_so():
     assert "22.4B" in RECIPES["forge-l"].__doc__ and "25.6B" in RECIPES["forge-l"].__doc__
 
 
-def test_the_gpt_in_c_run_is_the_published_one():
+def test_the_gpt_in_c_run_matches_the_published_one():
     run = recipe("gpt-c")
     shape = (run.model.max_seq_len, run.model.n_layer, run.model.n_head, run.model.d_model, run.model.vocab_size)
     assert shape == (256, 6, 6, 384, 172)
@@ -206,7 +206,7 @@ def test_the_tiny_twin_of_radius_keeps_the_shares_of_its_steps():
 
 
 @pytest.mark.extended
-def test_the_laptop_recipe_learns_more_than_which_letter_follows_which(tmp_path):
+def test_the_laptop_recipe_learns_more_than_bigrams(tmp_path):
     from aiscale.train import fit
 
     result = fit(recipe("laptop"), runs_dir=tmp_path, progress=False)

@@ -33,7 +33,7 @@ def perlmutter():
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Commands of processes whose environment or command names the rehearsal in `folder`."""
+    """Commands of processes whose environment or command line names the rehearsal in `folder`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -46,7 +46,7 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def traces(folder: Path) -> list[str]:
-    """What is left of a rehearsal: its files, processes, mounts and network names."""
+    """Everything left of a rehearsal: files, processes, mounts and network names."""
     left = [str(folder)] if folder.exists() else []
     left += [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
     left += [f"/run/netns/{path.name}" for path in Path("/run/netns").glob("node*")]
@@ -66,7 +66,7 @@ def test_up_and_down_leaves_nothing_behind_and_two_run_side_by_side():
 
 
 @pytest.mark.slurm
-def test_a_killed_owner_takes_its_cluster_with_it():
+def test_killing_the_owner_ends_its_cluster():
     code = (
         "import os, signal; from aiscale.hpc import rehearsal; nodes = rehearsal.Cluster(nodes=1).start();"
         "print(nodes.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
@@ -106,7 +106,7 @@ def test_each_task_sees_the_gpu_closest_to_its_cores_as_at_frontier(frontier):
 
 
 @pytest.mark.slurm
-def test_nvme_is_there_for_jobs_that_ask_for_it_and_sbcast_fills_it(frontier, place):
+def test_jobs_that_request_nvme_get_it_and_sbcast_fills_it(frontier, place):
     script = place / "job.sh"
     script.write_text(
         f"#!/bin/bash\n#SBATCH -A ABC123 -t 5 -N 2\n"
@@ -143,7 +143,7 @@ POLICY = "Job violates accounting/QOS policy"
         ("-A ABC123 -t 5 -q debug --dependency=afterany:1", "QOS debug: chains of jobs are prohibited in it"),
     ],
 )
-def test_frontier_refuses_in_slurms_words(frontier, words, text):
+def test_frontier_refuses_with_slurms_messages(frontier, words, text):
     refused(frontier, words, text)
 
 
@@ -159,7 +159,7 @@ def test_frontier_refuses_in_slurms_words(frontier, words, text):
         ("-A m1234_g -t 5 -C gpu -q shared -N 2", "QOSMaxNodePerJobLimit"),
     ],
 )
-def test_perlmutter_refuses_in_slurms_words(perlmutter, words, text):
+def test_perlmutter_refuses_with_slurms_messages(perlmutter, words, text):
     refused(perlmutter, words, text)
 
 
@@ -175,16 +175,16 @@ def test_every_launcher_is_accepted_as_shipped(name, request):
     nodes = request.getfixturevalue(name)
     launchers = sorted((ROOT / "launchers" / name).glob("*.sbatch"))
     assert launchers
-    for path in launchers:  # on as many nodes as there are here; its own number would fit its site
+    for path in launchers:  # on as many nodes as this cluster has, instead of the file's own number
         done = nodes.login(["sbatch", "--test-only", "--nodes=2", path], capture_output=True)
         assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
 
 
 @pytest.mark.slurm
-def test_one_debug_job_of_a_user_at_frontier(frontier):
+def test_frontier_allows_one_debug_job_per_user(frontier):
     words = ["--account=ABC123", "--time=5", "--qos=debug", "--output=/dev/null", "--hold"]
     first = frontier.submit(empty_script(frontier), *words)
-    # Slurm shows its plugin all jobs anew where one has changed in a later second than at the last look.
+    # Slurm updates a plugin's view of all jobs only if one changed in a later second than its last look.
     time.sleep(1.1)
     frontier.login(["scontrol", "update", f"job={first}", "comment=seen"])
     with pytest.raises(rehearsal.RehearsalError, match="QOSMaxSubmitJobPerUserLimit"):
@@ -194,11 +194,11 @@ def test_one_debug_job_of_a_user_at_frontier(frontier):
 
 
 @pytest.mark.slurm
-def test_one_job_of_a_user_runs_in_the_extended_partition_and_the_next_waits(frontier):
+def test_a_users_second_job_in_the_extended_partition_waits(frontier):
     script = frontier.folder / "waits.sh"
     script.write_text(f"#!/bin/bash\nuntil [ -e {frontier.folder}/go ]; do sleep 0.2; done\n")
     words = ["--account=ABC123", "--time=5", "--partition=extended", "--output=/dev/null"]
-    first, second = (frontier.submit(script, *words) for _ in range(2))  # on a node each: there is room for both
+    first, second = (frontier.submit(script, *words) for _ in range(2))  # one node each: there is room for both
     try:
         wait_until(lambda: state(frontier, first) == "RUNNING None", 60, "the first one runs")
         wait_until(lambda: state(frontier, second) == "PENDING Licenses", 60, "the second one has been looked at")
@@ -234,7 +234,7 @@ def test_perlmutters_sbatch_knows_the_options_of_its_containers(perlmutter):
 
 
 def state(nodes, job: str) -> str:
-    """And the reason why it waits."""
+    """The job's state, with the reason if it is pending."""
     return nodes.login(["squeue", "--noheader", "--format=%T %r", f"--jobs={job}"], capture_output=True).stdout.strip()
 
 
@@ -267,16 +267,16 @@ else:
 
 @pytest.mark.slurm
 @pytest.mark.alone
-def test_links_are_as_slow_as_asked(perlmutter):
+def test_links_have_the_requested_rate(perlmutter):
     def sends_mbit_s(least: float, most: float) -> None:
-        """Once in three times: a pause of the machine shows in half a second of sending."""
+        """In one of three attempts: a pause of the machine shows in half a second of sending."""
         measured = []
         while not (measured and least < measured[-1] < most):
             assert len(measured) < 3, measured
             done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=60)
             measured.append(float(done.stdout))
 
-    perlmutter.set_link("40mbit")  # 3 MB in 0.6 s, of which a burst of 128 kB passes at once
+    perlmutter.set_link("40mbit")  # 3 MB in 0.6 s; a burst of 128 kB passes at once
     sends_mbit_s(20, 50)
     perlmutter.set_link("10mbit", node=2)
     sends_mbit_s(5, 13)
@@ -285,7 +285,7 @@ def test_links_are_as_slow_as_asked(perlmutter):
     perlmutter.set_link("off")
 
 
-# With messages as small as these links want them.
+# With messages as small as these links need.
 DOCTOR = """
 import importlib, json
 from aiscale.distributed import connect
@@ -308,7 +308,7 @@ def test_the_doctor_names_the_node_whose_links_are_slow(perlmutter):
     done = perlmutter.run([sys.executable, "-c", DOCTOR], ntasks=3, capture_output=True, timeout=120)
     perlmutter.set_link("off")
     problems, warnings = json.loads(done.stdout)
-    # Where ranks wait for a core, a link that looks slow is no reason to stop a job.
+    # If ranks wait for a core, a link that looks slow is no reason to stop a job.
     found = [line for line in (problems if node_cores() >= 3 else warnings) if " sends " in line]
     assert len(found) == 1 and len(problems) == (node_cores() >= 3), (problems, warnings)
     assert re.match(r"rank 1 on node2 sends [1-4] MiB/s between nodes, the others .* --exclude=node2", found[0])
@@ -331,20 +331,20 @@ def test_a_missing_program_is_named_with_its_remedy(monkeypatch):
         ({"nodes": 2, "accounts": ("m1234",)}, "--account m1234: .* end in _g.* looks like m1234_g"),
     ],
 )
-def test_what_cannot_be_rehearsed_is_refused_in_one_line(values, text, tmp_path):
+def test_an_impossible_rehearsal_is_refused_in_one_line(values, text, tmp_path):
     with pytest.raises(rehearsal.RehearsalError, match=text):
         Settings(site=site("perlmutter"), folder=tmp_path, **values)
 
 
 @pytest.mark.slurm
-def test_the_command_ends_with_its_commands_status():
+def test_rehearse_returns_the_exit_status_of_its_command():
     words = [sys.executable, "-m", "aiscale", "rehearse", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3 and "node1" in done.stdout, done.stderr
 
 
 @pytest.mark.slurm
-def test_a_command_that_takes_too_long_ends_with_its_time_out(frontier):
+def test_a_command_that_times_out_is_ended(frontier):
     with pytest.raises(subprocess.TimeoutExpired):
         frontier.login(["sleep", "4711"], timeout=1)
     wait_until(lambda: frontier.login(["pgrep", "-f", "sleep 4711"]).returncode == 1, 20, "the command has ended")

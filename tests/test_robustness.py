@@ -1,4 +1,4 @@
-"""A rank that fails takes the others along within seconds, says why once, and leaves no process."""
+"""A failing rank ends the others within seconds, reports the reason once, and leaves no process."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from aiscale.distributed.environment import Launch
 from aiscale.distributed.spawn import culprit
 from ranks import processes_with, run_ranks, wait_until
 
-#: `aiscale train` without end, as a script, so that a fault can be put into one rank.
+#: `aiscale train` without end, as a script, so that a fault can be planted in one rank.
 TRAIN = """
 import os, sys
 import aiscale.train
@@ -52,10 +52,10 @@ def train(fault: str, launcher: str, folder, *settings: str):
         pytest.param("torchrun", "ddp", marks=pytest.mark.extended),
     ],
 )
-def test_an_error_on_one_rank_ends_all_and_is_said_with_its_rank(launcher, strategy, tmp_path):
+def test_an_error_on_one_rank_ends_all_and_is_reported_with_its_rank(launcher, strategy, tmp_path):
     fault = 'spoil(Engine, "step", ConfigError("shard 3 is truncated"), after=3)'
     done, seconds = train(fault, launcher, tmp_path, f"parallel.strategy={strategy}")
-    assert done.returncode != 0 and seconds < 120  # starting on a busy machine takes most of it
+    assert done.returncode != 0 and seconds < 120  # on a busy machine, starting takes most of it
     assert "aiscale: rank 1 of 2: shard 3 is truncated" in done.stderr, done.stderr
     if launcher == "aiscale":
         assert "aiscale: rank 1 of 2 failed with exit status 2" in done.stderr, done.stderr
@@ -65,7 +65,7 @@ def test_an_error_on_one_rank_ends_all_and_is_said_with_its_rank(launcher, strat
 
 @pytest.mark.extended
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_a_rank_killed_under_another_launcher_can_be_told(launcher, tmp_path):
+def test_a_rank_killed_under_another_launcher_can_be_identified(launcher, tmp_path):
     fault = """
 import signal
 real, taken = Engine.step, []
@@ -78,9 +78,9 @@ Engine.step = step
 """
     done, seconds = train(fault, launcher, tmp_path, "parallel.strategy=ddp")
     assert done.returncode != 0 and seconds < 120
-    if launcher == "torchrun":  # it may end rank 0 before that speaks, and its own report names the rank
+    if launcher == "torchrun":  # it may end rank 0 before rank 0 reports, and its own report names the rank
         assert re.search(r"rank\s*: 1 \(local_rank: 1\)\s*exitcode\s*: -9", done.stderr), done.stderr
-    else:  # whichever is first: rank 0, or mpiexec, which knows process ids only: run.json tells whose they are
+    else:  # rank 0 or mpiexec reports first; mpiexec knows only process ids, which run.json maps to ranks
         note = json.loads((tmp_path / "runs/laptop/run.json").read_text())
         _, pid = note["world"]["processes"][1]
         told = f"PID {pid} RUNNING AT" in done.stdout, "lost its connection to rank 1" in done.stderr
@@ -118,12 +118,12 @@ module.open_corpus = lambda *a, **k: dataclasses.replace(real(*a, **k), sha256=o
     assert done.returncode == 2
 
 
-def test_bad_input_to_all_ranks_is_said_by_one_and_by_no_parent(tmp_path):
+def test_bad_input_to_all_ranks_is_reported_by_one_rank_and_by_no_parent(tmp_path):
     done, _ = train("", "aiscale", tmp_path, "parallel.strategy=ddp", "data.corpus=/nowhere.txt")
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "/nowhere.txt" in done.stderr
 
 
-def test_an_uncaught_error_in_a_script_of_ones_own_ends_the_mpi_job(tmp_path):
+def test_an_uncaught_error_in_a_users_script_ends_the_mpi_job(tmp_path):
     code = """
     from mpi4py import MPI
     if world.rank == 1:
@@ -134,7 +134,7 @@ def test_an_uncaught_error_in_a_script_of_ones_own_ends_the_mpi_job(tmp_path):
     assert done.returncode != 0 and "RuntimeError: boom" in done.stderr
 
 
-def test_what_cannot_travel_between_ranks_fails_on_all_of_them(tmp_path):
+def test_objects_and_errors_that_cannot_be_pickled_fail_on_all_ranks(tmp_path):
     code = """
     class Odd(Exception):
         def __init__(self, a, b):
@@ -164,12 +164,12 @@ HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
         ({**STEP, "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", **HYDRA}, ("srun", 3, 4, 0)),  # srun --mpi=pmi2
     ],
 )
-def test_mpiexec_inside_a_slurm_step_is_not_taken_for_single_ranks(env, expected):
+def test_mpiexec_inside_a_slurm_step_is_not_mistaken_for_single_ranks(env, expected):
     found = find_launch(env)
     assert (found.launcher, found.rank, found.size, found.local_rank) == expected
 
 
-def test_the_ranks_of_this_node_are_counted_where_nodes_differ():
+def test_local_ranks_are_counted_even_if_nodes_differ():
     env = {**STEP, "SLURM_PROCID": "17", "SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}
     assert [find_launch({**env, "SLURM_NODEID": str(node)}).local_size for node in range(3)] == [8, 8, 4]
 
@@ -215,5 +215,5 @@ def test_two_ranks_on_one_gpu_are_refused():
         ([75, None], {0}, (75, 0)),
     ],
 )
-def test_the_rank_that_is_named_is_the_one_to_blame(codes, first, expected):
+def test_the_rank_at_fault_is_named(codes, first, expected):
     assert culprit(codes, first) == expected

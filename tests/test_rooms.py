@@ -1,4 +1,4 @@
-"""The rooms of the package are those of CONTRIBUTING's table, and imports run only from lower rooms to higher ones."""
+"""The package's rooms match CONTRIBUTING's table, and a room imports only from rooms above it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def first_cells(table: str, column: int = 0) -> list[str]:
     return [row[column] for row in rows[2:]]
 
 
-#: From the top of the house down.
+#: From top to bottom.
 ROOMS = [re.match(r"`(\w+)", cell)[1] for cell in first_cells(section("The rooms"))]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -32,12 +32,11 @@ def module(file: Path) -> str:
 
 
 def room(name: str) -> str | None:
-    """Of a module's dotted name; None for the package itself."""
     return (name.split(".") + [None])[1]
 
 
 def imported(file: Path) -> set[str]:
-    """Dotted names of the modules of ours that a file imports, wherever in it, but for those that types alone need."""
+    """Dotted names of our modules that a file imports anywhere, except imports for type checking only."""
     found, tree = set(), ast.parse(file.read_text())
     tree.body = [
         node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
@@ -71,7 +70,7 @@ def test_a_room_imports_only_rooms_above_it(name):
     assert wrong == []
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_there_are_no_circular_imports():
     arrows = {module(file): imported(file) & MODULES - {module(file)} for file in FILES}
     state: dict[str, str] = {}
 
@@ -88,13 +87,13 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 @pytest.mark.parametrize("name", ["config", "recipes", "machines", "cost", "published"])
-def test_rooms_that_know_no_torch_do_not_import_it(name):
+def test_torch_free_rooms_do_not_import_torch(name):
     for file in FILES:
         if room(module(file)) == name:
             assert not re.search(r"^\s*(import|from) torch\b", file.read_text(), re.M), file
 
 
-def test_init_files_hand_names_on_and_define_nothing():
+def test_init_files_only_reexport():
     for file in PACKAGE.rglob("__init__.py"):
         body = ast.parse(file.read_text()).body
         defined = [node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
@@ -102,7 +101,7 @@ def test_init_files_hand_names_on_and_define_nothing():
 
 
 @pytest.mark.parametrize("cell", first_cells(section("Ten changes, and where each is made"), 1))
-def test_the_files_that_typical_changes_touch_are_there(cell):
+def test_the_files_that_typical_changes_touch_exist(cell):
     for name in re.findall(r"`([\w/.]+)`", cell):
         assert (PACKAGE / name).exists(), name
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: the same as those for which it waits, whole or not there."""
+"""Background checkpoints: equal to blocking ones, and either complete or absent."""
 
 import functools
 import json
@@ -48,14 +48,13 @@ def words(*settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
-#: Two of them stand for all in make test.
+#: Two strategies run in make test, the others only in make test-all.
 IN_TIERS = [s if s in ("serial", "ddp") else pytest.param(s, marks=pytest.mark.extended) for s in STRATEGIES]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """trained(strategy): its folder, losses of four steps, the same with the last two again from a checkpoint of
-    step 2."""
+    """trained(strategy): its folder, losses of four steps, and the last two again after resuming from step 2."""
 
     @functools.cache
     def losses(strategy):
@@ -77,13 +76,13 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("strategy", IN_TIERS)
-def test_a_run_goes_on_from_a_checkpoint_of_the_background_as_if_it_had_not_stopped(strategy, trained):
+def test_a_run_resumed_from_a_background_checkpoint_equals_an_uninterrupted_one(strategy, trained):
     _, first, again = trained(strategy)
     assert first == again and [step for step, _ in first] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("strategy", IN_TIERS)
-def test_every_file_is_flushed_by_the_rank_that_wrote_it_before_its_checkpoint_has_a_name(strategy, trained):
+def test_every_file_is_flushed_by_its_rank_before_the_checkpoint_gets_its_name(strategy, trained):
     folder = trained(strategy)[0] / "tiny"
     events = [json.loads(line) for line in (folder / "flushed.jsonl").read_text().splitlines()]
     names = integrity.files(folder / "checkpoints/step_00000002")
@@ -91,7 +90,7 @@ def test_every_file_is_flushed_by_the_rank_that_wrote_it_before_its_checkpoint_h
     assert set(writers.values()) == set(range(1 if strategy == "serial" else 2)) and checkpoint.NOTE in names
     named = [(i, Path(path)) for i, (_, what, path) in enumerate(events) if what == "named"]
     named = [(i, path) for i, path in named if path.name.startswith("step_")]
-    assert [path.name[-1] for _, path in named] == ["2", "4", "4"]  # in the background, and waited for
+    assert [path.name[-1] for _, path in named] == ["2", "4", "4"]  # in the background, and blocking
     begun = 0
     for i, path in named:
         partial = path.with_name(f".{path.name}.partial")
@@ -103,7 +102,7 @@ def test_every_file_is_flushed_by_the_rank_that_wrote_it_before_its_checkpoint_h
 
 
 @pytest.mark.parametrize("strategy", IN_TIERS)
-def test_a_write_that_is_waited_for_is_no_hang_however_long_it_takes(strategy, trained):
+def test_a_blocking_write_is_never_reported_as_a_hang(strategy, trained):
     assert '"watched"' not in (trained(strategy)[0] / "tiny/flushed.jsonl").read_text()
 
 
@@ -127,7 +126,7 @@ def weights(engine):
 
 
 class Gate:
-    """Holds back what comes just before a checkpoint gets its name."""
+    """Blocks just before a checkpoint gets its final name."""
 
     def __init__(self, monkeypatch):
         self.open, self.names, real = threading.Event(), [], store._finish
@@ -140,7 +139,7 @@ class Gate:
         monkeypatch.setattr(store, "_finish", finish)
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(engine, tmp_path, monkeypatch):
+def test_training_continues_during_a_write_and_does_not_change_the_checkpoint(engine, tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     step(engine)
     before = weights(engine)
@@ -155,7 +154,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(e
     assert any(not torch.equal(now, before[name]) for name, now in weights(engine).items())
 
 
-def test_one_is_written_at_a_time_and_in_order(engine, tmp_path, monkeypatch):
+def test_checkpoints_are_written_one_at_a_time_and_in_order(engine, tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     with Saver(engine, tmp_path, keep=5, background=True) as saver:
         saver.save(1, None)
@@ -167,7 +166,7 @@ def test_one_is_written_at_a_time_and_in_order(engine, tmp_path, monkeypatch):
         assert gate.names == ["step_00000001", "step_00000002", "step_00000003"]
 
 
-def test_a_second_copy_takes_no_second_memory(engine):
+def test_a_second_copy_reuses_the_memory_of_the_first(engine):
     step(engine)
     staging = Staging()
     first = staging.of(engine.state())["model"]
@@ -177,7 +176,7 @@ def test_a_second_copy_takes_no_second_memory(engine):
     assert all(torch.equal(second[name], tensor) for name, tensor in weights(engine).items())
 
 
-def test_tied_tensors_are_copied_once_and_other_values_are_as_they_were():
+def test_tied_tensors_are_copied_once_and_other_values_are_unchanged():
     tensor, counts = torch.ones(3), [1]
     copied = Staging().of(
         {"a": tensor, "b": (tensor, counts, "x"), "c": {"d": torch.tensor(2.0, dtype=torch.bfloat16)}}
@@ -188,7 +187,7 @@ def test_tied_tensors_are_copied_once_and_other_values_are_as_they_were():
     assert copied["b"][1:] == ([1], "x") and copied["c"]["d"].dtype == torch.bfloat16
 
 
-def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_before(tmp_path, monkeypatch):
+def test_a_failed_write_ends_the_run_at_its_next_step_and_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     real, failed = store._finish, threading.Event()
 
     def full_at_step_4(partial, final, *rest):
@@ -198,7 +197,7 @@ def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_befo
         real(partial, final, *rest)
 
     monkeypatch.setattr(store, "_finish", full_at_step_4)
-    # The fifth step ends only when the write has failed, so that a sixth or seventh shows that nobody looked.
+    # The fifth step ends only after the write has failed, so a sixth or seventh would mean that the failure was missed.
     before_each_step(monkeypatch, lambda step: step == 5 and failed.wait(60))
     run = Run().override(*TINY, "loop.steps=100", "loop.checkpoint_every=4")
     with pytest.raises(checkpoint.CheckpointError, match="cannot write .*step_00000004 .*No space left.*are untouched"):
@@ -209,7 +208,7 @@ def test_a_write_that_fails_ends_the_run_at_its_next_step_and_keeps_the_one_befo
     assert json.loads((tmp_path / "tiny/run.json").read_text())["status"] == "failed"
 
 
-def test_a_signal_waits_for_what_is_being_written(tmp_path, monkeypatch):
+def test_a_signal_waits_for_the_current_write(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
 
     def stop_at_4(step):
@@ -223,7 +222,7 @@ def test_a_signal_waits_for_what_is_being_written(tmp_path, monkeypatch):
     assert gate.names == ["step_00000003", "step_00000004"]
 
 
-def test_a_run_that_fails_by_itself_keeps_what_was_being_written(tmp_path, monkeypatch):
+def test_a_failing_run_completes_its_current_write(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
 
     def fail_at_4(step):
@@ -237,7 +236,7 @@ def test_a_run_that_fails_by_itself_keeps_what_was_being_written(tmp_path, monke
     assert gate.names == ["step_00000003"]
 
 
-def test_a_rank_that_cannot_write_is_named_by_all_and_no_half_of_a_checkpoint_stays(tmp_path):
+def test_a_rank_that_cannot_write_is_named_by_all_and_no_partial_checkpoint_remains(tmp_path):
     code = f"""
     from pathlib import Path
     from aiscale import checkpoint
@@ -276,7 +275,7 @@ def test_the_benchmark_compares_both_ways_to_save(capsys):
     assert "ddp" in capsys.readouterr().out
 
 
-def test_a_full_disk_is_told_in_one_line_where_torch_writes(trained, tmp_path):
+def test_a_full_disk_is_reported_in_one_line_if_torch_writes(trained, tmp_path):
     shutil.copytree(trained("serial")[0], tmp_path / "runs")
     run = recipe("laptop").override(*TINY, "loop.steps=9")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -291,8 +290,8 @@ def test_a_full_disk_is_told_in_one_line_where_torch_writes(trained, tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("strategy", ["zero", "megatron"])
-def test_a_full_disk_is_told_in_one_line_and_the_checkpoint_before_stays(strategy, trained, tmp_path):
-    """A limit on the size of files stands for the disk: the same calls of the same libraries fail."""
+def test_a_full_disk_is_reported_in_one_line_and_the_previous_checkpoint_remains(strategy, trained, tmp_path):
+    """A limit on file size simulates a full disk: the same library calls fail."""
     shutil.copytree(trained(strategy)[0], tmp_path / "runs")
     settings = (*TINY, f"parallel.strategy={strategy}", *STRATEGIES[strategy], "loop.steps=9")
     train = ["-m", "aiscale", "train", "--quiet", "--nproc", "2", "--resume", *words(*settings)]

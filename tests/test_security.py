@@ -1,4 +1,4 @@
-"""Nothing is open to strangers: no port beyond loopback outside jobs, no file that all may write, no secret told."""
+"""No port is open beyond loopback outside jobs, no file is world-writable, no secret is printed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
 
-#: In namespaces of its own, this machine is given a name that stands for an address on a network, as a server has one.
+#: In new namespaces this machine gets a name that resolves to a network address, as a server has.
 ON_A_NETWORK = """
 set -e
 ip link set lo up
@@ -40,7 +40,7 @@ NAMESPACES += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 
 TINY = "--set model.n_layer=1 --set model.n_head=2 --set model.d_model=16 --set loop.steps=1000000 --quiet".split()
 
-#: Three ways to ranks on one machine; prints for each where they listen. `seen` waits for the ranks to have met.
+#: Three ways to start ranks on one machine; each prints where they listen. `seen` waits until the ranks have connected.
 LOOK = """
 import json, os, subprocess, sys, time
 sys.path.insert(0, {tests!r})
@@ -100,7 +100,7 @@ print("\\n" + json.dumps(dict(report, cards=cards)))
 
 @pytest.fixture(scope="module")
 def on_a_network(tmp_path_factory):
-    """(sockets, those beyond the loopback) by the way in which ranks were started."""
+    """(sockets, those beyond loopback) by the way in which ranks were started."""
     folder = tmp_path_factory.mktemp("network")
     (folder / "look.py").write_text(LOOK.format(tests=str(ROOT / "tests"), runs=str(folder / "runs"), tiny=TINY))
     command = [*NAMESPACES, "bash", "-c", ON_A_NETWORK, "bash", sys.executable, "look.py"]
@@ -120,14 +120,14 @@ def test_ranks_on_one_machine_listen_on_the_loopback_only(on_a_network, way, lea
     assert beyond == []
 
 
-def test_the_instrument_sees_a_port_that_is_open_to_the_network():
+def test_the_check_detects_a_port_open_to_the_network():
     import socket
 
     with socket.create_server(("0.0.0.0", 0)), socket.create_server(("127.0.0.1", 0)):
         assert f"{os.getpid()}: 0.0.0.0" in listening.beyond_loopback([os.getpid()])
 
 
-def test_gloo_finds_the_network_where_ranks_meet_on_it(on_a_network):
+def test_gloo_uses_the_network_if_ranks_connect_on_it(on_a_network):
     assert on_a_network["cards"] == {
         "on this machine": "lo",
         "elsewhere, and others find this one by its name": None,
@@ -138,7 +138,7 @@ def test_gloo_finds_the_network_where_ranks_meet_on_it(on_a_network):
     }
 
 
-def test_a_loopback_address_is_known_by_its_number_or_name():
+def test_a_loopback_address_is_recognized_by_number_or_name():
     found = {host: is_loopback(host) for host in ("127.9.9.9", "::1", "localhost", "10.0.0.1", "node7")}
     assert [host for host, is_so in found.items() if is_so] == ["127.9.9.9", "::1", "localhost"]
 
@@ -147,7 +147,7 @@ def test_a_loopback_address_is_known_by_its_number_or_name():
 
 
 def open_to_all(folder: Path) -> list[Path]:
-    """What others may write below a folder, as far as they may go into it."""
+    """World-writable files below a folder that others can reach."""
     mode = folder.stat().st_mode
     found = [folder] if mode & stat.S_IWOTH and not mode & stat.S_ISVTX else []
     if mode & stat.S_IXOTH:
@@ -161,7 +161,7 @@ def open_to_all(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def engines():
-    """Ranks started by somebody who lets all write their files: (folder, pids, keys)."""
+    """Ranks started with a permissive umask: (folder, pids, keys)."""
     mask = os.umask(0)
     try:
         with cluster.start(2) as ranks:
@@ -190,7 +190,7 @@ def test_no_key_is_in_a_log_or_a_command_line(engines):
     assert [key for key in keys if key in said] == []
 
 
-def test_what_a_run_and_the_commands_write_nobody_else_may_write(tmp_path):
+def test_files_of_a_run_and_of_the_commands_are_not_writable_by_others(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     small = [*TINY, "--set", "loop.steps=2", "--set", "loop.eval_batches=1"]
     commands = [
@@ -213,7 +213,7 @@ def tracked() -> list[Path]:
     return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def test_no_file_of_the_project_may_be_written_by_all_or_holds_a_secret():
+def test_no_file_of_the_project_is_world_writable_or_contains_a_secret():
     secret = re.compile(
         r"-----BEGIN [A-Z ]*PRIVATE KEY|\bgh[pousr]_[A-Za-z0-9]{30}|\bhf_[A-Za-z]{30}|\bAKIA[0-9A-Z]{16}\b"
     )
@@ -223,9 +223,9 @@ def test_no_file_of_the_project_may_be_written_by_all_or_holds_a_secret():
             pytest.fail(f"{path}: {found[0][:12]}...")
 
 
-def test_no_script_opens_files_to_all_or_tells_its_environment():
-    """`set -x` and `env` would put a token that is in a variable into a job's log, which a class may read."""
-    all_but_tmp = r"(?!1[0-7]{3}\b)[0-7]*[2367]\b"  # 1777 lets nobody touch what is another's
+def test_no_script_makes_files_world_writable_or_prints_its_environment():
+    """`set -x` and `env` would print tokens in variables to a job's log, which a class may read."""
+    all_but_tmp = r"(?!1[0-7]{3}\b)[0-7]*[2367]\b"  # 1777 does not let others change somebody's files
     opens = re.compile(rf"chmod\s+(-\w+\s+)*({all_but_tmp}|[augo]*[ao][augo]*\+\w*w)|umask\s+[0-7]*[0145]\b")
     tells = re.compile(r"^\s*(set\s+-\w*x|printenv|env\s*(\||>|$)|export\s+-p|declare\s+-x)", re.M)
     scripts = [path for path in tracked() if path.suffix in (".sh", ".sbatch", ".j2") or path.name == "run"]

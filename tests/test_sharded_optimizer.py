@@ -1,4 +1,4 @@
-"""ZeRO-1 under DDP: the same training with a share of the optimizer's states on each rank, with Radius and without."""
+"""ZeRO-1 under DDP: the same training with optimizer states sharded over ranks, with and without Radius."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def ranks(code: str, n: int, folder) -> None:
     assert done.returncode == 0 and done.stdout.split() == ["done"] * n, done.stderr
 
 
-def test_divided_states_train_the_same_weights_to_the_bit_and_a_share_of_the_memory(tmp_path):
+def test_sharded_states_train_bit_equal_weights_with_a_share_of_the_memory(tmp_path):
     code = """
 ways = [(), ("optimizer.name=sgd",), ("compression.method=top-k", "compression.density=0.1"),
         ("compression.method=radius", "compression.density=0.3", "compression.interval=2"),
@@ -49,7 +49,7 @@ for settings in ways:
     ranks(code, 3, tmp_path)
 
 
-def test_owners_spread_masks_as_bookkeeping_one_bit_an_entry(tmp_path):
+def test_owners_broadcast_masks_as_bookkeeping_with_one_bit_per_entry(tmp_path):
     code = """
 from math import ceil
 from aiscale.cost.compression import is_exempt
@@ -68,7 +68,7 @@ assert broadcast(world.traffic.control_counts) - control == sum(ceil(n / 8) for 
     ranks(code, 2, tmp_path)
 
 
-def test_a_checkpoint_of_divided_states_goes_on_to_the_bit_divided_and_whole(tmp_path):
+def test_a_checkpoint_of_sharded_states_resumes_bit_for_bit_sharded_and_unsharded(tmp_path):
     code = f"""
 for settings in ((), ("compression.method=radius", "compression.density=0.3", "compression.interval=3")):
     folder = "{tmp_path}/" + str(len(settings))
@@ -95,10 +95,10 @@ engine = build(BASE.override(ZERO1), world)
 checkpoint.load(engine, "{tmp_path}/0/step_00000003")
 assert (train(engine, 3, 5) - torch.load("{tmp_path}/straight")).abs().max() < 1e-12
 """
-    ranks(code, 3, tmp_path)  # of more ranks than wrote it
+    ranks(code, 3, tmp_path)  # more ranks than wrote it
 
 
-def test_what_needs_the_moments_of_all_parameters_at_once_is_refused():
+def test_settings_that_need_all_moments_at_once_are_refused():
     with pytest.raises(
         ConfigError, match="one rank would need the moments of all, which are divided: set scope=tensor"
     ):
@@ -118,11 +118,11 @@ def test_what_needs_the_moments_of_all_parameters_at_once_is_refused():
         ("fsdp", "a rank of FSDP keeps only a slice of each gradient"),
     ],
 )
-def test_strategies_that_let_no_hook_in_say_so(strategy, reason):
+def test_strategies_without_communication_hooks_refuse(strategy, reason):
     with pytest.raises(ConfigError, match=f"compression is a communication hook of DDP, and {reason}"):
         Run().override(f"parallel.strategy={strategy}", "compression.method=radius")
 
 
-def test_a_graph_that_is_learnt_while_gradients_travel_is_refused():
+def test_static_graph_is_refused_with_compression():
     with pytest.raises(ConfigError, match="with parallel.static_graph: DDP learns the graph from a first micro-batch"):
         Run().override("parallel.strategy=ddp", "compression.method=top-k", "parallel.static_graph=true")

@@ -1,7 +1,7 @@
-"""Environments at the sites: their locks agree with pyproject and profile, and build_environment.sh makes one.
+"""Environments at the sites: their locks agree with pyproject and profile, and build_environment.sh builds them.
 
-The script runs for real, with pip and indexes of a few tiny packages in folders. `module`, `conda` and the Python of a
-module are stand-ins; the sites' Python is this one.
+The script really runs, with pip and package indexes of a few tiny packages in folders. `module`, `conda` and the
+Python of a module are stand-ins; the sites' Python is this one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETUPTOOLS = distribution("setuptools").version
 
 STUBS = {
     "module": 'printf "module %s\\n" "$*" >> "$CALLS"\n',
-    # makes an environment with this Python, and what conda leaves in one
+    # creates an environment with this Python, with the files that conda leaves in one
     "conda": """printf 'conda %s [%s]\\n' "$*" "$CONDA_PKGS_DIRS" >> "$CALLS"
 while [ "$1" != --prefix ]; do shift; done
 {python} -m venv --without-pip "$2" && mkdir "$2/conda-meta"
@@ -43,7 +43,7 @@ echo "$PIP" > "$(echo "$2"/lib/python*/site-packages)/pip.pth"
 printf '#!/bin/bash\\nwhile [ "$1" != --output ]; do shift; done\\ntouch "$2"\\n' > "$2/bin/conda-pack"
 chmod +x "$2/bin/conda-pack"
 """,
-    # a module's Python: what it makes sees the module's torch
+    # a module's Python: environments made with it see the module's torch
     "python3": """{python} "$@" --without-pip || exit
 printf '%s\\n' "$MODULE" "$PIP" > "$(echo "${{@: -1}}"/lib/python*/site-packages)/module.pth"
 """,
@@ -51,7 +51,6 @@ printf '%s\\n' "$MODULE" "$PIP" > "$(echo "${{@: -1}}"/lib/python*/site-packages
 
 
 def lock_of(name: str) -> dict[str, str]:
-    """Version by package of a site's lock; raises on a line that is no exact version."""
     lines = [line for line in (FOLDER / name / "requirements.lock").read_text().splitlines() if line[:1] != "#"]
     pairs = [re.fullmatch(r"([A-Za-z0-9_.-]+)==([^ ;]+)", line).groups() for line in lines]
     assert len({canonicalize_name(package) for package, _ in pairs}) == len(pairs)
@@ -77,7 +76,7 @@ def test_a_sites_lock_satisfies_pyproject_and_has_the_torch_of_the_profile(name)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_launchers_load_what_the_environment_was_built_with(name):
+def test_launchers_load_the_modules_the_environment_was_built_with(name):
     place = site(name)
     built, ran = (
         re.findall(r"module load (.+?)(?:  #|$)", text, re.M) for text in (place.build.modules, place.shell.modules)
@@ -89,7 +88,7 @@ def test_launchers_load_what_the_environment_was_built_with(name):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_sites_page_says_what_the_profile_says_about_jobs(name):
+def test_a_sites_page_agrees_with_its_profile_about_jobs(name):
     text, rules = (FOLDER / name / "README.md").read_text(), site(name).scheduler
     rows = re.findall(r"^\| `(\w+)` \| *(\d*) *\| ([\d.]+) \|", text, re.M)
     told = [(place, int(nodes or 0), float(hours)) for place, nodes, hours in rows]
@@ -99,7 +98,7 @@ def test_a_sites_page_says_what_the_profile_says_about_jobs(name):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_sites_page_names_commands_files_and_versions_that_are_there(name):
+def test_commands_files_and_versions_on_a_sites_page_exist(name):
     text, place = (FOLDER / name / "README.md").read_text(), site(name)
     commands = re.findall(r"`(?:\w+=\w+ )?aiscale ([^`\n]+)`", text)
     assert len(commands) >= 2
@@ -122,7 +121,6 @@ def test_a_sites_page_names_commands_files_and_versions_that_are_there(name):
 
 
 def wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> None:
-    """A wheel of one module."""
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{name}/__init__.py", code)
@@ -132,7 +130,6 @@ def wheel(folder: Path, name: str, version: str, code: str, needs: str = "") -> 
 
 
 def installed_as_wheel(folder: Path, name: str) -> None:
-    """A wheel of a package that is installed here."""
     found = distribution(name)
     with zipfile.ZipFile(folder / f"{name}-{found.version}-py3-none-any.whl", "w") as file:
         for path in found.files:
@@ -141,7 +138,7 @@ def installed_as_wheel(folder: Path, name: str) -> None:
 
 
 def mpi4py_source(folder: Path) -> None:
-    """An mpi4py to be built, which keeps the compiler that it was built with."""
+    """Write an mpi4py source package that records the compiler it was built with."""
     setup = (
         "import os, setuptools\nos.makedirs('mpi4py', exist_ok=True)\n"
         "open('mpi4py/__init__.py', 'w').write('mpicc = ' + repr(os.environ['MPICC']))\n"
@@ -158,7 +155,7 @@ def mpi4py_source(folder: Path) -> None:
 
 
 def index(folder: Path) -> str:
-    """The files of a folder as a package index; its address."""
+    """Make a package index of a folder's files; returns its address."""
     for path in [path for path in folder.iterdir() if path.is_file()]:
         project = folder / canonicalize_name(path.name.partition("-")[0])
         project.mkdir()
@@ -168,7 +165,7 @@ def index(folder: Path) -> str:
 
 
 class Login:
-    """A login node of a site, with a checkout that has little in it."""
+    """A login node of a site, with a minimal checkout."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.calls_file = folder, folder / "calls"
@@ -186,7 +183,7 @@ class Login:
             f"# for tests\nalpha==1.0\nmpi4py==4.1.2\nsetuptools=={SETUPTOOLS}\ntorch=={site(name).build.torch}\n"
         )
         self.script = here / BUILD
-        # Environments see this Python's pip, which takes a tenth of the time of a pip of their own.
+        # Environments see this Python's pip, ten times faster than installing a pip in each.
         (folder / "pip").mkdir()
         (folder / "pip/pip").symlink_to(distribution("pip").locate_file("pip"))
         self.checkout()
@@ -208,7 +205,6 @@ class Login:
             (root / name).write_text("")
 
     def build(self, *words: object, index: str = "http://127.0.0.1:9/simple", **env: str):
-        """Runs the script; where no index is given, none answers."""
         known = {
             "PATH": f"{self.folder}/programs:/usr/bin:/bin",
             "HOME": str(self.folder),
@@ -225,7 +221,6 @@ class Login:
 
 
 def says(prefix: Path, expression: str) -> str:
-    """What an expression is in the environment."""
     code = f"import alpha, aiscale, mpi4py, torch; print({expression})"
     return subprocess.run(
         [prefix / "bin/python", "-c", code], capture_output=True, text=True, check=True
@@ -241,7 +236,7 @@ def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(t
     }
     assert f"[{wheels}/conda]" in login.calls() and "done: 5 wheels" in done.stderr
 
-    prefix.mkdir(parents=True)  # what an interrupted run would have left
+    prefix.mkdir(parents=True)  # as an interrupted run would leave it
     (prefix / "half").touch()
     Path(f"{prefix}.unfinished").touch()
     done = login.build("--wheelhouse", wheels, "--pack", prefix)
@@ -259,7 +254,7 @@ def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(t
     assert done.stderr.splitlines()[-1].endswith(f"export AISCALE_ENVIRONMENT={packed}")
 
 
-def test_perlmutters_environment_lies_over_the_modules_torch(tmp_path):
+def test_perlmutters_environment_uses_the_modules_torch(tmp_path):
     login, prefix = Login(tmp_path, "perlmutter"), tmp_path / "env"
     (tmp_path / "module").mkdir()
     wheel(tmp_path, "torch", "2.13.0+cu130", 'class version:\n    cuda = "13.0"\n__version__ = "2.13.0+cu130"\n')
@@ -287,7 +282,7 @@ def test_perlmutters_environment_lies_over_the_modules_torch(tmp_path):
         (("env",), {"AISCALE_SOURCE": "/nowhere"}, "/nowhere is no checkout of aiscale: name yours in AISCALE_SOURCE"),
     ],
 )
-def test_what_cannot_be_built_is_refused_in_one_line(words, env, told, tmp_path):
+def test_an_impossible_environment_is_refused_in_one_line(words, env, told, tmp_path):
     shutil.copytree(FOLDER / "frontier", tmp_path / "launchers/frontier")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     script = tmp_path / "launchers/frontier" / BUILD
@@ -296,7 +291,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(words, env, told, tmp_path)
     assert not (tmp_path / "env").exists()
 
 
-def test_without_a_network_it_says_so_and_how_to_do_without(tmp_path):
+def test_without_a_network_the_script_says_how_to_build_offline(tmp_path):
     login = Login(tmp_path, "frontier")
     done = login.build("--torch-index", "http://127.0.0.1:9/simple", tmp_path / "env")
     assert done.returncode == 1
@@ -304,7 +299,7 @@ def test_without_a_network_it_says_so_and_how_to_do_without(tmp_path):
     assert Path(f"{tmp_path}/env.unfinished").exists(), "the next run begins anew"
 
 
-def test_a_site_of_ones_own_gets_a_script_too_which_takes_the_projects_lock(tmp_path):
+def test_a_custom_site_gets_a_script_that_uses_the_projects_lock(tmp_path):
     text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
     build = "[build]\npython = '3.12'\ntorch = '2.13.0'\ncreate = 'python3 -m venv $PREFIX'\n"
     (tmp_path / "mine.toml").write_text(text + build)
@@ -322,7 +317,7 @@ def test_a_site_of_ones_own_gets_a_script_too_which_takes_the_projects_lock(tmp_
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_help_is_the_head_of_the_file(name):
+def test_help_prints_the_head_of_the_file(name):
     done = subprocess.run(["bash", FOLDER / name / BUILD, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "build_environment.sh --wheelhouse DIR PREFIX" in done.stdout
     assert ("--pack" in done.stdout) == (name == "frontier") and "#" not in done.stdout

@@ -1,4 +1,4 @@
-"""A notebook's ranks in a Slurm job: from the login node, inside a job, and in a job that somebody has submitted."""
+"""A notebook's ranks in a Slurm job: from the login node, inside a job, and in a job submitted by hand."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from aiscale.hpc.sites import names as site_names
 from aiscale.hpc.sites import site
 
 ROOT = Path(__file__).parents[1]
-SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # of lesson 03
+SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # for lesson 03
 
 
 def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.CompletedProcess:
-    """Run a program on the login node, in a session of its own as Jupyter's kernels are: Linux divides its cores among
-    sessions, and would divide the share of this one among pytest's workers and all that their tests start."""
+    """Run a program on the login node, in a new session as Jupyter's kernels are: Linux divides cores among
+    sessions, and would otherwise divide this one's share among pytest's workers and all that their tests start."""
     return nodes.login(
         [sys.executable, "-c", textwrap.dedent(program)],
         cwd=place,
@@ -44,13 +44,12 @@ def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.Complet
 
 
 def jobs(nodes) -> dict[str, str]:
-    """State of every job so far, by number."""
     said = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i %T"], capture_output=True).stdout
     return dict(line.split() for line in said.splitlines())
 
 
 def run_lesson(nodes, out: Path, engines: str) -> None:
-    """As the README says: without AISCALE_RUNS, in a folder that compute nodes see."""
+    """As in the README: without AISCALE_RUNS, in a folder that compute nodes see."""
     words = [f"--parameter={name}={value}" for name, value in SMALL.items()]
     words += [f"--root={ROOT / 'notebooks'}", f"--out={out}", "--plain"]
     command = [sys.executable, "-m", "aiscale", "notebooks", "03_ddp", *words]
@@ -64,7 +63,7 @@ def run_lesson(nodes, out: Path, engines: str) -> None:
 
 @pytest.fixture(scope="module")
 def lessons(request, tmp_path_factory):
-    """Lesson 03 under MPI and under Slurm, one after the other: it asserts on seconds."""
+    """Lesson 03 under MPI and under Slurm, one after the other, because it asserts on seconds."""
     with ThreadPoolExecutor(1) as pool:
         runs = {"mpi": pool.submit(run_lesson, None, tmp_path_factory.mktemp("mpi"), "mpi")}
         if rehearsal.why_not():
@@ -92,7 +91,7 @@ def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, front
     assert re.search(r"2 ranks on node1 in [\d.]+ s \(gloo", shown)
     job = re.search(r"job (\d+) runs on node1 until", shown)[1]
     assert until(lambda: jobs(frontier)[job] == "CANCELLED"), jobs(frontier)
-    assert until(lambda: not list((lessons["out"] / "runs").iterdir()))  # where it began, and tidy
+    assert until(lambda: not list((lessons["out"] / "runs").iterdir()))  # in the starting folder, and cleaned up
 
 
 @pytest.mark.extended
@@ -104,7 +103,7 @@ def test_lesson_03_runs_unchanged_under_mpi(lessons):
 
 @pytest.mark.slurm
 def test_from_the_login_node(frontier, place):
-    """One kernel, since starts are dear: what is private, a rank that dies, and a kernel that does."""
+    """A single kernel, because starts are expensive: private files, a dead rank, and a killed kernel."""
     program = """
         import contextlib, glob, json, os, psutil, signal, stat, sys, threading, time
         from aiscale import cluster
@@ -155,25 +154,25 @@ def test_from_the_login_node(frontier, place):
     """
     before = set(jobs(frontier))
     done = on_login(frontier, place, program, JPY_API_TOKEN="of the hub")
-    # without torch, whose second of a core is a minute where many wait for cores
+    # without torch, whose import takes a second of a core, which may be a minute on a busy machine
     assert "HOSTS ['node1', 'node2'] False" in done.stdout, done.stdout + done.stderr
     assert "(gloo, 1 thread each)" in done.stdout
     assert "SUM [3.0, 3.0]" in done.stdout
-    # on the nodes at their own address 10.77.0.x; on the login node nowhere but on the loopback
+    # on the nodes at their own address 10.77.0.x; on the login node only on the loopback
     assert re.search(r"LISTENING \[('login 127', )?'node 10'(, 'node 127')?\]", done.stdout), done.stdout
     assert "TOLD [False, False]" in done.stdout
     assert "STOPPED ranks 0-1 interrupted" in done.stdout and "KEPT [0, 1]" in done.stdout, done.stdout
     assert "DIED rank 1 died (signal 9)" in done.stdout, done.stderr
     assert "the ranks were restarted, because rank 1 died (signal 9)" in done.stdout
     assert "[rank 1] again 2" in done.stdout
-    (job,) = set(jobs(frontier)) - before  # one: the new ranks were started in the place of the old
-    # the kernel was killed, so that its watchman cleans up
+    (job,) = set(jobs(frontier)) - before  # one: the new ranks replaced the old ones in the job
+    # the kernel was killed, so the guard process cleans up
     assert frontier.wait(job, timeout_s=60) == "CANCELLED"
     assert until(lambda: not list(place.glob("runs/engines-*")))
 
 
 @pytest.mark.slurm
-def test_a_job_that_waits_says_why_and_is_cancelled_when_nobody_waits_for_it(frontier, place):
+def test_a_pending_job_says_why_and_is_cancelled_when_nobody_waits_for_it(frontier, place):
     program = """
         import os, signal, sys, threading
         from aiscale import cluster
@@ -290,7 +289,7 @@ def until(true, limit_s: float = 60) -> bool:
 # ---- without Slurm ---------------------------------------------------------------------------------------------------
 
 
-def test_what_ended_a_step_is_read_from_its_log():
+def test_the_reason_a_step_ended_is_read_from_its_log():
     killed = "srun: error: node2: task 3: Killed\nsrun: Terminating StepId=1.0\nsrun: error: node1: tasks 0-1: Killed\n"
     crashed = "srun: error: n1: tasks 4-5: Exited with exit code 3\n"
     segfault = "srun: error: n1: task 7: Segmentation fault (core dumped)\n"
@@ -307,7 +306,7 @@ def test_what_ended_a_step_is_read_from_its_log():
     assert first_end("torch says: task 3 is slow\n", "7") is None
 
 
-def test_a_waiting_job_is_explained():
+def test_the_reason_of_a_pending_job_is_explained():
     state = queue.State("PENDING", "Priority", "gpu", "debug", "", "", "2026-07-01T10:00:00", "30:00")
     assert state.waiting(75, position=3) == (
         "waits in partition gpu, QOS debug for 1:15: jobs with a higher priority go first; 2 jobs before it; "
@@ -319,7 +318,7 @@ def test_a_waiting_job_is_explained():
     assert dataclasses.replace(state, reason="PartitionNodeLimit").hopeless == ""
 
 
-def test_a_log_is_told_why_a_job_waits_when_the_reason_changes_and_not_every_second(capsys):
+def test_a_log_says_why_a_job_is_pending_only_when_the_reason_changes(capsys):
     line, state = queue.Line(), queue.State("PENDING", "None", "gpu", "", "", "", "", "30:00")
     for seconds, reason in ((0, "None"), (1, "None"), (2, "Resources"), (3, "Resources")):
         line.show(f"job 7 {dataclasses.replace(state, reason=reason).waiting(seconds)}")
@@ -329,7 +328,7 @@ def test_a_log_is_told_why_a_job_waits_when_the_reason_changes_and_not_every_sec
     ]
 
 
-def test_a_job_learns_no_token_of_the_notebook_server():
+def test_a_job_does_not_receive_the_notebook_servers_token():
     env = {"JPY_API_TOKEN": "x", "JUPYTERHUB_API_TOKEN": "x", "SLURM_JOB_ID": "1", "SLURM_CONF": "c", "HOME": "h"}
     assert public(env) == {"SLURM_CONF": "c", "HOME": "h"}
     assert public(env, keep="SLURM_") == {"SLURM_JOB_ID": "1", "SLURM_CONF": "c", "HOME": "h"}
@@ -358,13 +357,13 @@ def test_a_login_node_without_slurm_or_site_is_one_line(monkeypatch, tmp_path):
     "size, nodes, lines",
     [(16, 0, ("--nodes=4", "--time=00:30:00")), (3, 2, ("--nodes=2", "--time=00:30:00"))],
 )
-def test_the_job_is_the_sites_and_as_large_as_the_ranks_need(size, nodes, lines):
+def test_the_job_uses_the_sites_options_and_as_many_nodes_as_the_ranks_need(size, nodes, lines):
     text = Job(account="m1_g", site="perlmutter", qos="debug", nodes=nodes).text(size)
     assert all(f"#SBATCH {line} " in text for line in lines)
     assert "#SBATCH --qos=debug" in text and "module load pytorch" in text
 
 
-def test_a_rank_that_is_there_before_rank_0_finds_its_profile(tmp_path, monkeypatch):
+def test_a_rank_that_starts_before_rank_0_finds_its_profile(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(os, "umask", lambda mask: mask)
     engine.prepare(tmp_path, SimpleNamespace(rank=1, size=2))
@@ -380,7 +379,7 @@ def test_a_node_is_reached_by_the_address_that_the_login_node_sees():
     "env, threads",
     [
         ({"AISCALE_THREADS": "3", "OMP_NUM_THREADS": "16"}, 3),
-        ({"OMP_NUM_THREADS": "16", "SLURM_STEP_TASKS_PER_NODE": "2(x8),1"}, 4),  # of 8 cores that are not bound
+        ({"OMP_NUM_THREADS": "16", "SLURM_STEP_TASKS_PER_NODE": "2(x8),1"}, 4),  # of 8 unbound cores
         ({"OMP_NUM_THREADS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x16)"}, 2),
         ({"SLURM_STEP_TASKS_PER_NODE": "16"}, 1),
     ],
@@ -396,7 +395,7 @@ def test_threads_of_a_rank_are_set_before_torch_is_loaded(env, threads):
     assert done.stdout.split() == [str(threads), "False"], done.stderr
 
 
-def test_a_job_is_cancelled_also_when_slurm_does_not_answer_at_once(tmp_path, monkeypatch):
+def test_a_job_is_cancelled_even_if_slurm_does_not_answer_at_once(tmp_path, monkeypatch):
     tried = tmp_path / "tried"
     (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tried}\n[ "$(wc -l < {tried})" -ge 3 ]\n')
     (tmp_path / "scancel").chmod(0o755)
@@ -405,10 +404,10 @@ def test_a_job_is_cancelled_also_when_slurm_does_not_answer_at_once(tmp_path, mo
     monkeypatch.setattr(guard.time, "sleep", lambda seconds: None)
     assert guard.cancel(str(tmp_path), patience_s=60)
     assert tried.read_text().split() == ["77"] * 3
-    assert guard.cancel(str(tmp_path)) and len(tried.read_text().split()) == 4  # without patience once
+    assert guard.cancel(str(tmp_path)) and len(tried.read_text().split()) == 4  # with little patience once
 
 
-def test_slurm_that_does_not_answer_holds_up_no_notebook(tmp_path, monkeypatch):
+def test_an_unresponsive_slurm_does_not_block_a_notebook(tmp_path, monkeypatch):
     write(tmp_path / "scancel", "#!/bin/sh\nexit 1\n").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("AISCALE_RUNS", str(tmp_path))
@@ -422,8 +421,6 @@ def test_slurm_that_does_not_answer_holds_up_no_notebook(tmp_path, monkeypatch):
 
 
 class SlowController:
-    """A client of a controller that answers when it is asked for the third time."""
-
     asked = 0
 
     def __new__(cls, *_, **__):
@@ -434,7 +431,7 @@ class SlowController:
 
 
 class WithController(LocalLauncher):
-    """Ranks whose controller has written where it is."""
+    """Ranks whose controller has written its address."""
 
     def start(self, env):
         path = local.connection_file(self.files / "profile")
@@ -495,7 +492,7 @@ def test_ranks_whose_controller_lost_its_port_start_again_in_their_job_or_not_at
 
 
 @pytest.mark.parametrize("name", site_names())
-def test_options_of_a_step_reach_srun_as_a_shell_would_hand_them_on(name, tmp_path, monkeypatch):
+def test_options_of_a_step_are_split_as_a_shell_would(name, tmp_path, monkeypatch):
     srun = write(tmp_path / "srun", "#!/bin/sh\n")
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -510,7 +507,7 @@ def test_too_many_ranks_for_a_job_at_an_unknown_site_is_one_line(tmp_path, monke
         SlurmLauncher(2, tmp_path, Job(nodes=2))._srun()
 
 
-def test_the_watchman_shows_life_beside_a_jobs_number(tmp_path):
+def test_the_guard_refreshes_a_heartbeat_file_beside_the_job_id(tmp_path):
     (tmp_path / "job").write_text("none")
     watchman = subprocess.Popen([sys.executable, guard.__file__, "nobody", str(tmp_path)], stdin=subprocess.PIPE)
     deadline = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""A job that is disturbed loses nothing, and what would be lost is seen. More rounds, in two more ways: make soak."""
+"""A disturbed job loses nothing, and a loss would be detected. make soak runs more rounds, in two more ways."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from soak.rounds import Reference, difference
 
 
 def soak(*words: str, **options) -> subprocess.CompletedProcess:
-    """Run the command of `make soak`."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
     return subprocess.run([sys.executable, "-m", "soak", *words], env=env, capture_output=True, text=True, **options)
 
 
 @pytest.mark.extended
 @pytest.mark.slurm
-@pytest.mark.timeout(900)  # seconds where cores are idle, minutes where they are not
+@pytest.mark.timeout(900)  # seconds on idle cores, minutes on busy ones
 def test_preemption_and_a_dead_node_lose_nothing(tmp_path):
     words = ("--rounds", "1", "--variants", "1", "--kinds", "preempt,down", "--dir", str(tmp_path / "soak"))
     done = soak(*words, timeout=900)
     assert done.returncode == 0, done.stderr
     assert "nothing lost" in done.stderr
     assert [line.split()[-2:] for line in done.stdout.splitlines()[:2]] == [["1", "times"]] * 2, done.stdout
-    assert not list(tmp_path.glob("soak/testbed*/runs/round-*"))  # nobody needs them
+    assert not list(tmp_path.glob("soak/testbed*/runs/round-*"))  # removed because nobody needs them
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +45,14 @@ def test_the_same_run_differs_in_nothing(trained):
     assert difference(trained, Reference.of(trained)) == ""
 
 
-def test_a_weight_off_by_its_last_bit_is_seen(trained):
+def test_a_weight_off_by_its_last_bit_is_detected(trained):
     wanted = Reference.of(trained)
     name = random.Random(0).choice(sorted(wanted.weights))
     wanted.weights[name].view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
     assert difference(trained, wanted) == f"1 of {len(wanted.weights)} tensors of weights differ, {name} the first"
 
 
-def test_a_step_with_another_loss_and_a_step_taken_twice_are_seen(trained):
+def test_a_changed_loss_and_a_repeated_step_are_detected(trained):
     wanted = Reference.of(trained)
     wanted.losses[3] = (4, wanted.losses[3][1] + 1e-7)
     assert difference(trained, wanted) == "the loss differs from step 4 on"
@@ -75,7 +74,7 @@ def test_rounds_differ_and_each_can_be_repeated():
 ABOUT, WANTED = {"seed": 0}, {"round": [1, 2], "damage": [0]}
 
 
-def test_an_interrupted_soak_goes_on_and_one_that_is_done_starts_anew(tmp_path):
+def test_an_interrupted_soak_resumes_and_a_finished_one_starts_anew(tmp_path):
     journal = Journal.open(tmp_path / "soak", ABOUT, WANTED)
     journal.add("damage", 0, wrong="")
     journal.add("round", 2, wrong="")
@@ -91,7 +90,7 @@ def test_an_interrupted_soak_goes_on_and_one_that_is_done_starts_anew(tmp_path):
     assert not Journal.open(tmp_path / "soak", ABOUT, WANTED).entries
 
 
-def test_other_seeds_other_code_and_a_fresh_start_do_not_go_on(tmp_path, monkeypatch):
+def test_other_seeds_other_code_and_a_fresh_start_do_not_resume(tmp_path, monkeypatch):
     def entries(about: dict, **options) -> int:
         journal = Journal.open(tmp_path / "soak", about, WANTED, **options)
         found = len(journal.entries)
@@ -106,7 +105,7 @@ def test_other_seeds_other_code_and_a_fresh_start_do_not_go_on(tmp_path, monkeyp
     assert entries({"seed": 1}) == 0
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_an_unrelated_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("\\begin")
     with pytest.raises(SoakError, match="has files, but none of a soak: name another folder by --dir"):
         Journal.open(tmp_path, ABOUT, WANTED)
@@ -120,6 +119,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         (("--parallel", "0"), "--parallel is 0: it must be at least 1"),
     ],
 )
-def test_what_cannot_be_soaked_is_refused_in_one_line(words, text, tmp_path):
+def test_bad_input_to_soak_is_refused_in_one_line(words, text, tmp_path):
     done = soak(*words, "--dir", str(tmp_path))
     assert done.returncode == 2 and done.stderr == f"soak: {text}\n"

@@ -1,4 +1,4 @@
-"""What starter forks does what a fresh Python does: other tests rely on it."""
+"""A process forked by the starter behaves like a fresh Python, on which other tests rely."""
 
 import os
 import subprocess
@@ -29,12 +29,12 @@ def test_a_command_has_its_own_folder_environment_output_and_status(threads, tmp
     how = {"cwd": tmp_path / "here", "env": env, "timeout": 60}
     argv = ["-m", "probe", "an argument"]
     fresh = subprocess.run([sys.executable, *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL, **how)
-    for _ in range(2):  # the first leaves nothing to the second
+    for _ in range(2):  # the first run must not affect the second
         done = forked(argv, **how)
         assert (done.stdout, done.stderr, done.returncode) == (fresh.stdout, fresh.stderr, 7)
 
 
-def test_a_command_that_does_not_end_is_killed_with_what_it_has_said(tmp_path):
+def test_a_command_that_times_out_is_killed_and_its_output_returned(tmp_path):
     (tmp_path / "endless.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     with pytest.raises(subprocess.TimeoutExpired) as expired:
         forked(["-m", "endless"], cwd=tmp_path, timeout=8)

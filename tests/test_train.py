@@ -1,4 +1,4 @@
-"""fit: what it computes, what it leaves on disk, how it ends, and how it goes on."""
+"""fit: its numbers, its files, how it ends, and how it resumes."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def train(tmp_path, *settings, **options):
     return fit(TINY.override(*settings), runs_dir=tmp_path, progress=False, **options)
 
 
-def test_a_run_leaves_its_story_on_disk(tmp_path):
+def test_a_run_writes_its_records_to_disk(tmp_path):
     result = train(tmp_path)
     assert result.path == tmp_path / "tiny" and len(result.losses) == 6
     note = json.loads((result.path / "run.json").read_text())
@@ -61,7 +61,7 @@ def test_a_run_leaves_its_story_on_disk(tmp_path):
 
 def test_training_lowers_the_loss(tmp_path):
     result = train(tmp_path, "loop.steps=60", "optimizer.lr=3e-3", "loop.eval_every=0")
-    assert result.losses[0] == pytest.approx(math.log(256), rel=0.05)  # a new model knows nothing
+    assert result.losses[0] == pytest.approx(math.log(256), rel=0.05)  # an untrained model
     assert result.val_losses[-1][1] < 4.0
 
 
@@ -69,7 +69,7 @@ def test_memory_by_category_is_counted_to_the_byte(tmp_path):
     parameters = sum(p.numel() for p in build(TINY, connect("cpu")).model.parameters())
     held = read_metrics(train(tmp_path).path)[-1]["held_bytes"]
     assert held["parameters"] == 4 * parameters
-    # AdamW: two moments a parameter, and one step counter of 4 bytes a tensor.
+    # AdamW: two moments per parameter, and one step counter of 4 bytes per tensor.
     tensors = len(list(build(TINY, connect("cpu")).model.parameters()))
     assert held["optimizer states"] == 8 * parameters + 4 * tensors
 
@@ -79,7 +79,7 @@ def test_every_precision_trains(precision, tmp_path):
     exact = train(tmp_path, "name=fp32").losses
     losses = train(tmp_path, f"loop.precision={precision}").losses
     assert losses == pytest.approx(exact, abs=0.03)
-    assert (losses == exact) == (precision == "tf32")  # tf32 is the GPU's: on a CPU it is fp32
+    assert (losses == exact) == (precision == "tf32")  # tf32 exists only on GPUs: on a CPU it is fp32
 
 
 def test_gradient_accumulation_changes_nothing_but_rounding(tmp_path):
@@ -95,7 +95,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
     for newer in ("step_00000006", "step_00000004"):
         (tmp_path / "parts/checkpoints" / newer / "aiscale.json").unlink()
     resumed = train(tmp_path, "name=parts", resume=True)
-    assert resumed.losses == whole.losses[2:]  # to the bit
+    assert resumed.losses == whole.losses[2:]  # bit for bit
     assert [line["loss"] for line in read_metrics(tmp_path / "parts")] == whole.losses
     a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -107,7 +107,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert names == ["step_00000005", "step_00000006"]
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path, monkeypatch):
+def test_the_best_checkpoint_is_kept_besides_the_newest(tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
     monkeypatch.setattr(Engine, "evaluate", lambda self, micro_batches: (next(losses), 1))
     result = train(tmp_path, "loop.checkpoint_every=1", "loop.eval_every=1", "loop.keep_checkpoints=2")
@@ -117,7 +117,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, monkeypatch):
     assert not torch.equal(*(open_trained(result.path, best=best)[0].head_weight for best in (True, False)))
 
 
-def test_a_half_written_checkpoint_is_never_taken_for_a_whole_one(tmp_path, monkeypatch):
+def test_a_partial_checkpoint_is_never_mistaken_for_a_complete_one(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
@@ -146,21 +146,21 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path):
             checkpoint.read_note(newest)
 
 
-def test_a_checkpoint_just_written_is_kept_beside_the_rest_of_a_newer_one(tmp_path):
+def test_a_checkpoint_just_written_is_kept_despite_a_newer_partial_one(tmp_path):
     train(tmp_path, "loop.checkpoint_every=3", "loop.keep_checkpoints=1", "loop.steps=8")
     folder = tmp_path / "tiny/checkpoints"
     (folder / "step_00000008").rename(folder / "step_00000004")
-    (folder / "step_00000009").mkdir()  # torn: no note
+    (folder / "step_00000009").mkdir()  # incomplete: no note
     engine = build(TINY, connect("cpu"))
     checkpoint.save(engine, folder, step=5, keep=1)
-    # 4 was the last of its run, so it was evaluated, and is the best.
+    # 4 was the last step of its run, so it was evaluated, and is the best.
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000005", "step_00000009"]
 
 
 @pytest.mark.parametrize("settings", [("loop.precision=fp16",), ("optimizer.name=sgd", "optimizer.momentum=0")])
 def test_other_states_resume_to_the_bit_as_well(settings, tmp_path, monkeypatch):
-    # A loss scale that grows every two steps, so that of the three before the checkpoint two are taken, which leaves
-    # moments, and one is skipped, which leaves another scale than the first.
+    # A loss scale that grows every two steps: of the three steps before the checkpoint two are taken, which leaves
+    # moments, and one is skipped, which changes the scale.
     real = torch.amp.GradScaler
     monkeypatch.setattr(torch.amp, "GradScaler", lambda *a, **k: real(*a, **k, growth_interval=2, init_scale=2.0**17))
     whole = train(tmp_path, "name=whole", *settings)
@@ -187,8 +187,8 @@ def test_two_runs_never_write_to_one_folder(tmp_path):
     assert len(train(tmp_path, "loop.steps=9", resume=True).losses) == 3
 
 
-def test_a_run_that_failed_lets_go_of_its_folder(tmp_path):
-    with pytest.raises(TrainingError) as kept:  # the traceback lives on, as it does in a notebook
+def test_a_failed_run_releases_its_folder(tmp_path):
+    with pytest.raises(TrainingError) as kept:  # keeps the traceback alive, as a notebook does
         train(tmp_path, "optimizer.lr=1e30", "optimizer.clip_norm=0", "optimizer.name=sgd")
     assert kept.value and len(train(tmp_path, overwrite=True).losses) == 6
 
@@ -203,13 +203,13 @@ def test_a_line_of_metrics_torn_by_a_kill_does_not_stop_resuming(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["loop.global_batch=8", "loop.seq_len=16", "optimizer.name=sgd"])
-def test_what_would_not_continue_the_same_training_is_not_resumed(setting, tmp_path):
+def test_a_changed_training_is_not_resumed(setting, tmp_path):
     train(tmp_path)
     with pytest.raises(RunFolderError, match=f"tiny was trained with {setting.split('=')[0]}=.*, not .*: resume with"):
         train(tmp_path, "loop.steps=9", setting, resume=True)
 
 
-def test_a_text_that_changed_since_is_not_resumed(tmp_path):
+def test_a_run_with_a_changed_text_is_not_resumed(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a rose is a rose " * 100)
     train(tmp_path, f"data.corpus={text}")
@@ -228,7 +228,7 @@ def test_a_peak_measured_on_a_busy_machine_never_gives_an_mfu_above_1(tmp_path, 
     assert 0 < result.summary["mfu"] < 1e-2 and result.summary["peak_source"] == "measured: idle"
 
 
-def test_a_run_that_is_stopped_saves_and_evaluates_no_more(tmp_path, monkeypatch):
+def test_a_stopped_run_saves_and_does_not_evaluate(tmp_path, monkeypatch):
     before_each_step(monkeypatch, lambda step: step == 2 and os.kill(os.getpid(), signal.SIGTERM))
     result = train(tmp_path, "loop.eval_every=2")
     assert result.stopped and [step for step, _ in result.val_losses] == [2]
@@ -246,7 +246,7 @@ def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeyp
     assert (tmp_path / "saved").read_text().splitlines()[1:] == ["stopped"]
 
 
-def test_checkpoints_are_due_after_minutes_too_and_each_whole_one_is_noted(tmp_path, monkeypatch):
+def test_checkpoints_may_be_timed_in_minutes_and_each_complete_one_is_noted(tmp_path, monkeypatch):
     saved, note = [], tmp_path / "saved"
     import aiscale.train.saving as saving
 
@@ -258,7 +258,7 @@ def test_checkpoints_are_due_after_minutes_too_and_each_whole_one_is_noted(tmp_p
     assert all(text == str(result.path / "checkpoints" / name) for name, text in saved)
 
 
-def test_a_job_that_is_started_again_when_all_is_done_ends_well(tmp_path, capsys):
+def test_a_finished_job_that_is_started_again_succeeds(tmp_path, capsys):
     file = tmp_path / "run.json"
     file.write_text(TINY.to_json())
     words = ["train", "--config", str(file), "--runs-dir", str(tmp_path), "--quiet"]
@@ -276,7 +276,7 @@ def test_results_are_not_overwritten_silently(tmp_path):
         train(tmp_path, "model.n_layer=3", resume=True)
     with pytest.raises(ConfigError, match="tiny has already taken 6 of 6 steps: raise loop.steps to train longer"):
         train(tmp_path, resume=True)
-    with pytest.raises(ConfigError, match="mpi needs ranks"):  # a refusal takes nothing away
+    with pytest.raises(ConfigError, match="mpi needs ranks"):  # a refusal removes nothing
         train(tmp_path, "parallel.strategy=mpi", overwrite=True)
     assert len(read_metrics(tmp_path / "tiny")) == 6
     assert len(train(tmp_path, overwrite=True).losses) == 6
@@ -284,7 +284,7 @@ def test_results_are_not_overwritten_silently(tmp_path):
         train(tmp_path, "name=nowhere", resume=True)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
+def test_a_nonfinite_loss_stops_the_run_and_says_where(tmp_path):
     with pytest.raises(TrainingError) as stop:
         train(tmp_path, "optimizer.lr=1e30", "optimizer.clip_norm=0", "optimizer.name=sgd")
     text = str(stop.value)
@@ -294,7 +294,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(tmp_path):
     assert note["status"] == "failed" and "TrainingError" in note["error"]
 
 
-def test_gradients_that_are_not_finite_move_nothing():
+def test_nonfinite_gradients_change_no_weight():
     world = connect("cpu")
     engine = build(TINY, world)
     before = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
@@ -319,7 +319,7 @@ def test_epochs_count_steps_by_the_corpus(tmp_path):
     assert len(result.losses) == pytest.approx(2 * windows // 4, abs=2)
 
 
-def test_the_command_line_trains_and_says_what_came_out(tmp_path):
+def test_the_command_line_trains_and_prints_its_results(tmp_path):
     settings = [word for s in ("loop.steps=3", "model.n_layer=1", "loop.eval_batches=1") for word in ("--set", s)]
     done = aiscale("train", "--recipe", "laptop", "--json", "--runs-dir", str(tmp_path), *settings)
     assert done.returncode == 0, done.stderr
@@ -356,7 +356,6 @@ def test_nproc_inside_a_job_is_refused(tmp_path):
 
 
 def start_endless(runs_dir) -> subprocess.Popen:
-    """A DDP run of two ranks without end, which has taken a few steps."""
     settings = ("parallel.strategy=ddp", "loop.steps=100000", "loop.eval_every=0")
     words = ["--runs-dir", str(runs_dir), "--nproc", "2", *(word for s in settings for word in ("--set", s))]
     job = subprocess.Popen(
@@ -371,7 +370,7 @@ def start_endless(runs_dir) -> subprocess.Popen:
     return job
 
 
-def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
+def test_ctrl_c_saves_and_the_run_can_resume(tmp_path):
     job = start_endless(tmp_path)
     os.killpg(job.pid, signal.SIGINT)  # what a terminal sends
     out, err = job.communicate(timeout=90)
@@ -383,7 +382,7 @@ def test_ctrl_c_saves_and_resume_goes_on(tmp_path):
 
 
 @pytest.mark.extended
-def test_a_launcher_that_is_terminated_lets_its_ranks_save(tmp_path):
+def test_a_terminated_launcher_lets_its_ranks_save(tmp_path):
     job = start_endless(tmp_path)
     job.terminate()  # the parent alone, as timeout(1) or a scheduler does
     _, err = job.communicate(timeout=90)

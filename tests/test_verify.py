@@ -1,4 +1,4 @@
-"""The ladder holds, and it notices when a strategy is wrong."""
+"""The ladder passes, and it detects a wrong strategy."""
 
 import dataclasses
 import json
@@ -40,13 +40,13 @@ MORE = [
     ("a-micro-batch-dropped", "ddp-x2-accumulated"),
     ("one-wrong-weight", "ddp-x2"),
 ]
-#: of every library
+#: one for each library
 LIBRARIES = ["ddp-x2", "zero2-x2", "tp2"]
 REPRESENTATIVES = [*LIBRARIES, "fsdp-x2", "pp2-1f1b"]
 
 
 def climb_with_faults(pairs) -> dict:
-    """The verdicts of (fault, rung) pairs, by fault and rung, from one climb."""
+    """The verdicts of (fault, rung) pairs, by fault and rung, from one run of the ladder."""
     faulty = [dataclasses.replace(RUNGS[rung], name=f"{rung}--{fault}") for fault, rung in pairs]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rungs, "PYTHON", (sys.executable, FAULTS))
@@ -69,33 +69,33 @@ def more_verdicts():
 
 
 @pytest.mark.parametrize(("fault", "rung"), PLANTED)
-def test_a_planted_fault_turns_its_rung_red(fault, rung, verdicts):
+def test_a_planted_fault_fails_its_rung(fault, rung, verdicts):
     check_red(verdicts[fault, rung])
 
 
 @pytest.mark.parametrize("rung", LIBRARIES)
-def test_a_rung_of_each_library_holds_whatever_the_other_libraries_do(rung, verdicts):
+def test_a_rung_passes_whatever_the_other_libraries_do(rung, verdicts):
     assert verdicts["other-libraries-raise", rung].holds, verdicts["other-libraries-raise", rung].error
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("fault", "rung"), MORE)
-def test_each_planted_fault_turns_its_rung_red(fault, rung, more_verdicts):
+def test_each_planted_fault_fails_its_rung(fault, rung, more_verdicts):
     assert more_verdicts["none", "ddp-x2"].holds  # with the same machinery
     check_red(more_verdicts[fault, rung])
-    alone = fault == "rank-0-evaluates-alone"  # training is right then: only the evaluations tell
+    alone = fault == "rank-0-evaluates-alone"  # training is correct then: only the evaluations differ
     assert alone == (more_verdicts[fault, rung].loss_difference < 1e-10)
 
 
 def check_red(verdict):
     assert not verdict.holds and verdict.error == ""
-    # So far above the tolerance of fp32 that no rung is too coarse to see it.
+    # So far above fp32's tolerance that every rung detects it.
     assert max(verdict.differences) > 1e-4
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("rung", REPRESENTATIVES)
-def test_a_library_that_raises_turns_exactly_its_own_rungs_red(rung, verdicts, more_verdicts):
+def test_a_library_that_raises_fails_only_its_own_rungs(rung, verdicts, more_verdicts):
     verdicts = verdicts | more_verdicts
     assert verdicts["other-libraries-raise", rung].holds, verdicts["other-libraries-raise", rung].error
     verdict, strategy = verdicts["own-library-raises", rung], RUNGS[rung].strategy
@@ -110,23 +110,23 @@ def test_every_strategy_gives_the_serial_result():
     assert done.returncode == 0, [v for v in verdicts if not v["holds"]]
     assert [v["rung"] for v in verdicts] == list(RUNGS)
     for v in verdicts:
-        # A difference of exactly 0 from another order of summation would mean that serial was compared with itself.
+        # A difference of exactly 0 despite another order of summation would mean that serial was compared with itself.
         assert (v["weight_difference"] == 0) == (v["rung"] == v["reference"]), v
 
 
-def test_a_rung_whose_job_fails_does_not_hold_and_says_why(monkeypatch):
+def test_a_rung_whose_job_fails_is_failed_with_the_reason(monkeypatch):
     broken = Rung(name="broken", strategy="mpi", ranks=2)
     monkeypatch.setitem(RUNGS, "broken", broken)
     (verdict,) = climb(["broken"])
     assert not verdict.holds and "parallel.strategy mpi needs ranks that MPI started" in verdict.error
 
 
-def test_a_job_that_does_not_end_is_ended(monkeypatch):
+def test_a_job_that_times_out_is_killed(monkeypatch):
     endless = Rung(name="endless", strategy="ddp", ranks=2, options="loop.steps=1000000")
     monkeypatch.setitem(RUNGS, "endless", endless)
     real = jobs.Jobs.run
 
-    def run(self, rung, *rest):  # its reference comes to its end, however long that takes
+    def run(self, rung, *rest):  # the reference run may take as long as it needs
         monkeypatch.setattr(jobs, "TIMEOUT_S", 5 if rung is endless else 180)
         return real(self, rung, *rest)
 

@@ -1,4 +1,4 @@
-"""Every way into a collective is counted once, with its whole payload, under the name of its group."""
+"""Every call of a collective is counted once, with its whole payload, under the name of its group."""
 
 import json
 import time
@@ -64,7 +64,7 @@ for name, call in calls.items():
 """
 
 
-def test_every_way_into_a_collective_is_counted_once_with_its_payload(tmp_path):
+def test_every_form_of_a_collective_is_counted_once_with_its_payload(tmp_path):
     done = run_ranks(CALLS, 2, tmp_path)
     assert done.returncode == 0, done.stderr
     found = dict(json.loads(line) for line in done.stdout.splitlines())
@@ -93,7 +93,7 @@ say(world.rank, sorted(found), world.traffic.snapshot()["all_reduce", 2].calls)
 """
 
 
-def test_groups_carry_their_name_and_ranks(tmp_path):
+def test_groups_have_their_name_and_ranks(tmp_path):
     done = run_ranks(GROUPS, 4, tmp_path)
     assert sorted(done.stdout.splitlines()) == [
         "0 ['dp 0,2', 'ranks 0,1', 'tp 0,1', 'world 0,1,2,3'] 3",
@@ -119,7 +119,7 @@ def test_the_names_that_libraries_give_their_groups_become_ours(description, nam
     assert group_name(description, (0, 1), 4) == name
 
 
-def test_what_nccl_did_is_read_from_the_flight_recorder_and_bookkeeping_apart():
+def test_nccls_collectives_are_read_from_its_flight_recorder_without_bookkeeping():
     def record(number, name, sizes_in, sizes_out, dtype="Float", group=("0", "default_pg"), ns=0):
         return {
             "record_id": number,
@@ -157,7 +157,7 @@ def test_what_nccl_did_is_read_from_the_flight_recorder_and_bookkeeping_apart():
         flight.read(dump, first=2)
 
 
-def test_what_is_pulled_in_later_counts_as_bookkeeping_when_it_was_sent_as_such():
+def test_collectives_read_later_still_count_as_bookkeeping():
     traffic, sent = Traffic(), []
     traffic.pull = lambda: [traffic.add("all_reduce", 2, 8, time_ns=sent.pop()) for _ in list(sent)]
     sent.append(time.time_ns())
@@ -170,7 +170,7 @@ def test_what_is_pulled_in_later_counts_as_bookkeeping_when_it_was_sent_as_such(
 
 
 @pytest.mark.gpu
-def test_nccl_is_counted_as_gloo_is(tmp_path):
+def test_nccl_is_counted_like_gloo(tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     code = """

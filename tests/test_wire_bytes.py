@@ -1,4 +1,6 @@
-"""What gloo really sends, counted by the network interface, against cost.wire_bytes; every collective, 2 to 4 ranks."""
+"""Bytes that gloo really sends, counted by the network interface, against cost.wire_bytes; all collectives, 2 to 4
+ranks.
+"""
 
 import json
 import os
@@ -45,14 +47,14 @@ for op, work in works.items():
 
 
 @pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
-def test_the_interface_counts_the_bytes_that_the_formulas_say(n, tmp_path):
+def test_the_interface_counts_the_predicted_bytes(n, tmp_path):
     done = run_in_namespace(COLLECTIVES, n, tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     assert len(lines) == 9
     for op, sent, payload in lines:
         assert payload == 12 * 2**20, op
-        ranks = 1 if op == "send" else n  # all ranks send on this one loopback
+        ranks = 1 if op == "send" else n  # all ranks send on the same loopback
         predicted = ranks * cost.wire_bytes(op, payload, n, "gloo")
-        # Headers and acknowledgements: at most 2 % of segments of 64 kB, and the barriers some kB.
+        # Headers and acknowledgements: at most 2 % with segments of 64 kB, plus some kB for barriers.
         assert predicted * 0.999 < sent < predicted * 1.02 + 50_000, (op, sent / payload, predicted / payload)

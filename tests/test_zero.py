@@ -1,4 +1,4 @@
-"""ZeRO: serial's numbers at every stage, the memory and the traffic that each stage promises, DeepSpeed's own files."""
+"""ZeRO: serial losses at every stage, predicted memory and traffic, DeepSpeed's own files."""
 
 import json
 
@@ -39,12 +39,12 @@ for settings in CASES:
 
 
 @pytest.mark.extended
-def test_offloading_only_the_optimizer_gives_serials_losses_norms_and_weights_also_with_divided_weights(tmp_path):
+def test_offloading_only_the_optimizer_gives_serial_losses_norms_and_weights_even_with_sharded_weights(tmp_path):
     cases = [[f"parallel.zero_stage={stage}", "parallel.offload=optimizer"] for stage in (1, 3)]
     done = ranks(EQUAL.replace("CASES", repr([*cases, cases[1][:1]])), 2, tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(lines) == 2 * 3 and done.stderr == ""  # DeepSpeed prints pages unless it is told not to
+    assert len(lines) == 2 * 3 and done.stderr == ""  # DeepSpeed prints pages by default
     for settings, off, buffers, bucket in lines:
         assert off["loss"] < 1e-4 and off["norm"] < 1e-4 and off["weights"] < 5e-4, (settings, off)
         assert len(settings) == 2 or buffers == 4 * bucket
@@ -88,7 +88,7 @@ engine.close()
 """
 
 
-def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_where_it_does_not_fit(tmp_path):
+def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_if_it_does_not_fit(tmp_path):
     cases = [
         ["loop.precision=bf16", "parallel.zero_stage=0"],
         ["parallel.zero_stage=1"],
@@ -101,7 +101,7 @@ def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_where_it
     assert [same for name, same in lines if name != "refused"] == [[True, True, True]] * 8
     model = build_model(Run().override(*TINY).model).state_dict()
     for stage in "0123":
-        if stage != "3":  # its shard has been cut short by now
+        if stage != "3":  # its shard has been truncated by now
             checkpoint.load_weights(model, tmp_path / stage / "step_00000003")
             written = torch.load(tmp_path / f"{stage}.pt")
             assert all(torch.equal(model[name], written[name]) for name in model | written), stage
@@ -117,12 +117,12 @@ def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_where_it
     ] * 2
 
 
-def test_fp64_is_refused_because_it_would_be_fp32():
+def test_fp64_is_refused_because_deepspeed_would_use_fp32():
     with pytest.raises(ConfigError, match="DeepSpeed keeps its masters and sends gradients in fp32"):
         build(Run().override(*ZERO, "loop.precision=fp64"), connect("cpu"))
 
 
-def test_the_configuration_is_deepspeeds_and_of_the_runs_size():
+def test_the_deepspeed_configuration_is_valid_and_matches_the_run():
     run = Run().override(*ZERO, "parallel.zero_stage=3", "parallel.offload=all", "loop.precision=bf16")
     run = run.override("loop.micro_batch=1")
     config = deepspeed_config(run, 4)

@@ -1,11 +1,10 @@
-"""Benchmarks: what this machine does with our code and with others', measured side by side.
+"""Benchmarks: our code and other libraries on this machine, measured side by side.
 
     aiscale bench model             # training and generation against transformers' GPT-2, with a floor
     aiscale bench radius            # Radius against dense and its competitors, on a slow link
-    timing = paired({"a": step_a, "b": step_b}, rounds=10); timing.ratio("b", "a")    # for a benchmark of your own
+    timing = paired({"a": step_a, "b": step_b}, rounds=10); timing.ratio("b", "a")    # your own benchmark
 
-Each benchmark is a module that is imported by name (`command`): one of them takes seconds to load transformers, which
-the ranks of the others need not wait for.
+`command` imports each benchmark by name: one of them takes seconds to load transformers, and the others need not wait.
 """
 
 from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes

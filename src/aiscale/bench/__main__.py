@@ -1,4 +1,4 @@
-"""What each rank of a benchmark runs, started by `ranks.on_ranks`: python -m aiscale.bench FUNCTION OUT ARGUMENTS."""
+"""Entry point of a benchmark's ranks: `python -m aiscale.bench FUNCTION OUT ARGUMENTS`, started by `ranks.on_ranks`."""
 
 import json
 import pkgutil

@@ -1,8 +1,8 @@
-"""Bytes predicted and measured, side by side, for every strategy: `aiscale bench bytes`.
+"""Predicted and measured bytes side by side, for every strategy: `aiscale bench bytes`.
 
-For each case (a strategy with its options) and world size, ranks are started, three steps of a tiny model are trained,
-and of the third each rank compares what it sent, by collective and process group, and what it holds, by category, with
-`cost.step_traffic` and `cost.held_bytes`. Both must agree to the byte.
+For each case (a strategy with its options) and world size, ranks train a tiny model for three steps. In the third step
+each rank compares the bytes it sent, by collective and process group, and the bytes it holds, by category, with
+`cost.step_traffic` and `cost.held_bytes`. Both must be equal to the byte.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from aiscale.distributed.starter import Starter
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
 
-#: library -> the strategies whose engines it makes
+#: library -> the strategies that use it
 _STRATEGIES = {"torch": ("ddp", "fsdp", "pipeline"), "deepspeed": ("zero",), "megatron": ("megatron",)}
 _IMPORTS = "from aiscale.parallel import preload\nfor strategy in {strategies}:\n    preload(strategy)"
-_TIMEOUT_S = 3600  #: of all cases of a library on one number of ranks
-#: 67 tokens and 3 heads' worth of odd sizes would divide by nothing: what libraries pad is seen.
+_TIMEOUT_S = 3600  #: all cases of one library at one world size
+#: 67 tokens: a prime, so padding by a library shows up.
 _MODEL = ("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.vocab_size=67", "model.max_seq_len=16")
 _LOOP = ("loop.seq_len=16", "loop.micro_batch=1", "loop.device=cpu")
 
@@ -36,11 +36,10 @@ class Case:
     name: str
     settings: tuple[str, ...]
     worlds: tuple[int, ...]
-    micro_batches: int = 2  #: of each data-parallel rank in a step
-    library: str = "torch"  #: whose engine it is; libraries do not share processes, because they change them
+    micro_batches: int = 2  #: per data-parallel rank and step
+    library: str = "torch"  #: cases of different libraries run in different processes, because libraries patch torch
 
     def run(self, world_size: int):
-        """The Run of this case."""
         from aiscale.config import Run
 
         run = Run().override(*_MODEL, *_LOOP, *self.settings)
@@ -72,7 +71,7 @@ def _pipeline(name: str, worlds: tuple[int, ...], *layout: str) -> Case:
 
 
 def _compressed(method: str, worlds: tuple[int, ...], *options: str, name: str = "", zero1: bool = False) -> Case:
-    """A method of compression: the third step is a sparse one."""
+    """A compression method, whose third step is a sparse one."""
     settings = ("parallel.strategy=ddp", f"parallel.distributed_optimizer={str(zero1).lower()}")
     compression = (f"compression.{option}" for option in (f"method={method}", *options))
     return Case(f"ddp {name or method}{' zero1' * zero1}", (*settings, *compression), worlds)
@@ -134,7 +133,7 @@ CASES = (
 
 
 def bench_bytes(*, quick: bool = False, report: Report = silent) -> dict:
-    """Every case at every world size (quick: at the smallest); rows as `compare` gives them."""
+    """Run every case at every world size (quick: the smallest only); rows as in `compare`."""
     plan = [(case, world) for case in CASES for world in (case.worlds[:1] if quick else case.worlds)]
     rows = compare(plan, report=report)
     wrong = sum(row["predicted"] != row["measured"] for row in rows)
@@ -144,7 +143,7 @@ def bench_bytes(*, quick: bool = False, report: Report = silent) -> dict:
 def compare(plan: Iterable[tuple[Case, int]], *, report: Report = silent) -> list[dict[str, str | int]]:
     """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of cases at world sizes.
 
-    Of each library one process imports it; ranks are forked from it, one set for each world size.
+    One process imports each library; ranks are forked from it, a new set for each world size.
     """
     libraries: dict[str, dict[int, list[str]]] = {}
     for case, world_size in plan:
@@ -162,7 +161,8 @@ def compare(plan: Iterable[tuple[Case, int]], *, report: Report = silent) -> lis
 
 
 def show_bytes(result: dict) -> None:
-    """Print what bench_bytes returned: rank 0's rows, and of the others those that differ from their prediction."""
+    """Print the result of bench_bytes: all rows of rank 0, and rows of other ranks that differ from their
+    prediction."""
     heads = ("case", "ranks", "rank", "what", "predicted", "measured", "")
     shown = [
         (
@@ -183,12 +183,12 @@ def show_bytes(result: dict) -> None:
 
 
 def _launch(n: str, *names: str) -> None:
-    """Print the rows of these cases on n ranks, which are forked: this process has imported their library."""
+    """Print the rows of these cases on n ranks, forked from this process, which has imported their library."""
     print(json.dumps(on_ranks(int(n), "aiscale.bench.bytes:measure", names)))
 
 
 def measure(world, names: list[str]) -> list[dict]:
-    """What each rank does: the rows of all ranks for the cases of these names."""
+    """Runs on each rank: the rows of all ranks for the cases with these names."""
     import torch
 
     torch.set_num_threads(1)
@@ -227,7 +227,7 @@ def _third_step(run, world) -> tuple[dict, dict]:
     engine = build(run, world)
     torch.manual_seed(engine.data_rank)
     batch = random_batch(run, engine.data_world)
-    for _ in range(3):  # the first steps set up: DDP rebuilds its buckets, AdamW makes its states
+    for _ in range(3):  # the first steps are set-up: DDP rebuilds its buckets, AdamW creates its states
         before = world.traffic.groups()
         engine.step(batch, 1e-3)
     sent: dict[tuple[str, str], int] = {}

@@ -1,7 +1,7 @@
-"""The command `aiscale bench NAME [--json] [--quick]`: runs a benchmark, prints its table or its dictionary.
+"""The command `aiscale bench NAME [--json] [--quick]`: runs a benchmark and prints its table or JSON.
 
-A benchmark is a function (quick=..., report=...) that returns a dictionary with a list "checks" (may be empty), and one
-that prints this dictionary. The exit status is 0 when it ran and every check was met.
+A benchmark is a function (quick=..., report=...) that returns a dictionary with a list "checks" (may be empty), and a
+function that prints this dictionary. The exit status is 0 if the benchmark ran and met every check.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 from aiscale.config import ConfigError
 
-#: name -> (what it measures, the function that measures, the function that prints), both imported when they are wanted
+#: name -> (what it measures, function that measures, function that prints); both are imported when needed
 BENCHMARKS = {
     "model": (
         "training and generation against transformers' GPT-2, with the floor of the matrix products",
@@ -52,7 +52,7 @@ BENCHMARKS = {
     ),
 }
 
-#: benchmark -> options that it alone has, and how they are written
+#: benchmark -> options that only it has, as they are written
 _OWN = {
     "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
     "radius": {"sweep": "--sweep", "out": "--out", "budget": "--budget", "link": "--link"},

@@ -1,8 +1,8 @@
-"""What DDP adds to a step, and how much of it hides behind the backward pass: `aiscale bench ddp`, on two new ranks.
+"""How much time DDP adds to a step, and how much of it overlaps with the backward pass: `aiscale bench ddp`, two ranks.
 
-Three things take turns in the same two processes: a DDP step, the same step under `no_sync` (both ranks at work,
-nothing sent), and an all-reduce of all gradients by itself. Were nothing overlapped and nothing wasted, the first
-would be the sum of the other two.
+Three actions take turns in the same two processes: a DDP step, the same step under `no_sync` (both ranks work, nothing
+is sent), and an all-reduce of all gradients alone. Without any overlap or waste, a DDP step takes the sum of the other
+two.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from aiscale.bench.tables import check, checks_table, heading, table
 from aiscale.bench.timing import machine_facts
 
 RANKS, ROUNDS, QUICK_ROUNDS = 2, 30, 3
-TARGET = 1.15  #: a DDP step over (a step without communication + an all-reduce alone), at most
+TARGET = 1.15  #: at most this: DDP step / (step without communication + all-reduce alone)
 
 
 def bench_ddp(*, quick: bool = False, report: Report = silent) -> dict:
-    """Median seconds of the three, and the check that DDP wastes little. quick: a tiny model, judged by nothing."""
+    """Median seconds of the three, and the check on DDP's overhead. quick: a tiny model, no checks."""
     report(f"{RANKS} ranks, {QUICK_ROUNDS if quick else ROUNDS} rounds")
     result = on_ranks(RANKS, "aiscale.bench.ddp:measure", quick)
     checks = [] if quick else [check("a DDP step over its parts", result["ratio"], TARGET)]
@@ -24,7 +24,6 @@ def bench_ddp(*, quick: bool = False, report: Report = silent) -> dict:
 
 
 def show_ddp(result: dict) -> None:
-    """Print what bench_ddp returned."""
     heading(result)
     about = f"{result['ranks']} ranks, {result['gradient_bytes'] / 2**20:.1f} MiB of gradients, "
     rows = [(name, f"{seconds * 1e3:.1f}") for name, seconds in result["median_s"].items()]
@@ -34,7 +33,6 @@ def show_ddp(result: dict) -> None:
 
 
 def measure(world, quick: bool) -> dict:
-    """What each rank does."""
     import torch
     import torch.distributed as dist
 

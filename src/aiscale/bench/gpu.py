@@ -1,8 +1,8 @@
 """GPT-2 on this GPU: tokens per second, model FLOPs utilization, memory: `aiscale bench gpu [--size 355M] [--json]`.
 
-What runs is the engine that `fit` uses, in bf16 autocast with fp32 weights, fused AdamW, torch's flash attention and
-torch.compile. The vocabulary is GPT-2's 50257 padded to 50304, a multiple of 128: matrix units work in tiles, and a
-ragged edge costs more than 47 rows that no token uses. MFU is by `cost.flops_per_token` over the data sheet's peak.
+It runs the engine that `fit` uses, with bf16 autocast over fp32 weights, fused AdamW, torch's flash attention and
+torch.compile. GPT-2's vocabulary of 50257 is padded to 50304, a multiple of 128: matrix units work in tiles, and a
+partial tile costs more than 47 unused rows. MFU is `cost.flops_per_token` over the data sheet's peak.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aiscale.recipes import recipe
 SIZES = {"124M": "gpt2", "355M": "gpt2-medium", "774M": "gpt2-large", "1558M": "gpt2-xl"}
 PADDED_VOCAB = 50304
 STEPS, WARMUP = 20, 5
-TARGET_MFU = 0.45  #: of the 355M model, asked of the cards in JUDGED
+TARGET_MFU = 0.45  #: for the 355M model on the cards in JUDGED
 JUDGED = ("H100", "H200")
 
 
@@ -40,10 +40,10 @@ def bench_gpu(
     steps: int = STEPS,
     compile: bool = True,
 ) -> dict:
-    """One row for each size, and the check on 355M where the card is one of JUDGED. quick: a tiny model, not judged.
+    """One row per size, and the check on 355M if the card is in JUDGED. quick: a tiny model, no check.
 
-    batch: sequences of 1024 tokens in a step; None: as many as suit the card's memory. Raises ConfigError without a
-    GPU, and where the batch does not fit.
+    batch: sequences of 1024 tokens in a step; None: chosen from the card's memory. Raises ConfigError without a GPU,
+    and if the batch does not fit.
     """
     if not torch.cuda.is_available():
         raise ConfigError("bench gpu needs a GPU, but torch sees none here: run it on a machine with one")
@@ -63,7 +63,7 @@ def bench_gpu(
 
 
 def training_run(size: str, batch: int, *, compile: bool = True, device: str = "cuda") -> Run:
-    """The run of that size, in bf16 on one rank; "quick" is a tiny one."""
+    """The run of that size, in bf16 on one rank; "quick" is a tiny model."""
     if size != "quick" and size not in SIZES:
         raise ConfigError(f"--size {size}: it must be one of {', '.join(SIZES)}")
     settings = ["parallel.strategy=serial", "loop.precision=bf16", f"loop.device={device}", f"loop.compile={compile}"]
@@ -74,7 +74,7 @@ def training_run(size: str, batch: int, *, compile: bool = True, device: str = "
 
 
 def measure_training(run: Run, world: World, steps: int = STEPS, warmup: int = WARMUP) -> dict:
-    """Train `run` on random tokens and measure `steps` steps, after `warmup` in which it is compiled."""
+    """Train `run` on random tokens and measure `steps` steps, after `warmup` steps that include compilation."""
     loop, start = run.loop, time.perf_counter()
     engine = build(run, world)
     meter = Meter(world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision)
@@ -114,7 +114,6 @@ def measure_training(run: Run, world: World, steps: int = STEPS, warmup: int = W
 
 
 def show_gpu(result: dict) -> None:
-    """Print what bench_gpu returned."""
     first = result["rows"][0]
     heading(result, f"{first['device']}; bf16, one rank")
     rows = [
@@ -135,7 +134,7 @@ def show_gpu(result: dict) -> None:
 
 
 def _fitting_batch(size: str) -> int:
-    """Sequences of 1024 tokens that leave room on this card, by the figures below; as many as these sizes gain from."""
+    """Sequences of 1024 tokens that fit on this card by the figures below, capped where speed hardly rises."""
     memory_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
     most = {"124M": 64, "355M": 32, "774M": 16, "1558M": 8}.get(size, 16)
     while most > 1 and most * _GIB_A_SEQUENCE.get(size, 0.1) > 0.6 * memory_gib:
@@ -143,5 +142,5 @@ def _fitting_batch(size: str) -> int:
     return most
 
 
-#: generous: what a sequence of 1024 tokens keeps for the backward pass, logits included
+#: A generous estimate, GiB: what a sequence of 1024 tokens keeps for the backward pass, logits included
 _GIB_A_SEQUENCE = {"124M": 1.1, "355M": 2.2, "774M": 4.0, "1558M": 7.0}

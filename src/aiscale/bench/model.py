@@ -1,15 +1,15 @@
-"""Our GPT against transformers' GPT-2 and against the floor, all in one run, taking turns.
+"""Our GPT against transformers' GPT-2 and against the floor, taking turns in one run.
 
     aiscale bench model [--quick] [--json]
     show_model(bench_model())
 
-Both models hold the same weights (ours are written as a Hugging Face folder, which transformers reads; their losses
-must agree before anything is timed), take the same batches, and are trained by the same fused AdamW. transformers runs
-without dropout and key/value cache and with its scaled-dot-product attention, in two settings:
+Both models have the same weights (ours are saved as a Hugging Face folder that transformers reads; the losses must
+agree before anything is timed), the same batches and the same fused AdamW. transformers runs without dropout and
+key/value cache, with its scaled-dot-product attention, in two settings:
     fair      the tanh GELU in one fused operation, as ours
     default   GPT-2's own activation, gelu_new: the same function, spelled out in seven operations
-The floor is the time of a step's matrix products alone, into memory allocated beforehand: no framework can be faster
-without faster products. Attention's products count half: a token needs only those before it.
+The floor is the time of a step's matrix products alone, written to memory allocated beforehand: no framework can be
+faster without faster products. Attention's products count half, because a token attends only to earlier ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Tokens in one step."""
         return self.batch * self.seq_len
 
     def config(self, max_seq_len: int = 0) -> ModelConfig:
@@ -79,7 +78,7 @@ def bench_model(
     generation_rounds: int = 8,
     report: Callable[[str], object] = lambda message: None,
 ) -> dict:
-    """Measure everything; quick uses a tiny model and judges nothing. `report` is told what is being measured."""
+    """Measure everything; quick uses a tiny model and checks nothing. `report` is called with each stage's name."""
     sizes = QUICK_SIZES if quick else SIZES
     result = {"benchmark": "model", "quick": quick, "machine": machine_facts(), "training": [], "generation": []}
     result["kernels"] = []
@@ -95,7 +94,7 @@ def bench_model(
 
 
 def checks(result: dict) -> list[dict]:
-    """What the model promises, judged: {name, value, target, met}."""
+    """The targets of this benchmark: {name, value, target, met}."""
     found = []
 
     def judge(name: str, value: float, target: float, at_most: bool = False) -> None:
@@ -151,7 +150,7 @@ def _bench_training(size: Size) -> dict:
     }
 
 
-#: what is timed -> the kernels that run in it
+#: what is timed -> the kernels that it uses
 KERNELS = {
     "fp32 step": ("products", "cross-entropy"),
     "bf16 step": ("attention", "cross-entropy"),
@@ -160,7 +159,7 @@ KERNELS = {
 
 
 def _bench_kernels(size: Size, new_tokens: int, quick: bool) -> list[dict]:
-    """How many times as long each takes without one of our kernels, turn by turn."""
+    """How much slower each is without one of our kernels, taking turns."""
     torch.manual_seed(0)
     model = GPT(size.config(max_seq_len=max(size.seq_len, PROMPT_TOKENS + new_tokens)))
     step = _our_step(model, torch.randint(0, size.vocab_size, (size.batch, size.seq_len)))
@@ -188,7 +187,7 @@ def _bench_kernels(size: Size, new_tokens: int, quick: bool) -> list[dict]:
 
 
 def _summary(timing: Paired, tokens: int) -> dict:
-    """Seconds and tokens/s of each contender, and how many times as long as ours it takes."""
+    """Seconds and tokens/s of each contender, and its slowdown against ours."""
     return {
         "seconds": {name: timing.median_s(name) for name in timing.seconds},
         "tokens_per_s": {name: tokens / timing.median_s(name) for name in timing.seconds},
@@ -241,8 +240,8 @@ def _their_step(model, tokens: Tensor) -> Callable:
 
 
 def _products(model: GPT, size: Size) -> Callable[[], None]:
-    """The matrix products of one training step and nothing else: of each weight (forward, and backward for its input
-    and for itself), and of attention, two forward and four backward, at half."""
+    """Only the matrix products of one training step: for each weight one forward and two backward (input and weight
+    gradient), for attention two forward and four backward, at half size."""
     weights = [p.detach() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name]
     weights.append(model.head_weight.detach())
     widths = {width for weight in weights for width in weight.shape}
@@ -271,7 +270,7 @@ def _peak(size: Size, contender: str) -> int:
 
 
 def train_alone(size: dict, contender: str) -> None:
-    """Three training steps of one contender ("ours", or an activation of transformers): run by peak_memory_bytes."""
+    """Three training steps of one contender ("ours", or an activation of transformers), for peak_memory_bytes."""
     size = Size(**size)
     tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
     if contender == "ours":
@@ -305,7 +304,7 @@ def _their_config(size: Size) -> transformers.GPT2Config:
 
 
 def _bench_generation(size: Size, new_tokens: int, rounds: int) -> dict:
-    """One text, greedy, with a key/value cache on both sides; the texts must be the same."""
+    """Greedy generation from one prompt with a key/value cache on both sides; both must generate the same text."""
     torch.manual_seed(0)
     model = GPT(size.config(max_seq_len=PROMPT_TOKENS + new_tokens))
     theirs = _same_in_transformers(model)

@@ -6,7 +6,6 @@ from aiscale.bench.tables import checks_table, heading, table
 
 
 def show_model(result: dict) -> None:
-    """Print what bench_model returned."""
     disturbed = max(row["disturbed"] for row in result["training"] + result["generation"])
     quiet = () if disturbed <= 0.1 else (f"others disturbed up to {disturbed:.0%} of the measurements: ratios scatter",)
     heading(result, *quiet)

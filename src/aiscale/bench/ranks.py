@@ -1,4 +1,4 @@
-"""A function of a benchmark, run on new ranks, whose result comes back.
+"""Runs a function of a benchmark on new ranks and returns its result.
 
     result = on_ranks(2, "aiscale.bench.ddp:measure", quick)     # calls measure(world, quick) on each; rank 0's result
     turns(world, {"step": step, "all-reduce": reduce}, rounds)   # in that function: all ranks take the same turns
@@ -18,15 +18,15 @@ from typing import Any
 
 from aiscale.bench.timing import Paired, paired
 
-Report = Callable[[str], object]  #: is told what is being measured
+Report = Callable[[str], object]  #: called with a line on what is being measured
 
 
 class BenchError(RuntimeError):
-    """A benchmark that did not come to its end; the message is one line."""
+    """A benchmark that failed; the message is one line."""
 
 
 def silent(message: str) -> None:
-    """The Report that drops what it is told."""
+    """The Report that prints nothing."""
 
 
 def on_ranks(
@@ -34,14 +34,14 @@ def on_ranks(
 ) -> Any:
     """What `module:function` returns on rank 0, called as (world, *arguments) on `n` new ranks on the CPU.
 
-    `start` runs `python ARGV` as n joined ranks and returns the exit status; by default `distributed.launch` does, and
-    ranks are forked where that is safe. Raises BenchError when a rank fails.
+    `start` runs `python ARGV` as n connected ranks and returns the exit status; the default is `distributed.launch`,
+    which forks ranks where that is safe. Raises BenchError if a rank fails.
     """
     from aiscale.distributed import launch
     from aiscale.parallel import preload
 
     start = start or functools.partial(launch, warm_up=functools.partial(preload, "ddp"))
-    # Not a TemporaryDirectory: a rank that was forked from this process would remove it as it ends.
+    # Not a TemporaryDirectory: a rank forked from this process would remove it on exit.
     file, out = tempfile.mkstemp(prefix="aiscale-bench-", suffix=".json")
     os.close(file)
     try:
@@ -55,7 +55,7 @@ def on_ranks(
 
 
 def turns(world, actions: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1) -> Paired:
-    """`paired` on all ranks of `world` at once: a turn ends when it has ended on the slowest rank."""
+    """`paired` on all ranks of `world`: a turn lasts until the slowest rank has finished."""
 
     def together(action: Callable[[], object]) -> Callable[[], None]:
         return lambda: (action(), world.barrier())
@@ -64,7 +64,7 @@ def turns(world, actions: dict[str, Callable[[], object]], rounds: int, *, warmu
 
 
 def random_batch(run, data_world: int) -> list:
-    """The micro-batches of one step for one of `data_world` data-parallel ranks, of random tokens."""
+    """One step's micro-batches of random tokens, for one of `data_world` data-parallel ranks."""
     import torch
 
     n_micro, size = run.loop.micro_batches(data_world)
@@ -73,6 +73,6 @@ def random_batch(run, data_world: int) -> list:
 
 
 def without_sending(engine, batch: list) -> None:
-    """A DDP step in which all ranks work and send nothing."""
+    """A DDP step that computes on all ranks and sends nothing."""
     with engine.module.no_sync():
         engine.step(batch, 1e-4)

@@ -1,9 +1,9 @@
 """What a checkpoint costs training: `aiscale bench saving`, on two new ranks for each strategy.
 
-Three things take turns in the same processes: steps with nothing else, a checkpoint that is written at once (training
-waits for the disk), and one that is written in the background while steps go on. Training waits for the copy of its
-states only, which is asked to take less than one step. The thread that writes also takes a share of the processor from
-the steps beside it; that is counted apart, in steps that were lost.
+Three actions take turns in the same processes: plain steps, a blocking checkpoint (training waits for the disk), and a
+background checkpoint that is written while steps go on. With the latter, training waits only while the states are
+copied; the target is less than one step. The writing thread also takes processor time from the steps; that is reported
+separately, as steps lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiscale.bench.tables import check, checks_table, heading, table
 from aiscale.bench.timing import machine_facts
 
 RANKS, ROUNDS, PLAIN_STEPS = 2, 5, 6
-TARGET = 1.0  #: steps that training may wait for a checkpoint of the background
+TARGET = 1.0  #: steps that training may wait for a background checkpoint
 STRATEGIES = {
     "ddp": (),
     "zero": ("parallel.zero_stage=2",),
@@ -31,7 +31,7 @@ STRATEGIES = {
 
 
 def bench_saving(*, quick: bool = False, report: Report = silent) -> dict:
-    """Median seconds of a step, of both ways to save, and the steps lost. quick: ddp with a tiny model."""
+    """Median seconds of a step and of both ways to save, and the steps lost. quick: ddp with a tiny model."""
     rows = {}
     for strategy in ["ddp"] if quick else STRATEGIES:
         report(f"{strategy}: {RANKS} ranks, {1 if quick else ROUNDS} rounds")
@@ -48,7 +48,6 @@ def bench_saving(*, quick: bool = False, report: Report = silent) -> dict:
 
 
 def show_saving(result: dict) -> None:
-    """Print what bench_saving returned."""
     heading(result)
     heads = ("", "MB", "step", "waits at once", "steps", "waits in background", "steps", "written in", "steps lost")
     rows = []
@@ -63,7 +62,7 @@ def show_saving(result: dict) -> None:
 
 
 def measure(world, strategy: str, quick: bool, folder: str) -> dict:
-    """What each rank does; checkpoints are written to `folder`."""
+    """Runs on each rank; checkpoints are written to `folder`."""
     from aiscale.parallel import build
     from aiscale.recipes import recipe
     from aiscale.train.saving import Saver
@@ -75,13 +74,13 @@ def measure(world, strategy: str, quick: bool, folder: str) -> dict:
     batch = random_batch(run, engine.data_world)
 
     def step() -> float:
-        return _timed(lambda: (engine.step(batch, 1e-4), world.barrier()))  # as long as its slowest rank
+        return _timed(lambda: (engine.step(batch, 1e-4), world.barrier()))  # as long as the slowest rank takes
 
     rounds = []
     with Saver(engine, Path(folder), keep=1, background=True) as saver:
         for number in range(0 if quick else -1, 1 if quick else ROUNDS):
             found = _round(world, saver, step, 10 * number + 20)
-            rounds += [found] if number >= 0 else []  # the first one makes groups and memory
+            rounds += [found] if number >= 0 else []  # the first round creates process groups and allocates memory
     world.barrier()
     checkpoint_bytes = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     engine.close()

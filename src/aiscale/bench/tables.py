@@ -1,4 +1,4 @@
-"""Results of benchmarks as tables on the terminal, and the checks that judge them.
+"""Prints benchmark results as tables on the terminal, with their checks.
 
 heading(result, "2 ranks, 30 rounds")
 table("what a step takes", ("", "ms"), [("DDP step", "31.0")])
@@ -15,18 +15,18 @@ from rich.table import Table
 
 
 def check(name: str, value: float, target: float, *, at_most: bool = True) -> dict:
-    """A promise, judged: {name, value, target, at_most, met}."""
+    """Compare a value with its target: {name, value, target, at_most, met}."""
     met = value <= target if at_most else value >= target
     return {"name": name, "value": value, "target": target, "at_most": at_most, "met": met}
 
 
 def _console() -> Console:
-    """Standard output; where it is no terminal, wide enough that no number is broken."""
+    """Standard output; if it is no terminal, wide enough that no number wraps."""
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
 def heading(result: dict, *lines: str) -> None:
-    """When, where and with what `result` was measured, then what else is to be said of it."""
+    """Print when, where and with which versions `result` was measured, then `lines`."""
     machine = result["machine"]
     about = f"{machine['date']}  {machine['command']}\n{machine['processor']}, {machine['threads']} threads of "
     about += f"{machine['cores']} cores, load {machine['load_average']}; torch {machine['torch']}, "
@@ -36,7 +36,7 @@ def heading(result: dict, *lines: str) -> None:
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; markup in its cells counts."""
+    """Print a table; cells may contain rich markup."""
     grid = Table(*heads, title=title, title_justify="left")
     for row in rows:
         grid.add_row(*row)
@@ -44,7 +44,7 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> No
 
 
 def checks_table(checks: list[dict]) -> None:
-    """Print the checks of a result; nothing where it judges nothing."""
+    """Print the checks of a result, if it has any."""
     if checks:
         rows = [
             (each["name"], f"{each['value']:.3f}", _target(each), "[green]met" if each["met"] else "[red]missed")

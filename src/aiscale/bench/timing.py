@@ -1,12 +1,12 @@
-"""Fair timing on a machine that is never quite quiet: contenders take turns, and their ratio is taken turn by turn.
+"""Fair timing on a busy machine: contenders take turns, and their ratio is taken round by round.
 
     timing = paired({"ours": step_a, "theirs": step_b}, rounds=10)
     timing.median_s("ours"), timing.ratio("theirs", "ours")      # 1.2: theirs takes 1.2 times as long
 
 Two programs that run one after the other see two different machines: another job starts, the processor warms up.
-Within one round they see almost the same one. So the ratio of each round is taken, and then the median over rounds.
-With repeats=2, a measurement during which other programs took more than a tenth of the processor is made again, twice
-at most, and the least disturbed one counts: chosen by what others did, never by its own time.
+Within one round they see almost the same one. So the ratio is taken per round, and the result is the median of the
+ratios. With repeats=2, a measurement during which other programs used more than a tenth of the processor is repeated,
+at most twice, and the least disturbed one counts: it is chosen by the load of others, never by its own time.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ import torch
 from aiscale.meter import has_bf16_instructions
 from aiscale.train import records
 
-DISTURBED = 0.1  #: share of all cores' time taken by other programs above which a measurement is made again
+DISTURBED = 0.1  #: share of all cores' time used by other programs above which a measurement is repeated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Seconds of every contender in every round."""
-
     seconds: dict[str, list[float]]
-    disturbed: float = 0.0  #: share of the measurements that others disturbed however often they were repeated
+    disturbed: float = 0.0  #: share of the measurements that stayed disturbed after all repeats
 
     def median_s(self, name: str) -> float:
-        """Seconds of a typical round."""
+        """Median seconds of a round."""
         return statistics.median(self.seconds[name])
 
     def ratio(self, name: str, base: str) -> float:
@@ -54,8 +52,8 @@ class Paired:
 
 
 def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1, repeats: int = 0) -> Paired:
-    """Run all contenders in turn, `rounds` times, in an order that turns round each time; the first `warmup` rounds,
-    in which caches fill and libraries load, do not count. No repeats where ranks must make the same steps."""
+    """Run all contenders in turn, `rounds` times, rotating their order; the first `warmup` rounds, in which caches
+    fill and libraries load, do not count. Leave repeats at 0 where all ranks must make the same number of steps."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     disturbed = 0
     for round_index in range(-warmup, rounds):
@@ -79,26 +77,26 @@ def _undisturbed(step: Callable[[], object], repeats: int) -> tuple[float, float
 
 
 def _measure(step: Callable[[], object]) -> tuple[float, float]:
-    """Run it once: (share of all cores' time that other programs took meanwhile, seconds)."""
+    """Run it once: (share of all cores' time used by other programs meanwhile, seconds)."""
     busy_s, own_s, start = _busy_s(), time.process_time(), time.perf_counter()
     step()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     elapsed_s = time.perf_counter() - start
     others_s = _busy_s() - busy_s - (time.process_time() - own_s)
-    # The system counts in hundredths of a second: over a shorter time than this the share would be noise.
+    # The system counts in hundredths of a second: over a shorter time the share would be noise.
     share = others_s / (elapsed_s * (os.cpu_count() or 1)) if elapsed_s > 0.2 else 0.0
     return max(0.0, share), elapsed_s
 
 
 def _busy_s() -> float:
-    """Seconds that all cores together spent at work for anybody, another virtual machine on this host included."""
+    """Busy seconds of all cores together, including steal time (other virtual machines on this host)."""
     times = psutil.cpu_times()._asdict()
     return sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
 def machine_facts() -> dict:
-    """Where and with what a measurement was made: without these a number means nothing."""
+    """Machine and versions of a measurement."""
     here, installed = records.machine(torch.device("cpu")), records.versions()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,10 +116,10 @@ def machine_facts() -> dict:
 
 
 def peak_memory_bytes(function: str, *arguments: object) -> int:
-    """Peak resident memory of `module:function` called with JSON arguments, above what its imports took.
+    """Peak resident memory of `module:function` called with JSON arguments, minus what its imports took.
 
-    Each call has a process of its own: a peak cannot be taken back, and memory that one contender freed would be lent
-    to the next. The function is called with the arguments; importing its module must import all that it needs.
+    Each call runs in a new process: a process's peak never falls, and the allocator would reuse memory that one
+    contender freed for the next. Importing the function's module must import everything it needs.
     """
     code = f"from aiscale.bench.timing import _report_peak; _report_peak({function!r}, {json.dumps(arguments)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -131,11 +129,10 @@ def peak_memory_bytes(function: str, *arguments: object) -> int:
 
 
 def _report_peak(function: str, arguments: str) -> None:
-    """The child's side of peak_memory_bytes: prints the bytes."""
     work = pkgutil.resolve_name(function)
     before = _status_bytes("VmRSS")
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak that the imports made
+        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak that the imports reached
     except OSError:
         pass
     work(*json.loads(arguments))
@@ -145,7 +142,7 @@ def _report_peak(function: str, arguments: str) -> None:
 
 
 def _status_bytes(key: str) -> int:
-    """A line of /proc/self/status in bytes; 0 where there is none (macOS)."""
+    """A value of /proc/self/status in bytes; 0 without /proc (macOS)."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -1,14 +1,14 @@
-"""The notebooks as a book: find them, run them headless, check their form, and show them in a gallery.
+"""The notebooks as a book: find them, run them headless, check their form, and build a gallery.
 
     from aiscale import book
     book.run(["03"], {"steps": 5})          # -> [Result(name="03_ddp", state="passed", seconds=41.2, ...)]
-    book.check("notebooks/03_ddp.ipynb")    # -> [] or what is wrong with it, a line each
+    book.check("notebooks/03_ddp.ipynb")    # -> [] or one line per problem
 
     from aiscale.book.gallery import build_gallery      # loads nbconvert, which takes a second
     build_gallery()                         # -> build/gallery/index.html
 
-A file each: `notebook` reads them, `form` checks them, `running` runs them and watches `execute`, in which papermill
-works, `gallery` shows them, `command` is `aiscale notebooks`.
+`notebook` reads them, `form` checks them, `running` starts and watches `execute`, which runs papermill, `gallery`
+shows them, `command` is `aiscale notebooks`.
 """
 
 from aiscale.book.form import check, strip

@@ -3,7 +3,7 @@
     aiscale notebooks 03_ddp -p n_steps=20
     aiscale notebooks --check
 
-Exit status: 0 when every notebook asked for passed, 1 when one did not, 2 on bad input, 130 after Ctrl-C.
+Exit status: 0 if every notebook passed, 1 if one failed, 2 on bad input, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _COLORS = {"runs": "cyan", "passed": "green", "unchanged": "green", "failed": "b
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `aiscale notebooks`."""
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="by name, number or path (default: all, in reading order)")
     task = parser.add_mutually_exclusive_group()
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Carry out what the arguments ask for; returns the exit status."""
+    """Run the command with these arguments; returns the exit status."""
     if args.list:
         return _list(args)
     if args.check:
@@ -96,7 +95,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite end of this process ends the kernels too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must end the kernels too
     chosen, parameters = notebooks(args.names, args.root), _parameters(args.parameter)
     with progress(chosen, Console(stderr=True), plain=args.plain) as tell:
         results = run_notebooks(
@@ -154,7 +153,7 @@ def _parameters(assignments: list[str]) -> dict[str, str]:
 
 @contextmanager
 def progress(chosen: Sequence[Notebook], console: Console, plain: bool = False) -> Iterator[Progress]:
-    """Show how far a run of notebooks is: a live table on a terminal; elsewhere, or if `plain`, lines for a log."""
+    """Show the progress of a run: a live table on a terminal; lines for a log elsewhere, or if `plain`."""
     if plain or not console.is_terminal:
         yield _say
         return
@@ -166,7 +165,7 @@ def progress(chosen: Sequence[Notebook], console: Console, plain: bool = False) 
         rows[notebook.name] = bars.add_task(notebook.name, total=cells, start=False, state="[dim]waits")
 
     def show(name: str, state: str, cell: int, result: Result | None) -> None:
-        bars.start()  # here, because what is asked for may still be refused
+        bars.start()  # only now: the request may be refused before
         row, color = rows[name], _COLORS.get(state, "yellow")
         if state == "runs" and not cell:
             bars.start_task(row)

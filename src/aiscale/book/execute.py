@@ -1,12 +1,11 @@
-"""One notebook in a process of its own: `python -m aiscale.book.execute JOB.json`, started by `aiscale.book.running`.
+"""Runs one notebook in a new process: `python -m aiscale.book.execute JOB.json`, started by `aiscale.book.running`.
 
-What is promised here:
-  - a cell that hangs is interrupted at its time-out, so that its traceback shows where it hung
-  - what cannot be interrupted is ended a little later by the operating system's alarm, even if all of Python hangs
-  - a kernel that dies fails the notebook at once: nbclient looks every second
-  - this process does not outlive the one that started it, by whatever signal that ends
+- a cell that hangs is interrupted at its time-out, so that its traceback shows where it hung
+- what cannot be interrupted is killed a little later by the operating system's alarm, even if all of Python hangs
+- a dead kernel fails the notebook at once: nbclient checks every second
+- this process ends when its parent ends, whatever the signal
 
-Papermill sets the parameters, runs the cells and writes the executed copy after each. Every cell that starts is
+Papermill sets the parameters, runs the cells and writes the executed copy after each. The start of each cell is
 reported as a line of JSON on standard output.
 """
 
@@ -22,16 +21,16 @@ from pathlib import Path
 
 from aiscale.processes import die_with
 
-#: From a cell's answer until the kernel says that it is idle: nbclient's own four seconds are few on a busy machine.
+#: From a cell's reply until the kernel reports idle: nbclient's default of four seconds is short on a busy machine.
 _IDLE_S = 60
-_LONGEST_SOCKET = 100  #: characters in the name of a socket's file; Linux takes 107, macOS 103
-_LONGEST_MESSAGE = 2000  #: so that a report is written at once or not at all
+_LONGEST_SOCKET = 100  #: characters in a socket's file name; Linux allows 107, macOS 103
+_LONGEST_MESSAGE = 2000  #: so that a report is written in one piece or not at all
 
 
 def main() -> int:
     job = json.loads(Path(sys.argv[1]).read_text())
     die_with(job["parent"])
-    # A copy, which the kernel does not inherit: what kernel and libraries print goes where their errors go.
+    # A copy that the kernel does not inherit: what kernel and libraries print goes to standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -47,7 +46,7 @@ def main() -> int:
 
 
 def _execute(job: dict, report: Callable) -> bool:
-    """Whether no cell failed but those that are tagged to; raises what stops the notebook from outside of its cells."""
+    """Whether all cells passed, except those tagged to fail; raises errors from outside the cells."""
     timer = _Timer(job, report)
 
     from papermill.engines import papermill_engines
@@ -75,7 +74,8 @@ def _execute(job: dict, report: Callable) -> bool:
 
 
 class _Timer:
-    """The time-outs of a cell and of the notebook: for nbclient, and as an alarm that nothing in here can hold up."""
+    """The time-outs of a cell and of the notebook: for nbclient, and as an alarm that nothing in this process can
+    block."""
 
     def __init__(self, job: dict, report: Callable) -> None:
         self.job, self.report = job, report
@@ -87,26 +87,25 @@ class _Timer:
         self.late = f"the {what} took longer than {allowed_s:g} s"
         self.ends_at = time.monotonic() + seconds
         self.report(cell=cell, late=self.late)
-        signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds + self.job["interrupt_s"]))  # its default: the end
+        signal.setitimer(signal.ITIMER_REAL, max(0.01, seconds + self.job["interrupt_s"]))  # SIGALRM kills by default
 
     def cell_starts(self, cell, cell_index: int) -> None:
         left_s, cell_timeout_s = self.end - time.monotonic(), self.job["cell_timeout_s"]
         self._set(min(left_s, cell_timeout_s), "cell" if cell_timeout_s < left_s else "notebook", cell.id)
 
     def left_s(self, cell) -> float:
-        """Seconds until nbclient interrupts the cell that has started."""
-        return max(0.01, self.ends_at - time.monotonic())  # nbclient takes 0 for no limit
+        """Seconds until nbclient interrupts the running cell."""
+        return max(0.01, self.ends_at - time.monotonic())  # for nbclient, 0 means no limit
 
     def cell_ended(self, cell, cell_index: int, execute_reply: dict) -> None:
-        if time.monotonic() > self.ends_at:  # it was interrupted, whatever it made of that
+        if time.monotonic() > self.ends_at:  # it was interrupted, even if it caught that
             raise TimeoutError(self.late)
         self._set(self.end - time.monotonic(), "notebook")
 
 
 def _sockets(name: str):
-    """Have the kernel listen on files `name`-1 to -5, unless their names are too long. Of ports that are free when they
-    are chosen, one may be somebody else's when the kernel takes it, seconds later.
-    """
+    """Let the kernel listen on files `name`-1 to -5, unless the names are too long. A port that is free when chosen
+    may be taken when the kernel binds it, seconds later."""
     from traitlets.config import Config
 
     fits = len(os.fsencode(name)) + len("-5") <= _LONGEST_SOCKET

@@ -1,11 +1,10 @@
-"""The form that a notebook in notebooks/ keeps, and the tool that brings one back to it.
+"""Checks the form of the notebooks in notebooks/, and restores it.
 
     check("notebooks/03_ddp.ipynb")    # -> ["cell 7 has 31 lines: at most 25", ...]
-    strip("notebooks/03_ddp.ipynb")    # outputs, execution counts and editors' metadata go; True if the file changed
+    strip("notebooks/03_ddp.ipynb")    # removes outputs, execution counts, editors' metadata; True if the file changed
 
-What is promised here: a notebook runs offline, says what it is, can be read cell by cell, and is committed without
-outputs. Cells are counted from 1, as a reader counts them. `aiscale.book.notebook` shows the form; ruff reads the code,
-that of cells for the ranks included.
+The form ensures that a notebook runs offline, says what it is, can be read cell by cell, and is committed without
+outputs. `aiscale.book.notebook` shows it. Cells are numbered from 1. ruff checks the code, %%px cells included.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ _IN_PROSE = {
 _DRAWS = re.compile(r"\b(plots|plt)\.(?!use_style|close|format_|set_loglevel)\w+\(")
 _STARTS = re.compile(r"^\s*(?:(?P<name>\w+) = |(?P<closed>with ))?.*\bcluster\.start\(", re.M)
 _RUFF_CHECK = ("check", "--select=E,F,I,UP,B,W", "--output-format=json", f"--config=builtins = {json.dumps(ON_RANKS)}")
-_HIDDEN = "# IPython: %"  #: what a line of IPython in a %%px cell looks like to ruff
+_HIDDEN = "# IPython: %"  #: how a line of IPython in a %%px cell is passed to ruff
 
 Cells = Sequence[tuple[int, "NotebookNode"]]  #: with their numbers
 
 
 def check(path: str | Path) -> list[str]:
-    """What is wrong with a notebook, a line each; an empty list where nothing is."""
+    """The problems of a notebook, one line each; empty if there are none."""
     notebook = Notebook(Path(path))
     cells = list(enumerate(notebook.content.cells, 1))
     code = [(number, cell) for number, cell in cells if cell.cell_type == "code"]
@@ -80,7 +79,7 @@ def check(path: str | Path) -> list[str]:
 
 
 def strip(path: str | Path) -> bool:
-    """Write a notebook as it is committed, its code formatted; returns whether that changed the file."""
+    """Write a notebook in its committed form, with formatted code; returns whether the file changed."""
     path = Path(path)
     text = _as_committed(path)
     if path.read_text(encoding="utf-8") == text:
@@ -140,7 +139,6 @@ def _check_parameters(code: Cells) -> Iterator[str]:
 
 
 def _is_imports(source: str) -> bool:
-    """Whether the cell holds imports only, and the choice of the plots' style."""
     try:
         tree = ast.parse(re.sub(r"^%.*", "", source, flags=re.M))
     except SyntaxError:
@@ -161,7 +159,7 @@ def _check_lengths(code: Cells) -> Iterator[str]:
 
 
 def _check_turns(cells: Cells) -> Iterator[str]:
-    """Prose stands between cells of code, and what follows a figure reads it."""
+    """Prose separates code cells, and prose after a figure interprets it."""
     for (number, cell), (_, following) in zip(cells, [*cells[1:], (0, None)], strict=True):
         if cell.cell_type != "code":
             continue
@@ -173,7 +171,6 @@ def _check_turns(cells: Cells) -> Iterator[str]:
 
 
 def _check_ranks(code: Cells) -> Iterator[str]:
-    """What starts ranks stops them."""
     for place, (number, cell) in enumerate(code):
         for start in _STARTS.finditer(cell.source):
             later = "\n".join([cell.source[start.end() :], *(cell.source for _, cell in code[place + 1 :])])
@@ -220,7 +217,6 @@ def _lint(notebook: Notebook) -> Iterator[str]:
 
 
 def _format_code(content: NotebookNode, path: Path) -> None:
-    """Format the code of a notebook in place, that of its %%px cells too."""
     import nbformat
 
     done = _ruff(("format",), content, path)
@@ -234,7 +230,7 @@ def _ruff(arguments: Sequence[str], content: NotebookNode, path: Path) -> subpro
     import nbformat
 
     shown = copy.deepcopy(content)
-    for cell in shown.cells:  # ruff passes over cells with a cell magic, so those of the ranks must look like Python
+    for cell in shown.cells:  # ruff skips cells with a cell magic, so %%px cells must look like Python
         if cell.cell_type == "code" and cell.source.startswith("%%px"):
             cell.source = re.sub("^%", _HIDDEN, cell.source, flags=re.M)
     ruff = shutil.which("ruff", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))

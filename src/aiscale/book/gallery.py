@@ -3,9 +3,9 @@
     build_gallery(out="build")    # -> Path("build/gallery/index.html")
     loads(text)                   # -> [] or what a browser would fetch to show this HTML
 
-What is promised here: everything is readable from a folder on a disk, without a network. Pages load no script, font or
-style sheet; formulas are inline SVG; only the index takes figures from files beside it. A card's figure is that of the
-cell tagged `cover`, else the first of the notebook.
+Everything is readable from a folder on disk, without a network. Pages load no script, font or style sheet; formulas
+are inline SVG; only the index loads figures from files beside it. A card shows the figure of the cell tagged `cover`,
+else the first figure.
 """
 
 from __future__ import annotations
@@ -40,18 +40,16 @@ from aiscale.book.running import load_results
 _FORMULA_PX = 19
 _DELIMITERS = re.compile(r"^\s*(\$\$|\\\[|\\\\\[)(.*?)(\$\$|\\\]|\\\\\])\s*$", re.S)
 _IMAGES = {"image/png": "png", "image/jpeg": "jpeg"}
-_FETCHED = ("src", "srcset", "poster", "data", "background")  #: attributes that name what a browser fetches
-#: What a drawing call returns, which says nothing beside its figure.
+_FETCHED = ("src", "srcset", "poster", "data", "background")  #: attributes whose values a browser fetches
+#: The repr that a drawing call returns, which adds nothing to its figure.
 _RETURNED = re.compile(r"\s*[\[(]*(array\(\[*)?<(Axes|Figure|matplotlib)")
 
-ziafont.config.svg2 = False  # with SVG 2 glyphs have ids, which would be the same in several formulas of a page
+ziafont.config.svg2 = False  # with SVG 2 glyphs have ids, which would clash between formulas of a page
 ziafont.config.precision = 2
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a page shows of a cell."""
-
     kind: str  #: prose, aims or code
     number: int
     body: Markup
@@ -98,7 +96,7 @@ def _template(name: str) -> jinja2.Template:
 
 @cache
 def _style() -> str:
-    """The style sheet, with the colours of code for a light and a dark screen."""
+    """The style sheet, with syntax colours for light and dark mode."""
     text = (files("aiscale.book") / "templates" / "book.css").read_text()
     light = HtmlFormatter(style="friendly").get_style_defs(".highlight")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".highlight")
@@ -123,7 +121,6 @@ def _save_figure(content: NotebookNode, path: Path) -> str:
 
 
 def _facts(cards: list[dict]) -> dict[str, object]:
-    """What the head of the gallery says about all notebooks together."""
     run = [card["result"] for card in cards if card["result"]]
     return {
         "passed": sum(result.state == "passed" for result in run),
@@ -140,7 +137,7 @@ def _facts(cards: list[dict]) -> dict[str, object]:
 
 
 def _numbered(notebook: Notebook, executed: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
-    """Cells with their number in the source; what papermill inserted has 0."""
+    """Cells with their number in the source; 0 for cells inserted by papermill."""
     numbers = {cell.get("id"): number for number, cell in enumerate(notebook.content.cells, 1)}
     return ((numbers.get(cell.get("id"), 0), cell) for cell in executed.cells if cell.cell_type != "raw")
 
@@ -148,7 +145,7 @@ def _numbered(notebook: Notebook, executed: NotebookNode) -> Iterator[tuple[int,
 def _cell(number: int, cell: NotebookNode) -> Cell:
     if cell.cell_type == "markdown":
         source, kind = cell.source, "prose"
-        if number == 1:  # the page shows title, promise and table in its own way
+        if number == 1:  # the page has its own head with title, promise and table
             source, kind = source.partition("\n## ")[2], "aims"
             source = f"## {source}" if source else ""
         return Cell(kind, number, Markup(to_html(source, cell.get("attachments"))))
@@ -175,7 +172,7 @@ def _output(output: NotebookNode, number: int) -> str:
 
 
 def _rich(data: Mapping[str, str], number: int) -> str:
-    """The richest form that needs nothing from outside. Widgets and scripts do, so their text stands in."""
+    """The richest format that is self-contained; widgets and scripts are not, so their text is shown."""
     if "text/html" in data and "<script" not in data["text/html"].lower() and not loads(data["text/html"]):
         return f'<div class="wide" tabindex="0">{data["text/html"]}</div>'
     if "image/svg+xml" in data:
@@ -191,7 +188,6 @@ def _rich(data: Mapping[str, str], number: int) -> str:
 
 
 def _sections(cells: list[Cell]) -> list[tuple[str, Markup]]:
-    """(anchor, heading) of the lesson's sections."""
     pattern = re.compile(r'<h2 id="([^"]*)">(.*?)<a class="anchor-link"', re.S)
     prose = "".join(cell.body for cell in cells if cell.kind == "prose")
     return [(html.unescape(anchor), Markup(text)) for anchor, text in pattern.findall(prose)]
@@ -219,7 +215,7 @@ class _Renderer(IPythonRenderer):
 
 
 def to_html(source: str, attachments: dict | None = None) -> str:
-    """Markdown of a notebook as HTML; links to notebooks lead to their pages."""
+    """A notebook's Markdown as HTML; links to notebooks lead to their pages."""
     text = MarkdownWithMath(renderer=_Renderer(escape=False, attachments=attachments or {})).render(source)
     text = text.replace("&#182;", "#")
     # A wide table scrolls by itself instead of widening the page.
@@ -229,13 +225,13 @@ def to_html(source: str, attachments: dict | None = None) -> str:
 
 @cache
 def _formula(tex: str, inline: bool) -> str:
-    """TeX as SVG, or as the TeX itself where it cannot be drawn."""
+    """TeX as SVG, or the TeX itself if it cannot be drawn."""
     tex = html.unescape(tex).strip()
     label = html.escape(tex, quote=True)
     try:
         formula = ziamath.Latex(tex, size=_FORMULA_PX, color="currentColor", inline=inline)
-        svg, below_px = formula.svg(), formula.getyofst()  # the latter is how far it reaches below the line, negative
-    except Exception:  # the parser of formulas raises whatever its parts raise
+        svg, below_px = formula.svg(), formula.getyofst()  # negative: how far it reaches below the line
+    except Exception:  # the formula parser raises many types
         return f'<code class="tex">{label}</code>'
     if not inline:
         return f'<span class="formula block" role="math" aria-label="{label}" tabindex="0">{svg}</span>'
@@ -243,11 +239,11 @@ def _formula(tex: str, inline: bool) -> str:
     return f'<span class="formula" role="math" aria-label="{label}" style="{style}">{svg}</span>'
 
 
-# nothing from outside -----------------------------------------------------------------------------------------------
+# self-contained pages -----------------------------------------------------------------------------------------------
 
 
 def _write(path: Path, text: str, allowed: str | None = None) -> None:
-    """Write a page after making sure that it shows without a network."""
+    """Write a page after checking that it loads nothing but `allowed`."""
     outside = [load for load in loads(text) if allowed is None or not load.startswith(allowed)]
     if outside:
         raise BookError(f"{path.stem} would load {outside[0]}: take it out of the notebook, which is read offline")

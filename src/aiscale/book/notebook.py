@@ -54,12 +54,12 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 class BookError(ConfigError):
-    """Something asked of the book that it cannot do; the message is one line that says what to change."""
+    """A bad request about notebooks; the message is one line that says what to change."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What the first cell says; `problems` holds what it should say and does not."""
+    """What the first cell says; `problems` lists what is missing or malformed."""
 
     number: str
     title: str
@@ -67,7 +67,7 @@ class Header:
     minutes: int
     ranks: int
     hardware: str
-    needs: str  #: the notebook to have read, or "nothing"
+    needs: str  #: the notebook to read before, or "nothing"
     problems: tuple[str, ...]
 
 
@@ -85,7 +85,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook file; everything else is read from it when asked for."""
+    """A notebook file; everything else is read from it on demand."""
 
     path: Path
 
@@ -108,7 +108,7 @@ class Notebook:
         return parse_parameters(cell.source) if cell is not None else {}
 
     def accept(self, given: Mapping[str, object]) -> dict[str, object]:
-        """`given` with every value as the parameter's type; text, as a command line gives it, is read.
+        """`given` with every value converted to the parameter's type; text from a command line is parsed.
 
         Raises BookError on a name that this notebook does not have, or a value of another type.
         """
@@ -129,7 +129,7 @@ class Notebook:
 
 
 def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None) -> list[Notebook]:
-    """The notebooks of a folder in reading order, or those that `names` choose by name, number or path."""
+    """The notebooks of a folder in reading order, or those that `names` select by name, number or path."""
     root = Path(root) if root else find_root()
     found = {path.stem: Notebook(path) for path in sorted(root.glob("[0-9][0-9]_*.ipynb"))}
     if not names:
@@ -162,14 +162,14 @@ def _some(found: Mapping[str, Notebook]) -> str:
 
 
 def read(path: str | Path) -> NotebookNode:
-    """The notebook in a file; raises BookError where it is none."""
-    import nbformat  # here, because it takes a second or two: jsonschema compiles a grammar
+    """The notebook in a file; raises BookError if it is not one."""
+    import nbformat  # a slow import: jsonschema compiles a grammar, a second or two
 
     try:
         return nbformat.read(path, as_version=4)
     except OSError as error:
         raise BookError(f"{path} cannot be read: {error.strerror}") from None
-    except Exception as error:  # nbformat raises what its JSON reader and its validator do
+    except Exception as error:  # nbformat passes on errors of its JSON reader and its validator
         reason = str(error).splitlines()[0][:120]
         raise BookError(f"{path} is no notebook ({reason}): open and save it in Jupyter, or restore it") from None
 
@@ -179,7 +179,7 @@ def tags(cell: NotebookNode) -> list[str]:
 
 
 def parse_header(source: str) -> Header:
-    """Read the first cell; where it departs from the form, the field is empty and `problems` says so."""
+    """Parse the first cell; a malformed field is empty and listed in `problems`."""
     problems = []
     lines = [line.rstrip() for line in source.strip().splitlines()]
     title = _TITLE.fullmatch(lines[0]) if lines else None
@@ -222,7 +222,6 @@ def _table_row(lines: Sequence[str]) -> dict[str, str] | None:
 
 
 def _bullets(lines: Sequence[str], heading: str) -> int:
-    """How many bullets stand below a heading."""
     if f"## {heading}" not in lines:
         return 0
     below = lines[lines.index(f"## {heading}") + 1 :]
@@ -252,17 +251,16 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
 
 
 def _comments(source: str) -> dict[int, str]:
-    """Comment of each line that has one."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
 
 
 def _convert(value: object, default: object) -> object:
-    """`value` as the type of `default`; raises ValueError where it is of another."""
+    """`value` as the type of `default`; raises ValueError if it has another."""
     if isinstance(value, str) and isinstance(default, bool):
         value = {"true": True, "false": False}.get(value.lower(), value)
     elif isinstance(value, str) and not isinstance(default, str):
-        with contextlib.suppress(ValueError, SyntaxError):  # then it stays text, which only None may become
+        with contextlib.suppress(ValueError, SyntaxError):  # otherwise it stays text, which is accepted only for None
             value = ast.literal_eval(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

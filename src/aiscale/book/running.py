@@ -1,16 +1,15 @@
-"""Run notebooks headless, one after the other, each in a process of its own (`aiscale.book.execute`).
+"""Run notebooks headless, one after the other, each in a new process (`aiscale.book.execute`).
 
     results = run(["03"], {"steps": 5}, out="build")
 
-What is promised here:
-  - parameters are checked by name and type before anything starts
-  - the kernel is python3 of this environment, whatever kernels the user has; it works in an empty folder, offline
-  - a dead kernel or engine fails the notebook within seconds, with the failing cell and its ranks' tracebacks
-  - a cell ends by `cell_timeout_s`, a notebook by `timeout_s`
-  - the executed copy is kept, of a failed notebook too, and what passed and has not changed need not run again
-  - nothing that the notebook started outlives it
+- parameters are checked by name and type before anything starts
+- the kernel is python3 of this environment, whatever kernels the user has; it works in an empty folder, offline
+- a dead kernel or engine fails the notebook within seconds, with the failing cell and its ranks' tracebacks
+- a cell times out after `cell_timeout_s`, a notebook after `timeout_s`
+- the executed copy is saved, of a failed notebook too; a notebook that passed and is unchanged need not run again
+- every process that the notebook started is killed at its end
 
-What became of each is in OUT/notebooks/results.json, beside the executed copies:
+The results are in OUT/notebooks/results.json, beside the executed copies:
 
     {"notebooks": {"03_ddp": {"state": "passed", "seconds": 41.2, "cells": 23, "parameters": {}, "key": "...", ...}}}
 """
@@ -44,44 +43,42 @@ if TYPE_CHECKING:
 
 CELL_TIMEOUT_S = 120.0
 TIMEOUT_S = 600.0
-QUEUE_S = 86400.0  #: that a job with a notebook's ranks may wait for its start
+QUEUE_S = 86400.0  #: that the job of a notebook's ranks may wait in the queue
 START_TIMEOUT_S = 60
-INTERRUPT_S = 15.0  #: within which an interrupted cell is expected to end
+INTERRUPT_S = 15.0  #: for an interrupted cell to end
 GRACE_S = 3.0  #: for engines to end after their kernel
 MOST_THREADS = 4
-MARKER = "AISCALE_BOOK"  #: the variable that everything a notebook starts inherits
+MARKER = "AISCALE_BOOK"  #: environment variable inherited by all processes of a notebook
 _LONGEST_LINES = 80
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-#: What ipyparallel raises after it has shown the ranks' errors: true, and of no help.
+#: ipyparallel's error after the ranks' own errors, which adds no information.
 _EMPTY_ERRORS = ("AlreadyDisplayedError", "CompositeError")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a notebook failed."""
-
-    message: str  #: one line: the error, or which time-out passed
-    cell: int | None  #: of the source notebook, counted from 1; None: outside of any cell
+    message: str  #: one line: the error, or which time-out was exceeded
+    cell: int | None  #: of the source notebook, counted from 1; None: outside all cells
     source: str  #: the failing cell
-    traceback: str  #: what the cell showed, of the failing ranks too, without colours
+    traceback: str  #: the cell's output, tracebacks of failing ranks included, without colours
 
 
 @dataclass(frozen=True)
 class Result:
-    """One notebook, executed."""
+    """One executed notebook."""
 
     name: str
     state: Literal["passed", "failed", "interrupted"]
     seconds: float
     cells: int  #: code cells of the source
-    parameters: dict = field(default_factory=dict)  #: those that were given
+    parameters: dict = field(default_factory=dict)  #: as given by the caller
     failure: Failure | None = None
-    executed: str = ""  #: the executed copy; also of a failed notebook, up to where it came
-    left_behind: int = 0  #: processes that the notebook left behind, and that were ended
-    key: str = ""  #: a hash of everything that decides the result
+    executed: str = ""  #: path of the executed copy; also of a failed notebook, up to the failure
+    left_behind: int = 0  #: processes of the notebook that had to be killed
+    key: str = ""  #: a hash of everything that determines the result
 
     def describe(self) -> str:
-        """The failure for a person: cell, its text with numbered lines, what it showed, and the message last."""
+        """The failure for a person: cell, its text with numbered lines, its output, and the message last."""
         if not self.failure:
             return f"{self.name}: {self.state}"
         where = f"cell {self.failure.cell}" if self.failure.cell else "outside of its cells"
@@ -91,7 +88,7 @@ class Result:
         return "\n".join(lines)
 
 
-#: Called with a notebook's name, its state, the number of the code cell that starts (0: none yet), and its result once
+#: Called with a notebook's name, its state, the number of the code cell that starts (0: none yet), and the result once
 #: there is one. States are "runs", those of a Result, and "unchanged".
 Progress = Callable[[str, str, int, Result | None], None]
 
@@ -109,9 +106,9 @@ def run(
 ) -> list[Result]:
     """Run notebooks in reading order and write their executed copies to OUT/notebooks.
 
-    With `resume`, a notebook that passed and of which nothing has changed since is not run again. Raises BookError
-    before anything starts where a name, a parameter or a folder is wrong; a notebook that fails is a Result. A time
-    limit that is not given is CELL_TIMEOUT_S or TIMEOUT_S, and QUEUE_S more where ranks wait in a queue.
+    With `resume`, a notebook that passed and has not changed since is skipped. Raises BookError before anything starts
+    if a name, a parameter or a folder is wrong; a notebook that fails is a Result. The default time limits are
+    CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
     """
     chosen = notebooks(names, root)
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
@@ -124,7 +121,7 @@ def run(
         if result and result.key == key and result.state == "passed" and Path(result.executed).exists():
             progress(notebook.name, "unchanged", 0, result)
         else:
-            save_result(folder, notebook.name, None)  # a notebook that starts has no result until it ends
+            save_result(folder, notebook.name, None)  # no result while the notebook runs
             result = _execute(notebook, values, folder, key, limits(cell_timeout_s, timeout_s), progress)
             save_result(folder, notebook.name, result)
             progress(notebook.name, result.state, 0, result)
@@ -135,7 +132,7 @@ def run(
 
 
 def limits(cell_timeout_s: float | None = None, timeout_s: float | None = None) -> tuple[float, float]:
-    """Seconds for a cell and for a notebook, where they are not given."""
+    """Time limits of a cell and of a notebook in seconds, with defaults filled in."""
     queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
     wait_s = QUEUE_S if queues else 0.0
     cell_timeout_s = CELL_TIMEOUT_S + wait_s if cell_timeout_s is None else cell_timeout_s
@@ -162,7 +159,7 @@ def _execute(
     limits_s: tuple[float, float],
     progress: Progress,
 ) -> Result:
-    """Never raises for what the notebook does. Ctrl-C gives a result of state interrupted."""
+    """Run one notebook; errors become part of its result, and Ctrl-C gives the state "interrupted"."""
     executed, log = folder / f"{notebook.name}.ipynb", folder / f"{notebook.name}.log"
     executed.unlink(missing_ok=True)
     code = [cell.get("id") for cell in notebook.content.cells if cell.cell_type == "code"]
@@ -213,24 +210,25 @@ def _start(job: dict, limits_s: tuple[float, float], private: Path, mark: str, l
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,  # Ctrl-C in a terminal is for this process, which then ends the other
+            start_new_session=True,  # Ctrl-C in a terminal reaches only this process, which then ends the other
         )
 
 
 def _environment(mark: str, private: Path) -> dict[str, str]:
-    """What a notebook's processes see: this environment's kernel and programs, nothing of the user's own Jupyter."""
+    """Environment of a notebook's processes: this environment's kernel and programs, nothing of the user's own
+    Jupyter."""
     kernel = private / "jupyter" / "kernels" / "python3" / "kernel.json"
     kernel.parent.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     kernel.write_text(json.dumps({"argv": command, "display_name": "Python 3", "language": "python"}))
     return {
-        "OMP_NUM_THREADS": str(min(MOST_THREADS, len(usable_cores()))),  # MKL, OpenBLAS and numexpr keep to it
+        "OMP_NUM_THREADS": str(min(MOST_THREADS, len(usable_cores()))),  # MKL, OpenBLAS and numexpr respect it
         **os.environ,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "JUPYTER_PATH": str(private / "jupyter"),
         "JUPYTER_RUNTIME_DIR": str(private / "runtime"),
         "IPYTHONDIR": str(private / "ipython"),
-        # The kernel works in a folder that compute nodes do not see; its ranks' files go where this was started.
+        # Compute nodes do not see the kernel's folder; its ranks' files go to the starting directory.
         "AISCALE_RUNS": str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute()),
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
@@ -240,13 +238,13 @@ def _environment(mark: str, private: Path) -> dict[str, str]:
 
 
 def _follow(process: subprocess.Popen, code: Sequence[str], starts: Callable[[int], None]) -> dict:
-    """What the process says until it ends: `cell`, the last that started; `late`, the time-out that ends it if it is
+    """The process's reports until it ends: `cell`, the last that started; `late`, the time-out to blame if it is
     killed; `error`; and its exit `status`. `code` holds the cells' ids."""
     said = {"cell": "", "late": "", "error": ""}
     with process.stdout:
         for line in process.stdout:
             event = json.loads(line)
-            if (cell := event.pop("cell", "")) in code:  # not the one with which papermill sets parameters
+            if (cell := event.pop("cell", "")) in code:  # not papermill's parameter cell
                 said["cell"] = cell
                 starts(code.index(cell) + 1)
             said |= event
@@ -254,7 +252,7 @@ def _follow(process: subprocess.Popen, code: Sequence[str], starts: Callable[[in
 
 
 def _end(mark: str, grace_s: float) -> int:
-    """Wait `grace_s` for what a notebook started to end by itself, kill the rest; returns how many those were."""
+    """Wait `grace_s` for a notebook's processes to end, kill the rest; returns how many were killed."""
     end = time.monotonic() + grace_s
     while (left := marked(MARKER, mark)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -282,7 +280,7 @@ def _explain(notebook: Notebook, executed: Path, said: Mapping, log: Path) -> Fa
         message = "the process that ran it died"
     if not shown and log.exists():
         shown = _tail(log.read_text(errors="replace"))
-    identity = cell.id if cell else said["cell"]  # its number is that of the source: papermill may have inserted others
+    identity = cell.id if cell else said["cell"]  # its number in the source: papermill may have inserted cells
     places = (number for number, cell in enumerate(notebook.content.cells, 1) if cell.get("id") == identity)
     number = next(places, None)
     source = notebook.content.cells[number - 1].source if number else ""
@@ -290,10 +288,10 @@ def _explain(notebook: Notebook, executed: Path, said: Mapping, log: Path) -> Fa
 
 
 def _failing_cell(executed: Path, current: str) -> NotebookNode | None:
-    """The first cell that failed without being meant to, else the one that ran last."""
+    """The first cell that failed without being tagged to, else the one that ran last."""
     try:
         cells = [cell for cell in read(executed).cells if cell.cell_type == "code"]
-    except BookError:  # killed before, or while, it was written
+    except BookError:  # killed before or while it was written
         return None
     failed = (
         cell
@@ -304,7 +302,7 @@ def _failing_cell(executed: Path, current: str) -> NotebookNode | None:
 
 
 def _shown(cell: NotebookNode) -> str:
-    """Everything the cell showed: a rank's error may have come as text, as display data or as the error itself."""
+    """Everything the cell showed: a rank's error may be text, display data or the error itself."""
     parts = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -325,7 +323,7 @@ def _tail(text: str) -> str:
 
 
 def load_results(folder: Path) -> dict[str, Result]:
-    """The results by notebook; none where the file is missing or was written by another version."""
+    """The results by notebook; empty if the file is missing or was written by another version."""
     try:
         tree = json.loads((folder / "results.json").read_text())["notebooks"]
         failures = {name: entry["failure"] and Failure(**entry["failure"]) for name, entry in tree.items()}
@@ -335,7 +333,7 @@ def load_results(folder: Path) -> dict[str, Result]:
 
 
 def save_result(folder: Path, name: str, result: Result | None) -> None:
-    """Replace the result of one notebook, None for none; those of the others stay."""
+    """Replace the result of one notebook (None removes it), leaving the others."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.json"
     with open(path.with_suffix(".lock"), "w") as lock:
@@ -348,7 +346,7 @@ def save_result(folder: Path, name: str, result: Result | None) -> None:
 
 
 def _key(notebook: Notebook, parameters: Mapping[str, object]) -> str:
-    """A hash of all that decides the notebook's result: itself, its parameters, the package, the versions."""
+    """A hash of all that determines the notebook's result: itself, its parameters, the package, the versions."""
     parts = (notebook.path.read_bytes(), json.dumps(parameters, sort_keys=True, default=str).encode(), _surroundings())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

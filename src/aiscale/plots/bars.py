@@ -1,7 +1,7 @@
-"""Horizontal bars that compare: bytes by category or collective, and what others printed beside what we measured.
+"""Horizontal bars: bytes by category or collective, and published values beside measured ones.
 
 plots.memory_bars(cost.training_bytes(model, 8, 256), measured)                # one configuration
-plots.memory_bars({"fp32": {...}, "bf16": {...}}, {"fp32": {...}, ...})        # several, one under the other
+plots.memory_bars({"fp32": {...}, "bf16": {...}}, {"fp32": {...}, ...})        # several, one below the other
 plots.traffic_bars({"zero1": {"all_reduce": 4e6}}, {"zero1": {"all_reduce": 4e6}}, unit_bytes=2e6, unit="weights")
 plots.published_vs_measured(published, measured, xlabel="training time (s)", source="CS455 slides")
 """
@@ -18,7 +18,7 @@ from aiscale.plots import style
 
 Groups = Mapping[str, Mapping[str, Mapping[str, float]]]  #: {kind: {configuration: {category: bytes}}}
 
-#: Colour of a collective, from the palette of ranks, which is known to keep apart.
+#: Colour of a collective, from the palette of ranks, whose colours are distinguishable.
 COLLECTIVE_COLORS = {
     "all_reduce": "#D96709",
     "all_gather": "#0068B8",
@@ -38,10 +38,10 @@ def memory_bars(
     source: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Bytes by category, stacked; for each configuration a bar for what is predicted, measured and published.
+    """Bytes by category, stacked; for each configuration one bar each for predicted, measured and published.
 
-    Each of the three is {category: bytes} or {configuration: {category: bytes}}. capacity_bytes draws the memory of
-    the device as a line. Categories keep their colour in every figure (style.MEMORY_COLORS).
+    Each of the three is {category: bytes} or {configuration: {category: bytes}}. capacity_bytes draws the device's
+    memory as a line. A category has the same colour in every figure (style.MEMORY_COLORS).
     """
     kinds = {"predicted": predicted, "measured": measured, "published": published}
     groups = {kind: _by_configuration(given) for kind, given in kinds.items() if given}
@@ -51,7 +51,7 @@ def memory_bars(
     ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax, (0.36, 0.22), 1.6, source)
     ax.set_xlim(0, 1.13 * max([*totals, capacity_bytes or 0]) / unit_bytes)
     if capacity_bytes is not None:
-        ax.set_ylim(top=0.05)  # a line of text over the bars
+        ax.set_ylim(top=0.05)  # room for a line of text over the bars
         x = capacity_bytes / unit_bytes
         ax.axvline(x, color=style.INK, linewidth=1.2, linestyle=":")
         place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
@@ -61,7 +61,7 @@ def memory_bars(
 
 
 def _by_configuration(given: Mapping) -> dict[str, Mapping[str, float]]:
-    """{configuration: {category: bytes}}; a bare {category: bytes} is the configuration without a name."""
+    """{configuration: {category: bytes}}; a bare {category: bytes} becomes the configuration ""."""
     return dict(given) if all(isinstance(value, Mapping) for value in given.values()) else {"": given}
 
 
@@ -73,7 +73,7 @@ def traffic_bars(
     unit: str = "MiB",
     ax: Axes | None = None,
 ) -> Axes:
-    """Bytes by collective, stacked; for each configuration a bar for what is predicted and one for what is measured.
+    """Bytes by collective, stacked; for each configuration one bar for predicted and one for measured.
 
     Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
     """
@@ -102,7 +102,7 @@ def _stacked(
 ) -> Axes:
     """A bar for each configuration and kind, its parts in the order of `palette` and its total at the end.
 
-    inches: for a bar, and more for a configuration; gap: from one configuration to the next, in bars.
+    inches: height per bar, and extra per configuration; gap: between configurations, in bars.
     """
     labels, rows = _rows(groups)
     ax = style.new_axes(ax, 7.5, 0.95 + inches[0] * len(rows) + inches[1] * len(labels))
@@ -139,9 +139,9 @@ def published_vs_measured(
     log: bool | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """What others printed beside what we measured, one group of bars for each label; the value stands at the bar's end.
+    """Published values beside measured ones, one group of bars per label, with the value at the bar's end.
 
-    Each: {label: value}, in the unit of xlabel. log: a logarithmic axis; by default where values span a factor of 30.
+    Each: {label: value}, in the unit of xlabel. log: a logarithmic axis; the default if values span a factor of 30.
     """
     groups = {"published": published, "measured": measured, "predicted": predicted or {}}
     groups = {kind: group for kind, group in groups.items() if group}
@@ -184,5 +184,5 @@ def _is_strategy(label: str) -> bool:
 
 
 def _floor(value: float) -> int:
-    """The power of ten at or below half of `value`, so that the shortest bar keeps some length."""
+    """The power of ten at or below half of `value`, so that the shortest bar stays visible."""
     return math.floor(math.log10(value / 2))

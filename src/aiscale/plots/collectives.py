@@ -1,7 +1,7 @@
 """Collectives: what they do, how a ring does it, and how long they take.
 
 plots.collective("all_gather")                                  # what it does, on letters
-plots.collective("all_reduce", before, after)                   # what it did, on the numbers that ranks held
+plots.collective("all_reduce", before, after)                   # the values that ranks really held
 plots.ring_steps(4)                                             # a ring all-reduce, step by step
 plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
 plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304)   # one payload in many messages
@@ -23,13 +23,13 @@ from aiscale.config import ConfigError
 from aiscale.plots import style
 
 Grid = Sequence[Sequence[object]]
-#: Collectives that add: what arrives comes from every rank.
+#: Collectives that sum over all ranks.
 _REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
 _NAMES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce", "reduce_scatter", "all_to_all")
 
 
 def _example(op: str, n: int) -> tuple[Grid, Grid]:
-    """(before, after) of `op` on n ranks: chunk c of rank r is the letter of r and the number c."""
+    """(before, after) of `op` on n ranks: chunk c of rank r is the r-th letter and the number c."""
     letters = [[f"{'ABCDEFGH'[r]}{c}" for c in range(n)] for r in range(n)]
     root_only = [letters[0]] + [[None] * n for _ in range(n - 1)]
     own = [[letters[r][0] if c == r else None for c in range(n)] for r in range(n)]
@@ -50,10 +50,10 @@ def _example(op: str, n: int) -> tuple[Grid, Grid]:
 def collective(
     op: str, before: Grid | None = None, after: Grid | None = None, *, ranks: int = 4, ax: Axes | None = None
 ) -> Axes:
-    """What a collective does: every rank's chunks before and after, one row a rank; colours follow the data.
+    """What a collective does: every rank's chunks before and after, one row per rank; colours follow the data.
 
     before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. Without them,
-    letters on `ranks` ranks. A chunk keeps the colour of the rank that it comes from; a sum wears those of all.
+    letters on `ranks` ranks. A chunk has the colour of the rank that it comes from; a sum has the colours of all.
     """
     if op not in _NAMES:
         raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(_NAMES)}")
@@ -65,7 +65,7 @@ def collective(
     gap = 2.7
     n = len(before)
     width = sum(widths) + gap + 1.5
-    unit = min(0.52, 7.5 / width)  # inches a cell
+    unit = min(0.52, 7.5 / width)  # inches per cell
     ax = style.new_axes(ax, unit * width, unit * (n + 0.6))
     for rank in range(n):
         ax.text(-0.25, n - 1 - rank + 0.5, f"rank {rank}", ha="right", va="center", color=style.MUTED)
@@ -87,7 +87,7 @@ def collective(
 def _origins(op: str, before: Grid, after: Grid) -> list[list[list[int]]]:
     """The ranks from which each chunk of `after` comes: all for a sum, else where an equal chunk was before.
 
-    Equal chunks of several ranks are told apart by place: first the same column, then the rank's own row.
+    If several ranks held equal chunks, prefer the same column, then the rank's own row.
     """
     n = len(before)
     found = []
@@ -101,7 +101,7 @@ def _origins(op: str, before: Grid, after: Grid) -> list[list[list[int]]]:
                 (r, c) for r, held in enumerate(before) for c, v in enumerate(held) if v is not None and v == value
             ]
             holders.sort(key=lambda place: (place[1] != column, place[0] != rank))
-            if op in ("all_gather", "gather"):  # chunks arrive in the order of ranks
+            if op in ("all_gather", "gather"):  # chunks arrive in rank order
                 holders.sort(key=lambda place: place[0] != column * n // max(1, len(row)))
             found[-1].append([holders[0][0]] if holders else [])
     return found
@@ -144,7 +144,7 @@ def _stripes(ax: Axes, x: float, y: float, width: float, height: float, colors: 
 
 
 def ring_states(world: int) -> list[tuple[list[list[set[int]]], list[tuple[int, int]]]]:
-    """The ring all-reduce played out: for the start and each of its 2 (n-1) steps, (state, received).
+    """Simulate a ring all-reduce: (state, received) at the start and after each of its 2 (n-1) steps.
 
     state[rank][chunk] is the set of ranks whose values are in the partial sum; received lists the (rank, chunk) that
     just arrived. In step s rank r sends chunk r - s to rank r + 1: for n-1 steps the receiver adds (reduce-scatter),
@@ -165,15 +165,15 @@ def ring_states(world: int) -> list[tuple[list[list[set[int]]], list[tuple[int, 
 def ring_steps(world: int = 4, *, ax: Axes | None = None) -> Axes:
     """A ring all-reduce step by step: rows are ranks, columns chunks, stripes the ranks whose values are in a sum.
 
-    Every rank sends one chunk down to the next rank (the last one to the first) in every step. Framed: just arrived.
+    In every step each rank sends one chunk down to the next rank (the last one to the first). Framed: just arrived.
     """
     if not 2 <= world <= 6:
         raise ConfigError(f"world is {world}: a drawing has room for 2 to 6 ranks")
     states = ring_states(world)
     half = world - 1
     pitch_x, pitch_y = world + 1.1, world + 2.4
-    width = max((half + 1) * pitch_x, pitch_x + 10)  # the second: room for the phases' names
-    unit = 7.5 / max(width + 1.2, 21)  # inches a cell
+    width = max((half + 1) * pitch_x, pitch_x + 10)  # the second: room for the names of the phases
+    unit = 7.5 / max(width + 1.2, 21)  # inches per cell
     ax = style.new_axes(ax, unit * (width + 1.2), unit * (2 * pitch_y - 0.2))
     for step, (state, received) in enumerate(states):
         line, column = (0, step) if step <= half else (1, step - half)
@@ -226,9 +226,9 @@ def latency_bandwidth(
 ) -> np.ndarray:
     """Seconds (left) and bandwidth (right) of collectives over message size; returns both Axes.
 
-    points: {collective: (nbytes, seconds)} as measured on `world` ranks; fits: {collective: cost.Link}, drawn dashed
+    points: {collective: (nbytes, seconds)} measured on `world` ranks; fits: {collective: cost.Link}, drawn dashed
     as the prediction; published: {collective: (nbytes, seconds)} with `source`. Bandwidth is what each rank sends
-    (cost.wire_bytes) over the seconds, so that all collectives on one link approach one number.
+    (cost.wire_bytes) per second, so that all collectives on one link approach the same number.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9), layout="constrained")
     fits, published = fits or {}, published or {}
@@ -268,7 +268,8 @@ def message_count(
     payload_bytes: int,
     ax: Axes | None = None,
 ) -> Axes:
-    """Seconds to send `payload_bytes` in all, cut into that many messages; the upper axis gives one message's size."""
+    """Seconds to send `payload_bytes` in total, cut into that many messages; the upper axis shows the size of one
+    message."""
     for name, values in (("measured_s", measured_s), ("predicted_s", predicted_s)):
         if values is not None and len(values) != len(counts):
             raise ConfigError(f"{len(counts)} counts of messages but {len(values)} values of {name}: give one for each")

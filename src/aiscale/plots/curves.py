@@ -1,4 +1,4 @@
-"""Curves: loss over steps, how far two strategies are apart, and how training scales with the number of ranks.
+"""Curves: loss over steps, the difference between two strategies, and scaling with the number of ranks.
 
 plots.loss_curves({"serial": losses, "ddp x2": losses}, validation={"serial": [(step, loss), ...]})
 plots.loss_vs_batch({"lr 3e-4": [(batch, loss), ...]})
@@ -42,8 +42,8 @@ def loss_curves(
 ) -> Axes:
     """Training loss in nats a token over optimizer steps; circles: validation; dotted levels: references.
 
-    runs, validation: {label: losses or [(step, loss)]}; references: {label: loss}, the entropy of bigrams, say.
-    Curves that lie on one another all stay visible: each is drawn narrower than the one below it.
+    runs, validation: {label: losses or [(step, loss)]}; references: {label: loss}, for example the bigram entropy.
+    Curves that coincide all stay visible: each is drawn narrower than the one below it.
     """
     ax = style.new_axes(ax)
     validation = validation or {}
@@ -79,7 +79,7 @@ def loss_vs_batch(
     ylabel: str = "validation loss (nats per token)",
     ax: Axes | None = None,
 ) -> Axes:
-    """Loss reached over the global batch. runs: {label: [(sequences, loss)]}, all measured."""
+    """Final loss over the global batch. runs: {label: [(sequences, loss)]}, all measured."""
     ax = style.new_axes(ax)
     colors = style.series_colors(runs)
     for label, series in runs.items():
@@ -94,10 +94,10 @@ def loss_vs_batch(
 def loss_difference(
     differences: Mapping[str, Series], tolerance: float | None = None, *, ax: Axes | None = None
 ) -> Axes:
-    """How far losses are from the serial run's, step by step, on a logarithmic axis.
+    """Difference of losses from the serial run, per step, on a logarithmic axis.
 
-    differences: {label: |loss - serial loss|}; tolerance: what still counts as equal. A difference of exactly 0 has
-    no place on the axis: it is drawn at the lower edge, and a run without any other is labelled "equal bit for bit".
+    differences: {label: |loss - serial loss|}; tolerance: the largest difference that counts as equal. A logarithmic
+    axis cannot show 0: it is drawn at the lower edge, and a run of zeros only is labelled "equal bit for bit".
     """
     ax = style.new_axes(ax)
     curves = {label: xy(np.abs(np.asarray(values, dtype=float))) for label, values in differences.items()}
@@ -138,7 +138,7 @@ def speedup(
     source: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """How many times as fast as one rank. measured, predicted: (len(ranks),) or {label: (len(ranks),)}.
+    """Speed-up over one rank. measured, predicted: (len(ranks),) or {label: (len(ranks),)}.
 
     published: {label: (ranks, speedups)} of others, with `source`. The grey line is ideal: n ranks, n times as fast.
     """
@@ -152,7 +152,7 @@ def speedup(
         ax.set_yscale("log", base=2)
         style.ranks_axis(ax.yaxis, everywhere)
         ax.set_ylim(top=top * 1.3)
-    else:  # few ranks: a linear axis shows better how much is missing
+    else:  # with few ranks a linear axis shows the gap to ideal better
         ax.set_xscale("linear")
         style.ranks_axis(ax.xaxis, everywhere)
         style.steps_axis(ax.yaxis)
@@ -182,7 +182,7 @@ def efficiency(
 
 
 def _over_ranks(ranks, measured, predicted, published, source, ax, height) -> Axes:
-    """Series over the number of ranks, one colour a label, one mark a kind."""
+    """Series over the number of ranks, one colour per label, one marker per kind."""
     given = {"measured": _series(measured), "predicted": _series(predicted)}
     series_of = {kind: {label: (ranks, y) for label, y in series.items()} for kind, series in given.items()}
     series_of["published"] = dict(published or {})

@@ -1,7 +1,7 @@
-"""Numbers themselves: tiny matrices with their values, the formats in which computers keep numbers, what they lose.
+"""Numbers: small matrices with their values, floating-point formats, and what they cannot represent.
 
 plots.matrix(W, label="W1")                          # a heat map with the numbers in it
-plots.matrices({"X": X, "W1": W1, "O1": O1})         # several, side by side, to one scale
+plots.matrices({"X": X, "W1": W1, "O1": O1})         # several, side by side, on one scale
 plots.number_formats()                               # fp32, tf32, bf16 and fp16, bit by bit
 plots.value_range({"as it is": gradient, "times 2^16": gradient * 2**16}, "fp16")
 """
@@ -33,9 +33,9 @@ def matrix(values: np.ndarray, *, label: str = "", digits: int = 2, ax: Axes | N
 def matrices(
     values: Mapping[str, np.ndarray], *, digits: int = 2, between: Sequence[str] = (), ax: Axes | None = None
 ) -> Axes:
-    """Small matrices side by side on one colour scale, each over its name and shape.
+    """Small matrices side by side on one colour scale, each with its name and shape.
 
-    between: what to write between neighbours, "×" and "=" say; nothing by default.
+    between: text between neighbours, for example "×" and "="; none by default.
     """
     arrays = {name: np.atleast_2d(np.asarray(array, dtype=float)) for name, array in values.items()}
     if not arrays or any(array.ndim != 2 or max(array.shape) > 16 for array in arrays.values()):
@@ -46,7 +46,7 @@ def matrices(
     gap = 1.1
     width = sum(array.shape[1] for array in arrays.values()) + gap * (len(arrays) - 1)
     height = max(array.shape[0] for array in arrays.values())
-    unit = min(0.62, 7.4 / width)  # inches a cell
+    unit = min(0.62, 7.4 / width)  # inches per cell
     ax = style.new_axes(ax, unit * width + 0.1, unit * height + 0.35)
     left = 0.0
     for i, (name, array) in enumerate(arrays.items()):
@@ -94,16 +94,16 @@ class NumberFormat:
 
     @property
     def smallest_normal(self) -> float:
-        """The smallest number with all its digits; below, digits are lost one by one."""
+        """The smallest number with full precision; below it, digits are lost one by one."""
         return 2.0 ** (2 - 2 ** (self.exponent_bits - 1))
 
     @property
     def step_at_one(self) -> float:
-        """From 1 to the next number: torch.finfo(...).eps."""
+        """Distance from 1 to the next number: torch.finfo(...).eps."""
         return 2.0**-self.fraction_bits
 
 
-#: tf32 is fp32 in memory; the tensor cores read 19 of its 32 bits.
+#: tf32 takes 32 bits in memory, as fp32; tensor cores read 19 of them.
 FORMATS = (
     NumberFormat("fp32", 8, 23),
     NumberFormat("tf32", 8, 10, 13),
@@ -142,7 +142,6 @@ def number_formats(formats: Sequence[NumberFormat] = FORMATS, *, ax: Axes | None
 
 
 def _power(value: float) -> str:
-    """3.4e38 as digits and a power of ten; numbers near 1 as they are."""
     if 1e-4 < value < 1e6:
         return f"{value:,.5g}" if value >= 1 else f"{value:.2g}"
     mantissa, exponent = f"{value:.1e}".split("e")
@@ -150,17 +149,17 @@ def _power(value: float) -> str:
 
 
 def lost_share(values: np.ndarray, kind: NumberFormat) -> float:
-    """The share of `values` that are not zero and become zero in `kind`: at most half its smallest number."""
+    """The share of the nonzero `values` that `kind` rounds to zero: at most half its smallest number."""
     size = np.abs(np.asarray(values, dtype=np.float64)).ravel()
     return float(np.mean((size > 0) & (size <= kind.smallest_normal * kind.step_at_one / 2)))
 
 
 def value_range(values: Mapping[str, np.ndarray], kind: str = "fp16", *, ax: Axes | None = None) -> Axes:
-    """Histograms of the sizes of numbers, by powers of two, over the range of one format.
+    """Histograms of magnitudes, by powers of two, over the range of one format.
 
-    values: {label: array}; zeros are left out of the histogram. The grey zones are what the format cannot hold: below
-    half its smallest number everything becomes 0, above its largest infinity; between its smallest number and its
-    smallest normal one, digits are lost. The legend says what share of each array is lost to zero.
+    values: {label: array}; zeros are left out of the histogram. The grey zones are out of range: below half the
+    format's smallest number everything becomes 0, above its largest infinity; between its smallest number and its
+    smallest normal one, digits are lost. The legend gives the share of each array that becomes zero.
     """
     formats = {known.name: known for known in FORMATS}
     if kind not in formats:

@@ -1,7 +1,7 @@
-"""One step over its time: who does what when, pipeline schedules, and how memory rises and falls.
+"""One step over time: timelines of ranks, pipeline schedules, and memory.
 
 plots.timeline([(rank, name, start_s, end_s, kind), ...])          # measured
-plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in rows of its own
+plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in separate rows
 plots.pipeline(events)                                             # measured, of all ranks, from PipelineTrace
 plots.pipeline(predicted=cost.pipeline_timeline("1f1b", 4, 8))     # simulated
 plots.memory_over_time(seconds, {"parameters": [...], "activations": [...]}, marks={"backward": 0.12})
@@ -28,8 +28,8 @@ Events = Iterable[Event | tuple]  #: (rank, name, start_s, end_s, kind)
 def timeline(events: Events = (), predicted: Events = (), *, names: bool = True, ax: Axes | None = None) -> Axes:
     """A Gantt chart of (rank, name, start_s, end_s, kind) events, kinds coloured as style.EVENT_COLORS.
 
-    Computation fills a rank's upper lane, communication its lower one, so that overlap shows as one above the other.
-    predicted events are drawn pale, in rows below. names: write a bar's name into it where it fits.
+    Each rank has a row for computation and below it one for communication, so that overlap is visible. predicted events
+    are drawn pale, in rows below. names: write a bar's name into it where it fits.
     """
     groups, rows = _groups(events, predicted, "timeline")
     ax = style.new_axes(ax, 7.5, 0.9 + 0.62 * len(rows))
@@ -51,10 +51,10 @@ def timeline(events: Events = (), predicted: Events = (), *, names: bool = True,
 
 
 def pipeline(events: Events = (), predicted: Events = (), *, ax: Axes | None = None) -> Axes:
-    """Pipeline schedules: a row for each rank, a box for each piece of work; what is empty between them is the bubble.
+    """Pipeline schedules: one row per rank, one box per piece of work; the gaps between boxes are the bubble.
 
-    A name is the micro-batch, "3", or with several pieces of the model on a rank the micro-batch and the piece, "3.1":
-    then each piece has a lane of its own, the first one above. predicted events stand in rows below.
+    A name is the micro-batch, "3", or with several model chunks on a rank the micro-batch and the chunk, "3.1": then
+    each chunk has its own row, the first one on top. predicted events are drawn in rows below.
     """
     groups, rows = _groups(events, predicted, "pipeline")
     lanes = 1 + max(_piece(event) for _, group in groups for event in group)
@@ -75,7 +75,7 @@ def pipeline(events: Events = (), predicted: Events = (), *, ax: Axes | None = N
     return _finish(ax, groups, rows, unit)
 
 
-Groups = list[tuple[str, list[Event]]]  #: measured and predicted, where there are any
+Groups = list[tuple[str, list[Event]]]  #: measured and predicted, whichever exist
 Rows = list[tuple[str, int]]  #: (measured or predicted, rank)
 
 
@@ -87,7 +87,6 @@ def _groups(events: Events, predicted: Events, name: str) -> tuple[Groups, Rows]
 
 
 def _milliseconds(span_s: float) -> tuple[float, str]:
-    """What seconds are multiplied with, and what they are then called."""
     return (1e3, "ms") if span_s < 2 else (1, "s")
 
 
@@ -108,7 +107,7 @@ def _bar(
 
 
 def _finish(ax: Axes, groups: Groups, rows: Rows, unit: str) -> Axes:
-    """Ranks beside their rows, time below, and above what colours and marks mean."""
+    """Label the ranks' rows and the time axis; a legend of colours and marks above."""
     several = len(groups) > 1
     ax.set_yticks(range(len(rows)), [f"rank {rank}" + (f", {kind}" if several else "") for kind, rank in rows])
     ax.set_ylim(len(rows) - 0.45, -0.55)
@@ -135,7 +134,7 @@ def memory_over_time(
 ) -> Axes:
     """Measured bytes over time, stacked by category.
 
-    seconds: (n,) when each sample was taken; held: {category: (n,) bytes}; marks: {what begins: second};
+    seconds: (n,) sample times; held: {category: (n,) bytes}; marks: {label: second};
     predicted_peak_bytes: a dashed level.
     """
     ax = style.new_axes(ax)
@@ -162,7 +161,7 @@ def memory_over_time(
     return ax
 
 
-#: In the order in which they are stacked: what is there between steps comes first.
+#: In stacking order: what persists between steps comes first.
 _STEP_COLORS = {
     "parameters": style.MEMORY_COLORS["parameters"],
     "optimizer states": style.MEMORY_COLORS["optimizer states"],
@@ -171,7 +170,7 @@ _STEP_COLORS = {
     "buffers": style.MEMORY_COLORS["buffers"],
     "activations": style.MEMORY_COLORS["activations"],
 }
-#: Of the strip: greys, because the light blue of a forward pass is that of gathered parameters here.
+#: Of the strip: greys, because a forward pass's light blue means gathered parameters here.
 _PASSES = {"forward": style.tint(style.INK, 0.3), "backward": style.tint(style.INK, 0.7)}
 
 
@@ -184,9 +183,9 @@ class Trace(Protocol):
 
 
 def step_memory(traces: Mapping[str, Trace], *, unit_bytes: float = 2**20, unit: str = "MiB") -> np.ndarray:
-    """Measured bytes over one step, stacked by category, a panel for each of `traces`, all with one scale of memory.
+    """Measured bytes over one step, stacked by category, one panel per trace, all on one memory scale.
 
-    The strip under a panel shows which block is at work: forward, then backward.
+    The strip under a panel shows which block is running: forward, then backward.
     """
     style.check_given(traces, "step_memory {label: trace of parallel.step_memory}")
     columns = min(2, len(traces))

@@ -1,7 +1,7 @@
-"""Which rank stands where in a grid of parallelism, and which rows of which tensor it has.
+"""Where each rank sits in the parallel grid, and which rows of each tensor it holds.
 
 plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)  # rank = tp + tp (dp + dp pp), Megatron-Core's order
-plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor lie on which rank
+plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor are on which rank
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _COLORS["data"] = style.STRATEGY_COLORS["ddp"]
 def rank_grid(
     tp: int, pp: int, dp: int, *, per_node: int = 0, of_rank: int | None = None, ax: Axes | None = None
 ) -> Axes:
-    """A panel for each copy of the model (dp), a row for each pipeline stage, a column for each tensor-parallel rank.
+    """One panel per copy of the model (dp), one row per pipeline stage, one column per tensor-parallel rank.
 
-    per_node: ranks on one node; nodes differ in shade. of_rank: frame the three groups in which this rank talks.
+    per_node: ranks per node; nodes differ in shade. of_rank: frame this rank's three communication groups.
     """
     if min(tp, pp, dp) < 1 or per_node < 0:
         raise ConfigError(f"tp {tp}, pp {pp}, dp {dp}, per_node {per_node}: the first three are at least 1")
@@ -59,7 +59,7 @@ def _place(rank: int, tp: int, dp: int) -> tuple[int, int, int]:
 
 
 def _frame_groups(ax: Axes, of_rank: int, tp: int, dp: int, size: int, panel: float) -> None:
-    """Frames round the ranks that share two coordinates with of_rank, one inside the other."""
+    """Nested frames around the ranks that share two coordinates with of_rank."""
     own = _place(of_rank, tp, dp)
     for inset, (name, axis) in zip((0.0, 0.06, 0.12), (("tensor", 0), ("pipeline", 2), ("data", 1)), strict=True):
         for rank in range(size):
@@ -81,9 +81,9 @@ def _frame_groups(ax: Axes, of_rank: int, tp: int, dp: int, size: int, panel: fl
 
 
 def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int, *, ax: Axes | None = None) -> Axes:
-    """One bar for each tensor, as wide as it has rows, cut where FSDP cuts it: ceil(rows / ranks) rows for a rank.
+    """One bar per tensor, as wide as its number of rows, cut as FSDP cuts it: ceil(rows / ranks) rows per rank.
 
-    What is missing to a multiple of it is padding, drawn hollow. Bars are drawn to the longest one's scale.
+    Padding up to a multiple of that is drawn hollow. All bars have the scale of the longest one.
     """
     style.check_given(shapes, "shards {name: shape}, for example cost.parameter_shapes(model)")
     ax = style.new_axes(ax, 7.5, 0.9 + 0.27 * len(shapes))

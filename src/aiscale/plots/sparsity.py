@@ -1,16 +1,16 @@
 """What Radius keeps, sends and costs.
 
 plots.concentration({"gradient": gradient, "update": update})            # how few entries hold most of it
-plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})                       # how long a choice stays right
+plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})                       # how long a mask stays good
 plots.mask_change(mask_before, mask_after)                               # the same, entry by entry
-plots.residual_steps(norms, dense_steps)                                 # what waits on the ranks
-plots.step_bytes(measured, predicted)                                    # what each step sent
+plots.residual_steps(norms, dense_steps)                                 # size of the residual
+plots.step_bytes(measured, predicted)                                    # bytes sent per step
 plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
-plots.density_times(measured, predicted, published, source="...")        # where it breaks even
+plots.density_times(measured, predicted, published, source="...")        # break-even density
 plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
-plots.perplexity_bytes({"radius d 0.4": [(share, mean, low, high)]})     # what the saved bytes cost
-plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # and whether longer runs pay less
-plots.perplexity_settings({("500 steps", "T 200, sum", "d 0.4"): (mean, low, high)})   # and which settings do
+plots.perplexity_bytes({"radius d 0.4": [(share, mean, low, high)]})     # cost in perplexity over bytes sent
+plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # cost over the length of training
+plots.perplexity_settings({("500 steps", "T 200, sum", "d 0.4"): (mean, low, high)})   # cost by setting
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def concentration(
 ) -> Axes:
     """Share of the sum of squares that the largest entries hold, over the share of entries. values: {label: (N,)}.
 
-    marks: densities at which a dotted line stands.
+    marks: densities with a dotted line.
     """
     style.check_given(values, "tensors by label")
     ax = style.new_axes(ax, 7.5, 3.4)
@@ -58,7 +58,8 @@ def concentration(
 
 
 def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax: Axes | None = None) -> Axes:
-    """Share of the chosen entries that would be chosen again, over the steps in between, {density: [(steps, share)]}.
+    """Share of the selected entries that would be selected again, over the steps in between, {density: [(steps,
+    share)]}.
 
     Dashed: by chance, which is the density.
     """
@@ -80,7 +81,7 @@ def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax:
 
 
 def mask_change(before: Sequence, after: Sequence, *, ax: Axes | None = None) -> Axes:
-    """Two masks of one matrix, (rows, columns): kept both times, only before, only after, never."""
+    """Two masks of one matrix, (rows, columns): selected both times, only before, only after, never."""
     before, after = np.asarray(before, dtype=bool), np.asarray(after, dtype=bool)
     if before.shape != after.shape or before.ndim != 2:
         raise ConfigError(f"the masks are {before.shape} and {after.shape}: both must be matrices of one shape")
@@ -99,7 +100,7 @@ def mask_change(before: Sequence, after: Sequence, *, ax: Axes | None = None) ->
     return ax
 
 
-# What is kept back and what is sent ----------------------------------------------------------------------------------
+# What is held back and what is sent ----------------------------------------------------------------------------------
 
 
 def residual_steps(norms: Sequence[float], dense_steps: Sequence[int] = (), *, ax: Axes | None = None) -> Axes:
@@ -150,11 +151,11 @@ def radius_curves(
     switch: float | None = None,
     window: int = 1,
 ) -> np.ndarray:
-    """Training loss, loss error (baseline minus the run) and validation perplexity, as the artifact's figures have it.
+    """Training loss, loss error (baseline minus the run) and validation perplexity, as in the artifact's figures.
 
-    losses, perplexities: {label: values by step, or [(step, value)]}, `baseline` among them. errors: {label: [(step,
-    mean, low, high)]}, of several seeds; without them they are the differences of `losses`. A perplexity may have a low
-    and a high as well. switch: the last dense step. window: steps over which losses are averaged. Returns three Axes.
+    losses, perplexities: {label: values by step, or [(step, value)]}, including `baseline`. errors: {label: [(step,
+    mean, low, high)]} over several seeds; by default the differences of `losses`. A perplexity may also have low and
+    high. switch: the last dense step. window: steps over which losses are averaged. Returns three Axes.
     """
     if baseline not in losses:
         raise ConfigError(f"the baseline {baseline!r} is not among the runs {', '.join(losses) or '(none)'}")
@@ -186,19 +187,18 @@ def radius_curves(
 
 
 def _shade(ax: Axes, points: Sequence[tuple[float, ...]], color: str) -> None:
-    """From the low to the high of [(step, mean, low, high)]."""
     if points:
         steps, _, low, high = zip(*points, strict=True)
         ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0, zorder=1)
 
 
 def _averaged(steps: np.ndarray, values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means over consecutive stretches of `window` points, each at its last step."""
+    """Means over consecutive windows of `window` points, each at its last step."""
     whole = len(values) // window * window
     return steps[window - 1 : whole : window], values[:whole].reshape(-1, window).mean(axis=1)
 
 
-# What it costs and brings --------------------------------------------------------------------------------------------
+# Cost and gain --------------------------------------------------------------------------------------------------------
 
 
 def density_times(
@@ -209,7 +209,7 @@ def density_times(
     source: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius gains."""
+    """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius is faster."""
     given = {"measured": measured, "predicted": predicted, "published": published}
     given = {kind: points for kind, points in given.items() if len(points)}
     style.check_given(given, "measured, predicted or published points")
@@ -231,7 +231,7 @@ def link_speedups(
     marks: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Times as fast as the baseline over the link's rate, {label: [(Mbit/s, times)]}; marks: {label: rate}."""
+    """Speed-up over the baseline by link rate, {label: [(Mbit/s, speed-up)]}; marks: {label: rate}."""
     groups = {"measured": measured, "predicted": predicted or {}}
     groups = {kind: series for kind, series in groups.items() if series}
     style.check_given(groups, "[(rate, times)] by label")
@@ -260,7 +260,7 @@ Spread = tuple[float, float, float, float]  # x, then mean, lowest and highest o
 def perplexity_bytes(
     runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
 ) -> Axes:
-    """What was lost over what was sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
+    """Perplexity increase over bytes sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
     ax = _spreads(runs, "[(share, mean, low, high)] by label", ylabel, ax)
     ax.set_xlim(left=0)
     style.percent_axis(ax.xaxis)
@@ -271,9 +271,9 @@ def perplexity_bytes(
 def perplexity_trend(
     runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
 ) -> Axes:
-    """What was lost over the length of training, {label: [(steps, mean, low, high) in percent]}.
+    """Perplexity increase over the length of training, {label: [(steps, mean, low, high) in percent]}.
 
-    Labels stand a little beside each other, so that their bars do not hide one another.
+    Labels are offset sideways, so that their error bars do not overlap.
     """
     beside = [1.035 ** (i - (len(runs) - 1) / 2) for i in range(len(runs))]
     shifted = {
@@ -290,10 +290,10 @@ def perplexity_trend(
 
 
 def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float, float]]) -> np.ndarray:
-    """What was lost under all settings, {(panel, row, column): (mean, low, high) in percent}; one Axes a panel.
+    """Perplexity increase by setting, {(panel, row, column): (mean, low, high) in percent}; one Axes per panel.
 
-    A cell is the more orange the worse it is than the baseline, and the more blue the better; it has the mean in large
-    figures and the range in small ones. Settings that nobody has run stay empty.
+    The more orange a cell, the worse than the baseline; the more blue, the better. Cells show the mean in large digits
+    and the range in small ones. Settings without runs stay empty.
     """
     style.check_given(cells, "(mean, low, high) by (panel, row, column)")
     panels, rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
@@ -319,7 +319,7 @@ def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float,
 
 
 def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: Axes | None) -> Axes:
-    """A line through the means of each label, a bar from lowest to highest; grey: as good as dense."""
+    """A line through the means of each label, an error bar from lowest to highest; grey: as good as dense."""
     style.check_given(runs, what)
     ax = style.new_axes(ax, 7.5, 3.8)
     looks = style.method_looks(runs)

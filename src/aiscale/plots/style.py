@@ -1,4 +1,4 @@
-"""The house style: one colour for each strategy, rank and kind of memory, and three marks that cannot be confused.
+"""The house style: one colour per strategy, rank and kind of memory, and three distinct marks.
 
     plots.use_style()                       # once, in a notebook's imports cell
     plots.STRATEGY_COLORS["ddp"]            # the same in every figure and slide
@@ -9,8 +9,7 @@ A number on a figure is measured, predicted or published, and looks it:
     predicted   a dashed line without marks, a pale dashed bar       from `cost`
     published   hollow diamonds without a line, an empty bar         by others, with their source in the legend
 
-The palettes were searched for under simulated protanopia, deuteranopia and tritanopia; a test keeps their colours
-apart.
+The palettes are distinguishable under simulated protanopia, deuteranopia and tritanopia, which a test checks.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STRATEGY_COLORS = {
     "megatron": "#6E29A8",
     "radius": "#63CBFD",
 }
-#: Colour of a way of sending gradients; a label takes that of the longest name that it starts with.
+#: Colour of a compression method; a label takes that of the longest name it starts with.
 METHOD_COLORS = {
     "dense": STRATEGY_COLORS["serial"],
     "dense, overlapped": STRATEGY_COLORS["ddp"],
@@ -58,11 +57,11 @@ METHOD_COLORS = {
     "random-k": STRATEGY_COLORS["mpi"],
     "powersgd": STRATEGY_COLORS["megatron"],
 }
-#: Variants of one method differ in line and mark too, all of them filled as measured points are.
+#: Variants of one method also differ in line and marker, all filled, because they are measured.
 _VARIANTS = (("-", "o"), (":", "s"), ("-.", "^"), ((0, (3, 1, 1, 1, 1, 1)), "v"))
 #: Colour of a rank and of the data that comes from it.
 RANK_COLORS = ("#0068B8", "#FAC62D", "#60B4A1", "#AB2C4E", "#572D88", "#ADE0FC", "#D96709", "#7C828A")
-#: Colour of a kind of memory; the words are those of `cost.CATEGORIES` and of an engine's `held()`.
+#: Colour of a kind of memory; the names are those of `cost.CATEGORIES` and of an engine's `held()`.
 MEMORY_COLORS = {
     "parameters": "#34548F",
     "gradients": "#F0AF00",
@@ -72,11 +71,11 @@ MEMORY_COLORS = {
     "buffers": "#24272D",
     "other": "#D5D8DD",
 }
-#: Colour of what a rank does at a time.
+#: Colour of an event on a timeline.
 EVENT_COLORS = {
     "forward": "#7AB9EE",
     "backward": "#0068B8",
-    "weights": "#F2BB2D",  # the half of a backward pass that zero-bubble schedules put off
+    "weights": "#F2BB2D",  # weight-gradient half of a backward pass, which zero-bubble schedules delay
     "communication": "#D96709",
     "optimizer": "#572D88",
     "data": "#A5ABB5",
@@ -97,15 +96,15 @@ def new_axes(ax: Axes | None, width: float = 7.5, height: float = 3.6) -> Axes:
 
 
 def check_given(values: object, what: str) -> None:
-    """Raise ConfigError where there is nothing to draw; `what` says what the figure wants."""
+    """Raise ConfigError if there is nothing to draw; `what` names the missing data."""
     if not values:
         raise ConfigError(f"nothing to draw: give {what}")
 
 
 def series_colors(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each label: the strategy's where the label starts with one ("ddp x4"), else the next of the cycle.
+    """A colour for each label: the strategy's if the label starts with one ("ddp x4"), else the next of the cycle.
 
-    Further runs of one strategy take a darker and a paler shade of its colour.
+    Further runs of one strategy get a darker and a paler shade of its colour.
     """
     cycle = [entry["color"] for entry in plt.rcParams["axes.prop_cycle"]]
     colors: dict[str, str] = {}
@@ -124,13 +123,13 @@ def series_colors(labels: Iterable[str]) -> dict[str, str]:
 
 
 def method_colors(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each label: of the method it begins with, else the next of the cycle."""
+    """A colour for each label: that of the method it starts with, else the next of the cycle."""
     spare = iter(entry["color"] for entry in list(plt.rcParams["axes.prop_cycle"]) * 4)
     colors = {}
     for label in labels:
         known = _known(label)
         base = METHOD_COLORS[known] if known else next(spare)
-        # Further variants of one method take other shades.
+        # Further variants of one method get other shades.
         others = ([0.42 * c for c in to_rgb(base)], [0.7 * c for c in to_rgb(base)], tint(base, 0.5))
         shades = (base, *map(to_hex, others))
         colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
@@ -138,7 +137,7 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
 
 
 def method_looks(labels: Iterable[str]) -> dict[str, dict]:
-    """Colour, line style and marker of each label: a method's variants must not be told apart by shade alone."""
+    """Colour, line style and marker of each label: shade alone does not separate a method's variants."""
     looks, seen = {}, {}
     for label, color in method_colors(labels).items():
         known = _known(label) or label
@@ -149,17 +148,16 @@ def method_looks(labels: Iterable[str]) -> dict[str, dict]:
 
 
 def _known(label: str) -> str:
-    """The longest name of METHOD_COLORS that the label starts with."""
     return max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
 
 
 def tint(color: str, strength: float) -> tuple[float, float, float]:
-    """`color` thinned with white; strength 1 is the colour, 0 white."""
+    """`color` mixed with white; strength 1 is the colour, 0 white."""
     return tuple(1 - strength * (1 - channel) for channel in to_rgb(color))
 
 
 def text_color(background: str | Sequence[float]) -> str:
-    """Ink or white, whichever reads better on `background` (the WCAG's contrast)."""
+    """Ink or white, whichever has more contrast on `background` (WCAG's formula)."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(background)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return PAPER if luminance < 0.22 else INK
@@ -175,7 +173,7 @@ _LINE = {
 
 
 def draw(ax: Axes, kind: str, x: Sequence[float], y: Sequence[float], color: str = INK, **options) -> Line2D:
-    """A series of points as `kind` (measured, predicted, published) looks; options go to Axes.plot."""
+    """Draw a series of points in the style of `kind` (measured, predicted, published); options go to Axes.plot."""
     _check_kind(kind)
     style = {"color": color, **_LINE[kind], **options}
     if kind == "measured":
@@ -184,7 +182,7 @@ def draw(ax: Axes, kind: str, x: Sequence[float], y: Sequence[float], color: str
 
 
 def bar_style(kind: str, color: str) -> dict:
-    """Options for Axes.bar and barh that make a bar look like its kind."""
+    """Options for Axes.bar and barh that give a bar the style of its kind."""
     _check_kind(kind)
     if kind == "measured":
         return {"facecolor": color, "edgecolor": PAPER, "linewidth": 0.8}
@@ -199,7 +197,7 @@ def _check_kind(kind: str) -> None:
 
 
 def kind_handles(kinds: Iterable[str], source: str = "", bars: bool = False) -> list:
-    """Legend entries that say what the marks mean; `source` names who published."""
+    """Legend entries that explain the marks; `source` names the publication."""
     handles = []
     for kind in KINDS:
         if kind not in set(kinds):
@@ -207,7 +205,7 @@ def kind_handles(kinds: Iterable[str], source: str = "", bars: bool = False) -> 
         label = f"published ({source})" if kind == "published" and source else kind
         line = Line2D([], [], color=MUTED, label=label, **_LINE[kind])
         bar = Patch(label=label, **bar_style(kind, MUTED))
-        # A bar that was published ends in a diamond, so its entry wears one too.
+        # A published bar ends in a diamond, so its entry has one too.
         handles.append(line if not bars else (bar, line) if kind == "published" else bar)
     return handles
 
@@ -222,7 +220,7 @@ def legend_handles(series: Mapping[str, str], more: Iterable = (), bars: bool = 
 
 
 def legend_above(ax: Axes, handles: Sequence):
-    """A legend above the axes, in one line or as many as it takes, read from left to right."""
+    """A legend above the axes, in as few lines as fit, read from left to right."""
     if not handles:
         return None
     figure = ax.figure
@@ -239,7 +237,7 @@ def legend_above(ax: Axes, handles: Sequence):
 
 
 def _columns(labels: Sequence[str], room: float) -> int:
-    """Legend columns that fit, in rows of even length: about 0.058 inches a letter, 0.55 for the handle and the gap."""
+    """Legend columns that fit, in rows of even length: about 0.058 inches per letter, 0.55 for handle and gap."""
     widths = [0.058 * len(label) + 0.55 for label in labels]
     for columns in range(len(labels), 0, -1):
         if sum(max(widths[column::columns]) for column in range(columns)) <= room:
@@ -323,12 +321,12 @@ def percent_axis(axis: Axis) -> None:
 
 
 def for_bars(ax: Axes) -> None:
-    """The grid that horizontal bars are read on: vertical lines alone."""
+    """A grid for horizontal bars: vertical lines only."""
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
 
 
 def bare(ax: Axes) -> None:
-    """No axes at all: for diagrams."""
+    """Hide the axes: for diagrams."""
     ax.set_axis_off()
     ax.set_aspect("equal")

@@ -1,4 +1,4 @@
-"""What a model is made of: a block with its shapes and parameters, attention masks, and where the parameters are.
+"""What a model is made of: a block with its shapes and parameters, attention masks, and the parameters of each part.
 
 plots.transformer_layer(run.model)
 plots.attention_masks({"GPT: the past only": causal, "BERT: both ways": everything})
@@ -20,7 +20,7 @@ from aiscale import cost
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.plots import style
 
-#: Colour of a part of the model; the words are those of `cost.parameters`.
+#: Colour of a part of the model; the names are those of `cost.parameters`.
 PART_COLORS = {
     "token_embedding": "#7AB9EE",
     "position_embedding": "#D9DCE1",
@@ -33,10 +33,8 @@ PART_COLORS = {
 
 @dataclass(frozen=True)
 class _Box:
-    """One operation of the block."""
-
     name: str
-    weight: str  #: its shape, or what it does where it has none
+    weight: str  #: its shape, or a word on the operation if it has none
     parameters: int
     output: str
     part: str = ""
@@ -76,8 +74,8 @@ _HEAD = {"arrowstyle": "-|>,head_length=3.5,head_width=2", "shrinkA": 0, "shrink
 def transformer_layer(model: ModelConfig, *, ax: Axes | None = None) -> Axes:
     """One block of `GPT(model)`: its operations, the shapes of their weights and outputs, and their parameters.
 
-    The line on the left is the residual stream, tensors of (B, T, D); each branch reads it and adds to it. Under each
-    box stands the width of its output. With parallel_residual both branches read the same stream.
+    The line on the left is the residual stream, tensors of (B, T, D); each branch reads it and adds to it. The width of
+    its output is below each box. With parallel_residual both branches read the same stream.
     """
     attention, mlp = _branches(model)
     rows, turns = (0.0, -2.35), (-1.1, -3.45)
@@ -113,14 +111,13 @@ def _plus(ax: Axes, x: float, y: float) -> None:
 
 
 def _return(ax: Axes, right: float, y: float, turn: float) -> None:
-    """From the end of a row at height y around it, and back to the stream at height `turn`, where it is added."""
+    """An arrow from the end of a row at height y back to the stream at height `turn`, where it is added."""
     ax.plot([right, right + 0.3, right + 0.3, 0.5], [y, y, turn, turn], zorder=1, **_THIN)
     ax.add_patch(FancyArrowPatch((0.6, turn), (0.15, turn), **_HEAD))
     _plus(ax, 0, turn)
 
 
 def _branch(ax: Axes, y: float, name: str, boxes: Sequence[_Box]) -> None:
-    """A row of boxes at height y."""
     ax.plot([0 if y == 0 else _LEFT, _LEFT], [y, y], zorder=1, **_THIN)
     for i, box in enumerate(boxes):
         x = _LEFT + i * (_WIDTH + _GAP)
@@ -153,9 +150,9 @@ def _draw_box(ax: Axes, x: float, y: float, box: _Box) -> None:
 
 
 def attention_masks(masks: Mapping[str, np.ndarray], *, tokens: Sequence[str] | None = None) -> np.ndarray:
-    """Which positions each token may look at; returns one Axes a mask.
+    """Which positions each token attends to; returns one Axes per mask.
 
-    masks: {label: (T, T) booleans or numbers}; row: the token that looks, column: what it looks at. Numbers (attention
+    masks: {label: (T, T) booleans or numbers}; row: the query token, column: the key token. Numbers (attention
     weights) are drawn as shades. tokens: the T words, written along the axes.
     """
     if not masks:
@@ -184,7 +181,7 @@ def attention_masks(masks: Mapping[str, np.ndarray], *, tokens: Sequence[str] | 
 
 
 def parameter_breakdown(models: Mapping[str, ModelConfig] | ModelConfig, *, ax: Axes | None = None) -> Axes:
-    """The share of the parameters in each part, one bar a model, with the total at its end."""
+    """The share of the parameters in each part, one bar per model, with the total at its end."""
     models = {"": models} if isinstance(models, ModelConfig) else models
     ax = style.new_axes(ax, 7.5, 0.95 + 0.36 * len(models))
     used = {}

@@ -1,6 +1,6 @@
-"""What Radius and its competitors gain on slow links, and what they cost in perplexity: `aiscale bench radius`, `link`.
+"""Speed of Radius and its competitors on slow links, and their cost in perplexity: `aiscale bench radius`, `link`.
 
-study.py   speed on a link, over the contenders        steps.py  its ranks, where contenders take turns
-sweep.py   perplexity: the queue of training runs      runs.py   one of them
-link.py    is the emulated link like a real one?       nodes.py  ranks on virtual nodes whose network is slowed
+study.py   step times on a link, and savings from them    steps.py  what its ranks run
+sweep.py   perplexity: the queue of training runs         runs.py   one of these runs
+link.py    compares the emulated link with a real one     nodes.py  ranks on virtual nodes with slowed network cards
 """

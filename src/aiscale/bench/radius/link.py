@@ -1,13 +1,13 @@
 """Does the emulated link behave like a real one? `aiscale bench link`, on four new ranks (Linux with namespaces).
 
-Each rank lives on a node of its own (`bench.nodes`). In turn, the kernel slows the nodes' network cards, or `dist.link`
-emulates cards of the same rate over unslowed ones. Timed are every collective, and a DDP step of the model of `bench
-radius`, dense and sparse, overlapped and at once: near the rate that benchmark chooses, at a slower and a faster one.
-What a message takes beyond its bytes on the real cards, as all-reduces of few bytes show, is told beside.
+Each rank runs on a virtual node (`bench.nodes`). Two links take turns: the kernel slows the nodes' network cards, or
+`dist.link` emulates the same rate over unslowed cards. It times every collective, and DDP steps of the model of
+`bench radius`, dense and sparse, overlapped and not, at the rate of that benchmark, a slower and a faster one. It also
+reports the latency of the real cards, from all-reduces of few bytes.
 
-DDP steps must take the same time to a tenth, up to the rate of `bench radius`. Faster ones are shown and not judged:
-there the kernel's own work for slowed cards, which no emulation has and no separate machine would do, takes the
-processors from the ranks.
+DDP steps must agree within a tenth, up to the rate of `bench radius`. Faster rates are shown but not checked: there
+the kernel's own work of slowing the cards takes processor time from the ranks, which neither emulation nor separate
+machines would.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from aiscale.bench.timing import machine_facts
 from aiscale.distributed.link import FRAMING, busiest_link
 
 RANKS, ROUNDS, QUICK_ROUNDS = 4, 9, 3
-TOLERANCE = 0.10  #: by which a DDP step on the emulated link may differ
-_SLOWER, _FASTER = 2.0, 0.25  #: seconds of an all-reduce of all gradients over those of a step without communication
+TOLERANCE = 0.10  #: allowed relative difference of a DDP step on the emulated link
+_SLOWER, _FASTER = 2.0, 0.25  #: seconds of an all-reduce of all gradients / seconds of a step without communication
 _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES = 200.0, 3 * 2**20
-_FEW_BYTES = 4096  #: of the messages by which latency is measured
+_FEW_BYTES = 4096  #: message size for measuring latency
 
 
 _STEPS = {
@@ -44,7 +44,7 @@ _STEPS = {
 
 
 def bench_link(*, quick: bool = False, report: Report = silent) -> dict:
-    """Rows of real and emulated seconds, and the check that DDP steps agree. quick: few rounds, judged by nothing."""
+    """Rows of real and emulated seconds, and the check that DDP steps agree. quick: few rounds, no checks."""
     if why := why_no_nodes():
         return {"skipped": why, "rows": [], "checks": [], "machine": machine_facts()}
     report(f"{RANKS} ranks on nodes of their own, {QUICK_ROUNDS if quick else ROUNDS} rounds")
@@ -59,7 +59,6 @@ def bench_link(*, quick: bool = False, report: Report = silent) -> dict:
 
 
 def show_link(result: dict) -> None:
-    """Print what bench_link returned."""
     if "skipped" in result:
         print(f"not measured: {result['skipped']}")
         return
@@ -84,13 +83,14 @@ def show_link(result: dict) -> None:
 
 
 class _Comparison:
-    """The two kinds of link under the same work; one on every rank."""
+    """Times the same work on both kinds of link; one object on every rank."""
 
     def __init__(self, world, rounds: int) -> None:
         self.world, self.rounds, self.latencies_s = world, rounds, {}
 
     def row(self, what: str, action: Callable[[], object], rate_mbit_s: float, payload_bytes: int) -> dict:
-        """Median seconds of `action` on links of a rate, real and emulated in turn, and the median of their ratios."""
+        """Median seconds of `action` at a rate, on the real and the emulated link in turn, and the median of their
+        ratios."""
         latency_s = self.latency_s(rate_mbit_s)
         seconds: dict[str, list[float]] = {"real": [], "emulated": []}
         for i in range(self.rounds):
@@ -102,7 +102,8 @@ class _Comparison:
         return {**facts, **median_s, "ratio": statistics.median(ratios), "seconds": seconds}
 
     def latency_s(self, rate_mbit_s: float) -> float:
-        """Of one message on real links of this rate: what all-reduces of few bytes take beyond their bytes."""
+        """Latency of one message on real links of this rate: all-reduce time of few bytes minus the time of the
+        bytes."""
         if rate_mbit_s not in self.latencies_s:
             few, in_a_row = torch.zeros(_FEW_BYTES // 4 * self.world.size), 10
 
@@ -120,19 +121,18 @@ class _Comparison:
     def _seconds(self, kind: str, action: Callable[[], object], rate_mbit_s: float) -> float:
         shape(rate_mbit_s if kind == "real" else 0)
         with self.world.link.at(rate_mbit_s if kind == "emulated" else 0):
-            self._timed(action)  # TCP has to find the new rate
+            self._timed(action)  # TCP has to adapt to the new rate
             return self._timed(action)
 
     def _timed(self, action: Callable[[], object]) -> float:
         self.world.barrier()
         start = time.perf_counter()
         action()
-        self.world.barrier()  # it takes as long as on its slowest rank
+        self.world.barrier()  # it takes as long as the slowest rank
         return time.perf_counter() - start
 
 
 def _collectives(world) -> dict[str, Callable[[], object]]:
-    """Every collective with the same payload."""
     n, r, size = world.size, world.rank, _COLLECTIVES_BYTES // 4
     x, share = torch.ones(size), torch.ones(size // n)
 
@@ -153,7 +153,6 @@ def _collectives(world) -> dict[str, Callable[[], object]]:
 
 
 def measure(world, quick: bool) -> dict:
-    """What each rank does."""
     torch.set_num_threads(1)
     compare = _Comparison(world, QUICK_ROUNDS if quick else ROUNDS)
     rows = [

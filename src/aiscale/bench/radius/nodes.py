@@ -1,11 +1,11 @@
-"""Ranks on nodes of their own, each with a network card that the kernel slows (Linux, root or user namespaces).
+"""Ranks on virtual nodes, each with a network card that the kernel slows (Linux, root or user namespaces).
 
     status = start_on_nodes(4, ["-m", "aiscale.bench", ...])     # as `distributed.launch`, but on 4 nodes
     shape(100)                                                   # in a rank: its card, both ways, Mbit/s
 
-A node is a network namespace with an address of its own; a virtual cable joins it to a bridge, the switch. All this
-lives in a namespace that nobody else sees and that the kernel takes away with the last process. What leaves a node is
-slowed by tbf (token bucket filter) at its end of the cable, what arrives at the switch's end.
+A node is a network namespace with its own address; a virtual cable (veth) joins it to a bridge, the switch. All of it
+lives in a private namespace that the kernel removes with the last process. tbf (token bucket filter) slows outgoing
+traffic at the node's end of the cable and incoming traffic at the switch's end.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from aiscale.distributed import host_store, launch
 from aiscale.processes import die_with, network_namespace
 
 _SWITCH, _NODE, _NOWHERE = "10.77.0.254", "10.77.0.{}", "10.78.0.0/24"
-_SWITCH_PID = "AISCALE_SWITCH_PID"  #: variable of a rank: whose namespace the switch is in
-#: Bytes of a frame, and how long the link is busy with what the kernel hands on in one piece (see `shape`).
+_SWITCH_PID = "AISCALE_SWITCH_PID"  #: environment variable of a rank: pid whose namespace holds the switch
+#: Bytes of a frame, and how long one piece handed on by the kernel keeps the link busy (see `shape`).
 _FRAME_BYTES, _PIECE_S = 1514, 0.4e-3
-_QUEUE = "50ms"  #: takes what several senders pour into one card
+_QUEUE = "50ms"  #: buffers what several senders send to one card
 
 
 @functools.cache
 def why_no_nodes() -> str:
-    """Why this machine gives us no nodes whose links are slowed; empty if it does."""
+    """Why this machine cannot run virtual nodes with slowed links; empty if it can."""
     command, why = network_namespace()
     if not command:
         return f"nodes need Linux's unshare, ip and tc: {why}"
@@ -38,10 +38,10 @@ def why_no_nodes() -> str:
 
 
 def start_on_nodes(nproc: int, argv: Sequence[str], *, timeout_s: float = 900) -> int:
-    """Run `python ARGV` as `nproc` joined ranks, one on each of as many nodes; the exit status, 0 if all were, 124 if
-    they took longer than `timeout_s`. A rank calls `plug_in` before anything else."""
+    """Run `python ARGV` as `nproc` connected ranks, one per node; returns the exit status, 0 if all succeeded, 124
+    if they took longer than `timeout_s`."""
     command = [*network_namespace()[0], sys.executable, "-m", "aiscale.bench.radius.nodes", str(nproc), *argv]
-    # No name server can be asked there: torch would wait for one, and warn.
+    # There is no name server: torch would wait for one, and warn.
     env = {**os.environ, "RES_OPTIONS": "attempts:1 timeout:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     try:
         return subprocess.run(
@@ -53,7 +53,7 @@ def start_on_nodes(nproc: int, argv: Sequence[str], *, timeout_s: float = 900) -
 
 
 def plug_in() -> None:
-    """Join this rank's node to the switch; does nothing where there is none."""
+    """Connect this rank's node to the switch; call it before anything else. Does nothing if there is no switch."""
     if _SWITCH_PID not in os.environ:
         return
     rank, port = int(os.environ["RANK"]), f"node{os.environ['RANK']}"
@@ -66,25 +66,25 @@ def plug_in() -> None:
 
 
 def shape(rate_mbit_s: float) -> None:
-    """Slow this rank's network card in both directions; 0: as fast as the machine is."""
-    # Left to itself the kernel hands on pieces of 64 KiB, and each would wait at either end until the link could have
-    # brought all of it: 2.6 ms at 200 Mbit/s for each of an all-reduce's messages. A cable carries single frames, but
-    # the kernel's work is by the piece: with frames by four, two cores spend 0.4 s on an all-reduce of 11 MB on four
-    # ranks, whatever the rate. So a piece is what the link brings in a short time.
+    """Slow this rank's network card in both directions; 0 means unlimited."""
+    # By default the kernel hands on pieces of 64 KiB, and each waits at both ends until the link could have carried all
+    # of it: 2.6 ms at 200 Mbit/s for each message of an all-reduce. A cable carries single frames, but the kernel's
+    # work is per piece: with four frames in a piece, two cores spend 0.4 s on an all-reduce of 11 MB on four ranks, at
+    # any rate. So a piece is as large as the link carries in a short time.
     frames = int(min(max(rate_mbit_s * 1e6 * _PIECE_S / 8 / _FRAME_BYTES, 1), 43)) if rate_mbit_s else 65535
     burst = ("burst", str(max(2 * frames * _FRAME_BYTES, 16384)), "latency", _QUEUE)
     tbf = ("tbf", "rate", f"{rate_mbit_s * 1e6:.0f}bit", *burst)
     for where, device in (((), "eth0"), (_at_switch(), f"node{os.environ['RANK']}")):
         _call(*where, "ip", "link", "set", device, "gso_max_segs", str(frames))
         _call(*where, "tc", "qdisc", "replace", "dev", device, "root", *(tbf if rate_mbit_s else ("pfifo",)))
-    # A change of routes makes connections look at their card anew, and send pieces of the new size. (Flushing what is
-    # cached does so too, but older kernels allow that to nobody in a user namespace.)
+    # A change of routes makes connections look up their card again and send pieces of the new size. (Flushing the cache
+    # does so too, but older kernels do not allow it in a user namespace.)
     for change in ("add", "del"):
         _call("ip", "route", change, "unreachable", _NOWHERE)
 
 
 def _at_switch() -> tuple[str, ...]:
-    """Before a command: runs it in the switch's namespace."""
+    """Command prefix that runs a command in the switch's namespace."""
     return ("nsenter", "-t", os.environ[_SWITCH_PID], "-n")
 
 
@@ -93,7 +93,7 @@ def _call(*command: str) -> None:
 
 
 def _serve(nproc: int, argv: Sequence[str]) -> int:
-    """Be the switch: build it, start the ranks, wait for them. Runs as root of a namespace of its own."""
+    """Build the switch, start the ranks and wait for them. Runs as root of a new namespace."""
     _call("ip", "link", "set", "lo", "up")
     _call("ip", "link", "add", "switch", "type", "bridge")
     _call("ip", "addr", "add", f"{_SWITCH}/24", "dev", "switch")

@@ -1,15 +1,16 @@
-"""One training run of the sweep of `aiscale bench radius --sweep`: which ones there are, and how one is made.
+"""One training run of `aiscale bench radius --sweep`: the list of cases, and the training itself.
 
     row = train(Job("dense", steps=500, lr=3e-3, seed=0))
 
-One process stands for all ranks. Radius, random-k and PowerSGD are linear in the gradients: all ranks share the mask
-(or the places, or the factor), so the mean of their residuals obeys the rule that each of them obeys, and n ranks move
-the weights as one rank with the whole batch does, up to rounding. Ordinary top-k is not, since each rank chooses by its
-own gradients: there the ranks are played one after another (`TopKRanks`), and so they are where bf16 rounds the share
-of each and their sum.
+One process simulates all ranks. Radius, random-k and PowerSGD are linear in the gradients: all ranks share the mask
+(or the random indices, or the factor), so the mean of their residuals follows the same rule as each residual, and n
+ranks update the weights as one rank with the whole batch does, up to rounding. Ordinary top-k is not linear, since each
+rank selects by its own gradients: there the ranks are simulated one after another (`TopKRanks`), as they are where bf16
+rounds each rank's gradient and their sum.
 
-At equal wire volume: top-k sends values and indices by an all-gather, which at n ranks puts n times as much on a link
-as an all-reduce of as many values does, so its density is divided by n; PowerSGD gets the largest rank that fits.
+Cases are compared at equal bytes on the wire: top-k sends values and indices by an all-gather, which at n ranks sends n
+times as much as an all-reduce of as many values, so its density is divided by n; PowerSGD gets the largest rank that
+fits.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import Engine, MicroBatch, StepResult
 from aiscale.recipes import recipe
 
-RANKS = 4  #: that are played
+RANKS = 4  #: simulated
 DENSITIES, INTERVALS, RESIDUALS, SWITCHES = (0.9, 0.5, 0.4, 0.1), (50, 200, 400), ("sum", "mean"), (0.0, 0.2)
-TURNS = {0.9: 5, 0.5: 4, 0.4: 4, 0.1: 15}  #: by density: few turns, so that nothing waits long, and some are chosen
+TURNS = {0.9: 5, 0.5: 4, 0.4: 4, 0.1: 15}  #: by density: few, so that no entry waits long, but some are selected
 VAL_BATCHES, POINTS = 16, 40
 
 
 @dataclass(frozen=True)
 class Case:
-    """A way to send gradients; `switch` is the share of the steps that are dense before it begins."""
+    """A way to send gradients; `switch` is the share of the steps that are dense before compression starts."""
 
     name: str
     settings: tuple[str, ...] = ()
     switch: float = 0.0
-    contender: bool = False  #: among those that stand for the rest: run before it, longer, and tuned at every length
+    contender: bool = False  #: one of the main cases: run first, longer, and tuned at every length
     rate_warmup: float = 0.02  #: share of the steps in which the learning rate rises
 
     def run(self, steps: int, lr: float, seed: int) -> Run:
@@ -61,8 +62,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Job:
-    """One run."""
-
     case: str
     steps: int
     lr: float
@@ -71,16 +70,16 @@ class Job:
 
 @cache
 def _model() -> Run:
-    """116,480 parameters, 1024 tokens a step, of a text that 8,000 steps do not read twice."""
+    """116,480 parameters, 1024 tokens a step, from a text long enough for 8,000 steps without repetition."""
     shape = ("model.d_model=64", "loop.seq_len=64", "loop.global_batch=16", "loop.device=cpu", "data.corpus=stdlib")
     return recipe("laptop").override("parallel.strategy=ddp", *shape)
 
 
 @cache
 def cases() -> dict[str, Case]:
-    """The whole grid by name: dense, Radius at d x T x residual x switch, and its competitors at its wire volume."""
+    """The whole grid by name: dense, Radius at d x T x residual x switch, and its competitors at equal bytes."""
     found = [Case("dense", contender=True), Case("dense bf16", ("compression.wire=bf16",))]
-    found += [Case("dense, rate rises for 0.2", rate_warmup=0.2)]  # is what looks like a gain one of a slow start?
+    found += [Case("dense, rate rises for 0.2", rate_warmup=0.2)]  # is a gain only the effect of a slow start?
     for switch in reversed(SWITCHES):
         for density in DENSITIES:
             found += [_radius(density, T, residual, switch) for T in INTERVALS for residual in RESIDUALS]
@@ -122,8 +121,8 @@ def _rivals(density: float, switch: float) -> list[Case]:
 
 
 def powersgd_rank(run: Run, density: float) -> int:
-    """The largest rank at which PowerSGD sends at most this share of the gradients; 0 where the least is more, or where
-    all that it ever sends is far less."""
+    """The largest rank at which PowerSGD sends at most this share of the gradients; 0 if rank 1 already sends more,
+    or if the fitting rank sends less than half of it."""
     powersgd = run.override("parallel.strategy=ddp", "compression.method=powersgd")
     sizes = [_wire_share(powersgd.override(f"compression.rank={r}")) for r in range(1, 129)]
     fitting = [r for r, share in enumerate(sizes, start=1) if share <= density]
@@ -131,7 +130,7 @@ def powersgd_rank(run: Run, density: float) -> int:
 
 
 def wire_share(case: Case) -> float:
-    """Bytes that a rank puts on its link, over those of a dense fp32 step; after the switch, on average."""
+    """Bytes that a rank sends, over those of a dense fp32 step; average after the switch."""
     return _wire_share(case.run(1000, 1e-3, 0))
 
 
@@ -145,7 +144,7 @@ def _wire_share(run: Run) -> float:
 
 
 class TopKRanks(Engine):
-    """Ordinary top-k with error feedback on n ranks, played one after another: each has a memory of its own."""
+    """Ordinary top-k with error feedback on n ranks, simulated one after another, each with its own residual."""
 
     def __init__(self, run: Run, world: World, n_ranks: int) -> None:
         super().__init__(run, world)
@@ -171,7 +170,7 @@ class TopKRanks(Engine):
         return StepResult(sum(losses) / self.n_ranks, targets.numel(), norm, skipped)
 
     def _sent(self, rank: int, name: str, gradient: Tensor) -> Tensor:
-        """What a rank adds to the sum: its largest entries, zero elsewhere."""
+        """What a rank contributes to the sum: its largest entries, zero elsewhere."""
         if self.taken < self.config.warmup_steps or is_exempt(name):
             return gradient.clone()
         offered = self.unsent[rank][name].offer(gradient)
@@ -187,7 +186,7 @@ def _corpus() -> Corpus:
 
 
 class RoundingRanks(SimulatedRanks):
-    """n ranks with a share of the batch each, of which each share and their sum are rounded."""
+    """n ranks with a share of the batch each; each rank's gradient and their sum are rounded."""
 
     def step(self, micro_batches: list[MicroBatch], lr: float) -> StepResult:
         ((tokens, targets),) = micro_batches
@@ -196,16 +195,16 @@ class RoundingRanks(SimulatedRanks):
 
 
 def play(run: Run, world: World) -> Engine:
-    """An engine that does in this process what RANKS ranks would."""
+    """An engine that computes in this process what RANKS ranks would."""
     if run.compression.method == "top-k":
         return TopKRanks(run, world, RANKS)
     return RoundingRanks(run, RANKS) if run.compression.wire == "bf16" else build(run, world)
 
 
 def train(job: Job) -> dict:
-    """Train it: losses along the way in nats a token, averaged over the steps between two points, and at the end.
+    """Train it: training losses in nats a token, averaged between two recorded points, and the final validation loss.
 
-    The validation loss of a run that diverged is None, and so is its training loss.
+    If the run diverged, its training and validation loss are None.
     """
     run, start = cases()[job.case].run(job.steps, job.lr, job.seed), time.perf_counter()
     world = connect("cpu")
@@ -213,7 +212,7 @@ def train(job: Job) -> dict:
     loop, corpus, every = run.loop, _corpus(), max(1, job.steps // POINTS)
     batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
     held_out = Batches.in_order(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
-    apart = max(1, held_out.steps_per_epoch // VAL_BATCHES)  # from all of the text that is held out
+    apart = max(1, held_out.steps_per_epoch // VAL_BATCHES)  # spread over the whole held-out text
 
     def validate() -> float:
         return engine.evaluate(held_out.batch(i * apart) for i in range(VAL_BATCHES))[0]
@@ -222,7 +221,7 @@ def train(job: Job) -> dict:
     for step in range(job.steps):
         try:
             losses.append(engine.step([batches.batch(step)], lr_at(step, job.steps, run.optimizer)).loss)
-        except GradientError:  # it would not be finite from here on
+        except GradientError:  # not finite from here on
             break
         if (step + 1) % (4 * every) == 0:
             val_curve.append((step + 1, round(validate(), 5)))

@@ -1,10 +1,10 @@
-"""The ranks of `aiscale bench radius`: every way to send gradients takes its turn in the same processes.
+"""The ranks of `aiscale bench radius`: all ways to send gradients take turns in the same processes.
 
     measured = on_ranks(4, "aiscale.bench.radius.steps:measure", quick, "emulated")      # as `study` does
 
-It measures how long a step takes without communication, from which the link's rate follows; each contender's step at
-that rate, with the bytes that it sent; an all-reduce by itself, and what Radius does to a gradient by itself; some of
-the contenders at other rates. `study` computes savings from it.
+It measures the time of a step without communication, from which it derives the link's rate; each contender's step at
+that rate and the bytes it sends; an all-reduce alone, and Radius's own work on a gradient alone; some contenders also
+at other rates. `study` computes savings from it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from aiscale.parallel import build
 from aiscale.parallel.serial import Engine
 from aiscale.recipes import recipe
 
-SHARE = 0.9 / 1.855  #: of a step of the published baseline that its exchange takes: seconds, a fit of its table
+SHARE = 0.9 / 1.855  #: share of a step that the all-reduce takes in the published baseline: seconds, a fit of its table
 SILENT = "no communication"
-INTERVAL = 200  #: published; here it only says how often the measured dense step comes
+INTERVAL = 200  #: published; here it only decides how much the dense step counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class Contender:
     wire: str = "same"
     overlap: bool = True
     density: float = 1.0
-    dense_step: bool = False  #: the dense step of Radius, with the residual and the refresh
+    dense_step: bool = False  #: the dense step of Radius, with residual and refresh
     rank: int = 0  #: of PowerSGD's factors
-    turns: int = 0  #: of Radius, with moments that wait
+    turns: int = 0  #: of Radius, with delayed moments
 
     @property
     def name(self) -> str:
@@ -76,16 +76,14 @@ WAYS = tuple({"wire": wire, "overlap": overlap} for wire in ("same", "bf16") for
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is measured."""
-
     model: tuple[str, ...]
     contenders: tuple[Contender, ...]
     rounds: int
-    rates: tuple[float, ...] = ()  #: multiples of the main rate that some contenders see as well
+    rates: tuple[float, ...] = ()  #: multiples of the main rate at which some contenders also run
 
 
 def plan(quick: bool) -> Plan:
-    """quick: a tiny model and few contenders, enough to see that everything runs."""
+    """quick: a tiny model and few contenders, a smoke test."""
     dense = tuple(Contender(method="none", **way) for way in WAYS)
     ways, densities = ((WAYS[0],), (0.9, 0.1)) if quick else (WAYS, DENSITIES)
     radius = tuple(Contender(method="radius", density=d, **way) for way in ways for d in densities)
@@ -94,7 +92,7 @@ def plan(quick: bool) -> Plan:
     if quick:
         shape = ("model.n_layer=1", "model.d_model=32", "loop.seq_len=32", "loop.global_batch=8")
         return Plan(model=shape, contenders=(*dense[:2], *radius, *turned, *refresh), rounds=2, rates=(0.5,))
-    # So many tokens that, at the rate that follows, two cores have time left for what shaped links cost the kernel.
+    # So many tokens that, at the derived rate, two cores have time left for the kernel's work of shaping links.
     shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=32")
     # At 4 ranks an all-gather of k values and indices sends as much as an all-reduce of 4 k values.
     rivals = (
@@ -108,7 +106,7 @@ def plan(quick: bool) -> Plan:
 
 
 class Bench:
-    """One rank's engines, one for each way to send, and its link: emulated, or one that the kernel shapes."""
+    """One rank's engines, one per contender, and its link: emulated, or shaped by the kernel."""
 
     def __init__(self, world: World, what: Plan, link: str = "emulated") -> None:
         self.world, self.plan, self.link = world, what, link
@@ -116,13 +114,13 @@ class Bench:
         self.run = recipe("laptop").override(*common)
         self.engines: dict[tuple[str, ...], Engine] = {}
         for contender in (BASELINE, *what.contenders):
-            # torch's PowerSGD wants one bucket; for the others several, so that there is something to overlap.
+            # torch's PowerSGD needs a single bucket; the others get several, so that there is something to overlap.
             bucket = () if contender.rank else ("parallel.bucket_mb=0.5",)
             if contender.settings not in self.engines:
                 self.engines[contender.settings] = build(self.run.override(*bucket, *contender.settings), world)
         self.batch = random_batch(self.run, world.size)
         for engine in self.engines.values():
-            for _ in range(3):  # DDP refills its buckets, PowerSGD begins at its third step
+            for _ in range(3):  # DDP rebuilds its buckets, PowerSGD starts at its third step
                 engine.step(self.batch, 1e-4)
 
     def say(self, message: str) -> None:
@@ -130,7 +128,6 @@ class Bench:
             print(message, file=sys.stderr, flush=True)
 
     def slow_down(self, rate_mbit_s: float) -> None:
-        """Give every rank's link this rate."""
         if self.link == "emulated":
             self.world.link.rate_mbit_s = rate_mbit_s
         else:
@@ -139,7 +136,7 @@ class Bench:
 
     def step(self, contender: Contender) -> None:
         engine = self.engines[contender.settings]
-        if contender.method == "radius":  # its first step is the dense one, all others are sparse
+        if contender.method == "radius":  # its first step is dense, all others are sparse
             engine.compressor.step = 0 if contender.dense_step else 1
         engine.step(self.batch, 1e-4)
 
@@ -148,10 +145,10 @@ class Bench:
         without_sending(self.engines[BASELINE.settings], self.batch)
 
     def rate_mbit_s(self, steps: dict[str, Callable[[], object]]) -> float:
-        """The rate at which the baseline's all-reduce takes SHARE of its step; the links are left at it.
+        """The rate at which the baseline's all-reduce takes SHARE of its step; leaves the links at this rate.
 
-        The first guess counts bytes. On real links and busy processors an exchange takes longer than that, and longer
-        among all contenders (`steps`) than by itself, so the rate is put right by what it took, alone and among them.
+        The first guess counts bytes. On real links and busy processors an all-reduce takes longer than that, and longer
+        among all contenders (`steps`) than alone, so the rate is corrected by times measured alone and among them.
         """
         rounds = max(3, self.plan.rounds)
         compute_s = turns(self.world, {SILENT: self.silent}, rounds).median_s(SILENT)
@@ -168,8 +165,8 @@ class Bench:
         return rate
 
     def sizes(self, contender: Contender) -> dict[str, int]:
-        """Bytes of one step: asked of the collectives, sent by one rank on a ring, held from step to step by what
-        compresses, and the most that is held at any time."""
+        """Bytes of one step: payload of the collectives, bytes sent by one rank on a ring, held from step to step by
+        the compressor, and peak held."""
         before = self.world.traffic.snapshot()
         self.step(contender)
         counts = self.world.traffic.since(before)
@@ -183,26 +180,26 @@ class Bench:
         }
 
     def masking(self, contender: Contender) -> Callable[[], None]:
-        """What a sparse step of Radius does to gradients beside sending them: look, pack, unpack, keep the rest."""
+        """Radius's work on gradients in a sparse step apart from sending: select, pack, unpack, keep the residual."""
         engine = self.engines[contender.settings]
         compressor, buckets = engine.compressor, []
         pack = compressor.pack
         compressor.pack = lambda bucket: buckets.append(bucket) or pack(bucket)
         self.step(contender)
-        del compressor.pack  # the instance's; the class's shows again
+        del compressor.pack  # delete the instance's attribute, which uncovers the class's
 
         def alone() -> None:
             for bucket in buckets:
                 compressor.check_finite(bucket.parameters, bucket.gradients)
                 share = compressor.share(compressor.pack(bucket))
-                compressor.unpack(bucket, share.mul_(self.world.size))  # keeps the numbers' size over many turns
+                compressor.unpack(bucket, share.mul_(self.world.size))  # keeps the magnitudes constant over many turns
             compressor._norms.clear()
 
         return alone
 
 
 def measure(world: World, quick: bool, link: str = "emulated") -> dict:
-    """Seconds of every turn and bytes of every contender, the same on all ranks but for the clock."""
+    """Seconds of every turn and bytes of every contender; all ranks agree except on clock readings."""
     torch.set_num_threads(1)
     what = plan(quick)
     bench = Bench(world, what, link)
@@ -236,7 +233,7 @@ def measure(world: World, quick: bool, link: str = "emulated") -> dict:
 
 
 def _parts(bench: Bench, sizes: dict[str, dict[str, int]]) -> dict[str, Callable[[], object]]:
-    """Pieces of a step by themselves: the all-reduce of each size, and Radius's own work at each density."""
+    """Parts of a step alone: the all-reduce of each size, and Radius's own work at each density."""
     actions: dict[str, Callable[[], object]] = {}
     for contender in bench.plan.contenders:
         if contender.overlap or contender.wire != "same" or contender.dense_step:

@@ -1,15 +1,15 @@
-"""What Radius gains on a slow link, and where it does not: `aiscale bench radius`, on four new ranks.
+"""How much Radius gains on a slow link: `aiscale bench radius`, on four new ranks.
 
     aiscale bench radius                              # wall clock of a step against dense and competitors
-    aiscale bench radius --link shaped                # the same on nodes of their own, whose links the kernel slows
-    aiscale bench radius --sweep --out FILE           # what it costs in perplexity: hours, goes on where it stopped
+    aiscale bench radius --link shaped                # the same on virtual nodes, whose links the kernel slows
+    aiscale bench radius --sweep --out FILE           # its cost in perplexity: takes hours, resumes from FILE
 
-The link's rate is chosen so that a dense fp32 all-reduce after the backward pass takes the share of the step that it
-took in the published baseline. Contenders take turns in the same processes (`steps`), ratios are taken round by
-round. A step of Radius is what one costs on average: T - 1 sparse ones and a dense one that chooses anew.
+The link's rate is chosen so that a dense fp32 all-reduce after the backward pass takes the same share of the step as in
+the published baseline. Contenders take turns in the same processes (`steps`); ratios are taken round by round. The
+time of a Radius step is an average: T - 1 sparse steps and one dense step that refreshes the mask.
 
-The saving that is asked for is over that same baseline, by the same kind of exchange, one message after the backward
-pass. Against an all-reduce that is overlapped, or in bf16, there is less to save: that is measured too, and no check.
+The target for the saving refers to that baseline: one message after the backward pass. An all-reduce that is
+overlapped, or in bf16, leaves less to save: that is measured too, but not checked.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError
 
 RANKS = 4
-SAVING_TARGET = 0.1855  #: published at density 0.4: of a whole run, over a dense all-reduce that is not overlapped
-MASKING_TARGET = 0.15  #: of the all-reduce time that it saves, at most
-HELD_TARGET = 5  #: bytes an entry: an fp32 residual and a byte of mask
-DENSE_SHARE = 0.2  #: of the published run's steps came before the switch to Radius
+SAVING_TARGET = 0.1855  #: published at density 0.4: of a whole run, against a dense all-reduce that is not overlapped
+MASKING_TARGET = 0.15  #: at most, of the all-reduce time saved
+HELD_TARGET = 5  #: bytes per entry: an fp32 residual and a byte of mask
+DENSE_SHARE = 0.2  #: of the published run's steps were dense, before the switch to Radius
 BASELINES = ("dense, fp32, at once", "dense, fp32, overlapped", "dense, bf16, at once", "dense, bf16, overlapped")
 
 
@@ -59,7 +59,7 @@ def bench_radius(
 
 
 def reckon(measured: dict) -> dict:
-    """From the seconds of every round to rows: what `steps.measure` returned -> what `bench_radius` does."""
+    """Turn what `steps.measure` returned (seconds of every round) into the rows of `bench_radius`."""
     sizes = measured["contenders"]
     seconds = _averaged(measured["seconds"], sizes, INTERVAL)
     rows = [_row(name, turns, seconds, sizes[name], measured) for name, turns in seconds.items()]
@@ -77,7 +77,7 @@ def reckon(measured: dict) -> dict:
 
 
 def checks(result: dict) -> list[dict]:
-    """What is asked for at density 0.4, in the published way: fp32, one all-reduce after the backward pass."""
+    """The targets at density 0.4, with the published settings: fp32, one all-reduce after the backward pass."""
     row = next(row for row in result["rows"] if row["name"] == "radius d 0.4, fp32, at once")
     dense = next(row for row in result["rows"] if row["name"] == BASELINES[0])
     masking = next(part for part in result["masking"] if part["name"] == row["name"])
@@ -93,9 +93,10 @@ def checks(result: dict) -> list[dict]:
 
 
 def _averaged(seconds: dict[str, list[float]], sizes: dict[str, dict], interval: int) -> dict[str, list[float]]:
-    """Seconds of an average step: of Radius, (T - 1) times the sparse one's and the dense one's, over T.
+    """Seconds of an average step; for Radius, ((T - 1) sparse + dense) / T.
 
-    The dense step of one density stands for all of the same wire and overlap: it sends the same and chooses as many.
+    The dense step is measured at one density and used for all with the same wire format and overlap: it sends the same
+    bytes and selects from as many entries.
     """
     dense_turns = {name: turns for name, turns in seconds.items() if sizes[name]["dense_step"]}
     dense = {_way(sizes[name]): statistics.median(turns) for name, turns in dense_turns.items()}
@@ -125,13 +126,12 @@ def _row(name: str, turns: list[float], seconds: dict[str, list[float]], sizes: 
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
     low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return {"median": median, "low": low, "high": high}
 
 
 def _masking(measured: dict) -> list[dict]:
-    """What Radius's own work costs a sparse step, and the all-reduce time that it saves, both by themselves."""
+    """Cost of Radius's own work in a sparse step, and the all-reduce time that it saves, each measured alone."""
     parts, found = measured["parts"], []
     dense_s = parts[f"all-reduce: {BASELINES[0]}"]
     for name, contender in measured["contenders"].items():
@@ -147,8 +147,8 @@ def _masking(measured: dict) -> list[dict]:
 
 
 def _break_even(seconds: dict[str, list[float]], sizes: dict[str, dict]) -> list[dict]:
-    """The density at which Radius takes as long as a baseline, on the line through its steps at all densities, round by
-    round; None where more than a quarter of the rounds have a line that does not rise."""
+    """The density at which Radius takes as long as a baseline, from the line through its steps at all densities, per
+    round; None if the line does not rise in more than a quarter of the rounds."""
     published = {
         name: c for name, c in sizes.items() if c["method"] == "radius" and not (c["dense_step"] or c["turns"])
     }
@@ -167,7 +167,7 @@ def _break_even(seconds: dict[str, list[float]], sizes: dict[str, dict]) -> list
 
 
 def _rates(measured: dict) -> list[dict]:
-    """Sparse steps at other rates, and how many times as fast as the dense all-reduce at once they are."""
+    """Sparse steps at other rates, and their speed-up over the dense all-reduce that is not overlapped."""
     names = next(iter(measured["at_rates"].values()), {})
     at_rates = {float(factor): seconds for factor, seconds in measured["at_rates"].items()}
     at_rates[1.0] = {name: measured["seconds"][name] for name in names}
@@ -184,7 +184,6 @@ def _rates(measured: dict) -> list[dict]:
 
 
 def show_radius(result: dict) -> None:
-    """Print what bench_radius returned."""
     if "runs" in result:
         from aiscale.bench.radius.sweep import show_sweep
 

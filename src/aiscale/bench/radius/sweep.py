@@ -1,17 +1,17 @@
-"""What compression costs in perplexity: the queue of training runs of `aiscale bench radius --sweep`, and its table.
+"""What compression costs in perplexity: the training runs of `aiscale bench radius --sweep`, and their table.
 
-    aiscale bench radius --sweep --out runs.jsonl --budget 60      # works for an hour; again, and it goes on
+    aiscale bench radius --sweep --out runs.jsonl --budget 60      # works for an hour; call it again to resume
     table_of(load("runs.jsonl"))                                   # one row for each case and number of steps
     python -m aiscale.bench.radius.sweep SPEED.json runs.jsonl > src/aiscale/published/measured/radius_cpu.json
 
-SPEED.json is what `aiscale bench radius --json` printed; `-` leaves it out.
+SPEED.json is the output of `aiscale bench radius --json`; `-` leaves it out.
 
-Every case (`runs.cases`) is trained for 500 steps with the same four learning rates and seed 0, and with the other
-seeds at the two rates that did best there; of these two, that with the better mean counts. The contenders, which stand
-for the rest, are tuned like that up to 4,000 steps. Longer runs have every seed at the rate that was found so.
+Every case (`runs.cases`) trains for 500 steps with the same four learning rates and seed 0, then with the other seeds
+at the two best rates; the rate with the better mean counts. The contenders (main cases) are tuned this way up to 4,000
+steps. Longer runs use the rate found there, with every seed.
 
-A run that is finished is a line of FILE at once; one that was broken off is made anew. At the lowest priority, as many
-at a time as there are cores, one thread each. On two cores the whole grid takes more than a day.
+A finished run is appended to FILE at once; an interrupted one is repeated. Runs have the lowest priority, one thread
+each, and as many run at a time as there are cores. On two cores the whole grid takes more than a day.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from aiscale.bench.timing import machine_facts
 from aiscale.processes import die_with, usable_cores
 
 RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000, 8000)
-TUNED, CONTENDERS_TUNED = 500, 4000  #: the longest runs for which rates are tried
-LONGEST = 2000  #: of those that are no contenders
-FINALISTS = 2  #: rates of which every seed is tried: by one seed alone, the best two can hardly be told apart
+TUNED, CONTENDERS_TUNED = 500, 4000  #: the longest runs for which learning rates are tuned
+LONGEST = 2000  #: for cases that are not contenders
+FINALISTS = 2  #: learning rates tried with every seed: one seed can hardly tell the best two apart
 WORKERS = min(2, len(usable_cores()))
 DEFAULT_OUT = "runs/radius_sweep.jsonl"
 
@@ -63,7 +63,6 @@ def bench_sweep(*, out: str | None, budget_min: float | None, quick: bool, repor
 
 
 def show_sweep(result: dict) -> None:
-    """Print what bench_sweep returned."""
     heads = ("", "sent / dense", "rate", "seeds", "train ppl", "validation ppl", "over dense, range")
     for steps in dict.fromkeys(row["steps"] for row in result["rows"]):
         rows = []
@@ -81,7 +80,7 @@ def show_sweep(result: dict) -> None:
 
 
 class Grid:
-    """Which runs there are to make, in which order."""
+    """All runs to make, in order."""
 
     def __init__(self, quick: bool = False) -> None:
         self.known = cases()
@@ -91,33 +90,32 @@ class Grid:
             self.known = {name: self.known[name] for name in names}
 
     def pending(self, rows: list[dict]) -> list[Job]:
-        """The runs that `rows` lack and that can be made now, the most telling ones first."""
+        """The runs missing from `rows` that can start now, most informative first."""
         done = {_job(row) for row in rows}
         return [job for cell in self._cells() for job in self._wanted(*cell, rows) if job not in done]
 
     def left(self, rows: list[dict]) -> int:
-        """How many runs are still to be made altogether."""
+        """How many runs are still missing altogether."""
         return sum(max(0, self._needed(*cell) - len(_of(rows, cell[0].name, cell[1]))) for cell in self._cells())
 
     def _cells(self) -> Iterable[tuple[Case, int]]:
-        """(case, steps): what tells most comes first, the contenders, then all; short runs before long ones."""
+        """Contenders first, then all; short runs before long ones."""
         cells = [(case, place) for place in range(len(self.lengths)) for case in self.known.values()]
         cells = [(case, place) for case, place in cells if case.contender or self.lengths[place] <= LONGEST]
         cells.sort(key=lambda cell: cell[1] + (0 if cell[0].contender else 1.5))
         return [(case, self.lengths[place]) for case, place in cells]
 
     def _tuned_at(self, case: Case, steps: int) -> int:
-        """At which number of steps the rate is found for runs of this length."""
+        """The number of steps at which the learning rate for runs of this length is tuned."""
         return max(self.lengths[0], min(steps, CONTENDERS_TUNED if case.contender else TUNED))
 
     def _needed(self, case: Case, steps: int) -> int:
-        """How many runs a case takes at this length."""
         rates = len(self.rates) if steps == self._tuned_at(case, steps) else 1
         return rates + min(FINALISTS, rates) * (len(self.seeds) - 1)
 
     def _wanted(self, case: Case, steps: int, rows: list[dict]) -> list[Job]:
-        """Of these, all that are known so far: other seeds come once every rate has been tried, and runs longer than
-        those that rates are tried for once the best rate is known."""
+        """The runs of a case that can be listed so far: other seeds once every rate has been tried, and runs too
+        long to be tuned once the best rate is known."""
         rates, tuned = self.rates, self._tuned_at(case, steps)
         if steps != tuned:
             shorter, found = self._wanted(case, tuned, rows), _of(rows, case.name, tuned)
@@ -133,8 +131,8 @@ class Grid:
 
 
 def _make_runs(path: Path, grid: Grid, rows: list[dict], deadline: float, workers: int, report: Report) -> None:
-    """Make the pending runs in processes of their own, and add each to `rows` and the file; begins none that would end
-    after the deadline, by the slowest run of its case, or of any, so far."""
+    """Run the pending jobs in worker processes and append each result to `rows` and the file. Starts none that would
+    end after the deadline, judged by the slowest run so far of its case, or of any case."""
 
     def in_time(job: Job) -> bool:
         same = [row for row in rows if row["case"] == job.case] or rows
@@ -153,7 +151,7 @@ def _make_runs(path: Path, grid: Grid, rows: list[dict], deadline: float, worker
                 job = running.pop(future)
                 if error := future.exception():
                     for process in multiprocessing.active_children():
-                        process.kill()  # or the other runs, which may take an hour, would be waited for
+                        process.kill()  # or it would wait for the other runs, which may take an hour
                     raise BenchError(f"a run ended without a result: {job}: {error!r}") from error
                 rows.append(row := future.result())
                 append(path, row)
@@ -163,7 +161,6 @@ def _make_runs(path: Path, grid: Grid, rows: list[dict], deadline: float, worker
 
 
 def _begin(parent: int) -> None:
-    """At the start of a process that makes runs."""
     die_with(parent)
     os.nice(19)
     torch.set_num_threads(1)
@@ -173,17 +170,17 @@ def _begin(parent: int) -> None:
 
 
 def load(path: Path) -> list[dict]:
-    """The finished runs in a file; one that was being written when its writer was killed is not finished."""
+    """The finished runs in a file; skips a line cut off when its writer was killed."""
     return list({_job(row): row for row in _lines(path) if "case" in row}.values())
 
 
 def read_machines(path: Path) -> list[dict]:
-    """Where they were made: what each start of the sweep noted."""
+    """The machines of a file, noted at each start of the sweep."""
     return [line["machine"] for line in _lines(path) if "machine" in line]
 
 
 def append(path: Path, row: dict) -> None:
-    """Add a line, and see it on the disk. One that an earlier writer did not end stays a line that nobody reads."""
+    """Append a line and fsync. Terminates a line cut off by a killed writer; readers skip it."""
     torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
     with path.open("a") as file:
         file.write("\n" * torn + json.dumps(row) + "\n")
@@ -207,8 +204,8 @@ def _job(row: dict) -> Job:
 
 
 def table_of(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
-    """One row for each case and number of steps: perplexities at its best rate, and against dense seed by seed; curves
-    as [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
+    """One row for each case and number of steps: perplexity at its best rate, and difference to dense seed by seed;
+    curves as [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
     known = known or cases()
     best = {key: _best(_of(rows, *key)) for key in dict.fromkeys((row["case"], row["steps"]) for row in rows)}
     converged = {key: {row["seed"]: row for row in runs if row["val_loss"] is not None} for key, runs in best.items()}
@@ -228,7 +225,7 @@ def _of(rows: list[dict], case: str, steps: int) -> list[dict]:
 
 
 def _best(rows: list[dict]) -> list[dict]:
-    """Of one case and length, the runs at its best rate: of those with the most seeds, that with the best mean."""
+    """The runs of one case and length at its best rate: among the rates with most seeds, the one with the best mean."""
     by_rate: dict[float, list[dict]] = {}
     for row in rows:
         by_rate.setdefault(row["lr"], []).append(row)
@@ -236,12 +233,11 @@ def _best(rows: list[dict]) -> list[dict]:
 
 
 def _loss(row: dict) -> float:
-    """Of a run's validation; one that diverged is worst."""
     return math.inf if row["val_loss"] is None else row["val_loss"]
 
 
 def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict]) -> dict:
-    """Of one case at one length; `runs` and `dense` are at their best rates, by seed."""
+    """The row of one case at one length; `runs` and `dense` are at their best rates, by seed."""
     both = sorted(runs.keys() & dense.keys())
 
     def over_dense_pct(key: str) -> dict[str, float] | None:
@@ -276,13 +272,12 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _curve(curves: list[list]) -> list[tuple[float, ...]]:
-    """[(step, loss)] of several seeds -> [(step, mean, low, high)]."""
     points = [(seeds[0][0], _spread([loss for _, loss in seeds])) for seeds in zip(*curves, strict=True)]
     return [(step, *spread.values()) for step, spread in points]
 
 
 def _collect(speed: Path | None, runs: Path) -> dict:
-    """What `published.measured("radius_cpu")` keeps: curves of the main cases only."""
+    """The content of `published.measured("radius_cpu")`, with curves of the main cases only."""
     rows = load(runs)
     cells = table_of(rows)
     for cell in cells:
