@@ -24,7 +24,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 OUT_OF_TIME = "out of time"
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 #: Files that take more than half a minute, longest first: then both workers end at about the same time.
-LONG = ("verify", "bytes", "rehearsal", "cluster", "slurm_engines", "soak", "hang", "launched", "saving", "train")
+LONG = (
+    "verify",
+    "slurm_engines",
+    "bytes",
+    "launched",
+    "rehearsal",
+    "cluster",
+    "jupyterhub",
+    "saving",
+    "soak",
+    "radius",
+    "hang",
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -76,6 +76,7 @@ def test_load_of_other_programs_is_measured():
     assert share > 0.4 / os.cpu_count()
 
 
+@pytest.mark.extended
 def test_the_quick_benchmark_measures_everything_and_checks_nothing(quick_result):
     (training,), (generation,) = quick_result["training"], quick_result["generation"]
     contenders = {"ours", "ours bf16", "transformers fair", "transformers default", "floor"}
@@ -92,6 +93,7 @@ def test_the_quick_benchmark_measures_everything_and_checks_nothing(quick_result
     assert json.loads(json.dumps(quick_result)) == quick_result
 
 
+@pytest.mark.extended
 def test_the_record_says_where_and_with_what_it_was_made(quick_result):
     machine = quick_result["machine"]
     assert machine["torch"] == torch.__version__ and machine["threads"] == torch.get_num_threads()
@@ -99,6 +101,7 @@ def test_the_record_says_where_and_with_what_it_was_made(quick_result):
     assert machine.keys() == machine_facts().keys()
 
 
+@pytest.mark.extended
 def test_the_table_shows_every_contender(quick_result, capsys):
     show_model(quick_result)
     shown = capsys.readouterr().out

@@ -194,7 +194,7 @@ def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     [
         pytest.param("fsdp", {}, marks=extended),
         pytest.param("3d_22b", {"parallel.tp": "2", "parallel.pp": "2"}, marks=extended),
-        ("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}),
+        pytest.param("radius_355m", {"compression.warmup_steps": "1", "compression.interval": "2"}, marks=extended),
     ],
 )
 def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place, lesson, settings):

@@ -523,6 +523,7 @@ def test_a_modified_mask_stops_all_ranks_and_nothing_is_saved(n, on_ranks):
     assert loaded.startswith(f"after step 2 {who} loaded a mask of other entries than {apart}, so the checkpoint is ")
 
 
+@pytest.mark.extended
 def test_radius_trains_resumes_and_refuses_from_the_command_line(tmp_path):
     def train(nproc: int, steps: int, *settings: str, resume: bool = True):
         shape = (*TINY[:3], "loop.global_batch=6", "loop.seq_len=16", "loop.eval_batches=1", f"loop.steps={steps}")
