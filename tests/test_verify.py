@@ -88,9 +88,12 @@ def test_each_planted_fault_fails_its_rung(fault, rung, more_verdicts):
 
 
 def check_red(verdict):
-    assert not verdict.holds and verdict.error == ""
+    assert not verdict.holds
+    if "micro-batch-dropped" in verdict.rung.name:  # evaluations miss it too, and are compared by their tokens first
+        assert verdict.error.startswith("LadderError: evaluations of (step, tokens) [(10, 192)")
+        return
     # So far above fp32's tolerance that every rung detects it.
-    assert max(verdict.differences) > 1e-4
+    assert verdict.error == "" and max(verdict.differences) > 1e-4
 
 
 @pytest.mark.extended

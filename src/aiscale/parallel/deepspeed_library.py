@@ -96,6 +96,21 @@ class DelayedFiles:
         for each in self._writing:
             each()
 
+    @contextlib.contextmanager
+    def instead(self, engine) -> Iterator[None]:
+        """Inside, what DeepSpeed's engine would write comes here, also the scripts that rank 0 alone copies.
+
+        Without it a full disk would fail rank 0 in the middle of DeepSpeed's save, with the others in a collective.
+        """
+        scripts = engine._copy_recovery_script
+        engine.checkpoint_engine = self
+        engine._copy_recovery_script = lambda folder: self._writing.append(lambda: scripts(folder))
+        try:
+            yield
+        finally:
+            engine.checkpoint_engine = self.real
+            del engine._copy_recovery_script
+
 
 @contextlib.contextmanager
 def calling(world: World) -> Iterator[None]:

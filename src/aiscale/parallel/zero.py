@@ -224,14 +224,10 @@ class ZeROEngine(Engine):
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
         """Run DeepSpeed's save_checkpoint for `folder`; the returned function writes the files."""
-        real = self.engine.checkpoint_engine
-        self.engine.checkpoint_engine = delayed = DelayedFiles(real, staging)
-        try:
-            with calling(self.world):
-                places = {"master_places": _master_places(self.model, self._zero)}
-                self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
-        finally:
-            self.engine.checkpoint_engine = real
+        delayed = DelayedFiles(self.engine.checkpoint_engine, staging)
+        with delayed.instead(self.engine), calling(self.world):
+            places = {"master_places": _master_places(self.model, self._zero)}
+            self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
         return delayed.write
 
     def read(self, folder: Path, note: dict) -> None:
