@@ -123,9 +123,6 @@ def test_stored_results_come_from_slowed_links_and_meet_the_targets():
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4
     assert abs(speed["share_here"] - speed["share"]) < 0.02
     assert speed["checks"] == checks(speed) and all(check["met"] for check in speed["checks"])
-    link = published.measured("link_cpu")
-    assert len(link["checks"]) == 8
-    assert all(check["met"] and 0.9 <= check["value"] <= 1.1 for check in link["checks"])
 
 
 def test_the_stored_sweep_has_the_trend_and_the_grid_with_every_seed():
