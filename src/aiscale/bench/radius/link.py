@@ -1,8 +1,8 @@
 """Does the emulated link behave like a real one? `aiscale bench link`, on four new ranks (Linux with namespaces).
 
-Each rank runs on a virtual node (`bench.radius.nodes`). Two links take turns: the kernel slows the nodes' network cards,
-or `distributed.link` emulates the same rate over unslowed cards. It times every collective, and DDP steps of the model of
-`bench radius`, dense and sparse, overlapped and not, at the rate of that benchmark, a slower and a faster one. It also
+Each rank has a virtual node (`bench.radius.nodes`). Two links take turns: the kernel slows the nodes' network cards,
+or `distributed.link` emulates the same rate over unslowed cards. It times every collective, and DDP steps of the model
+of `bench radius`, dense and sparse, overlapped and not, at its rate, a slower and a faster one. It also
 reports the latency of the real cards, from all-reduces of few bytes.
 
 DDP steps must agree within a tenth, up to the rate of `bench radius`. Faster rates are shown but not checked: there
