@@ -21,8 +21,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from aiscale.book.core import is_optional
 from aiscale.book.form import check, strip
 from aiscale.book.notebook import BookError, Notebook, notebooks
+from aiscale.book.pace import Pace, measure
+from aiscale.book.results import load_results
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result, to_run
 from aiscale.book.running import run as run_notebooks
 
@@ -72,19 +75,32 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     found = notebooks(args.names, args.root)
     if args.json:
-        print(json.dumps([_describe(notebook) for notebook in found], indent=1))
+        print(json.dumps([_describe(notebook, args.out) for notebook in found], indent=1))
     else:
         for notebook in found:
             header = notebook.header
             print(f"{notebook.name}: {header.title}")
             print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
+            for what, pace in _paces(notebook, args.out).items():
+                print(f"    {what}: about {pace.minutes} min; {pace.describe()}")
             print(f"    {'  '.join(f'-p {parameter}' for parameter in notebook.parameters.values())}")
     return 0
 
 
-def _describe(notebook: Notebook) -> dict:
+def _describe(notebook: Notebook, out: str) -> dict:
     parameters = {parameter.name: parameter.default for parameter in notebook.parameters.values()}
-    return {"name": notebook.name, "path": str(notebook.path), **asdict(notebook.header), "parameters": parameters}
+    about = {"name": notebook.name, "path": str(notebook.path), **asdict(notebook.header), "parameters": parameters}
+    return about | {what: {**asdict(pace), "minutes": pace.minutes} for what, pace in _paces(notebook, out).items()}
+
+
+def _paces(notebook: Notebook, out: str) -> dict[str, Pace]:
+    """The estimates of the core path and of all, with the seconds of the last run where it took the same path."""
+    result = load_results(Path(out) / "notebooks").get(notebook.name)
+    seconds = {result.core: result.seconds} if result and result.state == "passed" else {}
+    if not any(map(is_optional, notebook.cells)):
+        seconds = dict.fromkeys((True, False), next(iter(seconds.values()), None))
+    paths = {"all": False} if notebook.is_appendix else {"core": True, "all": False}
+    return {what: measure(notebook.cells, core, seconds.get(core)) for what, core in paths.items()}
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -100,9 +116,13 @@ def _check(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must end the kernels too
     chosen, parameters = notebooks(args.names, args.root), _parameters(args.parameter)
+    names = args.names
+    if args.core and not names:
+        chosen = [notebook for notebook in chosen if not notebook.is_appendix]
+        names = [notebook.name for notebook in chosen]
     with progress(chosen, Console(stderr=True), args.plain, args.core) as tell:
         results = run_notebooks(
-            args.names,
+            names,
             parameters,
             root=args.root,
             out=args.out,
