@@ -36,8 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="by name, number or path (default: all, in reading order)")
     task = parser.add_mutually_exclusive_group()
-    task.add_argument("--list", action="store_true", help="name the notebooks, what they need and their parameters")
-    task.add_argument("--check", action="store_true", help="check their anatomy without running them")
+    task.add_argument(
+        "--list",
+        action="store_true",
+        help="name them, what they need, their minutes as stated and estimated, their parameters",
+    )
+    task.add_argument(
+        "--check",
+        action="store_true",
+        help="check their form, and that optional sections are whole and core cells need none of them",
+    )
     task.add_argument("--strip", action="store_true", help="remove outputs and editors' metadata, format the code")
     task.add_argument("--only-gallery", action="store_true", help="build the gallery from what has been run before")
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
