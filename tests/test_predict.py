@@ -100,16 +100,18 @@ def test_the_card_lists_every_comparison_and_a_cell_run_again_replaces_its_own(c
     predict("a", 10).against(30)
     predict("b", None).against(5)
     predict("c", 1, choices=["x", "y"]).against("x")
+    predict("d", [[1, 2]]).against([[1, 3]])
     predict("never measured", 4)
     predict("a", 29).against(30)
     capsys.readouterr()
     predict.card()
     title, heads, *rows = capsys.readouterr().out.splitlines()
-    assert title == "2 of 3 right or within 10 %, 1 without a guess"
+    assert title == "2 of 4 right or within 10 %, 1 without a guess"
     assert [[cell.strip() for cell in row.split("|")] for row in rows] == [
         ["a", "29", "30", "0.967"],
         ["b", "", "5", ""],
         ["c", "x", "x", "right"],
+        ["d", "1 2", "1 3", "1 of 2 cells right"],
     ]
 
 

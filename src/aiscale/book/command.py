@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument(
         "--list",
         action="store_true",
-        help="name them, what they need, their minutes as stated and estimated, their parameters",
+        help="name them, what they need, their minutes and parameters",
     )
     task.add_argument(
         "--check",
