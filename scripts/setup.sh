@@ -69,7 +69,7 @@ done_before() {
 # One set-up at a time: the others wait, and find the work done.
 alone() {
   command -v flock > /dev/null || return 0 # macOS
-  exec 9>> scripts/setup.sh
+  exec 9>> pyproject.toml # a file that is there; nothing is written into it
   if ! flock -n 9 2> /dev/null; then
     say "another set-up is at work in this folder: waiting until it is done"
     flock 9 2> /dev/null || true # a file system without locks
