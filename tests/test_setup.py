@@ -68,7 +68,7 @@ class Clone:
         env = {key: value for key, value in os.environ.items() if key not in names}
         env |= {"PYTHON": str(self.folder / "python"), "PATH": f"{self.folder / 'tools'}:{env['PATH']}"} | variables
         command = ["scripts/setup.sh", *what] if what else ["make", "setup"]
-        return subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=600)
 
     def pip(self) -> list[str]:
         return [line for line in self.calls.read_text().splitlines() if line.startswith("-m pip")]
@@ -266,6 +266,7 @@ def build_editable(folder, *_):
 """
 
 
+@pytest.mark.extended
 def test_the_real_pip_takes_torch_from_pytorchs_index_and_the_rest_from_its_own(clone, tmp_path):
     index = Index(tmp_path / "index")
     (clone.folder / "requirements.lock").write_text("torch==2.13.0\nsmall==1.0\n")
