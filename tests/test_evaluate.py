@@ -274,7 +274,7 @@ def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_pa
 def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert cli.main(["evaluate", "runs/laptop"]) == 2
-    assert capsys.readouterr().err.endswith("the lm-eval harness: pip install 'aiscale[eval]'\n")
+    assert capsys.readouterr().err.endswith("the lm-eval harness: `make setup` installs it\n")
 
 
 def test_a_continuation_longer_than_the_window_is_refused():

@@ -100,7 +100,7 @@ def _require_harness() -> None:
         import lm_eval  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed, and evaluation is done by the lm-eval harness: pip install 'aiscale[eval]'"
+            f"{error.name} is not installed, and evaluation is done by the lm-eval harness: `make setup` installs it"
         ) from None
 
 
