@@ -47,6 +47,7 @@ from aiscale.cost.parameters import (
     flops_by_part,
     flops_per_token,
     layer_parameters,
+    megatron_vocab_size,
     parameter_count,
     parameter_shapes,
     parameter_tensors,
@@ -63,7 +64,7 @@ from aiscale.cost.schedules import (
     schedule_order,
     stage_ranks,
 )
-from aiscale.cost.strategies import held_bytes, step_traffic
+from aiscale.cost.strategies import held_bytes, step_bytes, step_traffic
 from aiscale.cost.timelines import (
     Event,
     ddp_step_seconds,

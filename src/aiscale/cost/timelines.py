@@ -1,8 +1,8 @@
-"""Predicted time of a data-parallel step, its scaling, and the timeline of an FSDP forward pass.
+"""Predicted time of a data-parallel step, its scaling, and the timeline of an FSDP step.
 
     step = ddp_step_seconds(forward_s, backward_s, gradient_bytes, world, link)        # .total_s .exposed_s
     ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
-    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP forward pass
+    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP pass
     scaling_seconds("strong", compute_s, gradient_bytes, [1, 2, 4], link)              # step seconds at each world
     scaled_lr(0.1, base_batch=256, batch=8192)                                         # linear scaling rule
 
@@ -92,30 +92,53 @@ def ddp_step_seconds(
     return DDPStep(total, compute, communication, max(0.0, total - compute))
 
 
-def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int, rank: int = 0) -> list[Event]:
-    """Events of an FSDP forward pass: the root unit (gathered in gather_s, no computation), then blocks 0 to n - 1.
+def prefetch_timeline(
+    n_blocks: int,
+    gather_s: float,
+    block_s: float,
+    ahead: int,
+    rank: int = 0,
+    *,
+    backward_s: float = 0.0,
+    reduce_s: float = 0.0,
+) -> list[Event]:
+    """Events of an FSDP step: the forward pass, and with backward_s, a block's backward time, the backward pass too.
 
-    Gathers run one at a time, in the order of their requests. A block computes when it is gathered and the block before
-    it is done; it is requested when the block `ahead` places before it starts to compute, or, with 0, when the block
-    before it is done. L blocks, gathered in g seconds and computed in c, take L (g + c) without prefetch, and
-    L max(g, c) plus a start and an end with it.
+    The root unit (gathered in gather_s, no computation), then blocks 0 to n - 1, then back, where blocks are gathered
+    again and each one's gradients are reduced and scattered in reduce_s after it. Collectives run one at a time, in the
+    order of their requests. A block computes when it is gathered and the block before it is done; it is requested when
+    the block `ahead` places before it starts to compute, or, with 0, when the block before it is done. L blocks,
+    gathered in g seconds and computed in c, take L (g + c) without prefetch, and L max(g, c) plus a start and an end
+    with it; backward L max(g + r, c) and an end, since the last gradients and the first gather have nothing to hide
+    behind.
     """
-    gathers: dict[int, Event] = {}
-    events, wire_free_s, now = [], 0.0, 0.0
-    for unit in range(-1, n_blocks):  # -1 is the root
-        for wanted in range(unit, min(n_blocks, unit + 1 + ahead)):
-            if wanted in gathers:
-                continue
-            asked_s = now if wanted == unit else max(now, gathers[unit].end_s)
-            name = "root" if wanted < 0 else f"gather {wanted}"
-            start_s = max(asked_s, wire_free_s)
-            wire_free_s = start_s + gather_s
-            gathers[wanted] = Event(rank, name, start_s, wire_free_s, "communication")
-        now = max(now, gathers[unit].end_s)
-        if unit >= 0:
-            events.append(Event(rank, str(unit), now, now + block_s, "forward"))
-            now += block_s
-    return sorted([*gathers.values(), *events], key=lambda event: event.start_s)
+    events: list[Event] = []
+    wire_free_s, now = 0.0, 0.0
+
+    def on_wire(name: str, asked_s: float, seconds: float) -> float:
+        nonlocal wire_free_s
+        start_s = max(asked_s, wire_free_s)
+        wire_free_s = start_s + seconds
+        events.append(Event(rank, name, start_s, wire_free_s, "communication"))
+        return wire_free_s
+
+    passes = [("forward", block_s, [-1, *range(n_blocks)])]  # -1 is the root
+    if backward_s:
+        passes.append(("backward", backward_s, [*reversed(range(n_blocks))]))
+    for kind, seconds, order in passes:
+        gathered: dict[int, float] = {}
+        for at, unit in enumerate(order):
+            for wanted in order[at : at + 1 + ahead]:
+                if wanted not in gathered:
+                    asked_s = now if wanted == unit else max(now, gathered[unit])
+                    gathered[wanted] = on_wire("root" if wanted < 0 else f"gather {wanted}", asked_s, gather_s)
+            now = max(now, gathered[unit])
+            if unit >= 0:
+                events.append(Event(rank, str(unit), now, now + seconds, kind))
+                now += seconds
+                if kind == "backward":
+                    on_wire(f"reduce {unit}", now, reduce_s)
+    return sorted(events, key=lambda event: event.start_s)
 
 
 def scaling_seconds(
@@ -125,15 +148,17 @@ def scaling_seconds(
     worlds: Sequence[int],
     link: Link,
     *,
+    optimizer_s: float = 0.0,
     cores: int = 0,
     overlap: bool = True,
     bucket_bytes: float = 25 * MIB,
 ) -> list[float]:
     """Seconds of one step at each world size.
 
-    strong: the global batch is fixed, so a rank computes compute_s / n. weak: the batch per rank is fixed, so it
-    computes compute_s. cores: how many ranks can compute at the same time (a laptop's cores, one thread a rank);
-    more ranks take turns; 0: no limit. One third of the computation is forward, two thirds backward.
+    compute_s: forward and backward pass of one rank; optimizer_s: the update, which every rank does in full. strong:
+    the global batch is fixed, so a rank computes compute_s / n. weak: the batch per rank is fixed, so it computes
+    compute_s. cores: how many ranks can compute at the same time (a laptop's cores, one thread a rank); more ranks take
+    turns; 0: no limit. One third of compute_s is forward, two thirds backward.
     """
     if kind not in ("strong", "weak"):
         raise ConfigError(f"kind is {kind!r}: it must be strong or weak")
@@ -141,7 +166,7 @@ def scaling_seconds(
     for world in worlds:
         turns = max(1.0, world / cores) if cores else 1.0
         compute = turns * compute_s / (world if kind == "strong" else 1)
-        options = {"overlap": overlap, "bucket_bytes": bucket_bytes}
+        options = {"overlap": overlap, "bucket_bytes": bucket_bytes, "optimizer_s": turns * optimizer_s}
         step = ddp_step_seconds(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)
         seconds.append(step.total_s)
     return seconds
