@@ -18,7 +18,6 @@ from aiscale.cost.communication import (
     all_reduce_wire_bytes,
     collective_terms,
     fit_alpha_beta,
-    gloo_reduce_wire_bytes,
     wire_bytes,
 )
 from aiscale.cost.compression import (
@@ -67,9 +66,7 @@ from aiscale.cost.schedules import (
 from aiscale.cost.strategies import held_bytes, step_bytes, step_traffic
 from aiscale.cost.timelines import (
     Event,
-    ddp_step_seconds,
     ddp_timeline,
-    efficiency,
     prefetch_timeline,
     scaled_lr,
     scaling_seconds,

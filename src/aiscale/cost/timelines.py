@@ -1,6 +1,5 @@
 """Predicted time of a data-parallel step, its scaling, and the timeline of an FSDP step.
 
-    step = ddp_step_seconds(forward_s, backward_s, gradient_bytes, world, link)        # .total_s .exposed_s
     ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
     prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP pass
     scaling_seconds("strong", compute_s, gradient_bytes, [1, 2, 4], link)              # step seconds at each world
@@ -14,7 +13,6 @@ backward pass is exposed: the optimizer waits for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from aiscale.config import ConfigError
@@ -33,16 +31,6 @@ class Event(NamedTuple):
     kind: str  #: forward, backward, communication, optimizer
 
 
-@dataclass(frozen=True)
-class DDPStep:
-    """The times of one step."""
-
-    total_s: float
-    compute_s: float  #: forward, backward and optimizer
-    communication_s: float  #: all all-reduces, hidden or not
-    exposed_s: float  #: the part of them that no computation hides
-
-
 def ddp_timeline(
     forward_s: float,
     backward_s: float,
@@ -54,7 +42,8 @@ def ddp_timeline(
     bucket_bytes: float = 25 * MIB,
     overlap: bool = True,
 ) -> list[Event]:
-    """The events of rank 0 (all ranks are alike) in a step; overlap=False starts all-reduces after backward."""
+    """The events of rank 0 (all ranks are alike) in a step, the update last; overlap=False starts all-reduces after
+    backward. Assumes that communication does not slow down computation."""
     if bucket_bytes <= 0 or gradient_bytes <= 0:
         raise ConfigError(f"bucket_bytes {bucket_bytes}, gradient_bytes {gradient_bytes}: both must be greater than 0")
     backward_end = forward_s + backward_s
@@ -72,24 +61,6 @@ def ddp_timeline(
         events.append(Event(0, f"all-reduce {len(events) - 1}", start, free, "communication"))
     start = max(backward_end, free)
     return [*events, Event(0, "optimizer", start, start + optimizer_s, "optimizer")]
-
-
-def ddp_step_seconds(
-    forward_s: float,
-    backward_s: float,
-    gradient_bytes: float,
-    world: int,
-    link: Link,
-    *,
-    optimizer_s: float = 0.0,
-    **options: float,
-) -> DDPStep:
-    """The times of one DDP step; arguments as in ddp_timeline (options: bucket_bytes, overlap). Assumes that
-    communication does not slow down computation."""
-    events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, optimizer_s=optimizer_s, **options)
-    total, compute = events[-1].end_s, forward_s + backward_s + optimizer_s
-    communication = sum(event.end_s - event.start_s for event in events if event.kind == "communication")
-    return DDPStep(total, compute, communication, max(0.0, total - compute))
 
 
 def prefetch_timeline(
@@ -167,8 +138,7 @@ def scaling_seconds(
         turns = max(1.0, world / cores) if cores else 1.0
         compute = turns * compute_s / (world if kind == "strong" else 1)
         options = {"overlap": overlap, "bucket_bytes": bucket_bytes, "optimizer_s": turns * optimizer_s}
-        step = ddp_step_seconds(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)
-        seconds.append(step.total_s)
+        seconds.append(ddp_timeline(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)[-1].end_s)
     return seconds
 
 
@@ -178,11 +148,6 @@ def speedup(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Seq
         raise ConfigError(f"worlds is {list(worlds)}: the first entry must be the run on 1 rank")
     work = [1 if kind == "strong" else world for world in worlds]
     return [n * seconds[0] / s for n, s in zip(work, seconds, strict=True)]
-
-
-def efficiency(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """Speed-up divided by the number of ranks; 1 is ideal."""
-    return [s / n for s, n in zip(speedup(kind, worlds, seconds), worlds, strict=True)]
 
 
 def scaled_lr(base_lr: float, base_batch: int, batch: int, rule: Literal["linear", "sqrt"] = "linear") -> float:
