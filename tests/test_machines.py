@@ -111,7 +111,13 @@ def test_torchs_device_names_are_understood(torch_name, name):
 
 
 def test_an_unknown_device_is_none_not_a_guess():
-    for unknown in ("NVIDIA GeForce RTX 4090", "NVIDIA GB200", "NVIDIA GH200 144G HBM3e", "NVIDIA A100-PCIE-40GB"):
+    for unknown in (
+        "NVIDIA GH200",
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA GB200",
+        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA A100-PCIE-40GB",
+    ):
         assert machines.find_device(unknown) is None
 
 

@@ -33,8 +33,7 @@ LINK_SHARE = 0.75
 #: The same for adapters: 0.91 on 4 nodes of 8 H200, 0.95 on 4 of 8 B200 (ibid.); 46 to 48 of 50 GB/s for one adapter
 #: (NVIDIA/nccl-tests#290). Slingshot and shared networks give less.
 NIC_SHARE = 0.9
-#: A switch on the way, on average (Slingshot: De Sensi et al. 2020, "An In-Depth Analysis of the Slingshot
-#: Interconnect", section II); the steps below contain one.
+#: A further switch on the way: assumed, a fortieth of the steps below, which contain the first.
 HOP_S = 0.35e-6
 
 
@@ -204,7 +203,7 @@ class _Group:
         return bytes_s
 
     def hops(self) -> int:
-        """Switches on the longest way, beyond the first."""
+        """Switches on the longest way, beyond the first; on Slingshot at most 3 (De Sensi et al. 2020, abstract)."""
         network, nodes = self.machine.network, self.nodes
         if network.topology == "torus":
             return math.ceil(nodes ** (1 / 3))
