@@ -15,6 +15,10 @@ in steps: 2 (n-1) for a ring, 2 (g-1 + log2 nodes) for a tree with g ranks on a 
 through the adapters. NCCL takes what is faster, and for small messages the protocol LL, with shorter steps and less
 bandwidth. Inside a node a measured curve of bus bandwidth over size decides, if the machine has one. Where switches
 add up (NVLink SHARP), an all-reduce over the node sends each number once: less than any ring or tree.
+
+It is what the machine allows with nobody else on it. Held to measurements on 4 nodes (tests/test_collectives.py), it is
+2 to 5 % off for large messages, and up to twice too fast at 16 MiB. At scale libraries fall behind: on 2048 GCDs of
+Frontier others were 10 (all-reduce) and 33 times (all-gather) as fast as RCCL (Singh et al. 2025, arXiv:2504.18658).
 """
 
 from __future__ import annotations
