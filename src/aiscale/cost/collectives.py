@@ -18,7 +18,7 @@ add up (NVLink SHARP), an all-reduce over the node sends each number once: less 
 
 It is what the machine allows with nobody else on it. Held to measurements on 4 nodes (tests/test_collectives.py), it is
 2 to 5 % off for large messages, and up to twice too fast at 16 MiB. At scale libraries fall behind: on 2048 GCDs of
-Frontier others were 10 (all-reduce) and 33 times (all-gather) as fast as RCCL (Singh et al. 2025, arXiv:2504.18658).
+Frontier others were up to 10 (all-reduce) and 33 times (all-gather) as fast as RCCL (Singh et al., arXiv:2504.18658).
 """
 
 from __future__ import annotations
