@@ -117,6 +117,13 @@ def test_two_devices_of_a_package_exchange_faster_than_strangers_and_direct_link
     assert bus_gb_s(2**32, mi300x, 8) == pytest.approx(312.9, rel=0.01)
 
 
+def test_a_gather_meets_the_adapters_of_its_root():
+    S, n = 2**32, 32
+    assert seconds("gather", S, A100, ranks=n) == seconds("scatter", S, A100, ranks=n)
+    one_adapter = 0.9 * 25e9
+    assert seconds("gather", S, A100, ranks=n) == pytest.approx((n - 8) / n * S / one_adapter, rel=0.01)
+
+
 def test_time_grows_with_bytes_and_one_rank_takes_none():
     for machine in (A100, H100, FRONTIER):
         for kind in KINDS:

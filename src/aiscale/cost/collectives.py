@@ -129,8 +129,8 @@ class _Group:
         S, n, g, nodes = self.n_bytes, self.ranks, self.per_node, self.nodes
         sent = wire_bytes(self.kind, S, n)
         if self.kind in ("all_to_all", "scatter", "gather"):
-            away = g * (n - g) / n * S if self.kind == "all_to_all" else (n - g) / n * S
-            yield self.time("pairwise", n - 1, nodes - 1, sent, (sent - away / g if nodes > 1 else sent, away))
+            senders = g if self.kind == "all_to_all" else 1  # a scatter or gather meets the root's links and adapters
+            yield self.time("pairwise", n - 1, nodes - 1, sent, ((g - 1) / n * S, senders * (n - g) / n * S))
             return
         if self.kind == "send":
             yield self.time("point-to-point", 1, nodes - 1, sent, (S * (nodes == 1), S * (nodes > 1)))
@@ -140,24 +140,34 @@ class _Group:
         if nodes == 1:
             if self.kind == "all_reduce" and self.machine.node.in_switch_gb_s and g == self.machine.node.devices:
                 seconds = _curve_seconds(self.machine.node.in_switch_gb_s, S, self.fraction * S)
-                yield self.result("in-switch", seconds, 0.0, 0.0, 2, S)
+                links = "links in the node"
+                yield Collective(seconds=seconds, algorithm="in-switch", bottleneck=links, steps=2, bytes_per_rank=S)
             return
         if self.kind == "all_reduce":
             depth = math.ceil(math.log2(nodes))
             through = (S if nodes == 2 else 2 * S) / 0.92
-            yield self.time("tree", 2 * (g - 1 + depth), 2 * depth, sent, (2 * S, through), "tree")
+            yield self.time("tree", 2 * (g - 1 + depth), 2 * depth, sent, (2 * S, through))
         if self.kind in ("all_reduce", "all_gather", "reduce_scatter"):
             steps, across = rounds * (g - 1 + nodes - 1), rounds * (nodes - 1)
             inside, outside = rounds * (g - 1) / g * S, rounds * (nodes - 1) / nodes * S
             yield self.time("hierarchical", steps, across, sent, (inside, outside), add=True)
 
-    def time(self, name, steps, across, sent, volumes, step="ring", add=False) -> Collective:  # noqa: ANN001
-        """The faster protocol; volumes are (bytes of a rank through links in the node, of a node through adapters)."""
+    def time(
+        self,
+        algorithm: str,
+        steps: int,
+        across: int,
+        sent: float,
+        volumes: tuple[float, float],
+        add: bool = False,
+    ) -> Collective:
+        """With the faster protocol. across: steps between nodes; volumes: bytes of a rank through links in the node, of
+        a node through its adapters; add: one after the other."""
         node, found = self.machine.node, []
         inside, outside = volumes
         measured = node.bus_gb_s is not None and len(node.bus_gb_s) > 1 and self.nodes == 1
         for protocol in PROTOCOLS[node.accelerator.library]:
-            between_s = (protocol.ring_step_s if step == "ring" else protocol.tree_step_s) + self.hops() * HOP_S
+            between_s = (protocol.tree_step_s if algorithm == "tree" else protocol.ring_step_s) + self.hops() * HOP_S
             latency_s = protocol.base_s + (steps - across) * protocol.node_step_s + across * between_s
             links_s = nics_s = 0.0
             if inside and self.per_node > 1:
@@ -168,14 +178,10 @@ class _Group:
             if outside and self.nodes > 1:
                 nics_s = outside / min(protocol.most_bytes_s, protocol.share * self.nic_bytes_s())
             both_s = links_s + nics_s if add else max(links_s, nics_s)
-            found.append(self.result(name, latency_s + both_s, links_s, nics_s, steps, sent))
-        return min(found, key=lambda option: option.seconds)
-
-    def result(self, name, seconds, links_s, nics_s, steps, sent) -> Collective:  # noqa: ANN001
-        parts = {"links in the node": links_s, "network adapters": nics_s}
-        parts["latency"] = seconds - max(parts.values()) if name != "in-switch" else 0.0
-        slowest = max(parts, key=parts.__getitem__)
-        return Collective(seconds=seconds, algorithm=name, bottleneck=slowest, steps=steps, bytes_per_rank=sent)
+            parts = {"links in the node": links_s, "network adapters": nics_s, "latency": latency_s}
+            found.append((latency_s + both_s, max(parts, key=parts.__getitem__)))
+        seconds, slowest = min(found)
+        return Collective(seconds=seconds, algorithm=algorithm, bottleneck=slowest, steps=steps, bytes_per_rank=sent)
 
     def link_bytes_s(self) -> float:
         """Of one rank to its neighbours in the node, one direction, for large messages."""
