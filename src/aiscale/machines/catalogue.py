@@ -123,11 +123,6 @@ class Node:
     source: str
     verification: str = "primary"
 
-    @property
-    def intra_bytes_s(self) -> float | None:
-        """Nominal: ring_gb_s."""
-        return None if self.ring_gb_s is None else self.ring_gb_s * 1e9
-
     def __post_init__(self) -> None:
         for name in ("bus_gb_s", "in_switch_gb_s"):
             points = getattr(self, name)
