@@ -17,10 +17,7 @@ from ranks import aiscale, run_ranks
 TIMED = """
 import time
 n, r, S, RATE = world.size, world.rank, 3 * 2**16, 100  # numbers (768 KiB, divisible by 2 and 3), Mbit/s
-x, share = torch.ones(S), torch.ones(S // n)
-
-def parts():
-    return list(torch.empty(S).chunk(n)) if r == 0 else None
+x = torch.ones(S)
 
 def seconds(action):
     world.barrier()
@@ -31,22 +28,13 @@ def seconds(action):
 def on_link_s(op):
     messages, nbytes = busiest_link(op, x.nbytes, n)
     return messages * world.link.latency_s + nbytes * 8 / (RATE * 1e6)
+from aiscale.bench.radius.link import collectives
 from aiscale.distributed.link import busiest_link
 """
 
 COLLECTIVES = """
-works = {
-    "all_reduce": lambda: dist.all_reduce(x),
-    "all_gather": lambda: dist.all_gather(list(torch.empty(S).chunk(n)), share),
-    "reduce_scatter": lambda: dist.reduce_scatter(torch.empty(S // n), list(x.chunk(n))),
-    "broadcast": lambda: dist.broadcast(x, 0),
-    "reduce": lambda: dist.reduce(x, 0),
-    "gather": lambda: dist.gather(share, parts(), 0),
-    "scatter": lambda: dist.scatter(torch.empty(S // n), parts(), 0),
-    "all_to_all": lambda: dist.all_to_all_single(torch.empty(S), x),
-    "send": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
-    "send to whoever receives": lambda: dist.send(x, 1) if r == 0 else dist.recv(x) if r == 1 else None,
-}
+works = collectives(world, x.nbytes)
+works["send to whoever receives"] = lambda: dist.send(x, 1) if r == 0 else dist.recv(x) if r == 1 else None
 world.link.rate_mbit_s = RATE
 for op, action in works.items():
     took_s = seconds(action)
@@ -233,7 +221,7 @@ def test_the_busiest_card_carries_no_less_than_the_mean_one():
 def test_a_link_that_the_kernel_slows_takes_about_as_long():
     result = bench_link(quick=True)  # aiscale bench link requires a tenth, on an otherwise idle machine
     steps = {f"DDP step{method}{way}" for method in ("", ", Radius") for way in ("", ", at once")}
-    assert {row["what"] for row in result["rows"]} == {"all-reduce", "all gradients", *steps}
+    assert {row["what"] for row in result["rows"]} == {"all_reduce", "all gradients", *steps}
     for row in result["rows"]:
         least_s = busiest_link("all_reduce", row["payload_bytes"], 4)[1] * 8 / (row["rate_mbit_s"] * 1e6)
         assert min(row["real_s"], row["emulated_s"]) >= 0.8 * least_s, row
