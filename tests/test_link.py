@@ -102,7 +102,7 @@ def many_ways():  # two messages to different ranks leave one after the other
         work.wait()
 
 # slower where a stall would be seen
-for RATE, actions in [(10, [after_computing, by_future]), (100, [late, in_order])]:
+for RATE, actions in [(10, [after_computing, by_future, late]), (100, [in_order])]:
     world.link.rate_mbit_s, link_s = RATE, on_link_s("all_reduce")
     for action in actions:
         action()
