@@ -142,7 +142,6 @@ def speedup(
     top = max(ranks)
     place = {"textcoords": "offset points", "xytext": (-12, 2), "ha": "right", "va": "bottom", "fontsize": 8.5}
     ax.annotate("ideal", (top, top), color=style.MUTED, **place)
-    style.ranks_axis(ax.xaxis, ranks)
     if top > 8:
         ax.set(xscale="log", yscale="log")
         style.ranks_axis(ax.yaxis, ranks)
@@ -150,6 +149,7 @@ def speedup(
     else:  # with few ranks a linear axis shows the gap to ideal better
         style.steps_axis(ax.yaxis)
         ax.set_ylim(0, top * 1.06)
+    style.ranks_axis(ax.xaxis, ranks)
     ax.set(xlabel="number of ranks", ylabel="speed-up (times one rank)")
     style.legend_above(ax, style.legend_handles(colors, style.kind_handles(groups)))
     return ax
