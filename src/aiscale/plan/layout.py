@@ -36,6 +36,7 @@ class Software:
     compiled: bool = False  #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
     overlap: bool = True  #: gradients are exchanged during the backward pass
     async_tp: bool = True  #: part of tensor-parallel exchange runs beside products
+    peer_launches: bool = True  #: in a pipeline, tensor-parallel exchange is launched peer by peer
     fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes
     fused_optimizer: bool = True
     per_tensor_gather: bool = False  #: DeepSpeed's ZeRO-3: one all-gather a tensor, not one a layer

@@ -91,7 +91,15 @@ def _internevo(rows: list[dict]) -> Iterator[Run]:
         )  # fmt: skip
 
 
-_MEGATRON_2021 = Software(flash=False, overlap=False, async_tp=False, fp32_gradients=False, counter="smi", split="even")
+_MEGATRON_2021 = Software(
+    flash=False,
+    overlap=False,
+    async_tp=False,
+    peer_launches=False,
+    fp32_gradients=False,
+    counter="smi",
+    split="even",
+)
 
 
 def _sc21(rows: list[dict]) -> Iterator[Run]:
@@ -133,7 +141,7 @@ def _sc21_zero3(rows: list[dict]) -> Iterator[Run]:
 def _h100(rows: list[dict]) -> Iterator[Run]:
     """Megatron-Core of 2024: fused attention and kernels, overlap everywhere, distributed optimizer; micro-batch 1 is
     assumed beyond one stage, 4 and 1 below."""
-    software = Software(compiled=True, split="even", counter="smi")
+    software = Software(compiled=True, peer_launches=False, split="even", counter="smi")
     for row in rows:
         micro = row["global_batch"] // row["dp"] if row["pp"] == 1 and row["tp"] == 1 else 1
         per = row["layers"] // row["pp"]
@@ -187,7 +195,15 @@ def _heads(hidden: int) -> int:
 
 def _forge(rows: list[dict]) -> Iterator[Run]:
     """GPT-NeoX of 2022 on Frontier, without fused attention. The row without its micro-batches is left out."""
-    software = Software(flash=False, overlap=False, async_tp=False, fp32_gradients=False, counter="smi", split="even")
+    software = Software(
+    flash=False,
+    overlap=False,
+    async_tp=False,
+    peer_launches=False,
+    fp32_gradients=False,
+    counter="smi",
+    split="even",
+)
     for row in rows:
         if row["grad_accum"] is None:
             continue

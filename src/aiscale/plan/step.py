@@ -3,7 +3,7 @@
     step = step_seconds(shape, layout, platform, CONSTANTS)
     step.total_s, step.bubble_s, step.exposed_s, step.parts
 
-    T = sum_i t_i + (m - 1) max_i t_i + messages + exposed exchange + optimizer, times (1 + jitter log2 nodes)
+    T = (sum_i t_i + (m - 1) max_i t_i + messages + exposed exchange + optimizer) (1 + jitter log2 nodes) + s log2 nodes
 
 over stages i and m micro-batches; t_i is the longer of what the device computes and what the host needs to launch it.
 Interleaved schedules divide the fill by v. A product of M x N x K runs at best x tiles / (units x waves) x K / (K + k)
@@ -98,10 +98,21 @@ class LayerTime:
         if shape.experts and layout.ep > 1:
             sent = 2.0 * tokens * shape.hidden * shape.active_experts
             self.tensor += 4 * seconds("all_to_all", sent, layout.ep, platform.gpus_per_node // layout.tp, platform, c)
-        launches = c.launch_s + (c.launch_tp_s if layout.tp > 1 else 0.0) + (c.launch_fsdp_s if layout.fsdp else 0.0)
-        if software.compiled:
-            launches *= c.compiled_launches
-        self.host = launches * (1 + (1 / 3 if layout.recompute == "full" else 0)) / platform.host_s
+        self.host = host_seconds(layout, platform, c)
+
+
+def host_seconds(layout: Layout, platform: Platform, c) -> float:
+    """What the host needs to launch one layer, forward and backward, where every kernel is launched from Python. Tensor
+    parallelism adds its exchanges: in an eager pipeline a launch for every peer."""
+    launches = c.launch_s
+    if layout.tp > 1:
+        beyond = -(-layout.tp // platform.gpus_per_node) - 1
+        launches += c.launch_tp_s + beyond * c.launch_node_s
+        if layout.pp > 1 and layout.software.peer_launches:
+            launches += c.launch_peer_s * layout.tp * (1 + beyond / 4)
+    launches += c.launch_fsdp_s if layout.fsdp else 0.0
+    launches *= c.compiled_launches if layout.software.compiled else 1.0
+    return launches * (4 / 3 if layout.recompute == "full" else 1.0) / platform.host_s
 
 
 def attention_seconds(shape: Shape, layout: Layout, tokens: int, platform: Platform, c) -> tuple[float, float]:
@@ -154,20 +165,20 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     fill = (sum(times) - slowest) / v
     if layout.schedule == "zero-bubble":
         fill /= 3
-    message, late = _messages(shape, layout, stages, platform, c)
-    sent = message * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1)) + late * (m + p - 1)
+    sent = _message(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
     exchange = _exchange(shape, layout, stages, times, platform, c)
     optimizer = _optimizer(shape, layout, stages, platform, c)
     nodes = max(1.0, layout.gpus / platform.gpus_per_node)
-    jitter = 1 + c.jitter * math.log2(nodes) if nodes > 1 else 1.0
-    total = (fill + m * slowest + sent + exchange + optimizer + c.step_s) * jitter
+    late = math.log2(nodes)
+    busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
+    total = busy * (1 + c.jitter * late) + c.straggler_s * late
     tensor = m * busiest.layers * layer.tensor if not bound else 0.0
     sharded = m * busiest.layers * fsdp_exposed if not bound else 0.0
     parts = {
         "tensor parallel": tensor,
         "pipeline messages": sent,
         "gradients and weights": exchange + sharded,
-        "waiting for the slowest": total - total / jitter,
+        "waiting for the slowest": total - busy,
     }
     return Step(
         total_s=total,
@@ -216,18 +227,12 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
     return beside(forward, gather) + beside(backward, behind)
 
 
-def _messages(shape: Shape, layout: Layout, stages: tuple[Stage, ...], platform: Platform, c) -> tuple[float, float]:
-    """(seconds of one message between stages, of one with the logits where head and loss are on two stages)."""
+def _message(shape: Shape, layout: Layout, platform: Platform, c) -> float:
+    """Seconds of one message between stages; with tensor parallelism each rank sends its share."""
     if layout.pp == 1:
-        return 0.0, 0.0
-    tokens = layout.micro_batch * shape.seq / layout.cp
-    crosses = layout.dp * layout.tp * layout.cp >= platform.gpus_per_node
-    nbytes = 2.0 * tokens * shape.hidden / (layout.tp if layout.sequence_parallel or layout.tp > 1 else 1)
-    message = message_seconds(nbytes, crosses, platform, c)
-    late = 0.0
-    if any(stage.head and not stage.loss for stage in stages):
-        late = 2 * message_seconds(2.0 * tokens * shape.vocab / layout.tp, crosses, platform, c) * c.message_exposed
-    return message, late
+        return 0.0
+    nbytes = 2.0 * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    return message_seconds(nbytes, layout.dp * layout.tp * layout.cp >= platform.gpus_per_node, platform, c)
 
 
 def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: list, platform: Platform, c) -> float:

@@ -1,0 +1,74 @@
+"""Fitting the constants: a coordinate search over those with a range, the same on every machine and at every run.
+
+    fitted = fit(["internevo_7b", ...])         # {name: value}
+    fit_all()                                   # with every source, and with each left out: what constants.toml stores
+
+Each source counts alike, so the large sweep does not drown the others; of a long table a fixed part of the rows is
+used. A run measured at over STALL times the prediction does not pull (`validate` says why), and an error beyond CAP
+counts as CAP: a fault in a row cannot bend a constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from aiscale.plan.constants import FITTED, TABLE, constants
+from aiscale.plan.memory import peak_bytes
+from aiscale.plan.sources import SOURCES, runs
+from aiscale.plan.step import step_seconds
+
+STALL = 2.5
+CAP = math.log(STALL)
+MOST_ROWS = 150
+MEMORY = ("stream_bytes", "gated_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes", "smi_cache")
+TIME = tuple(name for name in FITTED if name not in MEMORY)
+
+
+def _chosen(source: str, wanted: str) -> list:
+    rows = [run for run in runs(source) if getattr(run, wanted) and run.ran]
+    return rows[:: -(-len(rows) // MOST_ROWS)] if rows else []
+
+
+def loss(sources: Iterable[str], c, what: str) -> float:
+    """Mean over sources of the mean capped |log(predicted / measured)|."""
+    means = []
+    for source in sources:
+        rows = _CHOSEN[what][source]
+        if rows:
+            means.append(sum(_error(run, c, what) for run in rows) / len(rows))
+    return sum(means) / len(means) if means else 0.0
+
+
+def _error(run, c, what: str) -> float:
+    if what == "step_s":
+        predicted = step_seconds(run.shape, run.layout, run.platform, c).total_s
+        return min(CAP, abs(math.log(predicted / run.step_s)))
+    predicted = peak_bytes(run.shape, run.layout, run.platform, c, 0 if run.first_stage else None)
+    return min(CAP, abs(math.log(predicted / run.memory_bytes)))
+
+
+_CHOSEN = {what: {source: _chosen(source, what) for source in SOURCES} for what in ("step_s", "memory_bytes")}
+
+
+def fit(sources: Iterable[str], rounds: int = 4, start: dict[str, float] | None = None) -> dict[str, float]:
+    """Walk along one constant after another, halving the stride each round."""
+    sources = list(sources)
+    values = {name: TABLE["constants"][name]["value"] for name in FITTED} | (start or {})
+    for what, names in (("step_s", TIME), ("memory_bytes", MEMORY)):
+        best = loss(sources, constants(**values), what)
+        stride = 0.12
+        for _ in range(rounds):
+            for name in names:
+                low, high = TABLE["constants"][name]["range"]
+                for way in (1, -1):
+                    while True:
+                        moved = min(high, max(low, values[name] + way * stride * (high - low)))
+                        if moved == values[name]:
+                            break
+                        tried = loss(sources, constants(**values | {name: moved}), what)
+                        if tried >= best - 1e-6:
+                            break
+                        values[name], best = moved, tried
+            stride /= 2
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
