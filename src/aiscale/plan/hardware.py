@@ -1,7 +1,7 @@
 """The machine as the formulas see it: rates of one device, links inside a node, the network of a node.
 
-    platform("a100-sxm4-80gb", gpus_per_node=8, node_gbit_s=1600)
-    platform_of(find_machine("frontier"))
+platform("a100-sxm4-80gb", gpus_per_node=8, node_gbit_s=1600)
+platform_of(find_machine("frontier"))
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Platform:
     node_bytes_s: float  #: one node into the network
     units: int  #: SMs or CUs: tiles of a product are spread over them
     best_product: float  #: best measured rate of a large product over the peak
-    attention: float  #: rate of a fused causal attention kernel over the peak
+    attention: float  #: rate of FlashAttention-2 over the peak, forward and backward
+    attention_3: float  #: the same of FlashAttention-3, or cuDNN's
     host_s: float  #: speed of the host's Python over that of an H100 node's
 
     def peak(self, precision: str) -> float:
@@ -73,6 +74,7 @@ def _platform(device: Accelerator, devices: int, node_bytes_s: float, intra: flo
         units=figures["units"],
         best_product=figures["product"],
         attention=figures["attention"],
+        attention_3=figures.get("attention_3", figures["attention"]),
         host_s=figures.get("host", 1.0),
     )
 

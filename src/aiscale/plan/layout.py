@@ -1,8 +1,8 @@
 """How a model is cut over ranks, and what the software does: everything of a run that the planner's formulas read.
 
-    layout = Layout(dp=4, tp=2, pp=1, micro_batch=2, global_batch=64, zero_stage=1)
-    layout.gpus, layout.micro_batches, layout.stages(shape)      # 8, 8, [Stage(layers=40, embedding=True, head=True)]
-    layout.check(shape)                                          # ConfigError with the equation that does not hold
+layout = Layout(dp=4, tp=2, pp=1, micro_batch=2, global_batch=64, zero_stage=1)
+layout.gpus, layout.micro_batches, layout.stages(shape)      # 8, 8, [Stage(layers=40, embedding=True, head=True)]
+layout.check(shape)                                          # ConfigError with the equation that does not hold
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ class Software:
     """What the training program does; the defaults are those of a present-day eager PyTorch program."""
 
     flash: bool = True  #: attention without the score matrix in memory
+    attention: int = 2  #: its generation: FlashAttention 2, or 3 and cuDNN's
     compiled: bool = False  #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
     overlap: bool = True  #: gradients are exchanged during the backward pass
-    async_tp: bool = True  #: part of tensor-parallel exchange runs beside products
+    fused_kernels: bool = True  #: softmax, GELU and the like are one kernel each; False: as ROCm had them in 2022
+    tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none, async, or pipelined in pieces
+    gather_overlap: bool = False  #: a sharded optimizer's weights return during the next forward pass
     peer_launches: bool = True  #: in a pipeline, tensor-parallel exchange is launched peer by peer
     fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes
-    fused_optimizer: bool = True
-    per_tensor_gather: bool = False  #: DeepSpeed's ZeRO-3: one all-gather a tensor, not one a layer
+    fused_optimizer: bool = False
+    per_tensor_gather: bool = False  #: DeepSpeed's ZeRO-3 of 2021: one all-gather a tensor, not one a layer
     broadcasts: bool = False  #: sharded states come back by one broadcast an owner, not by one all-gather
     shard_ranks: int = 0  #: ranks over which states are divided; 0: all data-parallel ranks
     regather: bool = True  #: fsdp: gather again in the backward pass

@@ -18,9 +18,7 @@ CATEGORIES = ("weights", "gradients", "optimizer states", "activations", "logits
 
 def stage_memory(shape: Shape, layout: Layout, platform: Platform, c) -> list[dict[str, float]]:
     """Bytes by category of each stage, the allocator's fragments in `buffers`."""
-    return [
-        one_stage(shape, layout, stage, index, platform, c) for index, stage in enumerate(layout.stages(shape))
-    ]
+    return [one_stage(shape, layout, stage, index, platform, c) for index, stage in enumerate(layout.stages(shape))]
 
 
 def peak_bytes(shape: Shape, layout: Layout, platform: Platform, c, stage: int | None = None) -> float:
@@ -82,7 +80,9 @@ def in_flight(layout: Layout, index: int) -> float:
         return layout.micro_batches
     behind = layout.pp - index
     if layout.virtual_stages > 1:
-        most = layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.virtual_stages)) - 2 * index / layout.virtual_stages
+        most = (
+            layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.virtual_stages)) - 2 * index / layout.virtual_stages
+        )
         return min(layout.micro_batches, max(1.0, most))
     return min(layout.micro_batches, behind)
 
@@ -101,7 +101,11 @@ def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, flo
         return parameters * wide / shards, parameters * gradient / shards, 0.0 if layout.offload else states, live
     divided = layout.zero_stage == 2
     gradients = parameters * gradient / (layout.state_shards if divided else 1)
-    buckets = parameters * wide if layout.software.overlap and layout.zero_stage == 0 and layout.dp > 1 and gradient == 4 else 0.0
+    buckets = (
+        parameters * wide
+        if layout.software.overlap and layout.zero_stage == 0 and layout.dp > 1 and gradient == 4
+        else 0.0
+    )
     return parameters * wide, gradients, 0.0 if layout.offload else states, buckets
 
 

@@ -77,7 +77,9 @@ def _internevo(rows: list[dict]) -> Iterator[Run]:
     for row in rows:
         words = row["note"].split()
         shards = 0 if "all" in words else int(words[words.index("ranks") - 1])
-        software = Software(shard_ranks=shards, broadcasts=True, fp32_gradients=False, async_tp=False)
+        software = Software(
+            shard_ranks=shards, broadcasts=True, fp32_gradients=False, tp_overlap="none", fused_optimizer=True
+        )
         yield Run(
             id=row["id"],
             shape=_llama(32, 4096, 32, 32, 11008, row["vocab"], False, row["seq"]),
@@ -94,7 +96,8 @@ def _internevo(rows: list[dict]) -> Iterator[Run]:
 _MEGATRON_2021 = Software(
     flash=False,
     overlap=False,
-    async_tp=False,
+    tp_overlap="none",
+    fused_optimizer=True,
     peer_launches=False,
     fp32_gradients=False,
     counter="smi",
@@ -141,7 +144,10 @@ def _sc21_zero3(rows: list[dict]) -> Iterator[Run]:
 def _h100(rows: list[dict]) -> Iterator[Run]:
     """Megatron-Core of 2024: fused attention and kernels, overlap everywhere, distributed optimizer; micro-batch 1 is
     assumed beyond one stage, 4 and 1 below."""
-    software = Software(compiled=True, peer_launches=False, split="even", counter="smi")
+    software = Software(
+        compiled=True, attention=3, tp_overlap="pipelined", gather_overlap=True, peer_launches=False,
+        fused_optimizer=True, split="even", counter="smi",
+    )  # fmt: skip
     for row in rows:
         micro = row["global_batch"] // row["dp"] if row["pp"] == 1 and row["tp"] == 1 else 1
         per = row["layers"] // row["pp"]
@@ -196,14 +202,16 @@ def _heads(hidden: int) -> int:
 def _forge(rows: list[dict]) -> Iterator[Run]:
     """GPT-NeoX of 2022 on Frontier, without fused attention. The row without its micro-batches is left out."""
     software = Software(
-    flash=False,
-    overlap=False,
-    async_tp=False,
-    peer_launches=False,
-    fp32_gradients=False,
-    counter="smi",
-    split="even",
-)
+        flash=False,
+        fused_kernels=False,
+        overlap=False,
+        tp_overlap="none",
+        fused_optimizer=True,
+        peer_launches=False,
+        fp32_gradients=False,
+        counter="smi",
+        split="even",
+    )
     for row in rows:
         if row["grad_accum"] is None:
             continue
@@ -240,7 +248,13 @@ def _torchtitan(rows: list[dict]) -> Iterator[Run]:
         layers, hidden, heads, keys, ffn, vocab = _LLAMA[row["model"].split()[-1]]
         pp, interleaved = row["pp"], "interleaved" in words
         compiled = words != "FSDP" and "vanilla" not in words
-        software = Software(compiled=compiled, async_tp="async" in words, split="even", counter="smi", regather=pp == 1)
+        software = Software(
+            compiled=compiled,
+            tp_overlap="pipelined" if "async" in words else "none",
+            split="even",
+            regather=pp == 1,
+            fused_optimizer=True,
+        )
         recompute = "selective" if "selective" in row["act_ckpt"] else "full"
         h200 = "H200" in row["hardware"]
         yield Run(
@@ -250,7 +264,7 @@ def _torchtitan(rows: list[dict]) -> Iterator[Run]:
                 dp=row["fsdp"], tp=row["tp"], pp=pp, cp=row["cp"], fsdp=True, recompute=recompute,
                 virtual_stages=2 if interleaved else 1, schedule="interleaved" if interleaved else "1f1b",
                 micro_batch=1 if pp > 1 else row["local_batch"], global_batch=row["global_batch"],
-                sequence_parallel=row["tp"] > 1, precision="fp8" if "float8" in words and "all-gather" not in words else "bf16",
+                sequence_parallel=row["tp"] > 1, precision="fp8" if "float8" in words else "bf16",
                 software=software,
             ),
             platform=_node("h200-sxm-141gb", 8, 3200.0) if h200 else capped,
@@ -262,7 +276,9 @@ def _torchtitan(rows: list[dict]) -> Iterator[Run]:
 def _foundry(rows: list[dict]) -> Iterator[Run]:
     """Composer's FSDP, eager, fused attention; gradients travel in fp32 except in mode PURE."""
     for row in rows:
-        software = Software(fp32_gradients=row["mp_mode"] != "PURE", regather=row["sharding"] == "FULL_SHARD")
+        software = Software(
+            fp32_gradients=row["mp_mode"] != "PURE", regather=row["sharding"] == "FULL_SHARD", fused_optimizer=True
+        )
         a100 = row["gpu"].startswith("a100")
         yield Run(
             id=f"{row['model']} {row['gpu']} {row['gpus']} seq {row['seq']}",
@@ -328,7 +344,7 @@ def _nanogpt(rows: list[dict]) -> Iterator[Run]:
             shape=_gpt(row["layers"], row["hidden"], heads, 50304, row["seq"]),
             layout=Layout(
                 dp=row["gpus"], micro_batch=micro, global_batch=row["tokens_per_step"] // row["seq"],
-                zero_stage=row["zero_stage"], software=Software(compiled=True, fp32_gradients=nano),
+                zero_stage=row["zero_stage"], software=Software(compiled=True, attention=2 if nano else 3, fp32_gradients=nano, fused_optimizer=True),
             ),
             platform=_node("h100-sxm5-80gb" if "H100" in row["gpu"] else "a100-sxm4-80gb", 8, 1600.0),
             step_s=row["iter_time_s"],

@@ -90,7 +90,8 @@ class LayerTime:
             g = min(layout.tp, platform.gpus_per_node)
             once = seconds("all_reduce", 2.0 * tokens * shape.hidden, layout.tp, g, platform, c)
             times = 4 + (2 if layout.recompute == "full" else 0) + (1 if layout.sequence_parallel else 0)
-            self.tensor = times * once * (c.tp_exposed if software.async_tp else 1.0)
+            exposed = {"none": 1.0, "async": c.tp_exposed, "pipelined": c.tp_pipelined}[software.tp_overlap]
+            self.tensor = times * once * exposed
         if layout.cp > 1:
             keys = 2.0 * tokens * 2 * shape.keys * shape.head_width / layout.tp
             ring = seconds("all_gather", keys * layout.cp, layout.cp, platform.gpus_per_node // layout.tp, platform, c)
@@ -122,13 +123,15 @@ def attention_seconds(shape: Shape, layout: Layout, tokens: int, platform: Platf
         work = 2.0 * tokens * shape.seq * heads * shape.head_width
         peak = platform.peak("bf16")
         width, length = shape.head_width / (shape.head_width + 32) * 1.25, shape.seq / (shape.seq + c.attention_half)
-        forward = work / (peak * platform.attention * c.attention_share * width * length)
+        rate = platform.attention_3 if layout.software.attention == 3 else platform.attention
+        forward = work / (peak * rate * c.attention_share * width * length)
         return forward, 2.5 * forward
     peak, many = platform.peak(layout.precision), max(1, round(heads * tokens / shape.seq))
     products = product_seconds(shape.seq, shape.seq, shape.head_width, many, platform, peak, c)
     products += product_seconds(shape.seq, shape.head_width, shape.seq, many, platform, peak, c)
     scores = heads * tokens * shape.seq / (platform.memory_bytes_s * c.memory_share)
-    return products + c.score_bytes / 3 * scores, 2 * products + c.score_bytes * 2 / 3 * scores
+    scores *= c.score_bytes * (1 if layout.software.fused_kernels else c.unfused_scores) / 3
+    return products + scores, 2 * products + 2 * scores
 
 
 def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
@@ -137,6 +140,7 @@ def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
     stream = 1 / t if layout.sequence_parallel else 0.6 + 0.4 / t
     mlp = F / t if shape.gated else 0.6 * F / t
     nbytes = tokens * (c.stream_traffic * D * stream + c.mlp_traffic * mlp)
+    nbytes *= 1 if layout.software.fused_kernels else 1.5
     return nbytes * (c.compiled_traffic if layout.software.compiled else 1.0)
 
 
@@ -146,7 +150,8 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     stages = layout.stages(shape)
     m, p, v = layout.micro_batches, layout.pp, layout.virtual_stages
     head_s, head_host = _head_seconds(shape, layout, platform, c)
-    accumulate = (c.accumulate_bytes if m > 1 else 4.0) / (platform.memory_bytes_s * c.memory_share)
+    accumulate = c.accumulate_bytes if layout.software.fp32_gradients else 6 if m > 1 else 0
+    accumulate /= platform.memory_bytes_s * c.memory_share
     fsdp_exposed = 0.0
     unit = layer.forward + layer.backward + layer.tensor
     if layout.shards_weights:
@@ -156,7 +161,7 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     times, slowest, bound = [], 0.0, False
     for index, stage in enumerate(stages):
         device = stage.layers * unit + (head_s if stage.head else 0.0)
-        if layout.software.fp32_gradients and not layout.shards_weights:
+        if not layout.shards_weights:
             device += stage_parameters(shape, layout, stage, index) * accumulate
         host = stage.layers * layer.host + (head_host if stage.head else 0.0)
         times.append(max(device, host))
@@ -214,14 +219,17 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
     n = layout.state_shards
     g = max(1, platform.gpus_per_node // layout.tp)
     parameters = shape.layer_parameters / layout.tp
-    calls = 7 if layout.software.per_tensor_gather else 1
+    calls = 12 if layout.software.per_tensor_gather else 1  # 4 matrices, and biases and norms
     gather = calls * seconds("all_gather", 2 * parameters / calls, n, g, platform, c)
     width = 4 if layout.software.fp32_gradients else 2
     scatter = calls * seconds("reduce_scatter", width * parameters / calls, n, g, platform, c)
     forward, backward = layer.forward + layer.tensor / 3, layer.backward + layer.tensor * 2 / 3
     behind = scatter + (gather if layout.software.regather else 0.0)
+    behind += gather if layout.software.per_tensor_gather and layout.recompute == "full" else 0.0
 
     def beside(compute: float, exchange: float) -> float:
+        if not layout.software.overlap:
+            return compute + exchange
         return max(compute, exchange) + c.contention * min(compute, exchange)
 
     return beside(forward, gather) + beside(backward, behind)
@@ -260,6 +268,8 @@ def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: li
     hidden = c.overlap_share * times[0] * 2 / 3 if layout.software.overlap else 0.0
     if layout.zero_stage == 2:
         reduce, hidden = reduce * layout.micro_batches, hidden * layout.micro_batches
+    if layout.software.gather_overlap:
+        back = max(0.1 * back, back - times[0] / 3)
     return max(reduce - hidden, c.never_hidden * reduce) + back
 
 
