@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from aiscale.plan.constants import FITTED, TABLE, constants
+from aiscale.plan.constants import FILE, FITTED, TABLE, constants
 from aiscale.plan.memory import peak_bytes
 from aiscale.plan.sources import SOURCES, runs
 from aiscale.plan.step import step_seconds
@@ -51,10 +51,11 @@ def _error(run, c, what: str) -> float:
 _CHOSEN = {what: {source: _chosen(source, what) for source in SOURCES} for what in ("step_s", "memory_bytes")}
 
 
-def fit(sources: Iterable[str], rounds: int = 4, start: dict[str, float] | None = None) -> dict[str, float]:
-    """Walk along one constant after another, halving the stride each round."""
+def fit(sources: Iterable[str], rounds: int = 5) -> dict[str, float]:
+    """Start at each constant's prior, which no run of the tables has seen, and walk along one constant after another,
+    with a shorter stride each round. What no run of the sources depends on stays at its prior."""
     sources = list(sources)
-    values = {name: TABLE["constants"][name]["value"] for name in FITTED} | (start or {})
+    values = {name: TABLE["constants"][name]["prior"] for name in FITTED}
     for what, names in (("step_s", TIME), ("memory_bytes", MEMORY)):
         best = loss(sources, constants(**values), what)
         stride = 0.12
@@ -72,3 +73,21 @@ def fit(sources: Iterable[str], rounds: int = 4, start: dict[str, float] | None 
                         values[name], best = moved, tried
             stride /= 2
     return {name: float(f"{value:.4g}") for name, value in values.items()}
+
+
+def fit_all() -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The constants fitted on all sources, and on all but each: only the values that differ."""
+    whole = fit(SOURCES)
+    parts = {source: fit([other for other in SOURCES if other != source]) for source in SOURCES}
+    return whole, parts
+
+
+def written(whole: dict[str, float], parts: dict[str, dict[str, float]]) -> str:
+    """constants.toml with these values."""
+    lines, name = [], None
+    for line in FILE.read_text(encoding="utf-8").partition("\n[left_out.")[0].splitlines():
+        name = line[11:-1] if line.startswith("[constants.") else None if line.startswith("[") else name
+        lines.append(f"value = {whole[name]!r}" if line.startswith("value = ") and name in whole else line)
+    for source, values in parts.items():
+        lines += ["", f"[left_out.{source}]", *(f"{key} = {value!r}" for key, value in values.items())]
+    return "\n".join(lines).rstrip() + "\n"
