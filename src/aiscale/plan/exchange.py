@@ -1,16 +1,17 @@
-"""Seconds of one collective of `n` ranks, `g` of them on a node.
+"""Seconds of one collective of `n` ranks, `g` of them on a node: `cost.collective_seconds`, slowed as training slows it.
 
     seconds("all_reduce", nbytes, n=64, g=8, platform=platform, c=CONSTANTS)
+    message_seconds(nbytes, crosses_nodes=True, platform=platform, c=CONSTANTS)
 
-Bytes cross the slower of the links inside a node and the group's share of its network adapters: the g ranks of one ring
-own g of the node's devices' shares. Latency: a ring hops n - nodes times inside nodes and nodes - 1 times between them;
-an all-reduce may take a tree instead (NCCL's tuning.cc), whichever is faster.
+cost knows the machine alone; in training ranks arrive at different times, and kernels, data loading and other jobs use
+the same memory, cores and switches. Two constants, inside a node and between nodes, stand for that.
 """
 
 from __future__ import annotations
 
-import math
+from functools import lru_cache
 
+from aiscale import cost
 from aiscale.plan.hardware import Platform
 
 
@@ -18,22 +19,16 @@ def seconds(op: str, nbytes: float, n: int, g: int, platform: Platform, c) -> fl
     if n <= 1 or nbytes <= 0:
         return 0.0
     g = max(1, min(g, n, platform.gpus_per_node))
-    nodes = -(-n // g)
-    bandwidth = platform.link_bytes_s * c.link_share
-    if nodes > 1:
-        network = g * platform.node_bytes_s / platform.gpus_per_node * c.network_share
-        bandwidth = network if g == 1 else min(bandwidth, network)
-    passes = 2 if op == "all_reduce" else 1
-    moved = passes * nbytes * (n - 1) / n / bandwidth
-    ring = moved + passes * ((n - nodes) * c.hop_node_s + (nodes - 1) * c.hop_network_s)
-    if op == "all_reduce" and nodes > 1:
-        tree = moved / c.tree_share + 2 * ((g - 1) * c.hop_node_s + math.log2(nodes) * c.hop_network_s)
-        ring = min(ring, tree)
-    return c.collective_s + ring
+    return (c.exchange_node if n <= g else c.exchange_network) * _seconds(op, int(nbytes), n, g, platform)
 
 
 def message_seconds(nbytes: float, crosses_nodes: bool, platform: Platform, c) -> float:
     """One message to the next stage, while every rank of the node sends one."""
     if crosses_nodes:
-        return c.hop_network_s + nbytes / (platform.node_bytes_s / platform.gpus_per_node * c.network_share)
-    return c.hop_node_s + c.collective_s + nbytes / (platform.link_bytes_s * c.link_share)
+        return c.exchange_network * _seconds("send", int(nbytes), 2, 1, platform)
+    return c.exchange_node * _seconds("send", int(nbytes), 2, 2, platform)
+
+
+@lru_cache(maxsize=200_000)
+def _seconds(op: str, nbytes: int, n: int, g: int, platform: Platform) -> float:
+    return cost.collective_seconds(op, nbytes, platform.machine, ranks=n, per_node=g).seconds

@@ -3,8 +3,8 @@
     fitted = fit(["internevo_7b", ...])         # {name: value}
     fit_all()                                   # with every source, and with each left out: what constants.toml stores
 
-Each source counts alike, so the large sweep does not drown the others; of a long table a fixed part of the rows is
-used. A run measured at over STALL times the prediction does not pull (`validate` says why), and an error beyond CAP
+A source counts as the root of its rows, 100 at most, so the large sweep does not drown the others; of a long table a
+fixed part of the rows is used. A small charge for the distance from the prior keeps what the rows hardly tell. A run measured at over STALL times the prediction does not pull (`validate` says why), and an error beyond CAP
 counts as CAP: a fault in a row cannot bend a constant.
 """
 
@@ -20,7 +20,8 @@ from aiscale.plan.step import step_seconds
 
 STALL = 2.5
 CAP = math.log(STALL)
-MOST_ROWS = 150
+MOST_ROWS = 100
+CHARGE = 0.003
 MEMORY = ("stream_bytes", "gated_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes", "smi_cache")
 TIME = tuple(name for name in FITTED if name not in MEMORY)
 
@@ -31,13 +32,22 @@ def _chosen(source: str, wanted: str) -> list:
 
 
 def loss(sources: Iterable[str], c, what: str) -> float:
-    """Mean over sources of the mean capped |log(predicted / measured)|."""
-    means = []
+    """Weighted mean over sources of the mean capped |log(predicted / measured)|, and the charge."""
+    errors = weights = 0.0
     for source in sources:
         rows = _CHOSEN[what][source]
         if rows:
-            means.append(sum(_error(run, c, what) for run in rows) / len(rows))
-    return sum(means) / len(means) if means else 0.0
+            weight = min(len(rows), 100) ** 0.5
+            weights += weight
+            errors += weight * sum(_error(run, c, what) for run in rows) / len(rows)
+    names = MEMORY if what == "memory_bytes" else TIME
+    charge = sum(_distance(name, getattr(c, name)) ** 2 for name in names)
+    return errors / max(weights, 1e-9) + CHARGE * charge
+
+
+def _distance(name: str, value: float) -> float:
+    row = TABLE["constants"][name]
+    return (value - row["prior"]) / (row["range"][1] - row["range"][0])
 
 
 def _error(run, c, what: str) -> float:
@@ -51,14 +61,14 @@ def _error(run, c, what: str) -> float:
 _CHOSEN = {what: {source: _chosen(source, what) for source in SOURCES} for what in ("step_s", "memory_bytes")}
 
 
-def fit(sources: Iterable[str], rounds: int = 5) -> dict[str, float]:
+def fit(sources: Iterable[str], rounds: int = 4) -> dict[str, float]:
     """Start at each constant's prior, which no run of the tables has seen, and walk along one constant after another,
     with a shorter stride each round. What no run of the sources depends on stays at its prior."""
     sources = list(sources)
     values = {name: TABLE["constants"][name]["prior"] for name in FITTED}
     for what, names in (("step_s", TIME), ("memory_bytes", MEMORY)):
         best = loss(sources, constants(**values), what)
-        stride = 0.12
+        stride = 0.16
         for _ in range(rounds):
             for name in names:
                 low, high = TABLE["constants"][name]["range"]
