@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 
 from aiscale.plan.constants import FILE, FITTED, TABLE, constants
-from aiscale.plan.memory import peak_bytes
+from aiscale.plan.memory import capacity_bytes, needed_bytes, peak_bytes
 from aiscale.plan.sources import SOURCES, runs
 from aiscale.plan.step import step_seconds
 
@@ -22,12 +22,12 @@ STALL = 2.5
 CAP = math.log(STALL)
 MOST_ROWS = 100
 CHARGE = 0.003
-MEMORY = ("stream_bytes", "gated_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes", "smi_cache")
+MEMORY = ("stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes", "smi_cache")
 TIME = tuple(name for name in FITTED if name not in MEMORY)
 
 
-def _chosen(source: str, wanted: str) -> list:
-    rows = [run for run in runs(source) if getattr(run, wanted) and run.ran]
+def _chosen(source: str, what: str) -> list:
+    rows = [run for run in runs(source) if run.ran and (run.step_s or what == "memory_bytes")]
     return rows[:: -(-len(rows) // MOST_ROWS)] if rows else []
 
 
@@ -54,6 +54,9 @@ def _error(run, c, what: str) -> float:
     if what == "step_s":
         predicted = step_seconds(run.shape, run.layout, run.platform, c).total_s
         return min(CAP, abs(math.log(predicted / run.step_s)))
+    if not run.memory_bytes:  # all that is known is that it fitted
+        needed = needed_bytes(run.shape, run.layout, run.platform, c)
+        return min(CAP, max(0.0, math.log(needed / capacity_bytes(run.platform, run.layout, c))))
     predicted = peak_bytes(run.shape, run.layout, run.platform, c, 0 if run.first_stage else None)
     return min(CAP, abs(math.log(predicted / run.memory_bytes)))
 

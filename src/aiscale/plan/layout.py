@@ -37,7 +37,8 @@ class Software:
     compiled: bool = False  #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
     overlap: bool = True  #: gradients are exchanged during the backward pass
     fused_kernels: bool = True  #: softmax, GELU and the like are one kernel each; False: as ROCm had them in 2022
-    tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none, async, or pipelined in pieces
+    tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none; async; backward: beside the weights'
+    #: gradients, as Megatron since 2022; pipelined: in pieces
     gather_overlap: bool = False  #: a sharded optimizer's weights return during the next forward pass
     peer_launches: bool = True  #: in a pipeline, tensor-parallel exchange is launched peer by peer
     fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes

@@ -9,6 +9,8 @@ Letters: D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Stage
 from aiscale.plan.shapes import Shape
@@ -45,15 +47,14 @@ def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: 
         if layout.tp > 1 and layout.pp == 1:
             activations += c.undivided_bytes * tokens * shape.hidden
     logits = tokens * c.logit_bytes_held * shape.vocab / layout.tp if stage.head else 0.0
-    if stage.loss and not stage.head:
-        logits = flight * tokens * c.logit_bytes_held * shape.vocab / layout.tp
+    logits *= 0.6 if software.compiled else 1.0  # loss and its gradient in one kernel
     held = {
         "weights": weights,
         "gradients": gradients,
         "optimizer states": optimizer,
         "activations": activations,
         "logits": logits,
-        "buffers": live + (c.allocator - 1) * (weights + gradients + optimizer + activations + logits),
+        "buffers": live + (c.allocator - 1) * (activations + logits),
         "context": c.base_bytes,
     }
     if software.counter != "torch":
@@ -96,6 +97,8 @@ def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, flo
         shards = layout.state_shards
         unit = shape.layer_parameters / layout.tp
         live = unit * (2 * wide + gradient) + shape.table_parameters / layout.tp * wide
+        if not layout.software.regather and layout.pp > 1:  # whole weights and gradients live through the step
+            live = parameters * (wide + gradient)
         if layout.fsdp and layout.precision != "fp32":  # fp32 shards are weights and master copy in one
             return parameters * 4 / shards, parameters * 4 / shards, parameters * 8 / shards, live
         return parameters * wide / shards, parameters * gradient / shards, 0.0 if layout.offload else states, live
@@ -115,7 +118,7 @@ def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
     D, F, t = shape.hidden, shape.width * (shape.active_experts if shape.experts else 1), layout.tp
     mlp = (c.gated_bytes if shape.gated else c.gelu_bytes) * F
     if layout.software.compiled:
-        mlp *= 0.75
+        mlp *= 0.75  # three of the four tensors of a SwiGLU
     whole = 1 if layout.sequence_parallel else t
     heads = (8 + 4 * (1 + 2 * shape.keys / shape.heads - 3) / 2) * D  # q, k, v and attention's output
     nbytes = tokens * ((c.stream_bytes * D) * whole + heads + mlp) / t
@@ -126,10 +129,18 @@ def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
     return nbytes
 
 
+def fits(shape: Shape, layout: Layout, platform: Platform, c) -> bool:
+    return needed_bytes(shape, layout, platform, c) <= capacity_bytes(platform, layout, c)
+
+
+def needed_bytes(shape: Shape, layout: Layout, platform: Platform, c) -> float:
+    """The fullest stage by torch's counters, without what its allocator only caches."""
+    plain = replace(layout, software=replace(layout.software, counter="torch"))
+    return peak_bytes(shape, plain, platform, c)
+
+
 def capacity_bytes(platform: Platform, layout: Layout, c) -> float:
     """What remains for torch: the device's memory less context and communicators."""
     groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
-    taken = c.context_bytes + groups * c.communicator_bytes
-    if layout.software.counter != "torch":
-        taken = 0.0
-    return platform.memory_bytes * c.usable_share - taken
+    whole = platform.memory_bytes * c.usable_share - c.context_bytes - groups * c.communicator_bytes
+    return whole * c.reserve_share

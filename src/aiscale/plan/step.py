@@ -22,7 +22,7 @@ from aiscale.plan.layout import Layout, Stage
 from aiscale.plan.memory import stage_parameters
 from aiscale.plan.shapes import Shape
 
-TILES = ((128, 256, 1.0), (128, 128, 0.92), (64, 128, 0.75), (64, 64, 0.55))
+TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 192, 0.97), (192, 128, 0.97), (128, 128, 0.92), (64, 128, 0.75), (64, 64, 0.55))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class LayerTime:
             g = min(layout.tp, platform.gpus_per_node)
             once = seconds("all_reduce", 2.0 * tokens * shape.hidden, layout.tp, g, platform, c)
             times = 4 + (2 if layout.recompute == "full" else 0) + (1 if layout.sequence_parallel else 0)
-            exposed = {"none": 1.0, "async": c.tp_exposed, "pipelined": c.tp_pipelined}[software.tp_overlap]
+            shares = {"none": 1.0, "async": c.tp_exposed, "backward": c.tp_backward, "pipelined": c.tp_pipelined}
+            exposed = shares[software.tp_overlap]
             self.tensor = times * once * exposed
         if layout.cp > 1:
             keys = 2.0 * tokens * 2 * shape.keys * shape.head_width / layout.tp

@@ -18,7 +18,7 @@ from statistics import fmean, median
 
 from aiscale.plan.constants import CONSTANTS, constants
 from aiscale.plan.fit import STALL
-from aiscale.plan.memory import capacity_bytes, peak_bytes
+from aiscale.plan.memory import fits, peak_bytes
 from aiscale.plan.sources import SOURCES, Run, runs
 from aiscale.plan.step import step_seconds
 
@@ -69,7 +69,7 @@ def _errors(source: str, c) -> _Errors:
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in runs(source):
         peak = peak_bytes(run.shape, run.layout, run.platform, c)
-        (found.ran if run.ran else found.crashed).append(peak <= capacity_bytes(run.platform, run.layout, c))
+        (found.ran if run.ran else found.crashed).append(fits(run.shape, run.layout, run.platform, c))
         if run.memory_bytes:
             first = peak_bytes(run.shape, run.layout, run.platform, c, 0) if run.first_stage else peak
             found.memory.append(abs(first / run.memory_bytes - 1))
