@@ -145,55 +145,68 @@ def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
     return nbytes * (c.compiled_traffic if layout.software.compiled else 1.0)
 
 
-def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
-    """The time of one step; the layout must have passed Layout.check."""
-    layer = LayerTime(shape, layout, platform, c)
-    stages = layout.stages(shape)
-    m, p, v = layout.micro_batches, layout.pp, layout.virtual_stages
+@dataclass
+class _Stages:
+    """Seconds of each stage for one micro-batch, forward and backward, and what bounds the slowest."""
+
+    seconds: list[float]
+    slowest: int
+    launch_bound: bool
+    sharded_s: float  #: of one layer: exchange of sharded weights that is waited for
+
+
+def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> _Stages:
     head_s, head_host = _head_seconds(shape, layout, platform, c)
-    accumulate = c.accumulate_bytes if layout.software.fp32_gradients else 6 if m > 1 else 0
+    accumulate = c.accumulate_bytes if layout.software.fp32_gradients else 6 if layout.micro_batches > 1 else 0
     accumulate /= platform.memory_bytes_s * c.memory_share
-    fsdp_exposed = 0.0
-    unit = layer.forward + layer.backward + layer.tensor
+    unit, sharded = layer.forward + layer.backward + layer.tensor, 0.0
     if layout.shards_weights:
-        with_gathers = _sharded_layer(shape, layout, layer, platform, c)
-        fsdp_exposed = with_gathers - unit
-        unit = with_gathers
-    times, slowest, bound = [], 0.0, False
-    for index, stage in enumerate(stages):
-        device = stage.layers * unit + (head_s if stage.head else 0.0)
+        sharded = _sharded_layer(shape, layout, layer, platform, c) - unit
+    found = _Stages([], 0, False, sharded)
+    for index, stage in enumerate(layout.stages(shape)):
+        device = stage.layers * (unit + sharded) + (head_s if stage.head else 0.0)
         if not layout.shards_weights:
             device += stage_parameters(shape, layout, stage, index) * accumulate
         host = stage.layers * layer.host + (head_host if stage.head else 0.0)
-        times.append(max(device, host))
-        if times[-1] > slowest:
-            slowest, bound, busiest = times[-1], host > device, stage
-    fill = (sum(times) - slowest) / v
-    if layout.schedule == "zero-bubble":
-        fill /= 3
-    sent = _message(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
-    exchange = _exchange(shape, layout, stages, times, platform, c)
+        found.seconds.append(max(device, host))
+        if index == 0 or found.seconds[-1] > found.seconds[found.slowest]:
+            found.slowest, found.launch_bound = index, host > device
+    return found
+
+
+def stage_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> list[float]:
+    """Seconds of one micro-batch on each stage, forward and backward."""
+    return _time_stages(shape, layout, LayerTime(shape, layout, platform, c), platform, c).seconds
+
+
+def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
+    """The time of one step; the layout must have passed Layout.check."""
+    layer = LayerTime(shape, layout, platform, c)
+    found, stages = _time_stages(shape, layout, layer, platform, c), layout.stages(shape)
+    m, p, v = layout.micro_batches, layout.pp, layout.virtual_stages
+    slowest, layers = found.seconds[found.slowest], stages[found.slowest].layers
+    fill = (sum(found.seconds) - slowest) / v / (3 if layout.schedule == "zero-bubble" else 1)
+    sent = message_of_stage(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
+    exchange = _exchange(shape, layout, stages, found.seconds, platform, c)
     optimizer = _optimizer(shape, layout, stages, platform, c)
-    nodes = max(1.0, layout.gpus / platform.gpus_per_node)
-    late = math.log2(nodes)
+    late = math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
     busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
     total = busy * (1 + c.jitter * late) + c.straggler_s * late
-    tensor = m * busiest.layers * layer.tensor if not bound else 0.0
-    sharded = m * busiest.layers * fsdp_exposed if not bound else 0.0
+    waited = 0.0 if found.launch_bound else m * layers
     parts = {
-        "tensor parallel": tensor,
+        "tensor parallel": waited * layer.tensor,
         "pipeline messages": sent,
-        "gradients and weights": exchange + sharded,
+        "gradients and weights": exchange + waited * found.sharded_s,
         "waiting for the slowest": total - busy,
     }
     return Step(
         total_s=total,
-        compute_s=m * slowest - tensor - sharded,
+        compute_s=m * slowest - waited * (layer.tensor + found.sharded_s),
         bubble_s=fill,
         exposed_s=sum(parts.values()),
         optimizer_s=optimizer + c.step_s,
-        recompute_s=m * busiest.layers * layer.recompute,
-        launch_bound=bound,
+        recompute_s=m * layers * layer.recompute,
+        launch_bound=found.launch_bound,
         parts=parts,
     )
 
@@ -236,7 +249,7 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
     return beside(forward, gather) + beside(backward, behind)
 
 
-def _message(shape: Shape, layout: Layout, platform: Platform, c) -> float:
+def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> float:
     """Seconds of one message between stages; with tensor parallelism each rank sends its share."""
     if layout.pp == 1:
         return 0.0
