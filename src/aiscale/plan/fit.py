@@ -22,7 +22,16 @@ STALL = 2.5
 CAP = math.log(STALL)
 MOST_ROWS = 100
 CHARGE = 0.003
-MEMORY = ("stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes", "smi_cache")
+MEMORY = (
+    "stream_bytes",
+    "gated_bytes",
+    "gelu_bytes",
+    "undivided_bytes",
+    "logit_bytes_held",
+    "allocator",
+    "base_bytes",
+    "smi_cache",
+)
 TIME = tuple(name for name in FITTED if name not in MEMORY)
 
 

@@ -149,3 +149,10 @@ def page(rows: list[Score]) -> str:
 
 def as_json(rows: list[Score]) -> list[dict]:
     return [asdict(row) for row in rows]
+
+
+NOTE = (
+    "step, memory: median and mean |predicted / measured - 1| in %; stalls: runs over 2.5 times what the shipped\n"
+    "constants predict, left out of step and mean, counted in `stalls in`; ran fit, crash not: share of runs that ran\n"
+    "and were said to fit, of crashed ones said not to; rank: Spearman's correlation of layouts of one model."
+)
