@@ -3,7 +3,7 @@
     for answer in answers(csv.DictReader(open("runs.csv"))): print(answer["id"], answer["step_time_s"])
 
 An empty cell, or a column that is missing, takes its value of DEFAULTS; `dp` that which fills the GPUs. The software is
-an eager PyTorch program with fused attention. A row that no one could run gets `error` instead of an answer.
+an eager PyTorch program with fused attention. A row that no one could run has empty fields and an `error`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answers(rows: Iterable[dict[str, str]]) -> Iterator[dict]:
             known = read(row).to_dict()
             yield {"id": name} | {field: known[field] for field in FIELDS}
         except ConfigError as error:
-            yield {"id": name, "error": str(error)}
+            yield {"id": name} | dict.fromkeys(FIELDS) | {"fits": False, "error": str(error)}
 
 
 def read(row: dict[str, str]):

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from aiscale import published
-from aiscale.plan.hardware import Platform, platform
+from aiscale.machines import find_machine
+from aiscale.plan.hardware import Platform, platform, platform_of
 from aiscale.plan.layout import Layout, Software
 from aiscale.plan.shapes import Shape
 
@@ -42,16 +43,20 @@ def _node(name: str, devices: int, gbit: float) -> Platform:
 
 
 def _nanotron(rows: list[dict]) -> Iterator[Run]:
-    """Eager, reduce-scatter tensor parallelism with some overlap, split by cost; memory of rank 0 by torch's counters."""
+    """Eager, asynchronous tensor parallelism, split by cost; memory of the first stage by torch's counters."""
     software = Software(split="cost")
     for row in rows:
         gpus, speed, memory = row["gpus"], row["measured_tokens_per_s_per_gpu"], row["measured_memory_GB"]
         yield Run(
             id=row["id"],
-            shape=_llama(row["layers"], row["hidden"], 32, 32, row["ffn"], row["vocab"], row["tied"] == "True" and row["pp"] == 1, row["seq"]),
+            shape=_llama(
+                row["layers"], row["hidden"], 32, 32, row["ffn"], row["vocab"],
+                row["tied"] == "True" and row["pp"] == 1, row["seq"],
+            ),
             layout=Layout(
                 dp=row["dp"], tp=row["tp"], pp=row["pp"], micro_batch=row["micro_batch"],
-                global_batch=row["global_batch"], zero_stage=row["zero_stage"], sequence_parallel=True, software=software,
+                global_batch=row["global_batch"], zero_stage=row["zero_stage"], sequence_parallel=True,
+                software=software,
             ),
             platform=_node("h100-sxm5-80gb", 8, 3200.0),
             step_s=row["global_batch"] * row["seq"] / (speed * gpus) if speed else None,
@@ -237,8 +242,8 @@ _LLAMA = {
 
 
 def _torchtitan(rows: list[dict]) -> Iterator[Run]:
-    """FSDP 2 with torch.compile except where the table says otherwise; H100s of 500 W and 2.4 TB/s. Float8 by row, which
-    an operation of 2025 makes slower than bf16, is left out."""
+    """FSDP 2 with torch.compile except where the table says otherwise; H100s of 500 W and 2.4 TB/s; in a
+    pipeline as many micro-batches as pieces, the default of the time. Float8 by row, a trial, is left out."""
     capped = replace(_node("h100-sxm5-80gb", 8, 3200.0), memory_bytes=96e9, memory_bytes_s=2.4e12)
     capped = replace(capped, best_product=capped.best_product * (500 / 700) ** 0.4)
     for index, row in enumerate(rows):
@@ -329,7 +334,7 @@ def _korthikanti(rows: list[dict]) -> Iterator[Run]:
 
 
 def _nanogpt(rows: list[dict]) -> Iterator[Run]:
-    """nanoGPT compiled, llm.c in CUDA; the micro-batch where the note states it. The row that the note rejects is left
+    """nanoGPT compiled, its single GPU before fused attention; llm.c in CUDA; the micro-batch where the note states it. The row that the note rejects is left
     out, and the one on characters, whose vocabulary is 65."""
     for row in rows:
         note = row["note"]
@@ -344,10 +349,28 @@ def _nanogpt(rows: list[dict]) -> Iterator[Run]:
             shape=_gpt(row["layers"], row["hidden"], heads, 50304, row["seq"]),
             layout=Layout(
                 dp=row["gpus"], micro_batch=micro, global_batch=row["tokens_per_step"] // row["seq"],
-                zero_stage=row["zero_stage"], software=Software(compiled=True, attention=2 if nano else 3, fp32_gradients=nano, fused_optimizer=True),
+                zero_stage=row["zero_stage"], software=Software(compiled=True, flash=row["gpus"] > 1, attention=2 if nano else 3, fp32_gradients=nano, fused_optimizer=True),
             ),
             platform=_node("h100-sxm5-80gb" if "H100" in row["gpu"] else "a100-sxm4-80gb", 8, 1600.0),
             step_s=row["iter_time_s"],
+        )  # fmt: skip
+
+
+def _radius(rows: list[dict]) -> Iterator[Run]:
+    """Megatron-LM on Perlmutter, gradients in fp32 after the backward pass; days over 300,000 iterations."""
+    software = replace(_MEGATRON_2021, fp32_gradients=True, tp_overlap="backward")
+    for row in rows:
+        if row["wall_clock_days"] is None:
+            continue
+        yield Run(
+            id=f"density {row['density_d']} period {row['update_T']}",
+            shape=_gpt(row["layers"], row["hidden"], row["heads"], 50304, row["seq"]),
+            layout=Layout(
+                dp=row["dp"], micro_batch=row["micro_batch"], global_batch=row["global_batch"], recompute="full",
+                density=row["density_d"] or 1.0, period=row["update_T"] or 1, software=software,
+            ),
+            platform=platform_of(find_machine("perlmutter")),
+            step_s=row["s_per_iter_if_300k"],
         )  # fmt: skip
 
 
@@ -364,6 +387,7 @@ SOURCES: dict[str, Callable[[list[dict]], Iterator[Run]]] = {
     "bigscience_1b3_v100_sweep": _bigscience,
     "korthikanti_table5": _korthikanti,
     "nanogpt_llmc": _nanogpt,
+    "radius_perlmutter": _radius,
 }
 
 
