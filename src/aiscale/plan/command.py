@@ -178,12 +178,14 @@ def _validate(args: argparse.Namespace) -> int:
         fit.FILE.write_text(text, encoding="utf-8")
         print("constants.toml is written; run aiscale plan --validate for its scoreboard", file=sys.stderr)
         return 0
-    left_out, whole = validate.scoreboard(), validate.scoreboard(left_out=False)
+    left_out, whole, halves = validate.scoreboard(), validate.scoreboard(left_out=False), validate.halves()
     if args.json:
-        boards = {"left_out": validate.as_json(left_out), "fitted_on_all": validate.as_json(whole)}
+        boards = {"left_out": left_out, "one_model_left_out": halves, "fitted_on_all": whole}
+        boards = {name: validate.as_json(rows) for name, rows in boards.items()}
         print(json.dumps(boards, indent=1))
         return 0
     print("constants fitted without the source that they are held to\n" + validate.page(left_out))
+    print("\none model of the large sweep left out, the other kept\n" + validate.page(halves))
     print("\nconstants as shipped, fitted on all sources\n" + validate.page(whole))
     print(f"\n{validate.NOTE}")
     return 0

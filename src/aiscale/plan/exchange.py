@@ -1,4 +1,4 @@
-"""Seconds of one collective of `n` ranks, `g` of them on a node: `cost.collective_seconds`, slowed as training slows it.
+"""Seconds of one collective of `n` ranks, `g` of them on a node: `cost.collective_seconds`, slower as in training.
 
     seconds("all_reduce", nbytes, n=64, g=8, platform=platform, c=CONSTANTS)
     message_seconds(nbytes, crosses_nodes=True, platform=platform, c=CONSTANTS)

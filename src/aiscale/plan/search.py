@@ -4,8 +4,8 @@
     found.best.layout.name(), found.ranked[1:5], found.reasons()
     found.advice()          # where nothing fits: by how much, and what would help
 
-Tried: tp up to a node, every pp that layers allow, ZeRO-1 and FSDP, no and full recomputation, micro-batches of powers of
-two, interleaving, cp for long sequences, ep for experts. Memory is asked first, so most layouts cost microseconds.
+Tried: tp up to a node, every pp that layers allow, ZeRO-1 and FSDP, no and full recomputation, micro-batches of 1 to
+16, interleaving, cp for long sequences, ep for experts. Memory is asked first, so most layouts cost microseconds.
 """
 
 from __future__ import annotations

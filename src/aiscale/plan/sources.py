@@ -261,6 +261,7 @@ def _torchtitan(rows: list[dict]) -> Iterator[Run]:
             fused_optimizer=True,
         )
         recompute = "selective" if "selective" in row["act_ckpt"] else "full"
+        pieces = pp * (2 if interleaved else 1) if pp > 1 else 1
         h200 = "H200" in row["hardware"]
         yield Run(
             id=f"{row['model']} row {index}",
@@ -268,7 +269,7 @@ def _torchtitan(rows: list[dict]) -> Iterator[Run]:
             layout=Layout(
                 dp=row["fsdp"], tp=row["tp"], pp=pp, cp=row["cp"], fsdp=True, recompute=recompute,
                 virtual_stages=2 if interleaved else 1, schedule="interleaved" if interleaved else "1f1b",
-                micro_batch=max(1, row["local_batch"] // (pp * (2 if interleaved else 1))) if pp > 1 else row["local_batch"], global_batch=row["global_batch"],
+                micro_batch=max(1, row["local_batch"] // pieces), global_batch=row["global_batch"],
                 sequence_parallel=row["tp"] > 1, precision="fp8" if "float8" in words else "bf16",
                 software=software,
             ),
@@ -326,7 +327,8 @@ def _korthikanti(rows: list[dict]) -> Iterator[Run]:
                 layout=Layout(
                     tp=row["tp"], pp=row["pp"], virtual_stages=v, schedule="interleaved" if v > 1 else "1f1b",
                     micro_batch=row["micro_batch"], global_batch=row["global_batch"], precision="fp16",
-                    recompute="full" if full else "selective", sequence_parallel=not full, software=replace(_MEGATRON_2021, tp_overlap="backward"),
+                    recompute="full" if full else "selective", sequence_parallel=not full,
+                    software=replace(_MEGATRON_2021, tp_overlap="backward"),
                 ),
                 platform=_node("a100-sxm4-80gb", 8, 1600.0),
                 step_s=row["iter_time_full_recompute_s" if full else "iter_time_seqpar_selective_s"],
@@ -334,8 +336,8 @@ def _korthikanti(rows: list[dict]) -> Iterator[Run]:
 
 
 def _nanogpt(rows: list[dict]) -> Iterator[Run]:
-    """nanoGPT compiled, its single GPU before fused attention; llm.c in CUDA; the micro-batch where the note states it. The row that the note rejects is left
-    out, and the one on characters, whose vocabulary is 65."""
+    """nanoGPT compiled, its single GPU before fused attention; llm.c in CUDA; the micro-batch where the note states
+    it. Left out: the row that the note rejects, and the one on characters, whose vocabulary is 65."""
     for row in rows:
         note = row["note"]
         if "REJECT" in note or "char" in row["code"]:
@@ -349,7 +351,9 @@ def _nanogpt(rows: list[dict]) -> Iterator[Run]:
             shape=_gpt(row["layers"], row["hidden"], heads, 50304, row["seq"]),
             layout=Layout(
                 dp=row["gpus"], micro_batch=micro, global_batch=row["tokens_per_step"] // row["seq"],
-                zero_stage=row["zero_stage"], software=Software(compiled=True, flash=row["gpus"] > 1, attention=2 if nano else 3, fp32_gradients=nano, fused_optimizer=True),
+                zero_stage=row["zero_stage"],
+                software=Software(compiled=True, flash=row["gpus"] > 1, attention=2 if nano else 3,
+                                  fp32_gradients=nano, fused_optimizer=True),
             ),
             platform=_node("h100-sxm5-80gb" if "H100" in row["gpu"] else "a100-sxm4-80gb", 8, 1600.0),
             step_s=row["iter_time_s"],

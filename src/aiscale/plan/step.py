@@ -22,15 +22,11 @@ from aiscale.plan.layout import Layout, Stage
 from aiscale.plan.memory import stage_parameters
 from aiscale.plan.shapes import Shape
 
+#: Tiles of a product: rows, columns, share of the best rate.
 TILES = (
-    (128, 256, 1.0),
-    (256, 128, 1.0),
-    (128, 192, 0.97),
-    (192, 128, 0.97),
-    (128, 128, 0.92),
-    (64, 128, 0.75),
+    (128, 256, 1.0), (256, 128, 1.0), (128, 192, 0.97), (192, 128, 0.97), (128, 128, 0.92), (64, 128, 0.75),
     (64, 64, 0.55),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

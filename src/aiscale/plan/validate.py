@@ -1,6 +1,6 @@
-"""The scoreboard: predictions against every published run, overall and per source, with each source left out of the fit.
+"""The scoreboard: predictions against every published run, overall and per source, each source left out of the fit.
 
-    board = scoreboard()                 # rows of Score, the last one overall; constants fitted without each row's source
+    board = scoreboard()                 # rows of Score, the last one overall; fitted without each row's source
     scoreboard(left_out=False)           # the constants as shipped, fitted on all
     print(page(board))
 
@@ -13,11 +13,13 @@ column beside gives the error with them. A run fits if the predicted peak is at 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
+from types import SimpleNamespace
 
 from aiscale.plan.constants import CONSTANTS, constants
-from aiscale.plan.fit import STALL
+from aiscale.plan.fit import HALVES, STALL
 from aiscale.plan.memory import fits, peak_bytes
 from aiscale.plan.sources import SOURCES, Run, runs
 from aiscale.plan.step import step_seconds
@@ -58,16 +60,26 @@ class _Errors:
 
 
 def scoreboard(left_out: bool = True) -> list[Score]:
-    """One row a source, then "overall", whose errors are pooled over runs; "each alike" weighs sources equally."""
-    parts = {source: _errors(source, constants(source) if left_out else CONSTANTS) for source in SOURCES}
+    """One row a source, then "overall", whose errors are pooled over runs."""
+    parts = {source: _errors(runs(source), constants(source) if left_out else CONSTANTS) for source in SOURCES}
     rows = [_score(source, [errors]) for source, errors in parts.items()]
     return [*rows, _score("overall", list(parts.values()))]
 
 
-def _errors(source: str, c) -> _Errors:
-    found = _Errors(len(runs(source)), [], [], [], [], [], [])
+def halves() -> list[Score]:
+    """Each model of the large sweep, predicted by constants that saw the other model and all other sources."""
+    scores = []
+    for half, model in HALVES.items():
+        chosen = [run for run in runs(half.split()[0]) if run.model.startswith(model)]
+        scores.append(_score(half, [_errors(chosen, constants(half))]))
+    return scores
+
+
+def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> _Errors:
+    chosen = list(chosen)
+    found = _Errors(len(chosen), [], [], [], [], [], [])
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for run in runs(source):
+    for run in chosen:
         peak = peak_bytes(run.shape, run.layout, run.platform, c)
         (found.ran if run.ran else found.crashed).append(fits(run.shape, run.layout, run.platform, c))
         if run.memory_bytes:
