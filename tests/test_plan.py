@@ -133,7 +133,8 @@ def test_states_are_sixteen_bytes_a_parameter_and_zero_divides_them_as_its_paper
 
 
 def test_the_first_stage_of_1f1b_holds_most_micro_batches_and_recomputation_holds_least():
-    held = stage_memory(GPT, replace(BASE, pp=4, dp=2), SELENE, CONSTANTS)
+    even = Software(split="even")
+    held = stage_memory(GPT, replace(BASE, pp=4, dp=2, software=even), SELENE, CONSTANTS)
     activations = [stage["activations"] for stage in held]
     assert activations == sorted(activations, reverse=True) and activations[0] == pytest.approx(4 * activations[3])
     layouts = [replace(BASE, recompute=kind) for kind in ("full", "none")]
@@ -153,8 +154,9 @@ def test_nanotron_splits_layers_by_cost_and_counts_the_head():
     layout = Layout(pp=2, software=Software(split="cost"))
     shape = Shape(layers=16, hidden=2048, heads=32, ffn=8192, gated=True, vocab=131072, seq=4096)
     assert [(s.layers, s.head) for s in layout.stages(shape)] == [(11, False), (5, True)]
-    assert [s.layers for s in replace(layout, pp=8).stages(shape)][-1] == 0
-    assert [s.layers for s in Layout(pp=4).stages(GPT)] == [6, 6, 6, 6]
+    assert [s.layers for s in replace(layout, pp=8).stages(shape)] == [3, 3, 2, 3, 2, 3, 0, 0]
+    assert [s.layers for s in Layout(pp=4, software=Software(split="even")).stages(GPT)] == [6, 6, 6, 6]
+    assert [s.layers for s in Layout(pp=4).stages(GPT)] == [7, 7, 6, 4], "its head costs as much as two layers"
 
 
 # answers -------------------------------------------------------------------------------------------------------------
@@ -191,8 +193,8 @@ def test_ten_thousand_rows_take_seconds():
 def test_accelerators_are_found_by_the_names_of_tables():
     assert find_accelerator("H100-80GB-SXM").name == "h100-sxm5-80gb"
     assert find_accelerator("a100_40gb").name == "a100-sxm4-40gb"
-    with pytest.raises(ConfigError, match=r"^unknown accelerator 'a200-sxm4': did you mean a100-sxm4-\d+gb\?$"):
-        find_accelerator("a200-sxm4")
+    with pytest.raises(ConfigError, match=r"^unknown accelerator 'h10-sxm5-80gb': did you mean h100-sxm5-80gb\?$"):
+        find_accelerator("h10-sxm5-80gb")
 
 
 # search --------------------------------------------------------------------------------------------------------------
