@@ -232,9 +232,9 @@ def link_speedups(
     """Speed-up over the baseline by link rate, {label: [(Mbit/s, speed-up)]}; marks: {label: rate}."""
     style.check_given(measured, "[(rate, times)] by label")
     ax = style.new_axes(ax, 7.5, 3.8)
-    colors = style.method_colors(measured)
+    looks = style.method_looks(measured)
     for label, points in measured.items():
-        style.draw(ax, "measured", *xy(points), colors[label])
+        style.draw(ax, "measured", *xy(points), **looks[label])
     ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
     for name, rate in (marks or {}).items():
         ax.axvline(rate, color=style.MUTED, linewidth=1, linestyle=":", zorder=1)
@@ -245,7 +245,7 @@ def link_speedups(
     ax.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
     ax.set(xlabel="rate of each rank's link (Mbit/s)", ylabel="speed-up (baseline = 1)")
     ax.set_ylim(bottom=0)
-    style.legend_above(ax, style.legend_handles(colors))
+    style.legend_above(ax, [Line2D([], [], label=label, **look) for label, look in looks.items()])
     return ax
 
 

@@ -49,16 +49,18 @@ METHOD_COLORS = {
     "dense bf16": "#8A94A3",
     "dense bf16, overlapped": STRATEGY_COLORS["fsdp"],
     "radius": STRATEGY_COLORS["radius"],
-    "radius d 0.9": "#0B2A66",
+    "radius d 0.9": "#9AA5E8",
     "radius d 0.5": "#1F6FB5",
     "radius d 0.4": STRATEGY_COLORS["radius"],
     "radius d 0.1": "#E8862E",
+    "radius turns": "#F0679E",
     "top-k": STRATEGY_COLORS["zero3"],
     "random-k": STRATEGY_COLORS["mpi"],
     "powersgd": STRATEGY_COLORS["megatron"],
 }
-#: Variants of one method also differ in line and marker, all filled, because they are measured.
-_VARIANTS = (("-", "o"), (":", "s"), ("-.", "^"), ((0, (3, 1, 1, 1, 1, 1)), "v"))
+#: Variants of one method also differ in line, all labels of a figure in marker, filled, because they are measured.
+_LINES = ("-", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+_MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
 #: Colour of a rank and of the data that comes from it.
 RANK_COLORS = ("#0068B8", "#FAC62D", "#60B4A1", "#AB2C4E", "#572D88", "#ADE0FC", "#D96709", "#7C828A")
 #: Colour of a kind of memory; the names are those of `cost.CATEGORIES` and of an engine's `held()`.
@@ -130,20 +132,20 @@ def method_colors(labels: Iterable[str]) -> dict[str, str]:
         known = _known(label)
         base = METHOD_COLORS[known] if known else next(spare)
         # Further variants of one method get other shades.
-        others = ([0.42 * c for c in to_rgb(base)], [0.7 * c for c in to_rgb(base)], tint(base, 0.5))
+        others = ([0.62 * c for c in to_rgb(base)], tint(base, 0.5), [0.4 * c for c in to_rgb(base)])
         shades = (base, *map(to_hex, others))
         colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
     return colors
 
 
 def method_looks(labels: Iterable[str]) -> dict[str, dict]:
-    """Colour, line style and marker of each label: shade alone does not separate a method's variants."""
+    """Colour, line style and marker of each label: in greyscale, colours alone do not separate them."""
     looks, seen = {}, {}
-    for label, color in method_colors(labels).items():
+    for i, (label, color) in enumerate(method_colors(labels).items()):
         known = _known(label) or label
-        line, marker = _VARIANTS[seen.get(known, 0) % len(_VARIANTS)]
+        line = _LINES[seen.get(known, 0) % len(_LINES)]
         seen[known] = seen.get(known, 0) + 1
-        looks[label] = {"color": color, "linestyle": line, "marker": marker}
+        looks[label] = {"color": color, "linestyle": line, "marker": _MARKERS[i % len(_MARKERS)]}
     return looks
 
 
