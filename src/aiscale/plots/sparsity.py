@@ -218,7 +218,7 @@ def density_times(
         style.draw(ax, kind, *xy(sorted(points)), color.get(kind, style.STRATEGY_COLORS["radius"]))
     ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
     ax.set(xlim=(0, 1.02), xlabel="density d (share of entries sent)", ylabel="time of a step (dense = 1)")
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.08 * max(1, *(ratio for points in given.values() for _, ratio in points)))
     style.legend_above(ax, style.kind_handles(given, source))
     return ax
 

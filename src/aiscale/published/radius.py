@@ -33,7 +33,7 @@ def radius_beside_ours(results: Mapping) -> str:
         name = f"Radius, d {density:g}"
         printed = f"{row['speedup_pct_printed']:g}%"
         lines.append([name, interval, row["wall_clock_days"], printed, row["val_ppl"], theirs, *ours])
-    head = ["", "T", "days", "time saved", "validation ppl", "change", "**ours:** time saved", "**ours:** over dense"]
+    head = ["", "T", "days", "time saved", "validation ppl", "change", "**ours:** time saved", "ppl, change"]
     return _markdown(head, lines)
 
 
