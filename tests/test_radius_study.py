@@ -1,0 +1,62 @@
+"""What bench radius stored, drawn and tabled beside what Radius's authors published."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pytest
+
+from aiscale import plots, published
+from aiscale.config import ConfigError
+
+RESULTS = published.measured("radius_cpu")
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    plt.close("all")
+
+
+def rows(markdown: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines()]
+
+
+def test_the_published_table_stands_beside_our_columns():
+    head, _, dense, *radius = rows(published.radius_beside_ours(RESULTS))
+    assert {len(row) for row in (head, dense, *radius)} == {8}
+    assert radius[2][:6] == ["Radius, d 0.4", "200", "5.43", "18.55%", "11.41", "-0.1%"]  # the artifact's table 2
+    step_s = {row["name"]: row["step_s"]["median"] for row in RESULTS["speed"]["rows"]}
+    saved = 1 - step_s["radius d 0.4, fp32, at once"] / step_s["dense, fp32, at once"]
+    assert radius[2][6] == f"{0.8 * saved:.1%}"
+    assert radius[3][:2] == ["Radius, d 0.4", "400"] and radius[3][6:] == ["", ""]  # of which we have no run
+
+
+def test_the_downstream_table_has_every_run_and_its_errors():
+    _, _, *body = rows(published.radius_downstream())
+    assert [row[0] for row in body] == [
+        "dense", "Radius, d 0.5, T 200", "Radius, d 0.4, T 200", "Radius, d 0.4, T 400", "Radius, d 0.1, T 200",
+    ]  # fmt: skip
+    assert body[0][1:] == ["50.2% ± 0.7%", "57.6% ± 1.4%", "18.69"]
+
+
+def test_one_page_draws_published_and_stored_in_four_panels():
+    axes = plots.radius_page(RESULTS, times=[(0.4, 0.8)], perplexities=[(0.41, -0.1), (0.1, 4.9)], share=0.5)
+    assert axes.shape == (2, 2)
+    hollow = [[line for line in ax.lines if line.get_label() == "_published"] for ax in axes.flat]
+    assert [len(lines) for lines in hollow] == [1, 0, 1, 0]
+    (arrow,) = (text.get_text() for text in axes[1, 0].texts)
+    assert arrow == "+30 % ↑"  # density 0.1, above the frame
+    assert max(x for line in axes[1, 1].lines for x in line.get_xdata()) > 3900
+
+
+def test_the_long_curves_are_of_the_longest_runs_that_all_cases_have():
+    cases = {"radius d 0.4": "radius d 0.4 T 200 sum", "top-k d 0.1": "top-k d 0.1"}
+    loss, _, _ = plots.radius_long_curves(RESULTS["sweep"], cases)
+    assert max(line.get_xdata()[-1] for line in loss.lines) == 2000  # top-k has no longer one
+    with pytest.raises(ConfigError, match="no length has runs of dense and of all of no such case"):
+        plots.radius_long_curves(RESULTS["sweep"], {"x": "no such case"})
+
+
+def test_a_measurement_without_times_is_refused():
+    with pytest.raises(ConfigError, match="give a measurement with speed, rates and sweep"):
+        plots.radius_page({"speed": None, "sweep": RESULTS["sweep"]}, times=[], perplexities=[], share=0.5)
