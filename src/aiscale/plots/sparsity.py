@@ -159,7 +159,8 @@ def radius_curves(
     if "dense" not in losses:
         raise ConfigError(f"the baseline 'dense' is not among the runs {', '.join(losses) or '(none)'}")
     axes = plt.subplots(3, 1, figsize=(7.5, 7.4), layout="constrained", sharex=True)[1]
-    colors = style.method_colors(dict.fromkeys([*losses, *perplexities]))
+    looks = style.method_looks(dict.fromkeys([*losses, *perplexities]))
+    colors = {label: look["color"] for label, look in looks.items()}
     smooth = {label: _averaged(*xy(series), window) for label, series in losses.items()}
     for label, (steps, values) in smooth.items():
         axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == "dense" else 1.4)
@@ -172,7 +173,7 @@ def radius_curves(
         _shade(axes[1], points, colors[label])
     for label, series in perplexities.items():
         spread = [point for point in series if np.ndim(point) and len(point) == 4]
-        style.draw(axes[2], "measured", *xy([point[:2] for point in spread] or series), colors[label])
+        style.draw(axes[2], "measured", *xy([point[:2] for point in spread] or series), **looks[label])
         _shade(axes[2], spread, colors[label])
     axes[1].axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
     for ax in axes if switch is not None else ():
@@ -181,7 +182,7 @@ def radius_curves(
     axes[0].set_ylabel("training loss (nats)")
     axes[1].set_ylabel("dense minus run (nats)")
     axes[2].set(ylabel="validation perplexity", xlabel="optimizer step")
-    style.legend_above(axes[0], style.legend_handles(colors))
+    style.legend_above(axes[0], [Line2D([], [], label=label, **look) for label, look in looks.items()])
     return axes
 
 
