@@ -23,7 +23,7 @@ from aiscale.plan.step import step_seconds
 STALL = 2.5
 CAP = math.log(STALL)
 MOST_ROWS = 100
-CHARGE = 0.003
+CHARGE = 0.03
 ROUNDS = 4
 MEMORY = (
     "stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes",
