@@ -4,8 +4,9 @@
     fit_all()                                        # fitted on all, and with each source left out
 
 A source counts as the root of its rows, 100 at most, so the large sweep does not drown the others; of a long table a
-fixed part of the rows is used. A small charge for the distance from the prior holds what the rows hardly tell. A run
-measured at over STALL times the prediction does not pull (`validate` says why): an error beyond CAP counts as CAP.
+fixed part of the rows is used. A charge for the distance from the prior holds what the rows hardly tell, but for the
+host's launches, which one source alone shows. A run measured at over STALL times the prediction does not pull
+(`validate` says why): an error beyond CAP counts as CAP.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def loss(rows: list[list[Run]], c: SimpleNamespace, what: str) -> float:
     error = _time_error if what == "time" else _memory_error
     weights = [min(len(part), 100) ** 0.5 for part in rows]
     means = [sum(error(run, c) for run in part) / len(part) for part in rows]
-    charge = sum(_distance(name, getattr(c, name)) ** 2 for name in (TIME if what == "time" else MEMORY))
+    charged = MEMORY if what == "memory" else (name for name in TIME if not name.startswith("launch"))
+    charge = sum(_distance(name, getattr(c, name)) ** 2 for name in charged)
     return sum(map(float.__mul__, weights, means)) / max(1.0, sum(weights)) + CHARGE * charge
 
 

@@ -198,6 +198,6 @@ def radius(rows: list[dict]) -> Iterator[Run]:
                 dp=row["dp"], micro_batch=row["micro_batch"], global_batch=row["global_batch"], recompute="full",
                 density=row["density_d"] or 1.0, period=row["update_T"] or 1, software=software,
             ),
-            platform=platform_of(find_machine("perlmutter")),
+            platform=platform_of(find_machine("perlmutter-80gb")),
             step_s=row["s_per_iter_if_300k"],
         )  # fmt: skip

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from types import SimpleNamespace
 
+from aiscale.config import ConfigError
 from aiscale.plan.constants import CONSTANTS, constants
 from aiscale.plan.fit import HALVES, STALL
 from aiscale.plan.memory import fits, peak_bytes
@@ -82,7 +83,7 @@ def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> _Errors:
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in chosen:
         peak = peak_bytes(run.shape, run.layout, run.platform, c)
-        (found.ran if run.ran else found.crashed).append(fits(run.shape, run.layout, run.platform, c))
+        (found.ran if run.ran else found.crashed).append(said_to_run(run, c))
         if run.memory_bytes:
             first = peak_bytes(run.shape, run.layout, run.platform, c, 0) if run.first_stage else peak
             found.memory.append(abs(first / run.memory_bytes - 1))
@@ -94,6 +95,15 @@ def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> _Errors:
                 layouts[run.model].append((predicted, run.step_s))
     found.ranks = [(spearman(pairs), len(pairs)) for pairs in layouts.values() if len(pairs) >= LEAST_RANKED]
     return found
+
+
+def said_to_run(run: Run, c: SimpleNamespace) -> bool:
+    """Whether the planner takes the layout, and finds room for it."""
+    try:
+        run.layout.check(run.shape)
+    except ConfigError:
+        return False
+    return fits(run.shape, run.layout, run.platform, c)
 
 
 def is_stall(run: Run) -> bool:
