@@ -49,8 +49,8 @@ def rows_of(sources: Iterable[str], without: str = "") -> Rows:
 
 
 def fit(rows: Rows) -> dict[str, float]:
-    """Start at each constant's prior, which no run of the tables has seen, and walk along one constant after another,
-    with a shorter stride each round. What no run depends on stays at its prior."""
+    """Start at each constant's prior, a count or another's benchmark, and walk along one constant after another, with a
+    shorter stride each round. What no run depends on stays at its prior."""
     values = {name: TABLE["constants"][name]["prior"] for name in FITTED}
     for what, names in (("time", TIME), ("memory", MEMORY)):
         best = loss(rows[what], constants(**values), what)
