@@ -116,6 +116,13 @@ def changed(cell: int, **attributes):
     return made
 
 
+def optional(heading: str, source: str):
+    """A heading and a code cell, both tagged."""
+    tagged = prose(heading), code(source, "optional")
+    tagged[0].metadata["tags"] = ["optional"]
+    return tagged
+
+
 USE = "import os\n\nfrom aiscale import {}"
 LONG = "\n".join(f"print({i})" for i in range(26))
 BROKEN = {
@@ -145,6 +152,23 @@ BROKEN = {
     "counts": (changed(6, execution_count=3), "not as committed"),
     "metadata": (changed(6, metadata={"collapsed": True}), "not as committed"),
     "tag": (changed(6, metadata={"tags": ["hide"]}), "has the tag 'hide'"),
+    "core in optional": (lesson(*optional("## More (optional)", "a = 1"), prose("More."), prose("## Next")),
+                         "cell 10 is in the section 'More (optional)', but it is not tagged optional"),
+    "optional in core": (lesson(*optional("## More", "a = 1"), prose("## Next")),
+                         "cell 9 is tagged optional, but the heading of its section does not end with (optional)"),
+    "below text": (lesson(*optional("Text.\n\n## More (optional)", "a = 1"), prose("## Next")),
+                   "cell 8 holds the heading 'More (optional)' below other text"),
+    "optional name": (lesson(*optional("## More (optional)", "a = 1"), prose("## Next"),
+                             code("def f():\n    return a"), prose()),
+                      "cell 11 uses a, which only cell 9 defines, which is optional"),
+    "optional name on ranks": (lesson("ranks = cluster.start(2)", *optional("## More (optional)", "%%px\na = 1"),
+                                      prose("## Next"), code('print(ranks["a"])\nranks.stop()'), prose(),
+                                      imports="from aiscale import cluster"),
+                               "cell 13 uses a on the ranks, which only cell 11 defines"),
+    "optional stop": (lesson("ranks = cluster.start(2)", *optional("## More (optional)", "ranks.stop()"),
+                             prose("## Next"), imports="from aiscale import cluster"),
+                      "starts ranks, which no later cell stops"),
+    "predicting ranks": (lesson("%%px\nx = 1\nguess = predict('a')"), "predicts on the ranks"),
     "pip": (lesson("%pip install x"), "installs packages"),
     "shell": (lesson("!ls"), "uses !command, whose failure goes unseen"),
     "address": (lesson('open("https://example.org/x")'), "holds a network address"),
@@ -171,6 +195,12 @@ def test_ranks_may_be_stopped_in_a_later_cell_or_by_with(tmp_path):
     with_block = "with cluster.start(2) as ranks:\n    print(ranks)"
     assert problems(tmp_path, lesson("ranks = cluster.start(2)", "ranks.stop()", imports=imports)) == []
     assert problems(tmp_path, lesson(with_block, imports=imports)) == []
+
+
+def test_an_optional_section_may_stand_between_core_ones_and_use_their_names(tmp_path):
+    parts = optional("### More (optional)", "a = 1\nb = a")
+    redefined = code("a = 2\nc = [a for a in range(3)]\n\n\ndef f(b):\n    return a, b")
+    assert problems(tmp_path, lesson("# first\na = 0", *parts, prose("### Next"), redefined, prose())) == []
 
 
 def dirty():

@@ -23,7 +23,7 @@ from rich.progress import Progress as Bars
 
 from aiscale.book.form import check, strip
 from aiscale.book.notebook import BookError, Notebook, notebooks
-from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result
+from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result, to_run
 from aiscale.book.running import run as run_notebooks
 
 _COLORS = {"runs": "cyan", "passed": "green", "unchanged": "green", "failed": "bold red"}
@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--strip", action="store_true", help="remove outputs and editors' metadata, format the code")
     task.add_argument("--only-gallery", action="store_true", help="build the gallery from what has been run before")
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
+    path = parser.add_mutually_exclusive_group()
+    path.add_argument("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
+    path.add_argument("--full", action="store_true", help="all of them, all their cells (the default)")
     add("--gallery", action="store_true", help="build the gallery afterwards")
     add("--resume", action="store_true", help="do not run again what passed and has not changed since")
     add("--out", default="build", metavar="DIR", help="where executed copies and gallery go (default: build)")
@@ -97,7 +100,7 @@ def _check(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must end the kernels too
     chosen, parameters = notebooks(args.names, args.root), _parameters(args.parameter)
-    with progress(chosen, Console(stderr=True), plain=args.plain) as tell:
+    with progress(chosen, Console(stderr=True), args.plain, args.core) as tell:
         results = run_notebooks(
             args.names,
             parameters,
@@ -105,6 +108,7 @@ def _run(args: argparse.Namespace) -> int:
             out=args.out,
             cell_timeout_s=args.cell_timeout,
             timeout_s=args.timeout,
+            core=args.core,
             resume=args.resume,
             progress=tell,
         )
@@ -152,7 +156,9 @@ def _parameters(assignments: list[str]) -> dict[str, str]:
 
 
 @contextmanager
-def progress(chosen: Sequence[Notebook], console: Console, plain: bool = False) -> Iterator[Progress]:
+def progress(
+    chosen: Sequence[Notebook], console: Console, plain: bool = False, core: bool = False
+) -> Iterator[Progress]:
     """Show the progress of a run: a live table on a terminal; lines for a log elsewhere, or if `plain`."""
     if plain or not console.is_terminal:
         yield _say
@@ -161,7 +167,7 @@ def progress(chosen: Sequence[Notebook], console: Console, plain: bool = False) 
     bars = Bars(*columns, TextColumn("{task.fields[state]}"), console=console, refresh_per_second=4)
     rows = {}
     for notebook in chosen:
-        cells = sum(cell.cell_type == "code" for cell in notebook.content.cells)
+        cells = len(to_run(notebook, core))
         rows[notebook.name] = bars.add_task(notebook.name, total=cells, start=False, state="[dim]waits")
 
     def show(name: str, state: str, cell: int, result: Result | None) -> None:

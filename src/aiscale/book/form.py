@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aiscale.book.core import Cells, check_names, check_sections, is_optional
 from aiscale.book.notebook import BookError, Notebook, parse_parameters, read, tags
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ METADATA = {
 }
 LONGEST_CELL_LINES = 25
 LARGEST_MEDIAN_LINES = 10
-KNOWN_TAGS = ("parameters", "cover", "raises-exception")
+KNOWN_TAGS = ("parameters", "cover", "raises-exception", "optional")
 #: Names that every rank has without importing them.
 ON_RANKS = ("rank", "world_size", "world", "torch", "dist")
 
@@ -43,6 +44,7 @@ _IN_CODE = {
     r"\bfrom_pretrained\(\s*[\"'](?![./])": "loads weights from a hub: give it a folder made here",
     r"\b(urlretrieve|snapshot_download|hf_hub_download)\b|^\s*(wget|curl)\b": "downloads something",
     r"^\s*[%!]+\s*(pip|conda|mamba|uv)\b": "installs packages: they belong in pyproject.toml",
+    r"^%%px.*\n(.*\n)*.*(?<![.\w])predict\(": "predicts on the ranks: predict in a cell without %%px",
     r"^\s*!|=\s*!(?!=)": "uses !command, whose failure goes unseen: use %%bash or subprocess.run",
 }
 _IN_PROSE = {
@@ -57,8 +59,6 @@ _STARTS = re.compile(r"^\s*(?:(?P<name>\w+) = |(?P<closed>with ))?.*\bcluster\.s
 _RUFF_CHECK = ("check", "--select=E,F,I,UP,B,W", "--output-format=json", f"--config=builtins = {json.dumps(ON_RANKS)}")
 _HIDDEN = "# IPython: %"  #: how a line of IPython in a %%px cell is passed to ruff
 
-Cells = Sequence[tuple[int, "NotebookNode"]]  #: with their numbers
-
 
 def check(path: str | Path) -> list[str]:
     """The problems of a notebook, one line each; empty if there are none."""
@@ -71,6 +71,8 @@ def check(path: str | Path) -> list[str]:
         *_check_parameters(code),
         *_check_lengths(code),
         *_check_turns(cells),
+        *check_sections(cells),
+        *check_names(cells),
         *_check_ranks(code),
         *_check_end(cells),
         *_check_words(cells),
@@ -173,7 +175,8 @@ def _check_turns(cells: Cells) -> Iterator[str]:
 def _check_ranks(code: Cells) -> Iterator[str]:
     for place, (number, cell) in enumerate(code):
         for start in _STARTS.finditer(cell.source):
-            later = "\n".join([cell.source[start.end() :], *(cell.source for _, cell in code[place + 1 :])])
+            on_path = [other.source for _, other in code[place + 1 :] if is_optional(cell) or not is_optional(other)]
+            later = "\n".join([cell.source[start.end() :], *on_path])
             name = start["name"]
             if not name and not start["closed"]:
                 yield f"cell {number} starts ranks without a name: write `ranks = cluster.start(n)`"
