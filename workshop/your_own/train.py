@@ -1,6 +1,8 @@
 """Trains a small language model on one device: the script as it was before it met a cluster.
 
-python train.py --steps 40
+    python train.py --steps 40
+
+The loss of every step is printed; the weights go to --save.
 """
 
 import argparse
