@@ -22,9 +22,9 @@ from torch._C import _distributed_c10d
 faulthandler.register(signal.SIGUSR1)  # a line for every training script
 
 
-def train(batches, size):
+def train(batches, size, group):
     for _ in range(batches):
-        dist.all_reduce(torch.ones(size))  # as DDP does with gradients
+        dist.all_reduce(torch.ones(size), group=group)  # as DDP does with gradients
 
 
 def say_what_was_recorded():
@@ -35,16 +35,18 @@ def say_what_was_recorded():
 
 
 def main(args):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=args.patience))
-    rank = dist.get_rank()
+    dist.init_process_group("gloo")
+    dist.barrier()  # ranks may start minutes apart
+    rank, patience = dist.get_rank(), timedelta(seconds=args.patience)
+    group = dist.new_group(timeout=patience)
     print(f"rank {rank} has started", flush=True)
     try:
-        train(3, 1000)
+        train(3, 1000, group)
         if args.mistake == "uneven":
-            train(rank, 1000)  # rank 1 has one batch more: its sampler did not drop the last
+            train(rank, 1000, group)  # rank 1 has one batch more: its sampler did not drop the last
         if args.mistake == "shape":
-            train(1, 1000 + rank)  # rank 1 has a parameter more
-        dist.monitored_barrier(timeout=timedelta(seconds=args.patience))  # rank 0 names who does not come
+            train(1, 1000 + rank, group)  # rank 1 has a parameter more
+        dist.monitored_barrier(group, timeout=patience)  # rank 0 names who does not come
     finally:
         say_what_was_recorded()
     dist.destroy_process_group()

@@ -1,8 +1,10 @@
-"""A language model of Hugging Face's transformers, trained by their Trainer. How it is spread is said by flags.
+"""A language model of Hugging Face's transformers, trained by their Trainer: flags say how it is spread.
 
-    torchrun --nproc-per-node=2 trainer.py --output_dir out --max_steps 10
-    torchrun --nproc-per-node=2 trainer.py --output_dir out --max_steps 10 --fsdp full_shard --fsdp_config fsdp_config.json
+    torchrun --nproc-per-node=2 trainer.py --output_dir out --max_steps 10             # DDP
+    torchrun --nproc-per-node=2 trainer.py --output_dir out --max_steps 10 --fsdp
     torchrun --nproc-per-node=2 trainer.py --output_dir out --max_steps 10 --deepspeed ds_config.json
+
+On CPUs add --use_cpu --ddp_backend gloo, or each process trains alone.
 """
 
 import torch
