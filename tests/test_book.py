@@ -11,6 +11,8 @@ import pytest
 from nbformat.v4 import new_output
 
 from aiscale import book
+from aiscale.book import command as book_command
+from aiscale.book.pace import Pace, measure
 from aiscale.book.running import Failure, Result, load_results, save_result
 from aiscale.cli import main
 from lessons import HEADER, code, lesson, prose, write
@@ -233,6 +235,76 @@ def test_a_stripped_notebook_passes_nbstripout_and_nbqa(tmp_path):
         program = str(Path(sys.executable).with_name(command[0]))
         done = subprocess.run([program, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+# the estimate of minutes --------------------------------------------------------------------------------------------
+
+PROSE = """## Three words here
+
+A `longer name(x)` is one, $a + b$ is one: [six](https://example.org/not/counted) so far, <b>bold</b> 7. ![no](x.png)
+
+```
+none of this
+```"""
+CODE = """%%px
+import os
+
+# a comment
+x = 1
+plots.curve(x); plots.curve(x)
+guess = predict("x")"""
+
+
+def test_the_estimate_counts_what_takes_time():
+    more = optional("## More (optional)", "plots.curve(1)")
+    cells = [prose(PROSE), code(CODE), code("a = 1", "parameters"), *more]
+    core = measure(cells, core=True, seconds=30)
+    assert core == Pace(words=15, lines=3, figures=2, predictions=1, seconds=30)
+    assert core.minutes == round(15 / 100 + 3 / 8 + 2 + 1 + 0.5)
+    assert measure(cells, core=False) == Pace(words=17, lines=4, figures=3, predictions=1, seconds=40)
+
+
+def test_list_shows_stated_and_estimated_minutes_without_loading_nbformat(shelf):
+    path = shelf / "03_ddp.ipynb"
+    write(lesson(*optional("## More (optional)", "\n".join(["print(1)"] * 24)), prose("## Next")), path)
+    save_result(shelf.parent / "build/notebooks", "03_ddp", Result("03_ddp", "passed", 240.0, 3, core=True))
+    program = "import sys; from aiscale.cli import main; main(sys.argv[1:]); assert 'nbformat' not in sys.modules"
+    arguments = ["notebooks", "03", "--list", "--root", str(shelf), "--out", str(shelf.parent / "build")]
+    text = subprocess.check_output([sys.executable, "-c", program, *arguments], text=True)
+    assert "5 min, ranks: 2" in text
+    assert "core: about 5 min; " in text and "1 lines of code, 0 figures, 0 predictions, 240 s to run" in text
+    assert "all: about 4 min; " in text and "25 lines of code" in text
+
+
+# appendices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def appendix(shelf):
+    made = lesson(number="A1")
+    made.cells[0].source = made.cells[0].source.replace("nothing", "03_ddp")
+    return write(made, shelf / "appendix" / "A1_more.ipynb")
+
+
+@pytest.mark.parametrize("name", ["A1_more", "A1", "a1", "more"])
+def test_an_appendix_is_found_by_name_and_comes_last(shelf, appendix, name):
+    assert [notebook.name for notebook in book.notebooks([name], shelf)] == ["A1_more"]
+    assert [notebook.name for notebook in book.notebooks(root=shelf)][-2:] == ["10_forge", "A1_more"]
+    assert book.check(appendix) == []
+
+
+def test_an_appendix_with_the_number_of_a_lesson_is_reported(shelf):
+    path = write(lesson(number="03"), shelf / "appendix" / "03_more.ipynb")
+    assert "the file is called 03_more: it must be A and a digit, _ and words_in_lower_case" in book.check(path)
+
+
+def test_the_core_path_of_all_is_that_of_the_lessons(shelf, appendix, monkeypatch, tmp_path):
+    ran = []
+    pretend = lambda names, *_, core, **options: ran.append((names, core)) or []  # noqa: E731
+    monkeypatch.setattr(book_command, "run_notebooks", pretend)
+    main(["notebooks", "--core", "--root", str(shelf), "--out", str(tmp_path)])
+    main(["notebooks", "A1", "--root", str(shelf), "--out", str(tmp_path)])
+    assert ran == [(["00_start", "03_ddp", "10_forge"], True), (["A1"], False)]
 
 
 # results and the command --------------------------------------------------------------------------------------------

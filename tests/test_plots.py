@@ -52,6 +52,8 @@ FIGURES = {
     ),
     "speed-up": lambda: plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.2]}, {"ddp": [1, 2, 2.1]}),
     "efficiency": lambda: plots.efficiency([1, 2, 4], [1, 0.9, 0.5], published={"ddp (A100)": ([4, 8], [0.9, 0.8])}),
+    "field map": lambda: plots.field_map(),
+    "divided": lambda: plots.divided("ddp"),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
 }
 #: Counts need no unit.
@@ -366,3 +368,26 @@ def test_memory_is_stacked_in_mebibytes_and_the_strip_shows_the_blocks():
 def test_bad_data_is_refused_in_one_line(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_the_field_map_leaves_no_piece_of_the_model_out_and_draws_what_is_kept_once_on_one_rank():
+    """By strategy: on how many of its ranks each cell of weights, gradients and Adam stands."""
+    copies = {
+        "ddp": (4, 4, 4),
+        "zero1": (4, 4, 1),
+        "zero2": (4, 1, 1),
+        "zero3": (1, 1, 1),
+        "fsdp": (1, 1, 1),
+        "tp": (1, 1, 1),
+        "pp": (1, 1, 1),
+        "3d": (2, 2, 2),
+    }
+    for name, expected in copies.items():
+        (ax,) = plots.divided(name)
+        for part, times in zip(("parameters", "gradients", "optimizer states"), expected, strict=True):
+            cells = [
+                patch for patch in ax.patches if to_hex(patch.get_facecolor()) == style.MEMORY_COLORS[part].lower()
+            ]
+            assert len(cells) == 16 * times, (name, part)
+    with pytest.raises(ConfigError, match="it draws ddp, zero1"):
+        plots.divided("zero4")

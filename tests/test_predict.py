@@ -1,4 +1,4 @@
-"""Predictions: what a participant may write, what is said about it, and what is kept of it."""
+"""Predictions: what a participant may write, what is said and kept of it, and that no answer stands above it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from nbformat.v4 import new_notebook, new_output
 
 from aiscale import plots
 from aiscale.book import MiB, guesses, predict, progress
+from aiscale.book.answers import given_away
 from aiscale.book.guesses import GuessError
+from lessons import code, prose
 
 
 @pytest.fixture(autouse=True)
@@ -97,16 +100,18 @@ def test_the_card_lists_every_comparison_and_a_cell_run_again_replaces_its_own(c
     predict("a", 10).against(30)
     predict("b", None).against(5)
     predict("c", 1, choices=["x", "y"]).against("x")
+    predict("d", [[1, 2]]).against([[1, 3]])
     predict("never measured", 4)
     predict("a", 29).against(30)
     capsys.readouterr()
     predict.card()
     title, heads, *rows = capsys.readouterr().out.splitlines()
-    assert title == "2 of 3 right or within 10 %, 1 without a guess"
+    assert title == "2 of 4 right or within 10 %, 1 without a guess"
     assert [[cell.strip() for cell in row.split("|")] for row in rows] == [
         ["a", "29", "30", "0.967"],
         ["b", "", "5", ""],
         ["c", "x", "x", "right"],
+        ["d", "1 2", "1 3", "1 of 2 cells right"],
     ]
 
 
@@ -148,3 +153,55 @@ def test_the_figure_of_a_grid_crosses_out_the_wrong_cells():
     assert {"your guess", "truth", "rank 1"} <= {text.get_text() for text in ax.texts}
     assert len(plots.guessed(None, [[1, 2]]).lines) == 0
     plots.style.plt.close("all")
+
+
+# no answer above its question ---------------------------------------------------------------------------------------
+
+
+def executed(*above, measured, unit="bytes"):
+    """An executed notebook that asks and measures below the cells `above`."""
+    asks, tells = code("guess = predict('n')"), code("guess.against(x)")
+    asks.outputs = [new_output("display_data", metadata={"aiscale": {"predict": "n"}})]
+    facts = {"against": "n", "measured": measured, "unit": unit}
+    tells.outputs = [new_output("display_data", {"text/plain": f"{measured}"}, metadata={"aiscale": facts})]
+    injected = code("steps = 3", "injected-parameters")
+    return new_notebook(cells=[injected, prose("A title"), *above, asks, prose("Then."), tells])
+
+
+def printed(text: str):
+    cell = code("print(x)")
+    cell.outputs = [new_output("stream", text=text)]
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("above", "measured", "unit", "shown"),
+    [
+        (prose("It sends 3,145,728 bytes."), 3145728, "bytes", "3,145,728 bytes"),
+        (code("x = 3_145_728"), 3145728, "bytes", "3_145_728"),
+        (printed("sent 3.00 MiB"), 3145728, "bytes", "3.00 MiB"),
+        (printed("sent 3.15 MB a step"), 3145728, "bytes", "3.15 MB"),
+        (printed("a model of 124 M"), 124_439_808, "", "124 M"),
+        (printed("loss 5.55"), 5.5512, "", "5.55"),
+        (printed("took 251.3 ms"), 0.25131, "s", "251.3 ms"),
+    ],
+)
+def test_an_answer_above_its_question_is_found_in_source_and_output(above, measured, unit, shown):
+    ((cell, said),) = given_away(executed(prose("Words."), above, measured=measured, unit=unit))
+    assert cell == 4 and said.startswith(f"the answer to 'n', {measured} {unit}".strip())
+    assert said.endswith(f"stands above it: cell 3 shows {shown}")
+
+
+@pytest.mark.parametrize(
+    ("above", "measured", "unit"),
+    [
+        (prose("It has 3145729 or 13145728 or 3145728.5 of them, not 3,145,728,000."), 3145728, "bytes"),
+        (prose("About 3 MiB, or 3.1 MB."), 3145728, "bytes"),
+        (prose("Twelve: 12."), 12, ""),
+        (printed("took 251 ms"), 0.251, "s"),  # three digits may be chance
+        (prose("The shape is (1,2,3)."), 123, ""),
+        (prose("version 2.1.30"), 2.1, ""),
+    ],
+)
+def test_numbers_that_are_not_the_answer_are_left_alone(above, measured, unit):
+    assert given_away(executed(above, measured=measured, unit=unit)) == []

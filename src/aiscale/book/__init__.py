@@ -7,10 +7,9 @@
     from aiscale.book.gallery import build_gallery      # loads nbconvert, which takes a second
     build_gallery()                         # -> build/gallery/index.html
 
-In a lesson, `from aiscale.book import predict`: see `aiscale.book.guesses`.
-
 `notebook` reads them, `form` checks them, `running` starts and watches `execute`, which runs papermill, `gallery`
-shows them, `command` is `aiscale notebooks`.
+shows them, `command` is `aiscale notebooks`. `core` knows which cells are optional, `pace` estimates a reader's
+minutes, `guesses` is `predict`, which lessons import, and `answers` sees that no answer stands above its question.
 """
 
 from aiscale.book.form import check, strip

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from aiscale.book.core import Cells, check_names, check_sections, is_optional
 from aiscale.book.notebook import BookError, Notebook, parse_parameters, read, tags
+from aiscale.book.pace import DRAWS
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -54,7 +55,6 @@ _IN_PROSE = {
     r"^```mermaid": "holds a mermaid diagram, which is drawn by a script from the network: use a plot or text",
     r"<script\b": "holds a script",
 }
-_DRAWS = re.compile(r"\b(plots|plt)\.(?!use_style|close|format_|set_loglevel)\w+\(")
 _STARTS = re.compile(r"^\s*(?:(?P<name>\w+) = |(?P<closed>with ))?.*\bcluster\.start\(", re.M)
 _RUFF_CHECK = ("check", "--select=E,F,I,UP,B,W", "--output-format=json", f"--config=builtins = {json.dumps(ON_RANKS)}")
 _HIDDEN = "# IPython: %"  #: how a line of IPython in a %%px cell is passed to ruff
@@ -112,11 +112,14 @@ def _as_committed(path: Path) -> str:
 
 def _check_file(notebook: Notebook) -> Iterator[str]:
     header = notebook.header
-    if not re.fullmatch(r"\d\d_[a-z0-9_]+", notebook.name):
-        yield f"the file is called {notebook.name}: it must be two digits, _ and words_in_lower_case"
+    if not re.fullmatch(r"A\d_[a-z0-9_]+" if notebook.is_appendix else r"\d\d_[a-z0-9_]+", notebook.name):
+        number = "A and a digit" if notebook.is_appendix else "two digits"
+        yield f"the file is called {notebook.name}: it must be {number}, _ and words_in_lower_case"
     if header.number and not notebook.name.startswith(header.number):
         yield f"the title says {header.number}, the file's name {notebook.name[:2]}"
-    if header.needs not in ("", "nothing") and not notebook.path.with_name(f"{header.needs}.ipynb").exists():
+    if header.needs not in ("", "nothing") and not any(
+        (folder / f"{header.needs}.ipynb").exists() for folder in notebook.folders
+    ):
         yield f"comes before is {header.needs!r}: it must be the name of a notebook beside this one, or nothing"
 
 
@@ -168,7 +171,7 @@ def _check_turns(cells: Cells) -> Iterator[str]:
         prose = following is not None and following.cell_type == "markdown"
         if following is not None and following.cell_type == "code":
             yield f"cells {number} and {number + 1} are both code: put prose between them"
-        elif _DRAWS.search(cell.source) and not (prose and not following.source.lstrip().startswith("#")):
+        elif DRAWS.search(cell.source) and not (prose and not following.source.lstrip().startswith("#")):
             yield f"cell {number} draws, but the figure is not read: follow it with prose that says what it shows"
 
 

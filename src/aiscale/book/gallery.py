@@ -129,7 +129,7 @@ def _facts(cards: list[dict]) -> dict[str, object]:
         "passed": sum(result.state == "passed" for result in run),
         "failed": sum(result.state == "failed" for result in run),
         "seconds": sum(result.seconds for result in run),
-        "minutes": sum(card["notebook"].header.minutes for card in cards),
+        "minutes": sum(card["notebook"].header.minutes for card in cards if not card["notebook"].is_appendix),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": f"Python {sys.version.split()[0]}, torch {version('torch')}",
         "built": time.strftime("%Y-%m-%d %H:%M"),
@@ -226,7 +226,7 @@ def to_html(source: str, attachments: dict | None = None) -> str:
     text = text.replace("&#182;", "#")
     # A wide table scrolls by itself instead of widening the page.
     text = re.sub(r"<table.*?</table>", lambda t: f'<div class="wide" tabindex="0">{t[0]}</div>', text, flags=re.S)
-    return re.sub(r'href="((?:\./)?\d\d_\w+)\.ipynb', r'href="\1.html', text)
+    return re.sub(r'href="(?:\./|\.\./|appendix/)?((?:\d\d|A\d)_\w+)\.ipynb', r'href="\1.html', text)
 
 
 @cache

@@ -288,7 +288,8 @@ def card() -> None:
     for made in compared:
         guess = "" if made.guess is None else made.say(made.guess)
         grade, ratio = made.verdict.grade, made.verdict.ratio
-        last = f"{ratio:.3g}" if ratio is not None else {None: "", "exact": "right"}.get(grade, "wrong")
+        wrong = made.verdict.text.partition(";")[0] if made.kind == "grid" else "wrong"
+        last = f"{ratio:.3g}" if ratio is not None else {None: "", "exact": "right"}.get(grade, wrong)
         table.append((made.name, guess, made.say(made.measured), last))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]

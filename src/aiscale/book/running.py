@@ -31,8 +31,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiscale
+from aiscale.book.answers import given_away
 from aiscale.book.core import is_optional
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
+from aiscale.book.pace import PREDICTS
 from aiscale.book.results import Failure, Result, load_results, save_result
 from aiscale.processes import kill_marked, marked, usable_cores
 
@@ -149,6 +151,8 @@ def _execute(
             by_itself = said is not None and said["status"] >= 0
             left_behind = _end(mark, GRACE_S if by_itself else 0.0)
     failure = _explain(notebook, executed, said, log) if said and said["status"] else None
+    if said and not failure:
+        failure = _spoilt(notebook, executed, core)
     if not failure:
         log.unlink(missing_ok=True)
     return Result(
@@ -259,6 +263,13 @@ def _explain(notebook: Notebook, executed: Path, said: Mapping, log: Path) -> Fa
     number = next(places, None)
     source = notebook.content.cells[number - 1].source if number else ""
     return Failure(message.strip().splitlines()[0], number, source, shown)
+
+
+def _spoilt(notebook: Notebook, executed: Path, core: bool) -> Failure | None:
+    """A prediction whose answer stands above it."""
+    predicts = any(PREDICTS.search(cell.source) for cell in to_run(notebook, core))
+    found = given_away(read(executed)) if predicts else []
+    return next((Failure(said, cell, notebook.content.cells[cell - 1].source, "") for cell, said in found), None)
 
 
 def _failing_cell(executed: Path, current: str) -> NotebookNode | None:
