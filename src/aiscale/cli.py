@@ -11,61 +11,28 @@ import importlib
 import json
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
+
+from aiscale.usage import Parser, ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+    return ended(lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def _run(argv: list[str]) -> int:
     parser = _parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
-    try:
-        return args.run(args) or 0
-    except KeyboardInterrupt:
-        print("aiscale: interrupted", file=sys.stderr)
-        return 130
-    except Exception as error:
-        return _fail(error)
-
-
-def _fail(error: Exception) -> int:
-    """Print the error, and end this rank so that no other rank waits for it; returns the exit status."""
-    from aiscale.distributed import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
-
-    if isinstance(error, ConnectError):
-        print(f"aiscale: {error}", file=sys.stderr)
-        return 2
-    place = find_launch(os.environ)
-    alone = not getattr(error, "failed_alike", True)  # set by fit; before ranks connect they all fail alike
-    who = f"rank {place.rank} of {place.size}: " if alone else ""
-    status = 2
-    if place.size > 1 and lost_another_rank(error):
-        gone = ", ".join(map(str, getattr(error, "gone", [])))
-        what = f"rank {gone}, which has ended" if gone else "another rank, whose own message says why"
-        print(f"aiscale: {who}lost its connection to {what}", file=sys.stderr)
-        status = LOST_STATUS
-    elif not _is_ours(error):
-        traceback.print_exception(error)
-        status = 1
-    elif alone or place.rank == 0:
-        print(f"aiscale: {who}{error}", file=sys.stderr)
-    if alone:
-        end_now(status)
-    return status
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether the error is one of ours, whose message is one line for the user."""
-    return type(error).__module__.startswith("aiscale.")
+    return args.run(args) or 0
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="aiscale",
         description="Train language models, from one process to many, and run the lessons about it.",
         epilog="Each command has its own --help with an example.",

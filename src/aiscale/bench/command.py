@@ -61,7 +61,7 @@ _OWN = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "; ".join(f"{name}: {entry[0]}" for name, entry in BENCHMARKS.items())
-    parser.add_argument("name", choices=BENCHMARKS, help=names)
+    parser.add_argument("name", choices=BENCHMARKS, metavar="BENCHMARK", help=names)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quick", action="store_true", help="a tiny model in a few rounds; judges nothing")
     own = parser.add_argument_group("of bench gpu alone")

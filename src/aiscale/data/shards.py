@@ -137,6 +137,8 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[Token
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished folder."""
+    if not folder.is_dir():
+        raise ShardError(f"there is no folder {folder}: name one that `aiscale data prepare` has made")
     if not (folder / MANIFEST).is_file():
         raise ShardError(f"{folder} is a corpus half prepared (no {MANIFEST}): run `aiscale data prepare` again")
     try:

@@ -297,4 +297,4 @@ def _explain(error: Exception, place: Launch, address: str, timeout_s: float) ->
             f"rank {place.rank} of {place.size} waited {timeout_s:.0f} s at {address} for the others: "
             "check that every rank was started and can reach that address"
         )
-    return f"rank {place.rank} of {place.size} could not join at {address}: {text[:300]}"
+    return f"rank {place.rank} of {place.size} could not join at {address}: {text.partition('Exception raised from')[0][:300]}"

@@ -50,11 +50,14 @@ def evaluate(
     for name, value, least in (("limit", limit, 0), ("batch-size", batch_size, 1)):
         if value < least:
             raise ConfigError(f"--{name} is {value}: it must be at least {least}")
+    path = Path(path)
+    if not (path / "run.json").is_file() and not (path / "config.json").is_file():  # before seconds of imports
+        raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
     _require_harness()
     import lm_eval
 
     manager = _tasks(list(tasks), include_path)
-    model = _open(Path(path), batch_size, _device(device))
+    model = _open(path, batch_size, _device(device))
     # The harness would draw in processes forked from this one, whose threads may hold a lock: sometimes they hang. In
     # this process BOOTSTRAP_DRAWS take seconds.
     os.environ["DISABLE_MULTIPROC"] = "1"
@@ -114,8 +117,6 @@ def _open(path: Path, batch_size: int, device: str):
 
         model, tokenizer = open_trained(path)
         return TrainedLM(model, tokenizer, batch_size=batch_size, device=device)
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
     from lm_eval.models.huggingface import HFLM
 
     from aiscale.train.evaluate.tokenizer import hugging_face_tokenizer
