@@ -11,6 +11,7 @@ who can reach it. Ranks of one machine meet at its loopback, and then listen now
 from __future__ import annotations
 
 import datetime
+import errno
 import ipaddress
 import itertools
 import os
@@ -127,9 +128,9 @@ def _refuse_taken_port(host: str, port: int, place: Launch) -> None:
         try:
             socket.create_server((host if is_loopback(host) else "", port)).close()
         except OSError as error:
-            problem = (
-                f"{host}:{port} cannot be listened at ({error.strerror}): set MASTER_PORT to a free port, or unset it"
-            )
+            taken = error.errno == errno.EADDRINUSE
+            why = "is already in use by another process" if taken else f"cannot be used ({os.strerror(error.errno)})"
+            problem = f"{host}:{port} {why}: set MASTER_PORT to a free port, or unset it"
     if problem := comm.bcast(problem, root=0):
         raise alike(ConnectError(problem))
 
