@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiscale.usage import Parser, ended
+from aiscale.usage import INTERRUPTED, Parser, ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,6 +105,10 @@ def _train(args: argparse.Namespace) -> int:
     options = {"overwrite": args.overwrite, "progress": not args.quiet, "note_saved": args.note_saved}
     try:
         result = fit(run, runs_dir=args.runs_dir, resume=resume, **options)
+    except KeyboardInterrupt:  # the second: nobody waits for the checkpoint that is being written
+        if os.environ.get("RANK", "0") == "0":
+            _clear(args, run)
+        raise
     except AlreadyTrained as done:
         if not args.resume_if_any:
             raise
@@ -113,7 +117,7 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
         _print_summary(result, args)
-    return 130 if result.stopped else 0
+    return INTERRUPTED if result.stopped else 0
 
 
 def _configured(args: argparse.Namespace):
@@ -154,7 +158,16 @@ def _train_here(args: argparse.Namespace, run) -> int:
 
         preload(run.parallel.strategy)
 
-    return launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])], warm_up=warm_up)
+    status = launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])], warm_up=warm_up)
+    if status == INTERRUPTED:
+        _clear(args, run)
+    return status
+
+
+def _clear(args: argparse.Namespace, run) -> None:
+    from aiscale.train.records import clear_unfinished
+
+    clear_unfinished(Path(args.runs_dir) / run.name)
 
 
 def _share_cores(nproc: int) -> None:

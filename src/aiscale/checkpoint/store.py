@@ -254,6 +254,8 @@ def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
         if short:
             error = OSError("torch could write only a part: the disk, or your share of it, is full")
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
+        if isinstance(causes[0], KeyboardInterrupt):  # DCP wraps it, too
+            raise causes[0] from None
         reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
         refusal = CheckpointError(f"{what} ({reason}): {remedy}")
         raise (alike(refusal) if on_all_ranks else refusal) from error

@@ -101,8 +101,8 @@ def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: s
 
 
 def mpi_world(place: Launch):
-    """mpi4py's COMM_WORLD; raises ConnectError if its size differs from the launcher's. If all ranks are on this machine,
-    they listen on the loopback only."""
+    """mpi4py's COMM_WORLD, which listens on the loopback only if all ranks are on this machine; raises ConnectError if
+    its size differs from the launcher's."""
     if place.launcher == "mpiexec" and place.local_size == place.size:
         for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):  # of the libraries that MPI sends with
             os.environ.setdefault(name, LOOPBACK_CARD)
