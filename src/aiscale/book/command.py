@@ -25,6 +25,7 @@ from aiscale.book.form import check, strip
 from aiscale.book.notebook import BookError, Notebook, notebooks
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result
 from aiscale.book.running import run as run_notebooks
+from aiscale.config import require_writable
 
 _COLORS = {"runs": "cyan", "passed": "green", "unchanged": "green", "failed": "bold red"}
 
@@ -123,6 +124,7 @@ def _run(args: argparse.Namespace) -> int:
 def _build_gallery(args: argparse.Namespace) -> Path:
     from aiscale.book.gallery import build_gallery  # loads nbconvert, which takes a second
 
+    require_writable(args.out, "--out")
     return build_gallery(args.root, args.out)
 
 

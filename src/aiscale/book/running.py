@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Literal
 
 import aiscale
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
+from aiscale.config import require_writable
 from aiscale.processes import kill_marked, marked, usable_cores
 
 if TYPE_CHECKING:
@@ -140,11 +141,8 @@ def limits(cell_timeout_s: float | None = None, timeout_s: float | None = None) 
 
 
 def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise BookError(f"{folder} cannot be written to ({error.strerror}): choose another folder with --out") from None
+    require_writable(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
     return folder.resolve()
 
 
@@ -341,8 +339,11 @@ def save_result(folder: Path, name: str, result: Result | None) -> None:
         entries = {**load_results(folder), name: result}
         tree = {name: asdict(entry) for name, entry in sorted(entries.items()) if entry}
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _key(notebook: Notebook, parameters: Mapping[str, object]) -> str:

@@ -27,7 +27,7 @@ def require_positive(section: str, config: object, names: str) -> None:
 def require_writable(folder: str | Path, option: str) -> None:
     """Refuse a folder in which nothing can be written, before the work whose result goes there. Creates nothing.
 
-    option: what names another folder, such as --out.
+    option: names another folder, such as --out; empty if a word of the command does.
     """
     there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
     try:
@@ -38,9 +38,9 @@ def require_writable(folder: str | Path, option: str) -> None:
 
 
 def remedy(error: OSError, option: str) -> str:
-    """What to do about an error of writing; `option` names another folder."""
+    """What to do about an error of writing; `option` names another folder (empty: a word of the command does)."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{'free some space, or ' * full}choose another folder with {option}"
+    return "free some space, or " * full + "name another folder" + f" with {option}" * bool(option)
 
 
 def refuse_options_of_others(section: str, config: object, chooser: str, owners: Mapping[str, Collection[str]]) -> None:

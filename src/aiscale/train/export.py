@@ -25,7 +25,7 @@ def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> P
         raise ConfigError(f"{folder} is a file: name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ConfigError(f"{folder} is not empty: name another folder, or add --overwrite")
-    require_writable(folder.parent, "FOLDER")
+    require_writable(folder, "")
     model, tokenizer = open_trained(run)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -36,9 +36,7 @@ def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> P
             shutil.rmtree(folder)
         partial.rename(folder)
     except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written ({error.strerror or error}): {remedy(error, 'FOLDER')}"
-        ) from None
+        raise ConfigError(f"{folder} cannot be written ({error.strerror or error}): {remedy(error, '')}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

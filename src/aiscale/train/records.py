@@ -27,7 +27,7 @@ import psutil
 import torch
 
 from aiscale import checkpoint
-from aiscale.config import Run, remedy
+from aiscale.config import Run, remedy, require_writable
 from aiscale.data import Tokenizer
 from aiscale.distributed import World
 from aiscale.model import GPT
@@ -59,6 +59,7 @@ class Records:
     @staticmethod
     def check(path: Path, run: Run, *, sha256: str, resume: bool, overwrite: bool) -> None:
         """Refuse to overwrite another run's results silently, and to resume a different training. Changes nothing."""
+        require_writable(path, "--runs-dir")
         exists = (path / "run.json").exists()
         Records(path).lock().close()
         if resume and overwrite:

@@ -30,6 +30,7 @@ from aiscale.config import ConfigError
 #: The appendix's downstream tasks: the last word of a passage, perplexity of articles, the referent of a pronoun.
 TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
 OURS = Path(__file__).parent / "tasks"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
 BOOTSTRAP_DRAWS = 1000  #: for a perplexity's standard error; lm-eval's 100,000 take longer than a small evaluation
 
 
@@ -122,11 +123,19 @@ def _open(path: Path, batch_size: int, device: str):
     from aiscale.train.evaluate.tokenizer import hugging_face_tokenizer
 
     ours, options = path / "aiscale_tokenizer.json", {}
-    if ours.is_file():
-        options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text()))
-    # transformers does not look up an absolute path on the hub. With its cache of logits, lm-eval 0.4.13 scores the
-    # wrong token if two requests split the same text at different places.
-    return HFLM(str(path.resolve()), batch_size=batch_size, device=device, logits_cache=False, **options)
+    if not any((path / name).is_file() for name in (ours.name, *_TOKENIZERS)):
+        raise ConfigError(f"{path} holds no tokenizer ({ours.name}, or {', '.join(_TOKENIZERS)}): copy it there, too")
+    try:
+        if ours.is_file():
+            options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text(encoding="utf-8")))
+        # transformers does not look up an absolute path on the hub. With its cache of logits, lm-eval 0.4.13 scores the
+        # wrong token if two requests split the same text at different places.
+        return HFLM(str(path.resolve()), batch_size=batch_size, device=device, logits_cache=False, **options)
+    except Exception as error:  # transformers passes on the errors of its many readers
+        reason = f"{type(error).__name__}: {_first_line(error)[:200]}"
+        raise ConfigError(
+            f"{path} cannot be read ({reason}): copy the whole folder again, or export it again"
+        ) from error
 
 
 def _tasks(names: list[str], include_path: str | Path | None):
