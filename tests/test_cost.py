@@ -295,21 +295,34 @@ def test_gloos_reduce_sends_segments_twice_if_a_rank_has_more_than_two():
 def test_one_rank_alone_sends_nothing():
     for op in set(cost.COLLECTIVES) - {"send"}:
         assert cost.wire_bytes(op, 100, 1) == 0
-        assert cost.collective_seconds(op, 100, 1, 1e-3, 1e6) == 0
+        assert cost.Link(1e-3, 1e6).seconds(op, 100, 1) == 0
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "gloo"])
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "broadcast", "all_to_all"])
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_fit_recovers_the_link_that_made_the_points(op, world):
+def test_a_fit_recovers_the_link_that_made_the_points(op, world, algorithm):
+    true = cost.Link(30e-6, 2e9, algorithm)
     sizes = [2**k for k in range(8, 27, 2)]
     noise = random.Random(1)
-    times = [cost.collective_seconds(op, n, world, 30e-6, 2e9) * noise.uniform(0.95, 1.05) for n in sizes]
-    link = cost.fit_alpha_beta(sizes, times, op, world)
+    times = [true.seconds(op, n, world) * noise.uniform(0.95, 1.05) for n in sizes]
+    link = cost.fit_alpha_beta(sizes, times, op, world, algorithm)
     assert link.latency_s == pytest.approx(30e-6, rel=0.1)
     assert link.bandwidth_bytes_s == pytest.approx(2e9, rel=0.1)
-    assert link.seconds(op, 2**20, world) == pytest.approx(
-        cost.collective_seconds(op, 2**20, world, 30e-6, 2e9), rel=0.1
-    )
+    assert link.seconds(op, 2**20, world) == pytest.approx(true.seconds(op, 2**20, world), rel=0.1)
+
+
+def test_a_ring_passes_a_broadcast_on_in_pieces_and_gloo_sends_it_down_a_tree():
+    """NCCL's broadcast and reduce take S / B (nccl-tests, doc/PERFORMANCE.md), whatever the number of ranks."""
+    for op in ("broadcast", "reduce"):
+        assert {cost.collective_terms(op, 100, n)[1] for n in (2, 8, 64)} == {100}
+    assert [cost.collective_terms("broadcast", 100, n, "gloo") for n in (2, 4, 8)] == [(1, 100), (2, 300), (3, 600)]
+
+
+def test_gloos_reduce_scatter_takes_as_long_as_its_all_reduce_and_a_rings_half_as_long():
+    for algorithm, share in (("gloo", 1), ("ring", 0.5)):
+        link = cost.Link(30e-6, 2e9, algorithm)
+        assert link.seconds("reduce_scatter", 2**20, 4) == pytest.approx(share * link.seconds("all_reduce", 2**20, 4))
 
 
 def test_a_fit_never_claims_a_negative_latency():

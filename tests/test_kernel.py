@@ -176,7 +176,7 @@ def test_other_peoples_kernels_are_neither_replaced_nor_removed(home):
         (["install", "--name", "a/b"], "kernel name 'a/b': it may have letters, digits, '.', '_' and '-' only"),
         (["install", "--environment", "/nowhere"], "environment /nowhere has no bin/python: name the folder of a venv"),
         (["install", "--site", "frontir"], "unknown site 'frontir': did you mean frontier?"),
-        (["install", "--prefix", "/proc/none"], "choose a folder of your own with --prefix, or --user"),
+        (["install", "--prefix", "/proc/none"], "name another folder with --prefix, or --user"),
         (["uninstall", "nothing"], "aiscale kernel list names those that there are"),
         (["uninstall", "../kernels"], "aiscale kernel list names those that there are"),
     ],

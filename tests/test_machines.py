@@ -1,5 +1,6 @@
 """Figures of machines agree with their published sources, and look-up by name is forgiving."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_every_file_is_in_the_catalogue(folder):
 
 def test_what_no_source_tells_is_none():
     assert machines.find("ipu-bow").memory_bytes_s is None
-    assert machines.find_machine("dawn").node.intra_bytes_s is None
+    assert machines.find_machine("dawn").node.bus_gb_s is None
     jade = machines.find_machine("jade2").network
     assert (jade.nics, jade.nic_gb_s, jade.injection_bytes_s, jade.topology, jade.taper) == (
         None,
@@ -86,13 +87,16 @@ def test_what_no_source_tells_is_none():
     )
 
 
-def test_a_pair_of_devices_has_no_more_than_a_ring_and_a_ring_no_more_than_all_links():
+def test_figures_of_links_and_measurements_fit_together():
+    """A pair has no more than a ring, a ring no more than all links, and no ring measures more than its links carry."""
     for machine in machines.MACHINES.values():
         node = machine.node
-        if node.pair_gb_s and node.intra_gb_s:
-            assert node.pair_gb_s <= node.intra_gb_s, machine.name
-        if node.intra_gb_s and node.accelerator.link_gb_s:
-            assert node.intra_gb_s <= node.accelerator.link_gb_s, machine.name
+        ring = node.ring_gb_s or math.inf
+        assert (node.pair_gb_s or 0) <= ring, machine.name
+        if node.ring_gb_s and node.accelerator.link_gb_s:
+            assert ring <= node.accelerator.link_gb_s, machine.name
+        if node.bus_gb_s:
+            assert 0.5 * ring < max(gb_s for _, gb_s in node.bus_gb_s) < ring, machine.name
 
 
 def test_peaks_are_dense_and_none_if_a_device_lacks_the_unit():
@@ -140,8 +144,8 @@ def test_an_unknown_device_is_none_not_a_guess():
         (
             "systems/frontier.toml",
             "nics = 4",
-            "nics = 3",
-            "network.nics 3 x nic_gb_s 25 = 75, but injection_gb_s is 100",
+            "cards = 4",
+            "unknown key network.cards: it may be one of name, nics,",
         ),
         (
             "systems/frontier.toml",
@@ -163,6 +167,19 @@ def test_an_unknown_device_is_none_not_a_guess():
         ),
         ("accelerators/mi210.toml", "bf16 =", "bfloat16 =", "tflops key 'bfloat16' is not one of fp32,"),
         ("accelerators/mi100.toml", "link =", "links =", "sources key 'links' is not one of all, tflops,"),
+        (
+            "systems/lumi-g.toml",
+            '"frontier"',
+            '"perlmutter"',
+            "node.like: unknown system with a node of its own 'perlmutter'",
+        ),
+        (
+            "systems/cosma8-mi300x.toml",
+            "[8388608, 161.14], ",
+            "[8388608, -161.14], ",
+            "node.bus_gb_s must be [[bytes, GB/s], ...], positive, the smallest bytes first",
+        ),
+        ("accelerators/mi210.toml", '"rccl"', '"rcl"', "library 'rcl' is not one of nccl, rccl"),
         ("systems/frontier.toml", "mi250x-gcd", "mi250", "node.accelerator: unknown accelerator 'mi250': did you mean"),
     ],
 )

@@ -6,15 +6,16 @@
     cost.training_bytes(model, batch=8, seq_len=1024, precision="bf16")
     cost.wire_bytes("all_reduce", nbytes, world)  # what one rank sends
     cost.fit_alpha_beta(nbytes, seconds, "all_reduce", world).seconds("all_reduce", 2**20, world)
+    cost.collective_seconds("all_reduce", nbytes, machine, ranks=64)   # on a machine of the catalogue: .seconds
 
 `meter` measures the same quantities under the same names; the notebooks compare the two.
 """
 
+from aiscale.cost.collectives import Collective, collective_seconds
 from aiscale.cost.communication import (
     COLLECTIVES,
     Link,
     all_reduce_wire_bytes,
-    collective_seconds,
     collective_terms,
     fit_alpha_beta,
     gloo_reduce_wire_bytes,

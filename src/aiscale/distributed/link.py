@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from aiscale.config import ConfigError
-from aiscale.cost import all_reduce_wire_bytes, collective_terms, gloo_reduce_wire_bytes
+from aiscale.cost import collective_terms
 
 #: A shaped interface counts whole frames: of 1514 bytes, 14 are Ethernet's, 20 IP's and 32 TCP's.
 FRAMING = 1514 / 1448
@@ -36,26 +36,6 @@ FRAMING = 1514 / 1448
 #: frames are passed on in pieces of 0.4 ms. gloo's own time comes on top: two quick runs found DDP's exchange and
 #: dense steps 9 to 26 % slower than on real cards. To be calibrated by a whole `bench link` on a quiet machine.
 LATENCY_S = 0.8e-3
-
-
-def busiest_link(op: str, nbytes: float, world: int) -> tuple[float, float]:
-    """(messages one after another, bytes through the busiest card in one direction, waits counted as bytes) of gloo's
-    collective."""
-    messages, busiest_bytes = collective_terms(op, nbytes, world)
-    if op == "reduce_scatter":  # gloo runs an all-reduce
-        return 2 * messages, all_reduce_wire_bytes(nbytes, world)
-    if op == "reduce":  # gloo runs a reduce-scatter, then sends the sums to the root
-        return 2.0 * (world - 1), max(all_reduce_wire_bytes(nbytes, world), gloo_reduce_wire_bytes(nbytes, world))
-    if op == "broadcast":  # a rank sends to all its children in the tree at once: the next level waits for all
-        return messages, messages * (messages + 1) / 2 * nbytes
-    if op == "all_to_all":
-        # All n - 1 messages of S/n start together. But gloo announces that it is ready to receive on the connection
-        # that carries data the other way. So if the later of two ranks sends before it announces, one direction waits
-        # for the other: always at distance n/2, else in one of two cases. Averaged over all orders of arrival, with
-        # fair shares of every card, that adds n/2 messages.
-        messages += world // 2
-        return messages, messages * nbytes / world
-    return messages, busiest_bytes
 
 
 class Link:
@@ -98,7 +78,7 @@ class Link:
         """How long a collective or message keeps the card busy; 0 if the link is not slowed."""
         if not self.rate_mbit_s or world == 1:
             return 0.0
-        messages, busiest_bytes = busiest_link(op, nbytes, world)
+        messages, busiest_bytes = collective_terms(op, nbytes, world, "gloo")
         return messages * self.latency_s + 8e-6 * FRAMING * busiest_bytes / self.rate_mbit_s
 
     def carry(self, seconds: float, start: Callable[..., dist.Work], *args, **kwargs) -> dist.Work:

@@ -3,6 +3,7 @@
 plots.collective("all_gather")                                  # what it does, on letters
 plots.collective("all_reduce", before, after)                   # the values that ranks really held
 plots.ring_steps(4)                                             # a ring all-reduce, step by step
+plots.guessed(guess, truth, rows="rank", columns="step")         # a participant's grid, its wrong cells marked
 plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
 plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304)   # one payload in many messages
 """
@@ -10,7 +11,8 @@ plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -25,6 +27,7 @@ from aiscale.plots import style
 Grid = Sequence[Sequence[object]]
 #: Collectives that sum over all ranks.
 _REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
+WRONG = "#B3261E"
 _NAMES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce", "reduce_scatter", "all_to_all")
 
 
@@ -80,6 +83,42 @@ def collective(
         ax.text(x, -0.15, word, ha="center", va="top", color=style.MUTED)
     ax.set_xlim(-1.4, sum(widths) + gap + 0.1)
     ax.set_ylim(-0.55, n + 0.05)
+    style.bare(ax)
+    return ax
+
+
+def guessed(
+    guess: Grid | None,
+    truth: Grid,
+    *,
+    rows: str = "rank",
+    columns: str = "step",
+    same: Callable[[object, object], bool] = operator.eq,
+    ax: Axes | None = None,
+) -> Axes:
+    """A participant's grid beside the true one; a cell that is wrong is framed and crossed out. Without a guess, the
+    truth alone."""
+    n, width = len(truth), max(map(len, truth))
+    shown = {"truth": truth} if guess is None else {"your guess": guess, "truth": truth}
+    span = (width + 1) * len(shown) + 0.8
+    unit = min(0.52, 7.5 / span)  # inches per cell
+    ax = style.new_axes(ax, unit * span, unit * (n + 1.4))
+    for r in range(n):
+        ax.text(-0.25, n - r - 0.5, f"{rows} {r}", ha="right", va="center", color=style.MUTED)
+    for left, (word, grid) in zip(range(0, 99, width + 1), shown.items(), strict=False):
+        ax.text(left + width / 2, -0.15, word, ha="center", va="top", color=style.MUTED)
+        ax.text(left, n + 0.05, f"{columns} 0, 1, ...", ha="left", va="bottom", color=style.MUTED)
+        for r, row in enumerate(grid):
+            for c, value in enumerate(row):
+                x, y, right = left + c, n - 1 - r, grid is truth or same(value, truth[r][c])
+                _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right else WRONG)
+                if not right:
+                    ax.plot([x + 0.15, x + 0.85], [y + 0.15, y + 0.85], color=WRONG, linewidth=1, alpha=0.6)
+                text = "" if value is None else f"{value}"
+                size = 9 if len(text) <= 3 else 7.5
+                ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=size, color=style.INK)
+    ax.set_xlim(-1.7, span - 1.7)
+    ax.set_ylim(-0.65, n + 0.65)
     style.bare(ax)
     return ax
 

@@ -25,7 +25,7 @@ from aiscale.bench.radius.steps import SHARE, SILENT, Bench, Contender, Plan, pl
 from aiscale.bench.ranks import Report, on_ranks, silent, turns
 from aiscale.bench.tables import checks_table, heading, table
 from aiscale.bench.timing import machine_facts
-from aiscale.distributed.link import FRAMING, busiest_link
+from aiscale.distributed.link import FRAMING
 
 RANKS, ROUNDS, QUICK_ROUNDS = 4, 9, 3
 TOLERANCE = 0.10  #: allowed relative difference of a DDP step on the emulated link
@@ -113,7 +113,7 @@ class _Comparison:
 
             shape(rate_mbit_s)
             taken_s = statistics.median([self._timed(work) for _ in range(2 + self.rounds)][2:]) / in_a_row
-            messages, sent_bytes = busiest_link("all_reduce", few.nbytes, self.world.size)
+            messages, sent_bytes = cost.collective_terms("all_reduce", few.nbytes, self.world.size, "gloo")
             found_s = (taken_s - 8 * FRAMING * sent_bytes / (1e6 * rate_mbit_s)) / messages
             self.latencies_s[rate_mbit_s] = self.world.from_rank0(lambda: max(0.0, found_s))
         return self.latencies_s[rate_mbit_s]

@@ -90,7 +90,7 @@ def install(spec: Spec, where: Path) -> Path:
     folder = where / spec.name
     if folder.exists() and not _ours(folder):
         raise KernelError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
-    require_writable(folder, "--prefix")
+    require_writable(folder, "--prefix, or --user")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # 0755 and 0644 whatever the umask: others in a class may use it, but not change it.
