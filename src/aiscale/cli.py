@@ -31,6 +31,11 @@ def _run(argv: list[str]) -> int:
     return args.run(args) or 0
 
 
+def commands(wanted: str = "") -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command; arguments that a module of their own defines are there for `wanted` only."""
+    return dict(_parser(wanted)._subparsers._group_actions[0].choices)
+
+
 def _parser(wanted: str) -> argparse.ArgumentParser:
     parser = Parser(
         prog="aiscale",

@@ -206,5 +206,5 @@ def _close_output() -> int:
 
 def _drop_output() -> int:
     """Send what standard output still holds to nowhere, or Python would complain again when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return NO_READER

@@ -80,6 +80,8 @@ def run(
     fails is a Result. The default time limits are CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
     """
     chosen = notebooks(names, root)
+    for notebook in chosen:
+        _ = notebook.content  # raises BookError
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
     folder = _writable(Path(out) / "notebooks")
     earlier = load_results(folder) if resume else {}

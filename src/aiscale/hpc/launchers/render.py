@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jinja2
 
-from aiscale.config import remedy
+from aiscale.config import remedy, require_writable
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, site
 
@@ -161,6 +161,7 @@ def _environment() -> jinja2.Environment:
 def write(place: Site, out: str | Path) -> list[Path]:
     """Write the launchers of a site to `out`/NAME; returns the files."""
     folder, files = Path(out) / place.name, []
+    require_writable(folder, "--out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in render_all(place).items():
