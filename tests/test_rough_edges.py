@@ -55,8 +55,8 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
     "generate": (
         WRITES_NOTHING,
         Case("{run} --tokens 1 >full", PRINTS),
-        Case("{folder}/none", r"none is no run folder: .*; name one like runs/laptop"),
-        Case("{half}", r"half is no run folder: it has no readable run.json"),
+        Case("{folder}/none", r"none is not a run folder: .*; name one like runs/laptop"),
+        Case("{half}", r"half is not a run folder: it has no readable run.json"),
         Case("{run} --tokens many", r"--tokens is 'many': it must be a whole number"),
     ),
     "verify": (
@@ -84,7 +84,10 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("{text} --tokenizer byte --out {file}/corpus", rf"{FILE} folder with --out"),
         Case("{text} --tokenizer byte --out {full}/corpus", rf"{FULL} folder with --out"),
         Case("{folder}/none --out {folder}/corpus", r"corpus '.*none' does not exist: name a text file, a folder"),
-        Case("{half}/a.txt --tokenizer {half}/run.json --out {folder}/c", r"run.json.*(is no|no) tokenizer"),
+        Case(
+            "{half}/a.txt --tokenizer {half}/run.json --out {folder}/c",
+            r"run.json is not a tokenizer, or only a part of one: give a whole",
+        ),
         Case("{text} --vocab-size big", r"--vocab-size is 'big': it must be a whole number"),
     ),
     "data show": (
@@ -106,7 +109,7 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
     "export": (
         Case("{run} {file}/mine", rf"{FILE} folder$"),
         Case("{run} {full}/mine", rf"{FULL} folder$"),
-        Case("{folder}/none {folder}/mine", r"none is no run folder"),
+        Case("{folder}/none {folder}/mine", r"none is not a run folder"),
         Case("{damaged} {folder}/mine", r"step_00000002 is damaged \(.*\): delete it to use the one before"),
         Case("{run}", rf"FOLDER is missing: aiscale export {HELP}"),
     ),
@@ -149,7 +152,7 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("01 --out {file}/b", rf"{FILE} folder with --out"),
         Case("01 --out {full}/b", rf"{FULL} folder with --out"),
         Case("01_one_proces --out {folder}/b", r"no notebook is called 01_one_proces: did you mean 01_one_process\?"),
-        Case("{half}/half.ipynb --out {folder}/b", r"half.ipynb is no notebook \(.*\): open and save it in Jupyter"),
+        Case("{half}/half.ipynb --out {folder}/b", r"half.ipynb is not a notebook \(.*\): open and save it in Jupyter"),
         Case("03 -p n_ranks=0 --out {folder}/b", r"03_ddp: n_ranks is '0', but it must be greater than 0 \(ranks that"),
     ),
 }

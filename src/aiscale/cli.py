@@ -73,20 +73,28 @@ def _add_train(commands) -> None:
         _train,
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--recipe", metavar="NAME", help="a preset run; --list-recipes names them")
-    source.add_argument("--config", metavar="FILE", help="a run as JSON, such as the run.json of an earlier one")
-    source.add_argument("--list-recipes", action="store_true", help="name the recipes and end")
+    source.add_argument("--recipe", metavar="NAME", help="the name of a recipe; --list-recipes lists them")
+    source.add_argument(
+        "--config", metavar="FILE", help="read the run from a JSON file, such as the run.json of an earlier run"
+    )
+    source.add_argument("--list-recipes", action="store_true", help="list the recipes and exit")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting, such as model.n_layer=4"
     )
     parser.add_argument("--nproc", type=int, metavar="N", help="start N ranks on this machine")
-    parser.add_argument("--runs-dir", default="runs", metavar="DIR", help="where results go (default: runs)")
-    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of this run")
-    parser.add_argument("--resume-if-any", action="store_true", help="the same, or start where there is none yet")
+    parser.add_argument("--runs-dir", default="runs", metavar="DIR", help="the folder for results (default: runs)")
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint of this run")
+    parser.add_argument(
+        "--resume-if-any", action="store_true", help="resume if the run has a checkpoint, else start it"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier run")
-    parser.add_argument("--note-saved", metavar="FILE", help="write here which checkpoint is whole; `stopped`, `hung`")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--show", action="store_true", help="print the run as JSON and end")
+    parser.add_argument(
+        "--note-saved",
+        metavar="FILE",
+        help="write the path of each complete checkpoint to FILE, then `stopped` or `hung`",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress bar and no summary")
+    parser.add_argument("--show", action="store_true", help="print the settings of the run as JSON and exit")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
 
 
@@ -212,7 +220,7 @@ def _print_summary(result, args: argparse.Namespace) -> None:
         f"at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
     )
     if result.stopped:
-        print("stopped early; the same command with --resume goes on from here", file=sys.stderr)
+        print("stopped early: run the same command with --resume to continue", file=sys.stderr)
 
 
 # generate ------------------------------------------------------------------------------------------------------------
@@ -229,11 +237,23 @@ def _add_generate(commands) -> None:
     parser.add_argument("path", help="a run folder, such as runs/laptop")
     parser.add_argument("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
     parser.add_argument("--prompt", default="The ", help="the text to continue (default: 'The ')")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0: all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens of this total probability")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--tokens", type=int, default=200, help="how many tokens to generate (default: 200)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="divide the logits by this; 0 always takes the likeliest token (default: 0.8)",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=0, help="sample from the K likeliest tokens only; 0: from all (default: 0)"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample from the likeliest tokens whose probabilities add up to P (default: 1)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -261,11 +281,15 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _add_verify(commands) -> None:
     parser = _command(
-        commands, "verify", "hold every strategy to the serial result", "aiscale verify 'zero*' ddp-x2", _verify
+        commands,
+        "verify",
+        "check that every strategy gives the same result as serial training",
+        "aiscale verify 'zero*' ddp-x2",
+        _verify,
     )
-    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="which ones, such as 'zero*' (default: all)")
-    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
-    parser.add_argument("--list", action="store_true", help="name the rungs and end")
+    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="the rungs to run, such as 'zero*' (default: all)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--list", action="store_true", help="list the rungs and exit")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -295,9 +319,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
-    "bench": ("measure this machine", "aiscale bench model --json", "aiscale.bench.command"),
+    "bench": ("run a benchmark on this machine", "aiscale bench model --json", "aiscale.bench.command"),
     "doctor": (
-        "say whether this machine, or job, is ready to train",
+        "check whether this machine, or this job, is ready to train",
         "srun aiscale doctor",
         "aiscale.hpc.doctor.command",
     ),
@@ -313,13 +337,13 @@ _DELEGATED = {
         "aiscale.train.export",
     ),
     "kernel": (
-        "make a Jupyter kernel that loads a site's modules",
+        "make Jupyter kernels that load a site's modules",
         "aiscale kernel install --site perlmutter",
         "aiscale.hpc.jupyter.kernel",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
     "rehearse": (
-        "run a command beside a private Slurm cluster of virtual nodes",
+        "run a command in a private Slurm cluster of virtual nodes",
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.command",
     ),

@@ -211,7 +211,7 @@ def read(path: str | Path) -> NotebookNode:
         raise BookError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:  # nbformat passes on errors of its JSON reader and its validator
         reason = str(error).splitlines()[0][:120]
-        raise BookError(f"{path} is no notebook ({reason}): open and save it in Jupyter, or restore it") from None
+        raise BookError(f"{path} is not a notebook ({reason}): open and save it in Jupyter, or restore it") from None
 
 
 def tags(cell: NotebookNode) -> list[str]:

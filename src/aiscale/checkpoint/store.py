@@ -164,9 +164,10 @@ def load(engine: Saveable, path: str | Path) -> int:
 def _readable_note(engine: Saveable, path: Path) -> dict:
     note = read_note(path)
     if note["format"] != engine.checkpoint_format:
+        wrote = note["layout"]["strategy"]
         raise CheckpointError(
-            f"{path} was written by strategy {note['layout']['strategy']} in the format {note['format']}, but strategy "
-            f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy to the first"
+            f"{path} was written by strategy {wrote} in the format {note['format']}, but strategy "
+            f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy={wrote}"
         )
     return note
 

@@ -42,7 +42,7 @@ class Launch:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConnectError(
-                f"{self.launcher} says rank {self.rank} of {self.size}: a rank lies between 0 and {self.size - 1}; "
+                f"{self.launcher} says rank {self.rank} of {self.size}: a rank must be between 0 and {self.size - 1}; "
                 "unset stale RANK and WORLD_SIZE variables, or start the job again"
             )
 
@@ -68,7 +68,7 @@ def find_launch(env: Mapping[str, str], parents: list[str] | None = None) -> Lau
     for name in parents or []:
         if name in _RANK_STARTERS:
             raise ConnectError(
-                f"{name} started this process but told it no rank, so every copy would train alone: "
+                f"{name} started this process but gave it no rank, so every copy would train alone: "
                 "use the mpiexec that belongs to your MPI (pip install mpich brings one), srun, or torchrun"
             )
     return Launch(launcher="none")

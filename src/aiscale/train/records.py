@@ -63,7 +63,7 @@ class Records:
         exists = (path / "run.json").exists()
         Records(path).lock().close()
         if resume and overwrite:
-            raise RunFolderError("--resume and --overwrite contradict each other: choose one")
+            raise RunFolderError("--resume and --overwrite exclude each other: give one of them")
         if resume and not exists:
             raise RunFolderError(f"{path} holds no run to resume: start it without --resume")
         if resume:
@@ -171,7 +171,7 @@ def load_run(path: str | Path) -> Run:
         return Run.from_dict(json.loads(file.read_text())["run"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunFolderError(
-            f"{path} is no run folder: it has no readable run.json; name one like runs/laptop"
+            f"{path} is not a run folder: it has no readable run.json; name one like runs/laptop"
         ) from None
 
 

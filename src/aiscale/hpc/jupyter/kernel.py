@@ -212,15 +212,17 @@ def _check_environment(environment: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
-    add = tasks.add_parser("install", help="make a kernel, or make it anew", description="Make a kernel.")
+    add = tasks.add_parser("install", help="make a kernel, or replace it", description="Make a kernel.")
     add.add_argument(
         "--site",
         metavar="SITE",
         help=f"whose modules it loads: {', '.join(names())}, a profile of your own (.toml), or none "
         "(default: the site of this machine, if it is known)",
     )
-    add.add_argument("--name", metavar="NAME", help="of its folder (default: aiscale, or aiscale-SITE)")
-    add.add_argument("--display-name", metavar="TEXT", help="what Jupyter shows (default: aiscale, and the site)")
+    add.add_argument("--name", metavar="NAME", help="the name of the kernel (default: aiscale, or aiscale-SITE)")
+    add.add_argument(
+        "--display-name", metavar="TEXT", help="the name that Jupyter shows (default: aiscale, and the site)"
+    )
     add.add_argument(
         "--environment", metavar="DIR", help="a venv or conda environment with aiscale in it (default: this one)"
     )
@@ -229,11 +231,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="load this, in place of the site's; may be repeated",
+        help="load this module instead of the site's; may be repeated",
     )
     drop = tasks.add_parser("uninstall", help="remove a kernel", description="Remove a kernel.")
-    drop.add_argument("name", metavar="NAME", help="as `aiscale kernel list` has it")
-    seen = tasks.add_parser("list", help="name the kernels that were made", description="Name the kernels.")
+    drop.add_argument("name", metavar="NAME", help="the name of the kernel, as in `aiscale kernel list`")
+    seen = tasks.add_parser(
+        "list", help="list the kernels that aiscale has made", description="List the kernels that aiscale has made."
+    )
     for task in (add, drop, seen):
         where = task.add_mutually_exclusive_group()
         where.add_argument("--user", action="store_true", help="your own kernels" + " (default)" * (task is not seen))

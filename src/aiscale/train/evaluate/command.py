@@ -173,9 +173,17 @@ def _first_line(error: Exception) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
-    parser.add_argument("--tasks", default=",".join(TASKS), help=f"names, comma between (default: {','.join(TASKS)})")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N documents of each; 0: all")
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="sequences at once (default: 8)")
+    parser.add_argument(
+        "--tasks", default=",".join(TASKS), help=f"comma-separated names of tasks (default: {','.join(TASKS)})"
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=0,
+        metavar="N",
+        help="use only the first N documents of each task; 0: all (default: 0)",
+    )
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="sequences in a batch (default: 8)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument("--include-path", metavar="DIR", help="a folder of tasks in lm-eval's YAML format")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
