@@ -46,7 +46,7 @@ INTERLEAVED = ("parallel.schedule=interleaved", "parallel.virtual_stages=2")
         (
             2,
             (MEGATRON, "parallel.tp=2", "model.n_expert=4", "model.bias=false"),
-            "model.n_expert 4 with parallel.tp 2 and distributed_optimizer False: Megatron-Core divides experts over ep only",
+            "model.n_expert 4 with parallel.tp 2 and distributed_optimizer False: Megatron-Core divides experts over",
         ),
         (
             2,

@@ -102,7 +102,7 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         "its table comes after a minute of evaluation",
         Case("{folder}/none", r"none is neither a run folder \(run.json\) nor a Hugging Face folder \(config.json\)"),
         Case(
-            "{torn} --tasks aiscale_rolling", r"torn cannot be read \(SafetensorError: .*\): copy all of it", slow=True
+            "{torn} --tasks aiscale_rolling", r"torn cannot be read \(SafetensorError: .*\): copy the whole", slow=True
         ),
         Case("{run} --limit few", r"--limit is 'few': it must be a whole number"),
     ),

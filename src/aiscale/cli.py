@@ -234,26 +234,34 @@ def _add_generate(commands) -> None:
         "aiscale generate runs/laptop --prompt 'The ' --tokens 200",
         _generate,
     )
-    parser.add_argument("path", help="a run folder, such as runs/laptop")
+    parser.add_argument("path", metavar="RUN", help="a run folder, such as runs/laptop")
     parser.add_argument("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
-    parser.add_argument("--prompt", default="The ", help="the text to continue (default: 'The ')")
-    parser.add_argument("--tokens", type=int, default=200, help="how many tokens to generate (default: 200)")
+    parser.add_argument("--prompt", metavar="TEXT", default="The ", help="the text to continue (default: 'The ')")
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", default=200, help="how many tokens to generate (default: 200)"
+    )
     parser.add_argument(
         "--temperature",
         type=float,
+        metavar="T",
         default=0.8,
         help="divide the logits by this; 0 always takes the likeliest token (default: 0.8)",
     )
     parser.add_argument(
-        "--top-k", type=int, default=0, help="sample from the K likeliest tokens only; 0: from all (default: 0)"
+        "--top-k",
+        type=int,
+        metavar="K",
+        default=0,
+        help="sample from the K likeliest tokens only; 0: from all (default: 0)",
     )
     parser.add_argument(
         "--top-p",
         type=float,
+        metavar="P",
         default=1.0,
         help="sample from the likeliest tokens whose probabilities add up to P (default: 1)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the sampling (default: 0)")
 
 
 def _generate(args: argparse.Namespace) -> int:

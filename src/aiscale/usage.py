@@ -183,7 +183,8 @@ def ending_in_order() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # After Ctrl-C only Python's own end remains, which another one must not disturb.
+            signal.signal(number, signal.SIG_IGN if presses else handler)
 
 
 def may_be_a_rank() -> bool:
