@@ -72,30 +72,27 @@ def _add_train(commands) -> None:
         "aiscale train --recipe laptop --set parallel.strategy=ddp --nproc 2",
         _train,
     )
+    add = parser.add_argument
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--recipe", metavar="NAME", help="the name of a recipe; --list-recipes lists them")
     source.add_argument(
         "--config", metavar="FILE", help="read the run from a JSON file, such as the run.json of an earlier run"
     )
     source.add_argument("--list-recipes", action="store_true", help="list the recipes and exit")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting, such as model.n_layer=4"
-    )
-    parser.add_argument("--nproc", type=int, metavar="N", help="start N ranks on this machine")
-    parser.add_argument("--runs-dir", default="runs", metavar="DIR", help="the folder for results (default: runs)")
-    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint of this run")
-    parser.add_argument(
-        "--resume-if-any", action="store_true", help="resume if the run has a checkpoint, else start it"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier run")
-    parser.add_argument(
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting, such as model.n_layer=4")
+    add("--nproc", type=int, metavar="N", help="start N ranks on this machine")
+    add("--runs-dir", default="runs", metavar="DIR", help="the folder for results (default: runs)")
+    add("--resume", action="store_true", help="resume from the newest checkpoint of this run")
+    add("--resume-if-any", action="store_true", help="resume if the run has a checkpoint, else start it")
+    add("--overwrite", action="store_true", help="replace the results of an earlier run")
+    add(
         "--note-saved",
         metavar="FILE",
         help="write the path of each complete checkpoint to FILE, then `stopped` or `hung`",
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress bar and no summary")
-    parser.add_argument("--show", action="store_true", help="print the settings of the run as JSON and exit")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    add("--quiet", action="store_true", help="show no progress bar and no summary")
+    add("--show", action="store_true", help="print the settings of the run as JSON and exit")
+    add("--json", action="store_true", help="print the summary as JSON")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -234,34 +231,17 @@ def _add_generate(commands) -> None:
         "aiscale generate runs/laptop --prompt 'The ' --tokens 200",
         _generate,
     )
-    parser.add_argument("path", metavar="RUN", help="a run folder, such as runs/laptop")
-    parser.add_argument("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
-    parser.add_argument("--prompt", metavar="TEXT", default="The ", help="the text to continue (default: 'The ')")
-    parser.add_argument(
-        "--tokens", type=int, metavar="N", default=200, help="how many tokens to generate (default: 200)"
+    add = parser.add_argument
+    add("path", metavar="RUN", help="a run folder, such as runs/laptop")
+    add("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
+    add("--prompt", metavar="TEXT", default="The ", help="the text to continue (default: 'The ')")
+    add("--tokens", type=int, metavar="N", default=200, help="how many tokens to generate (default: 200)")
+    add("--temperature", type=float, metavar="T", default=0.8, help="0: always the likeliest token (default: 0.8)")
+    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens; 0: from all (default: 0)")
+    add(
+        "--top-p", type=float, metavar="P", default=1, help="draw from the likeliest tokens that make up P (default: 1)"
     )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        metavar="T",
-        default=0.8,
-        help="divide the logits by this; 0 always takes the likeliest token (default: 0.8)",
-    )
-    parser.add_argument(
-        "--top-k",
-        type=int,
-        metavar="K",
-        default=0,
-        help="sample from the K likeliest tokens only; 0: from all (default: 0)",
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        default=1.0,
-        help="sample from the likeliest tokens whose probabilities add up to P (default: 1)",
-    )
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the sampling (default: 0)")
+    add("--seed", type=int, metavar="N", default=0, help="seed of the sampling (default: 0)")
 
 
 def _generate(args: argparse.Namespace) -> int:
