@@ -120,26 +120,19 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--site {half}/site.toml --prefix {folder}/k", r"site.toml"),
         Case("--nmae x", r"unknown option --nmae: did you mean --name\?"),
     ),
-    "kernel uninstall": (
-        "it only removes",
-        "it only removes",
-        Case("none --prefix {folder}", r"no kernel none in .*: aiscale kernel list names those that there are"),
-        "a folder whose kernel.json cannot be read is no kernel of ours, so it is missing",
-        Case("", rf"NAME is missing: aiscale kernel uninstall {HELP}"),
-    ),
-    "kernel list": (
-        WRITES_NOTHING,
-        "it prints nothing on standard output where there is no kernel",
-        "no kernel is no error: the list is empty",
-        "a kernel that cannot be read is listed with its problem",
-        Case("x", rf"'x' is one word too many: aiscale kernel list {HELP}"),
-    ),
     "launchers": (
         Case("--site generic --out {file}/l", rf"{FILE} folder with --out"),
         Case("--site generic --out {full}/l", rf"{FULL} folder with --out"),
         Case("--site frontir --out {folder}/l", r"unknown site 'frontir': did you mean frontier\?"),
         Case("--site {half}/site.toml --out {folder}/l", r"site.toml"),
         Case("--chekc", r"unknown option --chekc: did you mean --check\?"),
+    ),
+    "plan": (
+        WRITES_NOTHING,
+        Case("--model gpt2 --machine frontier >full", PRINTS),
+        Case("--rows {folder}/none.csv", r"none.csv"),
+        Case("--rows {half}/rows.csv", r"rows.csv"),
+        Case("--model gpt2 --machine frontier --nodes two", r"--nodes is 'two': it must be a whole number"),
     ),
     "rehearse": (
         PRINTS_ONLY,
@@ -202,6 +195,7 @@ def places(tmp_path_factory):
     (at["half"] / "run.json").write_text((at["run"] / "run.json").read_text()[:500])
     (at["half"] / "site.toml").write_text('name = "half"\n[node')
     (at["half"] / "half.ipynb").write_text('{"cells": [')
+    (at["half"] / "rows.csv").write_text("model,machine,nodes\ngpt2,fron")
     (at["half"] / "a.txt").write_text("words")
     return at
 
@@ -290,9 +284,8 @@ LONG: dict[str, tuple[str, str] | str] = {
     "evaluate": ("{run} --tasks aiscale_rolling", ""),
     "export": ("{run} {folder}/mine", ""),
     "kernel install": "it is over in a moment",
-    "kernel uninstall": "it is over in a moment",
-    "kernel list": "it is over in a moment",
     "launchers": "it is over in a moment",
+    "plan": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
 }

@@ -308,11 +308,7 @@ def _verify(args: argparse.Namespace) -> int:
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
     "bench": ("run a benchmark on this machine", "aiscale bench model --json", "aiscale.bench.command"),
-    "doctor": (
-        "check whether this machine, or this job, is ready to train",
-        "srun aiscale doctor",
-        "aiscale.hpc.doctor.command",
-    ),
+    "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor.command"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
     "evaluate": (
         "run tasks of the lm-eval harness on a trained model",
@@ -330,6 +326,11 @@ _DELEGATED = {
         "aiscale.hpc.jupyter.kernel",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
+    "plan": (
+        "say how many nodes, which layout, how long, and whether it fits",
+        "aiscale plan --model forge-m --machine frontier --nodes 64",
+        "aiscale.plan.command",
+    ),
     "rehearse": (
         "run a command in a private Slurm cluster of virtual nodes",
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
