@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from aiscale import cli
-from ranks import processes_with, wait_until
+from ranks import processes_with, run_ranks, wait_until
 
 extended = pytest.mark.extended
 TINY = ["--quiet", "--set", "model.n_layer=1", "--set", "loop.device=cpu"]
@@ -130,8 +131,8 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
     "plan": (
         WRITES_NOTHING,
         Case("--model gpt2 --machine frontier >full", PRINTS),
-        Case("--rows {folder}/none.csv", r"none.csv"),
-        Case("--rows {half}/rows.csv", r"rows.csv"),
+        Case("--rows {folder}/none.csv", r"--rows .*none.csv cannot be read: .*No such file"),
+        Case("--rows {half}/rows.csv", r"--rows .*rows.csv cannot be read: .*unexpected end of data"),
         Case("--model gpt2 --machine frontier --nodes two", r"--nodes is 'two': it must be a whole number"),
     ),
     "rehearse": (
@@ -195,7 +196,7 @@ def places(tmp_path_factory):
     (at["half"] / "run.json").write_text((at["run"] / "run.json").read_text()[:500])
     (at["half"] / "site.toml").write_text('name = "half"\n[node')
     (at["half"] / "half.ipynb").write_text('{"cells": [')
-    (at["half"] / "rows.csv").write_text("model,machine,nodes\ngpt2,fron")
+    (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
     return at
 
@@ -335,6 +336,41 @@ def _catches(pid: int) -> bool:
     except OSError:
         return True
     return bool(int(re.search(r"SigCgt:\s*(\w+)", text)[1], 16) & 1 << signal.SIGTERM - 1)
+
+
+# ranks under mpiexec --------------------------------------------------------------------------------------------------
+
+
+@extended
+def test_a_port_that_is_taken_ends_a_job_of_mpiexec_in_one_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ["train", *TINY, "--set", "parallel.strategy=ddp", "--runs-dir", str(tmp_path)]
+        done = subprocess.run(
+            [Path(sys.executable).parent / "mpiexec", "-n", "2", sys.executable, "-m", "aiscale", *words],
+            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            capture_output=True,
+            text=True,
+            timeout=200,  # the other rank's wait for rank 0 was 300 s
+        )
+    said = (
+        f"aiscale: 127.0.0.1:{port} is already in use by another process: set MASTER_PORT to a free port, or unset it"
+    )
+    assert done.returncode == 2 and done.stderr.splitlines() == [said], done.stderr
+
+
+@extended
+def test_ranks_of_mpiexec_on_one_machine_open_no_port_to_the_network(tmp_path):
+    """hydra's own port, which every child inherits, is open to all: mpiexec has no option against it."""
+    code = """
+    import listening
+    from mpi4py import MPI
+    MPI.COMM_WORLD.barrier()
+    say([line for line in listening.beyond_loopback([os.getpid()]) if not line.endswith(" 0.0.0.0")])
+    """
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    done = run_ranks(code, 2, tmp_path, launcher="mpiexec", env=env)
+    assert done.stdout.split() == ["[]", "[]"], (done.stdout, done.stderr)
 
 
 # the rest -------------------------------------------------------------------------------------------------------------
