@@ -139,7 +139,7 @@ def _configured(args: argparse.Namespace):
             tree = json.loads(Path(args.config).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"--config {args.config} cannot be read as JSON: {error}") from None
-        run = Run.from_dict(tree.get("run", tree))
+        run = Run.from_dict(tree.get("run", tree) if isinstance(tree, dict) else tree)
     else:
         run = recipe(args.recipe or "laptop")
     return run.override(*args.set)

@@ -168,6 +168,8 @@ def _device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"--device is {name!r}: it must be auto, cpu or cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}, but torch sees no GPU here: use --device cpu")
     return name
