@@ -177,14 +177,17 @@ def ending_in_order() -> Iterator[None]:
     if not may_be_a_rank():
         wanted[signal.SIGTERM] = (signal.SIG_DFL, terminate)
     # A handler that somebody else has set, or that a shell has told to ignore, stays.
-    ours = {number: new for number, (old, new) in wanted.items() if signal.getsignal(number) == old}
-    before = {number: signal.signal(number, handler) for number, handler in ours.items()}
+    before = {}
     try:
+        for number, (old, new) in wanted.items():
+            if signal.getsignal(number) == old:
+                before[number] = signal.signal(number, new)
         yield
     finally:
         for number, handler in before.items():
-            # After Ctrl-C only Python's own end remains, which another one must not disturb.
-            signal.signal(number, signal.SIG_IGN if presses else handler)
+            signal.signal(number, handler)
+        if presses:  # only Python's own end remains, which another Ctrl-C must not disturb
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def may_be_a_rank() -> bool:
