@@ -493,7 +493,7 @@ def test_every_rule_of_a_profile_names_its_source(name):
         (('srun = "--cpus-per-task=8 --gpus-per-node=4"', ""), "srun is missing"),
         (('name = "generic"', 'name = "My Cluster"'), "it names a folder"),
         (('default_partition = "gpu"', 'default_partition = "gpus"'), "partition gpus is not among"),
-        (('name = "generic"', "name = "), "is no TOML"),
+        (('name = "generic"', "name = "), "is not TOML"),
         (('source = "slurm" }]', 'constraint = "a100", source = "slurm" }]'), "the constraint a100, which scheduler"),
     ],
 )

@@ -102,7 +102,7 @@ class Job:
             )
         except OSError:
             raise ClusterError(
-                "engines='slurm' needs sbatch, and there is none on PATH: is this a login node? engines='local' "
+                "engines='slurm' needs sbatch, and there is none on PATH: run this on a login node; engines='local' "
                 "starts ranks on this machine; `aiscale rehearse` plays a site on any Linux machine"
             ) from None
         if done.returncode:
@@ -118,7 +118,7 @@ class Job:
         place = self.place
         if place is None:
             raise ClusterError(
-                f"engines='slurm': no telling which site this is: site={' or '.join(map(repr, names()))}, or a profile "
+                f"engines='slurm': this site is unknown: set site={' or '.join(map(repr, names()))}, or a profile "
                 "of your own (.toml), here or in AISCALE_SITE"
             )
         account = self.account or os.environ.get("SBATCH_ACCOUNT")

@@ -28,7 +28,7 @@ from aiscale.meter import Meter, held_bytes, peak_memory_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
-from aiscale.train.records import Records
+from aiscale.train.records import Records, RunFolderError
 from aiscale.train.saving import Clock, Saver, newest_good
 
 
@@ -135,7 +135,7 @@ class _Training:
 
     def note_failure(self, what: str) -> None:
         if self.records:
-            with suppress(OSError):  # a full disk must not hide the error
+            with suppress(RunFolderError):  # a full disk must not hide the error
                 self.records.finish("failed", error=what)
 
     def note_hang(self, what: str) -> None:

@@ -9,6 +9,7 @@ a separate process with a timeout.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -242,7 +243,8 @@ def find_plugin(env: Mapping[str, str]) -> Path | None:
 def _storage() -> Iterator[Finding]:
     """The folders for runs and temporary files: are they writable, and how fast?"""
     user = os.environ.get("USER", "")
-    places = {"this folder": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
+    runs = Path.cwd() / "runs"  # where `aiscale train` writes
+    places = {"this folder": runs if runs.is_dir() else Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
     for name, path in (("node-local NVMe", f"/mnt/bb/{user}"), ("scratch", os.environ.get("SCRATCH", ""))):
         if path and Path(path).is_dir():
             places[name] = Path(path)
@@ -250,13 +252,21 @@ def _storage() -> Iterator[Finding]:
         try:
             rate = write_rate(path)
         except OSError as error:
-            state = "wrong" if name == "temporary files" else "warning"
-            yield Finding(name, state, f"{path}: {error.strerror}", "start from a folder that you may write to")
+            state = "wrong" if name in ("this folder", "temporary files") else "warning"
+            yield Finding(name, state, f"{path}: {error.strerror}", _elsewhere(name, error))
             continue
         free = shutil.disk_usage(path).free / GIB
         found = f"{path}, {free:,.0f} GiB free, {rate / 2**20:,.0f} MiB/s"
         short = free < LEAST_SPACE_GIB
         yield Finding(name, "warning" if short else "ok", found, "free some space for checkpoints" if short else "")
+
+
+def _elsewhere(name: str, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
+    if name == "temporary files":
+        return "set TMPDIR to a folder that you may write to"
+    return "start from a folder that you may write to, or name one: aiscale train --runs-dir DIR"
 
 
 def write_rate(folder: Path, nbytes: int = 32 * 2**20) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jinja2
 
+from aiscale.config import remedy, require_writable
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, site
 
@@ -160,12 +161,26 @@ def _environment() -> jinja2.Environment:
 def write(place: Site, out: str | Path) -> list[Path]:
     """Write the launchers of a site to `out`/NAME; returns the files."""
     folder, files = Path(out) / place.name, []
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in render_all(place).items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755 if name == BUILD else 0o644)
-        files.append(folder / name)
+    require_writable(folder, "--out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in render_all(place).items():
+            _replace(folder / name, text, 0o755 if name == BUILD else 0o644)
+            files.append(folder / name)
+    except OSError as error:
+        raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, '--out')}") from None
     return files
+
+
+def _replace(file: Path, text: str, mode: int) -> None:
+    """Write the whole file, or leave the one that is there."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.chmod(mode)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:

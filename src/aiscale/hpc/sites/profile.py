@@ -204,7 +204,7 @@ class Site:
             re.compile(rules.account_pattern)
         except re.error as error:
             raise SiteError(
-                f"scheduler.account_pattern {rules.account_pattern!r} is no regular expression: {error}"
+                f"scheduler.account_pattern {rules.account_pattern!r} is not a regular expression: {error}"
             ) from None
         if self.node.ranks_per_node * self.node.cpus_per_rank < 1:
             raise SiteError("node.cpus_per_rank must be at least 1")
@@ -251,7 +251,7 @@ def load(path: str | Path) -> Site:
             f"to copy from {_HERE.name}/"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SiteError(f"site profile {path} is no TOML: {error}") from None
+        raise SiteError(f"site profile {path} is not TOML: {error}") from None
     try:
         return _build(Site, tree, "")
     except SiteError as error:
