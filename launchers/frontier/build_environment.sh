@@ -77,7 +77,7 @@ if [ "$MODE" = download ]; then PREFIX="$work/env"; fi # wheels are made with th
 PREFIX="$(realpath -m "$PREFIX")"
 if [ "$MODE" != offline ] && [ -z "$INDEX" ]; then
   fail "which package index has torch $TORCH for this machine? Give its address by --torch-index or" \
-    "AISCALE_TORCH_INDEX: OLCF's page \"PyTorch on Frontier\" has it, behind --index-url"
+    "AISCALE_TORCH_INDEX: https://download.pytorch.org/whl/rocm7.1"
 fi
 # An environment cannot be moved, so it is built in its place; a mark beside it says that it is not whole yet.
 if [ -e "$PREFIX" ]; then
@@ -192,7 +192,7 @@ chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
 say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX${PACK:+.tar.gz}"
 
-# Sources, as of 2026-07-22:
+# Rendered by `aiscale launchers` from what the sites' pages said on 2026-07-22:
 #   [pytorch] OLCF user documentation, software/analytics/pytorch_frontier (same)
 #   [sbcast] OLCF user documentation, software/python/sbcast_conda (same)
 #   [data] OLCF user documentation, data/index (same)

@@ -112,7 +112,12 @@ def _add_train(commands) -> None:
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of this run")
     parser.add_argument("--resume-if-any", action="store_true", help="the same, or start where there is none yet")
     parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier run")
-    parser.add_argument("--note-saved", metavar="FILE", help="write here which checkpoint is whole; `stopped`, `hung`")
+    parser.add_argument(
+        "--note-saved",
+        metavar="FILE",
+        default=os.environ.get("AISCALE_NOTE_SAVED"),  # set by launchers
+        help="write here which checkpoint is whole; `stopped`, `hung`",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--show", action="store_true", help="print the run as JSON and end")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -331,6 +336,11 @@ _DELEGATED = {
         "make a Jupyter kernel that loads a site's modules",
         "aiscale kernel install --site perlmutter",
         "aiscale.hpc.jupyter.kernel",
+    ),
+    "submit": (
+        "check a launcher and what it needs, say what it costs, and submit it",
+        "aiscale submit launchers/frontier/ddp.sbatch --dry-run",
+        "aiscale.hpc.submit.command",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
     "rehearse": (

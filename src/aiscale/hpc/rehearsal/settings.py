@@ -82,6 +82,13 @@ class Settings:
         return sorted(words)
 
     @property
+    def accounts_known(self) -> list[str]:
+        """Every account that jobs may name, with the suffix that may be left out and without it."""
+        rules = self.site.scheduler
+        names = [name.lower() for name in (rules.account_example, *self.accounts)]
+        return list(dict.fromkeys([*names, *(name.removesuffix(rules.account_suffix) for name in names)]))
+
+    @property
     def partitions(self) -> dict[str, float]:
         """Partition -> the longest time limit in it, in hours."""
         found = {name: max(limit.max_hours for limit in p.limits) for name, p in self.site.scheduler.partitions.items()}
@@ -145,7 +152,8 @@ class Settings:
             f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
         )
         gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
-        feature = f" Feature={','.join(self.features)}" if self.features else ""
+        features = sorted({*self.features, *self.site.scheduler.features})
+        feature = f" Feature={','.join(features)}" if features else ""
         return string.Template(_template("slurm.conf")).substitute(
             site=self.site.title,
             folder=self.folder,
@@ -170,17 +178,23 @@ class Settings:
         rules = self.site.scheduler
         return {
             **vars(rules),
-            "accounts": {name.lower(): True for name in (rules.account_example, *self.accounts)},
+            "accounts": dict.fromkeys(self.accounts_known, True),
             "required": {name: True for name in rules.required},
             "slingshot": self.habits.slingshot,
             "shared_qos": self.habits.shared_qos,
         }
+
+    def _seen(self, qos: str) -> list[str]:
+        prefix = self.site.scheduler.qos_prefix
+        return [qos, prefix + qos] if prefix else [qos]
 
     def _write_scripts(self, etc: Path) -> None:
         values = {
             "folder": self.folder,
             "nvme": self.habits.nvme,
             "closest": " ".join(map(str, self.habits.closest)),
+            "accounts": " ".join(self.accounts_known),
+            "qos": ",".join(name for known in self.site.scheduler.qos for name in self._seen(known)),
         }
         for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh"):
             path = etc / name
@@ -194,7 +208,7 @@ class Settings:
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
-SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz")
+SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz", "sacctmgr")
 
 
 def _build_shifter(etc: Path) -> None:
