@@ -179,7 +179,7 @@ class Build:
 
     python: str = ""  #: version
     torch: str = ""  #: version, also in the site's requirements.lock
-    torch_index: str = ""  #: where to find the address of its package index; empty: a module has torch
+    torch_index: str = ""  #: the address of its package index; empty: a module has torch
     torch_check: str = "True"  #: a Python expression that is true for the right build of torch (imported)
     where: str = ""  #: a good place for the environment, in a sentence
     modules: str = ""  #: modules to load
