@@ -28,7 +28,7 @@ class Lesson:
     work: str = "train"  #: the template of the job's commands
     recipe: str = ""
     steps: int = 0  #: of a submission as the file stands; 0: all that the recipe has
-    corpus: str = "embedded"  #: the default of CORPUS
+    corpus: str = "stdlib"  #: the default of CORPUS; embedded is too short for windows of 2,048 tokens
     settings: Settings = ()
     layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs per node; the next lower number is used
     variants: tuple[Variant, ...] = ()
