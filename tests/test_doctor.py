@@ -98,8 +98,8 @@ def test_links_between_nodes_are_not_compared_with_links_within_a_node():
     assert slow_links(measured(lambda a, b: FAST if hosts[a] == hosts[b] else SLOW, hosts)) == ([], [])
 
 
-#: GB/s between the GCDs of a node with MI250X by design: four links within a package, one or two to some others, and two
-#: hops to the rest (OLCF's guide: 200, 50 to 100)
+#: GB/s between the GCDs of a node with MI250X by design: four links within a package, one or two to some others, and
+#: two hops to the rest (OLCF's guide: 200, 50 to 100)
 MI250X = {(0, 1): 200, (2, 3): 200, (4, 5): 200, (6, 7): 200, (0, 6): 100, (1, 7): 50, (2, 4): 100, (3, 5): 50}
 MI250X |= {(0, 2): 50, (1, 3): 100, (4, 6): 50, (5, 7): 100, (1, 5): 50, (3, 7): 50}
 

@@ -188,9 +188,8 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
     file, env = FOLDER / "perlmutter/ddp.sbatch", {"AISCALE_ENVIRONMENT": str(place / "env"), "CALLS": "/dev/null"}
     (place / "env/bin").mkdir(parents=True)
     python = place / "env/bin/python"
-    python.write_text(
-        f'#!/bin/bash\ncase "$*" in *"aiscale train"*) sleep 3; exit ;; *doctor*) exit ;; esac\nexec {sys.executable} "$@"\n'
-    )
+    quick = 'case "$*" in *"aiscale train"*) sleep 3; exit ;; *doctor*) exit ;; esac'
+    python.write_text(f'#!/bin/bash\n{quick}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     words = [sys.executable, "-m", "aiscale", "submit", "--json", "--site", "perlmutter"]
     with rehearsal.Cluster(site="perlmutter", nodes=2) as nodes:

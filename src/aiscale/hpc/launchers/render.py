@@ -91,7 +91,8 @@ class _Job:
         if self.is_small:
             return f"{hours * self.place.small_share:.2g} {self.place.small_unit}"
         spent, charged = self.nodes * hours, rules.charge(self.nodes, hours, self.place.qos)
-        same = f"{charged:,.4g} {rules.charge_unit}"
+        unit = rules.charge_unit.removesuffix("s") if charged == 1 else rules.charge_unit
+        same = f"{charged:,.4g} {unit}"
         return same if spent == charged else f"{spent:,.4g} node-hours ({same})"
 
 
@@ -164,7 +165,8 @@ def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     lesson, place, nodes = job.lesson, job.place, job.nodes
     rules, ranks = place.scheduler, place.node.ranks_per_node
     edits = [(f"--account={rules.account_example}", rules.account_hint)]
-    edits.append((f"--time={_clock(job.hours)}", f"{_clock(job.longest)} at most on {nodes} node{'s' * (nodes > 1)}"))
+    limit = f"{_clock(job.longest)} at most on {nodes} node{'s' * (nodes > 1)}" if job.longest < 1000 else ""
+    edits.append((f"--time={_clock(job.hours)}", limit))
     lines = [(f"--job-name={lesson.name}", ""), ("--output=%x-%j.out", "in the folder from which this is submitted")]
     if job.is_small:
         lines += [("--nodes=1", ""), ("--ntasks=1", "")]

@@ -43,6 +43,7 @@ HABITS = {
     "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb", slingshot=True),
     "perlmutter": Habits(slingshot=True, shifter=True, shared_qos="shared"),
     "lumi": Habits(gpu_flag="amd_gpu_env", slingshot=True),
+    "odo": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), slingshot=True),
 }
 
 
