@@ -11,6 +11,8 @@ import pytest
 from nbformat.v4 import new_output
 
 from aiscale import book
+from aiscale.book import command as book_command
+from aiscale.book.pace import Pace, measure
 from aiscale.book.running import Failure, Result, load_results, save_result
 from aiscale.cli import main
 from lessons import HEADER, code, lesson, prose, write
@@ -116,6 +118,13 @@ def changed(cell: int, **attributes):
     return made
 
 
+def optional(heading: str, source: str):
+    """A heading and a code cell, both tagged."""
+    tagged = prose(heading), code(source, "optional")
+    tagged[0].metadata["tags"] = ["optional"]
+    return tagged
+
+
 USE = "import os\n\nfrom aiscale import {}"
 LONG = "\n".join(f"print({i})" for i in range(26))
 BROKEN = {
@@ -145,6 +154,23 @@ BROKEN = {
     "counts": (changed(6, execution_count=3), "not as committed"),
     "metadata": (changed(6, metadata={"collapsed": True}), "not as committed"),
     "tag": (changed(6, metadata={"tags": ["hide"]}), "has the tag 'hide'"),
+    "core in optional": (lesson(*optional("## More (optional)", "a = 1"), prose("More."), prose("## Next")),
+                         "cell 10 is in the section 'More (optional)', but it is not tagged optional"),
+    "optional in core": (lesson(*optional("## More", "a = 1"), prose("## Next")),
+                         "cell 9 is tagged optional, but the heading of its section does not end with (optional)"),
+    "below text": (lesson(*optional("Text.\n\n## More (optional)", "a = 1"), prose("## Next")),
+                   "cell 8 holds the heading 'More (optional)' below other text"),
+    "optional name": (lesson(*optional("## More (optional)", "a = 1"), prose("## Next"),
+                             code("def f():\n    return a"), prose()),
+                      "cell 11 uses a, which only cell 9 defines, which is optional"),
+    "optional name on ranks": (lesson("ranks = cluster.start(2)", *optional("## More (optional)", "%%px\na = 1"),
+                                      prose("## Next"), code('print(ranks["a"])\nranks.stop()'), prose(),
+                                      imports="from aiscale import cluster"),
+                               "cell 13 uses a on the ranks, which only cell 11 defines"),
+    "optional stop": (lesson("ranks = cluster.start(2)", *optional("## More (optional)", "ranks.stop()"),
+                             prose("## Next"), imports="from aiscale import cluster"),
+                      "starts ranks, which no later cell stops"),
+    "predicting ranks": (lesson("%%px\nx = 1\nguess = predict('a')"), "predicts on the ranks"),
     "pip": (lesson("%pip install x"), "installs packages"),
     "shell": (lesson("!ls"), "uses !command, whose failure goes unseen"),
     "address": (lesson('open("https://example.org/x")'), "holds a network address"),
@@ -171,6 +197,12 @@ def test_ranks_may_be_stopped_in_a_later_cell_or_by_with(tmp_path):
     with_block = "with cluster.start(2) as ranks:\n    print(ranks)"
     assert problems(tmp_path, lesson("ranks = cluster.start(2)", "ranks.stop()", imports=imports)) == []
     assert problems(tmp_path, lesson(with_block, imports=imports)) == []
+
+
+def test_an_optional_section_may_stand_between_core_ones_and_use_their_names(tmp_path):
+    parts = optional("### More (optional)", "a = 1\nb = a")
+    redefined = code("a = 2\nc = [a for a in range(3)]\n\n\ndef f(b):\n    return a, b")
+    assert problems(tmp_path, lesson("# first\na = 0", *parts, prose("### Next"), redefined, prose())) == []
 
 
 def dirty():
@@ -203,6 +235,76 @@ def test_a_stripped_notebook_passes_nbstripout_and_nbqa(tmp_path):
         program = str(Path(sys.executable).with_name(command[0]))
         done = subprocess.run([program, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+# the estimate of minutes --------------------------------------------------------------------------------------------
+
+PROSE = """## Three words here
+
+A `longer name(x)` is one, $a + b$ is one: [six](https://example.org/not/counted) so far, <b>bold</b> 7. ![no](x.png)
+
+```
+none of this
+```"""
+CODE = """%%px
+import os
+
+# a comment
+x = 1
+plots.curve(x); plots.curve(x)
+guess = predict("x")"""
+
+
+def test_the_estimate_counts_what_takes_time():
+    more = optional("## More (optional)", "plots.curve(1)")
+    cells = [prose(PROSE), code(CODE), code("a = 1", "parameters"), *more]
+    core = measure(cells, core=True, seconds=30)
+    assert core == Pace(words=15, lines=3, figures=2, predictions=1, seconds=30)
+    assert core.minutes == round(15 / 100 + 3 / 8 + 2 + 1 + 0.5)
+    assert measure(cells, core=False) == Pace(words=17, lines=4, figures=3, predictions=1, seconds=40)
+
+
+def test_list_shows_stated_and_estimated_minutes_without_loading_nbformat(shelf):
+    path = shelf / "03_ddp.ipynb"
+    write(lesson(*optional("## More (optional)", "\n".join(["print(1)"] * 24)), prose("## Next")), path)
+    save_result(shelf.parent / "build/notebooks", "03_ddp", Result("03_ddp", "passed", 240.0, 3, core=True))
+    program = "import sys; from aiscale.cli import main; main(sys.argv[1:]); assert 'nbformat' not in sys.modules"
+    arguments = ["notebooks", "03", "--list", "--root", str(shelf), "--out", str(shelf.parent / "build")]
+    text = subprocess.check_output([sys.executable, "-c", program, *arguments], text=True)
+    assert "5 min, ranks: 2" in text
+    assert "core: about 5 min; " in text and "1 lines of code, 0 figures, 0 predictions, 240 s to run" in text
+    assert "all: about 4 min; " in text and "25 lines of code" in text
+
+
+# appendices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def appendix(shelf):
+    made = lesson(number="A1")
+    made.cells[0].source = made.cells[0].source.replace("nothing", "03_ddp")
+    return write(made, shelf / "appendix" / "A1_more.ipynb")
+
+
+@pytest.mark.parametrize("name", ["A1_more", "A1", "a1", "more"])
+def test_an_appendix_is_found_by_name_and_comes_last(shelf, appendix, name):
+    assert [notebook.name for notebook in book.notebooks([name], shelf)] == ["A1_more"]
+    assert [notebook.name for notebook in book.notebooks(root=shelf)][-2:] == ["10_forge", "A1_more"]
+    assert book.check(appendix) == []
+
+
+def test_an_appendix_with_the_number_of_a_lesson_is_reported(shelf):
+    path = write(lesson(number="03"), shelf / "appendix" / "03_more.ipynb")
+    assert "the file is called 03_more: it must be A and a digit, _ and words_in_lower_case" in book.check(path)
+
+
+def test_the_core_path_of_all_is_that_of_the_lessons(shelf, appendix, monkeypatch, tmp_path):
+    ran = []
+    pretend = lambda names, *_, core, **options: ran.append((names, core)) or []  # noqa: E731
+    monkeypatch.setattr(book_command, "run_notebooks", pretend)
+    main(["notebooks", "--core", "--root", str(shelf), "--out", str(tmp_path)])
+    main(["notebooks", "A1", "--root", str(shelf), "--out", str(tmp_path)])
+    assert ran == [(["00_start", "03_ddp", "10_forge"], True), (["A1"], False)]
 
 
 # results and the command --------------------------------------------------------------------------------------------

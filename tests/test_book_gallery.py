@@ -57,6 +57,15 @@ def test_the_gallery_has_a_card_per_notebook_with_figure_state_and_seconds(shelf
     assert 'href="#cell-6"' in (index.parent / "03_ddp.html").read_text()
 
 
+def test_appendices_have_a_part_of_their_own(shelf, tmp_path):
+    write(book.read(shelf / "03_ddp.ipynb"), shelf / "appendix" / "A1_more.ipynb")
+    text = build_gallery(shelf, tmp_path).read_text()
+    lessons, appendices = text.split("Appendices</h2>")
+    assert lessons.count("<article") == 3 and appendices.count("<article") == 1 and "A1_more.html" in appendices
+    assert "15 min" in text, "the minutes are those of the lessons"
+    assert 'href="A1_more.html"' in to_html("[more](appendix/A1_more.ipynb)")
+
+
 def test_pages_load_nothing_and_show_formulas_drawn(shelf, tmp_path):
     executed(shelf, tmp_path, "03_ddp", display(image_png=PNG), display(text_latex="$$x^2$$"))
     build_gallery(shelf, tmp_path)

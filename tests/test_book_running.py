@@ -81,6 +81,28 @@ def test_a_notebook_runs_with_its_parameters_in_this_environment_offline_and_is_
     assert "changed" in printed(tmp_path)
 
 
+def test_the_core_path_leaves_optional_cells_out_and_shows_that_in_the_gallery(tmp_path):
+    from aiscale.book.gallery import build_gallery  # loads nbconvert, which takes a second
+
+    heading, cell = prose("## More (optional)"), code("print('an optional cell')", "optional")
+    heading.metadata["tags"] = ["optional"]
+    result = run(tmp_path, heading, cell, prose("## Next"), "print('a core cell')", core=True)
+    assert (result.state, result.core, result.cells) == ("passed", True, 4)
+    assert "a core cell" in printed(tmp_path) and "an optional cell" not in printed(tmp_path)
+    build_gallery(tmp_path / "notebooks", tmp_path / "build")
+    band = (tmp_path / "build/gallery/03_small.html").read_text().partition('<div class="optional"')[2]
+    assert "an optional cell" in band.partition("Next")[0] and band.count("left out of this run") == 1
+
+
+def test_a_notebook_whose_answer_stands_above_its_prediction_fails(tmp_path):
+    imports = "import os\n\nfrom aiscale.book import predict"
+    ask, measure = 'guess = predict("bytes of a step", None, unit="bytes")', "guess.against(2**12)"
+    result = run(tmp_path, 'print(f"{2**12:,} bytes")', ask, measure, imports=imports, parameters={"steps": 4})
+    assert result.state == "failed" and result.failure.cell == 10 and result.failure.source == ask
+    said = "the answer to 'bytes of a step', 4096 bytes, stands above it: cell 8 shows 4,096 bytes"
+    assert result.failure.message == said and "03_small, cell 10: " + said in result.describe()
+
+
 @pytest.mark.extended
 def test_a_kernel_uses_ports_if_its_socket_file_names_would_be_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("n" * 100)))

@@ -8,24 +8,34 @@
     build_gallery()                         # -> build/gallery/index.html
 
 `notebook` reads them, `form` checks them, `running` starts and watches `execute`, which runs papermill, `gallery`
-shows them, `command` is `aiscale notebooks`.
+shows them, `command` is `aiscale notebooks`. `core` knows which cells are optional, `pace` estimates a reader's
+minutes, `guesses` is `predict`, which lessons import, and `answers` sees that no answer stands above its question.
 """
 
 from aiscale.book.form import check, strip
+from aiscale.book.guesses import GB, KB, MB, GiB, GuessError, KiB, MiB, predict
 from aiscale.book.notebook import BookError, Header, Notebook, Parameter, notebooks, read
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Failure, Result, run
 
 __all__ = [
     "CELL_TIMEOUT_S",
+    "GB",
+    "KB",
+    "MB",
     "TIMEOUT_S",
     "BookError",
     "Failure",
+    "GiB",
+    "GuessError",
     "Header",
+    "KiB",
+    "MiB",
     "Notebook",
     "Parameter",
     "Result",
     "check",
     "notebooks",
+    "predict",
     "read",
     "run",
     "strip",

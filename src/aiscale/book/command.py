@@ -21,9 +21,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from aiscale.book.core import is_optional
 from aiscale.book.form import check, strip
 from aiscale.book.notebook import BookError, Notebook, notebooks
-from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result
+from aiscale.book.pace import Pace, measure
+from aiscale.book.results import load_results
+from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result, to_run
 from aiscale.book.running import run as run_notebooks
 
 _COLORS = {"runs": "cyan", "passed": "green", "unchanged": "green", "failed": "bold red"}
@@ -33,11 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="by name, number or path (default: all, in reading order)")
     task = parser.add_mutually_exclusive_group()
-    task.add_argument("--list", action="store_true", help="name the notebooks, what they need and their parameters")
-    task.add_argument("--check", action="store_true", help="check their anatomy without running them")
+    task.add_argument(
+        "--list",
+        action="store_true",
+        help="name them, what they need, their minutes and parameters",
+    )
+    task.add_argument(
+        "--check",
+        action="store_true",
+        help="check their form, and that optional sections are whole and core cells need none of them",
+    )
     task.add_argument("--strip", action="store_true", help="remove outputs and editors' metadata, format the code")
     task.add_argument("--only-gallery", action="store_true", help="build the gallery from what has been run before")
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
+    path = parser.add_mutually_exclusive_group()
+    path.add_argument("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
+    path.add_argument("--full", action="store_true", help="all of them, all their cells (the default)")
     add("--gallery", action="store_true", help="build the gallery afterwards")
     add("--resume", action="store_true", help="do not run again what passed and has not changed since")
     add("--out", default="build", metavar="DIR", help="where executed copies and gallery go (default: build)")
@@ -69,19 +83,32 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     found = notebooks(args.names, args.root)
     if args.json:
-        print(json.dumps([_describe(notebook) for notebook in found], indent=1))
+        print(json.dumps([_describe(notebook, args.out) for notebook in found], indent=1))
     else:
         for notebook in found:
             header = notebook.header
             print(f"{notebook.name}: {header.title}")
             print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
+            for what, pace in _paces(notebook, args.out).items():
+                print(f"    {what}: about {pace.minutes} min; {pace.describe()}")
             print(f"    {'  '.join(f'-p {parameter}' for parameter in notebook.parameters.values())}")
     return 0
 
 
-def _describe(notebook: Notebook) -> dict:
+def _describe(notebook: Notebook, out: str) -> dict:
     parameters = {parameter.name: parameter.default for parameter in notebook.parameters.values()}
-    return {"name": notebook.name, "path": str(notebook.path), **asdict(notebook.header), "parameters": parameters}
+    about = {"name": notebook.name, "path": str(notebook.path), **asdict(notebook.header), "parameters": parameters}
+    return about | {what: {**asdict(pace), "minutes": pace.minutes} for what, pace in _paces(notebook, out).items()}
+
+
+def _paces(notebook: Notebook, out: str) -> dict[str, Pace]:
+    """The estimates of the core path and of all, with the seconds of the last run where it took the same path."""
+    result = load_results(Path(out) / "notebooks").get(notebook.name)
+    seconds = {result.core: result.seconds} if result and result.state == "passed" else {}
+    if not any(map(is_optional, notebook.cells)):
+        seconds = dict.fromkeys((True, False), next(iter(seconds.values()), None))
+    paths = {"all": False} if notebook.is_appendix else {"core": True, "all": False}
+    return {what: measure(notebook.cells, core, seconds.get(core)) for what, core in paths.items()}
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -97,14 +124,19 @@ def _check(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must end the kernels too
     chosen, parameters = notebooks(args.names, args.root), _parameters(args.parameter)
-    with progress(chosen, Console(stderr=True), plain=args.plain) as tell:
+    names = args.names
+    if args.core and not names:
+        chosen = [notebook for notebook in chosen if not notebook.is_appendix]
+        names = [notebook.name for notebook in chosen]
+    with progress(chosen, Console(stderr=True), args.plain, args.core) as tell:
         results = run_notebooks(
-            args.names,
+            names,
             parameters,
             root=args.root,
             out=args.out,
             cell_timeout_s=args.cell_timeout,
             timeout_s=args.timeout,
+            core=args.core,
             resume=args.resume,
             progress=tell,
         )
@@ -152,7 +184,9 @@ def _parameters(assignments: list[str]) -> dict[str, str]:
 
 
 @contextmanager
-def progress(chosen: Sequence[Notebook], console: Console, plain: bool = False) -> Iterator[Progress]:
+def progress(
+    chosen: Sequence[Notebook], console: Console, plain: bool = False, core: bool = False
+) -> Iterator[Progress]:
     """Show the progress of a run: a live table on a terminal; lines for a log elsewhere, or if `plain`."""
     if plain or not console.is_terminal:
         yield _say
@@ -161,7 +195,7 @@ def progress(chosen: Sequence[Notebook], console: Console, plain: bool = False) 
     bars = Bars(*columns, TextColumn("{task.fields[state]}"), console=console, refresh_per_second=4)
     rows = {}
     for notebook in chosen:
-        cells = sum(cell.cell_type == "code" for cell in notebook.content.cells)
+        cells = len(to_run(notebook, core))
         rows[notebook.name] = bars.add_task(notebook.name, total=cells, start=False, state="[dim]waits")
 
     def show(name: str, state: str, cell: int, result: Result | None) -> None:

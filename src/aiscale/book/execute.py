@@ -69,6 +69,7 @@ def _execute(job: dict, report: Callable) -> bool:
         on_cell_execute=timer.cell_starts,
         on_cell_executed=timer.cell_ended,
         config=_sockets(job["sockets"]),
+        **({"skip_cells_with_tag": "optional"} if job["core"] else {}),
     )
     return not done.metadata.papermill.exception
 

@@ -22,7 +22,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aiscale.book.core import Cells, check_names, check_sections, is_optional
 from aiscale.book.notebook import BookError, Notebook, parse_parameters, read, tags
+from aiscale.book.pace import DRAWS
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -33,7 +35,7 @@ METADATA = {
 }
 LONGEST_CELL_LINES = 25
 LARGEST_MEDIAN_LINES = 10
-KNOWN_TAGS = ("parameters", "cover", "raises-exception")
+KNOWN_TAGS = ("parameters", "cover", "raises-exception", "optional")
 #: Names that every rank has without importing them.
 ON_RANKS = ("rank", "world_size", "world", "torch", "dist")
 
@@ -43,6 +45,7 @@ _IN_CODE = {
     r"\bfrom_pretrained\(\s*[\"'](?![./])": "loads weights from a hub: give it a folder made here",
     r"\b(urlretrieve|snapshot_download|hf_hub_download)\b|^\s*(wget|curl)\b": "downloads something",
     r"^\s*[%!]+\s*(pip|conda|mamba|uv)\b": "installs packages: they belong in pyproject.toml",
+    r"^%%px.*\n(.*\n)*.*(?<![.\w])predict\(": "predicts on the ranks: predict in a cell without %%px",
     r"^\s*!|=\s*!(?!=)": "uses !command, whose failure goes unseen: use %%bash or subprocess.run",
 }
 _IN_PROSE = {
@@ -52,12 +55,9 @@ _IN_PROSE = {
     r"^```mermaid": "holds a mermaid diagram, which is drawn by a script from the network: use a plot or text",
     r"<script\b": "holds a script",
 }
-_DRAWS = re.compile(r"\b(plots|plt)\.(?!use_style|close|format_|set_loglevel)\w+\(")
 _STARTS = re.compile(r"^\s*(?:(?P<name>\w+) = |(?P<closed>with ))?.*\bcluster\.start\(", re.M)
 _RUFF_CHECK = ("check", "--select=E,F,I,UP,B,W", "--output-format=json", f"--config=builtins = {json.dumps(ON_RANKS)}")
 _HIDDEN = "# IPython: %"  #: how a line of IPython in a %%px cell is passed to ruff
-
-Cells = Sequence[tuple[int, "NotebookNode"]]  #: with their numbers
 
 
 def check(path: str | Path) -> list[str]:
@@ -71,6 +71,8 @@ def check(path: str | Path) -> list[str]:
         *_check_parameters(code),
         *_check_lengths(code),
         *_check_turns(cells),
+        *check_sections(cells),
+        *check_names(cells),
         *_check_ranks(code),
         *_check_end(cells),
         *_check_words(cells),
@@ -110,11 +112,14 @@ def _as_committed(path: Path) -> str:
 
 def _check_file(notebook: Notebook) -> Iterator[str]:
     header = notebook.header
-    if not re.fullmatch(r"\d\d_[a-z0-9_]+", notebook.name):
-        yield f"the file is called {notebook.name}: it must be two digits, _ and words_in_lower_case"
+    if not re.fullmatch(r"A\d_[a-z0-9_]+" if notebook.is_appendix else r"\d\d_[a-z0-9_]+", notebook.name):
+        number = "A and a digit" if notebook.is_appendix else "two digits"
+        yield f"the file is called {notebook.name}: it must be {number}, _ and words_in_lower_case"
     if header.number and not notebook.name.startswith(header.number):
         yield f"the title says {header.number}, the file's name {notebook.name[:2]}"
-    if header.needs not in ("", "nothing") and not notebook.path.with_name(f"{header.needs}.ipynb").exists():
+    if header.needs not in ("", "nothing") and not any(
+        (folder / f"{header.needs}.ipynb").exists() for folder in notebook.folders
+    ):
         yield f"comes before is {header.needs!r}: it must be the name of a notebook beside this one, or nothing"
 
 
@@ -166,14 +171,15 @@ def _check_turns(cells: Cells) -> Iterator[str]:
         prose = following is not None and following.cell_type == "markdown"
         if following is not None and following.cell_type == "code":
             yield f"cells {number} and {number + 1} are both code: put prose between them"
-        elif _DRAWS.search(cell.source) and not (prose and not following.source.lstrip().startswith("#")):
+        elif DRAWS.search(cell.source) and not (prose and not following.source.lstrip().startswith("#")):
             yield f"cell {number} draws, but the figure is not read: follow it with prose that says what it shows"
 
 
 def _check_ranks(code: Cells) -> Iterator[str]:
     for place, (number, cell) in enumerate(code):
         for start in _STARTS.finditer(cell.source):
-            later = "\n".join([cell.source[start.end() :], *(cell.source for _, cell in code[place + 1 :])])
+            on_path = [other.source for _, other in code[place + 1 :] if is_optional(cell) or not is_optional(other)]
+            later = "\n".join([cell.source[start.end() :], *on_path])
             name = start["name"]
             if not name and not start["closed"]:
                 yield f"cell {number} starts ranks without a name: write `ranks = cluster.start(n)`"
@@ -235,7 +241,7 @@ def _ruff(arguments: Sequence[str], content: NotebookNode, path: Path) -> subpro
             cell.source = re.sub("^%", _HIDDEN, cell.source, flags=re.M)
     ruff = shutil.which("ruff", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if not ruff:
-        raise BookError("ruff is not installed, which reads the notebooks' code: pip install 'aiscale[test]'")
+        raise BookError("ruff is not installed, which reads the notebooks' code: `make setup` installs it")
     options = ["--isolated", "--target-version=py311", "--line-length=120", f"--stdin-filename={path.name}", "-"]
     text = nbformat.writes(shown)
     return subprocess.run([ruff, *arguments, *options], input=text, capture_output=True, text=True)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 
 import jinja2
@@ -34,8 +35,9 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
+from aiscale.book.core import is_optional
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
-from aiscale.book.running import load_results
+from aiscale.book.results import load_results
 
 _FORMULA_PX = 19
 _DELIMITERS = re.compile(r"^\s*(\$\$|\\\[|\\\\\[)(.*?)(\$\$|\\\]|\\\\\])\s*$", re.S)
@@ -55,6 +57,7 @@ class Cell:
     body: Markup
     outputs: tuple[Markup, ...] = ()
     note: str = ""  #: where it ran, how long
+    optional: bool = False
 
 
 def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> Path:
@@ -71,7 +74,7 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
         text = _template("page").render(
             notebook=notebook,
             header=notebook.header,
-            cells=cells,
+            parts=[(optional, list(part)) for optional, part in groupby(cells, lambda cell: cell.optional)],
             sections=_sections(cells),
             result=result,
             earlier=earlier,
@@ -126,7 +129,7 @@ def _facts(cards: list[dict]) -> dict[str, object]:
         "passed": sum(result.state == "passed" for result in run),
         "failed": sum(result.state == "failed" for result in run),
         "seconds": sum(result.seconds for result in run),
-        "minutes": sum(card["notebook"].header.minutes for card in cards),
+        "minutes": sum(card["notebook"].header.minutes for card in cards if not card["notebook"].is_appendix),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": f"Python {sys.version.split()[0]}, torch {version('torch')}",
         "built": time.strftime("%Y-%m-%d %H:%M"),
@@ -148,17 +151,20 @@ def _cell(number: int, cell: NotebookNode) -> Cell:
         if number == 1:  # the page has its own head with title, promise and table
             source, kind = source.partition("\n## ")[2], "aims"
             source = f"## {source}" if source else ""
-        return Cell(kind, number, Markup(to_html(source, cell.get("attachments"))))
+        return Cell(kind, number, Markup(to_html(source, cell.get("attachments"))), optional=is_optional(cell))
     where = "on every rank" if cell.source.lstrip().startswith("%%px") else ""
     given = "parameters of this run" if number == 0 else ""
-    seconds = cell.metadata.get("papermill", {}).get("duration")
+    ran = cell.execution_count is not None
+    seconds = cell.metadata.get("papermill", {}).get("duration") if ran else None
+    skipped = "left out of this run" if is_optional(cell) and "papermill" in cell.metadata and not ran else ""
     took = _duration(seconds) if seconds and seconds >= 0.05 else ""
     return Cell(
         kind="code",
         number=number,
         body=Markup(Highlight2HTML()(cell.source, "ipython3")),
         outputs=tuple(Markup(text) for output in cell.outputs if (text := _output(output, number))),
-        note=" · ".join(part for part in (where, given, took) if part),
+        note=" · ".join(part for part in (where, given, skipped, took) if part),
+        optional=is_optional(cell),
     )
 
 
@@ -220,7 +226,7 @@ def to_html(source: str, attachments: dict | None = None) -> str:
     text = text.replace("&#182;", "#")
     # A wide table scrolls by itself instead of widening the page.
     text = re.sub(r"<table.*?</table>", lambda t: f'<div class="wide" tabindex="0">{t[0]}</div>', text, flags=re.S)
-    return re.sub(r'href="((?:\./)?\d\d_\w+)\.ipynb', r'href="\1.html', text)
+    return re.sub(r'href="(?:\./|\.\./|appendix/)?((?:\d\d|A\d)_\w+)\.ipynb', r'href="\1.html', text)
 
 
 @cache

@@ -25,8 +25,10 @@ The form that every notebook in notebooks/ has (`aiscale.book.form` checks it):
     6. markdown   ## Key points: three to five lines
     7. markdown   ## Exercises, then code where they need it
 
-`minutes` is a person's time, `ranks` the most that the notebook starts, `comes before` the notebook to have read, or
-`nothing`.
+A notebook in the folder appendix/ is called A1_words; it has no core path and no rule for its minutes.
+
+`minutes` is a person's time on the core path (`aiscale.book.pace`), `ranks` the most that the notebook starts, `comes
+before` the notebook to have read, or `nothing`.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import ast
 import contextlib
 import difflib
 import io
+import json
 import re
 import tokenize
 from collections.abc import Mapping, Sequence
@@ -48,9 +51,16 @@ from aiscale.config import ConfigError
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
+APPENDIX = "appendix"
 COLUMNS = ("minutes", "ranks", "hardware", "comes before")
-_TITLE = re.compile(r"# (?P<number>\d\d) · (?P<title>\S.*)")
+_TITLE = re.compile(r"# (?P<number>\d\d|A\d) · (?P<title>\S.*)")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", list: "a list", tuple: "a list"}
+
+
+class _Node(dict):
+    """A JSON object whose fields are read as nbformat's are."""
+
+    __getattr__ = dict.__getitem__
 
 
 class BookError(ConfigError):
@@ -93,18 +103,39 @@ class Notebook:
     def name(self) -> str:
         return self.path.stem
 
+    @property
+    def is_appendix(self) -> bool:
+        return self.path.parent.name == APPENDIX
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where the notebook that comes before this one may be."""
+        return [self.path.parent, *([self.path.parent.parent] if self.is_appendix else [])]
+
+    @cached_property
+    def cells(self) -> list[NotebookNode]:
+        """The cells with their source and tags: without nbformat, whose import takes a second or two."""
+        try:
+            cells = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_Node)["cells"]
+            for cell in cells:
+                cell["source"] = "".join(cell["source"])
+                cell["metadata"], cell["cell_type"]  # or it is no notebook of this format
+            return cells
+        except (OSError, ValueError, KeyError, TypeError):
+            return self.content.cells
+
     @cached_property
     def content(self) -> NotebookNode:
         return read(self.path)
 
     @cached_property
     def header(self) -> Header:
-        first = next(iter(self.content.cells), None)
+        first = next(iter(self.cells), None)
         return parse_header(first.source if first is not None and first.cell_type == "markdown" else "")
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        cell = next((cell for cell in self.content.cells if "parameters" in tags(cell)), None)
+        cell = next((cell for cell in self.cells if "parameters" in tags(cell)), None)
         return parse_parameters(cell.source) if cell is not None else {}
 
     def accept(self, given: Mapping[str, object]) -> dict[str, object]:
@@ -129,9 +160,11 @@ class Notebook:
 
 
 def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None) -> list[Notebook]:
-    """The notebooks of a folder in reading order, or those that `names` select by name, number or path."""
+    """The notebooks of a folder in reading order, appendices last, or those that `names` select by name, number or
+    path."""
     root = Path(root) if root else find_root()
-    found = {path.stem: Notebook(path) for path in sorted(root.glob("[0-9][0-9]_*.ipynb"))}
+    paths = [*sorted(root.glob("[0-9][0-9]_*.ipynb")), *sorted((root / APPENDIX).glob("*.ipynb"))]
+    found = {path.stem: Notebook(path) for path in paths}
     if not names:
         if not found:
             raise BookError(f"there is no notebook in {root}: run this in the project's folder, or name files")
@@ -150,11 +183,15 @@ def _choose(name: str, found: Mapping[str, Notebook]) -> Notebook:
         if not Path(name).is_file():
             raise BookError(f"there is no file {name}: check the path, or name a notebook as in {_some(found)}")
         return Notebook(Path(name))
-    matches = [n for stem, n in found.items() if name in (stem, stem[:2], stem[3:]) or name.zfill(2) == stem[:2]]
+    matches = [n for stem, n in found.items() if name.lower() in _short(stem) or name.zfill(2) == stem[:2]]
     if not matches:
         close = difflib.get_close_matches(name, found, n=1)
         raise BookError(f"no notebook is called {name}: {f'did you mean {close[0]}?' if close else _some(found)}")
     return matches[0]
+
+
+def _short(stem: str) -> tuple[str, ...]:
+    return (stem.lower(), stem[:2].lower(), stem[3:])
 
 
 def _some(found: Mapping[str, Notebook]) -> str:

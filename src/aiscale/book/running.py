@@ -9,14 +9,11 @@
 - the executed copy is saved, of a failed notebook too; a notebook that passed and is unchanged need not run again
 - every process that the notebook started is killed at its end
 
-The results are in OUT/notebooks/results.json, beside the executed copies:
-
-    {"notebooks": {"03_ddp": {"state": "passed", "seconds": 41.2, "cells": 23, "parameters": {}, "key": "...", ...}}}
+The results are in OUT/notebooks/results.json, beside the executed copies: `aiscale.book.results`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -28,14 +25,17 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import aiscale
+from aiscale.book.answers import given_away
+from aiscale.book.core import is_optional
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
+from aiscale.book.pace import PREDICTS
+from aiscale.book.results import Failure, Result, load_results, save_result
 from aiscale.processes import kill_marked, marked, usable_cores
 
 if TYPE_CHECKING:
@@ -55,39 +55,6 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _EMPTY_ERRORS = ("AlreadyDisplayedError", "CompositeError")
 
 
-@dataclass(frozen=True)
-class Failure:
-    message: str  #: one line: the error, or which time-out was exceeded
-    cell: int | None  #: of the source notebook, counted from 1; None: outside all cells
-    source: str  #: the failing cell
-    traceback: str  #: the cell's output, tracebacks of failing ranks included, without colours
-
-
-@dataclass(frozen=True)
-class Result:
-    """One executed notebook."""
-
-    name: str
-    state: Literal["passed", "failed", "interrupted"]
-    seconds: float
-    cells: int  #: code cells of the source
-    parameters: dict = field(default_factory=dict)  #: as given by the caller
-    failure: Failure | None = None
-    executed: str = ""  #: path of the executed copy; also of a failed notebook, up to the failure
-    left_behind: int = 0  #: processes of the notebook that had to be killed
-    key: str = ""  #: a hash of everything that determines the result
-
-    def describe(self) -> str:
-        """The failure for a person: cell, its text with numbered lines, its output, and the message last."""
-        if not self.failure:
-            return f"{self.name}: {self.state}"
-        where = f"cell {self.failure.cell}" if self.failure.cell else "outside of its cells"
-        lines = [f"{number:6d} | {text}" for number, text in enumerate(self.failure.source.splitlines(), 1)]
-        shown = ["", self.failure.traceback] if self.failure.traceback else []
-        lines = [f"{self.name}, {where}:", *lines, *shown, "", f"{self.name}, {where}: {self.failure.message}"]
-        return "\n".join(lines)
-
-
 #: Called with a notebook's name, its state, the number of the code cell that starts (0: none yet), and the result once
 #: there is one. States are "runs", those of a Result, and "unchanged".
 Progress = Callable[[str, str, int, Result | None], None]
@@ -101,14 +68,15 @@ def run(
     out: str | Path = "build",
     cell_timeout_s: float | None = None,
     timeout_s: float | None = None,
+    core: bool = False,
     resume: bool = False,
     progress: Progress = lambda *_: None,
 ) -> list[Result]:
     """Run notebooks in reading order and write their executed copies to OUT/notebooks.
 
-    With `resume`, a notebook that passed and has not changed since is skipped. Raises BookError before anything starts
-    if a name, a parameter or a folder is wrong; a notebook that fails is a Result. The default time limits are
-    CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
+    With `core`, cells tagged `optional` are left out. With `resume`, a notebook that passed and has not changed since
+    is skipped. Raises BookError before anything starts if a name, a parameter or a folder is wrong; a notebook that
+    fails is a Result. The default time limits are CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
     """
     chosen = notebooks(names, root)
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
@@ -116,13 +84,13 @@ def run(
     earlier = load_results(folder) if resume else {}
     results = []
     for notebook, values in zip(chosen, accepted, strict=True):
-        key = _key(notebook, values)
+        key = _key(notebook, values, core)
         result = earlier.get(notebook.name)
         if result and result.key == key and result.state == "passed" and Path(result.executed).exists():
             progress(notebook.name, "unchanged", 0, result)
         else:
             save_result(folder, notebook.name, None)  # no result while the notebook runs
-            result = _execute(notebook, values, folder, key, limits(cell_timeout_s, timeout_s), progress)
+            result = _execute(notebook, values, folder, key, limits(cell_timeout_s, timeout_s), progress, core)
             save_result(folder, notebook.name, result)
             progress(notebook.name, result.state, 0, result)
         results.append(result)
@@ -137,6 +105,11 @@ def limits(cell_timeout_s: float | None = None, timeout_s: float | None = None) 
     wait_s = QUEUE_S if queues else 0.0
     cell_timeout_s = CELL_TIMEOUT_S + wait_s if cell_timeout_s is None else cell_timeout_s
     return cell_timeout_s, TIMEOUT_S + wait_s if timeout_s is None else timeout_s
+
+
+def to_run(notebook: Notebook, core: bool) -> list[NotebookNode]:
+    """The code cells that a run executes."""
+    return [cell for cell in notebook.content.cells if cell.cell_type == "code" and not (core and is_optional(cell))]
 
 
 def _writable(folder: Path) -> Path:
@@ -158,16 +131,18 @@ def _execute(
     key: str,
     limits_s: tuple[float, float],
     progress: Progress,
+    core: bool,
 ) -> Result:
     """Run one notebook; errors become part of its result, and Ctrl-C gives the state "interrupted"."""
     executed, log = folder / f"{notebook.name}.ipynb", folder / f"{notebook.name}.log"
     executed.unlink(missing_ok=True)
-    code = [cell.get("id") for cell in notebook.content.cells if cell.cell_type == "code"]
+    code = [cell.get("id") for cell in to_run(notebook, core)]
     mark, started, said = uuid.uuid4().hex, time.monotonic(), None
     with tempfile.TemporaryDirectory(prefix="aiscale-book-", ignore_cleanup_errors=True) as private:
         try:
             progress(notebook.name, "runs", 0, None)
             job = {"source": str(notebook.path.resolve()), "target": str(executed), "parameters": parameters}
+            job["core"] = core
             process = _start(job, limits_s, Path(private), mark, log)
             said = _follow(process, code, lambda number: progress(notebook.name, "runs", number, None))
         except KeyboardInterrupt:
@@ -176,6 +151,8 @@ def _execute(
             by_itself = said is not None and said["status"] >= 0
             left_behind = _end(mark, GRACE_S if by_itself else 0.0)
     failure = _explain(notebook, executed, said, log) if said and said["status"] else None
+    if said and not failure:
+        failure = _spoilt(notebook, executed, core)
     if not failure:
         log.unlink(missing_ok=True)
     return Result(
@@ -187,6 +164,7 @@ def _execute(
         failure=failure,
         executed=str(executed),
         left_behind=left_behind if by_itself else 0,
+        core=core,
         key=key,
     )
 
@@ -287,6 +265,13 @@ def _explain(notebook: Notebook, executed: Path, said: Mapping, log: Path) -> Fa
     return Failure(message.strip().splitlines()[0], number, source, shown)
 
 
+def _spoilt(notebook: Notebook, executed: Path, core: bool) -> Failure | None:
+    """A prediction whose answer stands above it."""
+    predicts = any(PREDICTS.search(cell.source) for cell in to_run(notebook, core))
+    found = given_away(read(executed)) if predicts else []
+    return next((Failure(said, cell, notebook.content.cells[cell - 1].source, "") for cell, said in found), None)
+
+
 def _failing_cell(executed: Path, current: str) -> NotebookNode | None:
     """The first cell that failed without being tagged to, else the one that ran last."""
     try:
@@ -319,35 +304,13 @@ def _tail(text: str) -> str:
     return "\n".join(lines if len(lines) <= _LONGEST_LINES else ["...", *lines[-_LONGEST_LINES:]])
 
 
-# results.json -------------------------------------------------------------------------------------------------------
+# what determines a result -------------------------------------------------------------------------------------------
 
 
-def load_results(folder: Path) -> dict[str, Result]:
-    """The results by notebook; empty if the file is missing or was written by another version."""
-    try:
-        tree = json.loads((folder / "results.json").read_text())["notebooks"]
-        failures = {name: entry["failure"] and Failure(**entry["failure"]) for name, entry in tree.items()}
-        return {name: Result(**{**entry, "failure": failures[name]}) for name, entry in tree.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def save_result(folder: Path, name: str, result: Result | None) -> None:
-    """Replace the result of one notebook (None removes it), leaving the others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "results.json"
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several notebooks may run at once, each from its own terminal
-        entries = {**load_results(folder), name: result}
-        tree = {name: asdict(entry) for name, entry in sorted(entries.items()) if entry}
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
-        partial.replace(path)
-
-
-def _key(notebook: Notebook, parameters: Mapping[str, object]) -> str:
+def _key(notebook: Notebook, parameters: Mapping[str, object], core: bool) -> str:
     """A hash of all that determines the notebook's result: itself, its parameters, the package, the versions."""
-    parts = (notebook.path.read_bytes(), json.dumps(parameters, sort_keys=True, default=str).encode(), _surroundings())
+    given = json.dumps([parameters, core], sort_keys=True, default=str).encode()
+    parts = (notebook.path.read_bytes(), given, _surroundings())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 

@@ -6,18 +6,18 @@
     cost.training_bytes(model, batch=8, seq_len=1024, precision="bf16")
     cost.wire_bytes("all_reduce", nbytes, world)  # what one rank sends
     cost.fit_alpha_beta(nbytes, seconds, "all_reduce", world).seconds("all_reduce", 2**20, world)
+    cost.collective_seconds("all_reduce", nbytes, machine, ranks=64)   # on a machine of the catalogue: .seconds
 
 `meter` measures the same quantities under the same names; the notebooks compare the two.
 """
 
+from aiscale.cost.collectives import Collective, collective_seconds
 from aiscale.cost.communication import (
     COLLECTIVES,
     Link,
     all_reduce_wire_bytes,
-    collective_seconds,
     collective_terms,
     fit_alpha_beta,
-    gloo_reduce_wire_bytes,
     wire_bytes,
 )
 from aiscale.cost.compression import (
@@ -46,6 +46,7 @@ from aiscale.cost.parameters import (
     flops_by_part,
     flops_per_token,
     layer_parameters,
+    megatron_vocab_size,
     parameter_count,
     parameter_shapes,
     parameter_tensors,
@@ -62,12 +63,10 @@ from aiscale.cost.schedules import (
     schedule_order,
     stage_ranks,
 )
-from aiscale.cost.strategies import held_bytes, step_traffic
+from aiscale.cost.strategies import held_bytes, step_bytes, step_traffic
 from aiscale.cost.timelines import (
     Event,
-    ddp_step_seconds,
     ddp_timeline,
-    efficiency,
     prefetch_timeline,
     scaled_lr,
     scaling_seconds,

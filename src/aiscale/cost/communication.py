@@ -1,7 +1,7 @@
-"""Bytes and seconds of collectives.
+"""Bytes of collectives, and their seconds over equal links. `collectives` has those on a machine of the catalogue.
 
     wire_bytes("all_reduce", nbytes, world=4)                 # bytes one rank sends: 2 (n-1)/n S on a ring
-    collective_seconds("all_gather", nbytes, 4, latency_s=20e-6, bandwidth_bytes_s=2e9)
+    Link(latency_s=20e-6, bandwidth_bytes_s=2e9).seconds("all_gather", nbytes, 4)
     link = fit_alpha_beta(nbytes, seconds, "all_reduce", 4)   # latency and bandwidth fitted to measurements
 
 S, the payload, is the whole buffer: every rank's output of an all-gather or broadcast, its input of an all-reduce,
@@ -38,7 +38,7 @@ COLLECTIVES = (
 )
 
 
-def _check(op: str, nbytes: float, world: int) -> None:
+def check_collective(op: str, nbytes: float, world: int) -> None:
     if op not in COLLECTIVES:
         raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(COLLECTIVES)}")
     if world < 1:
@@ -47,8 +47,15 @@ def _check(op: str, nbytes: float, world: int) -> None:
         raise ConfigError(f"nbytes is {nbytes}: it must not be negative")
 
 
+def _check_algorithm(algorithm: str) -> None:
+    if algorithm not in ("ring", "gloo"):
+        raise ConfigError(f"unknown algorithm {algorithm!r}: it may be ring or gloo")
+
+
 def all_reduce_wire_bytes(nbytes: float, world: int) -> float:
-    """2 (n-1)/n S: a reduce-scatter, then an all-gather of the sums. No algorithm sends less (Patarasuk, Yuan 2009)."""
+    """2 (n-1)/n S: a reduce-scatter, then an all-gather of the sums. No algorithm between ranks sends less (Patarasuk,
+    Yuan 2009); where switches add up (SHARP, NVLink SHARP), a rank sends S once.
+    """
     return 2 * nbytes * (world - 1) / world
 
 
@@ -74,9 +81,8 @@ def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring"
     Measured on the loopback of a private network namespace (torch 2.13, 2 to 4 ranks), gloo agrees to 1 % for every
     collective. Raises ConfigError for an unknown collective.
     """
-    _check(op, nbytes, world)
-    if algorithm not in ("ring", "gloo"):
-        raise ConfigError(f"unknown algorithm {algorithm!r}: it may be ring or gloo")
+    check_collective(op, nbytes, world)
+    _check_algorithm(algorithm)
     fraction = (world - 1) / world
     if op == "all_reduce" or (op == "reduce_scatter" and algorithm == "gloo"):
         return all_reduce_wire_bytes(nbytes, world)
@@ -89,29 +95,40 @@ def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring"
     return nbytes * (1.0 if op == "send" else fraction)
 
 
-def collective_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
+def collective_terms(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring") -> tuple[float, float]:
     """(sequential messages, bytes through the busiest link): seconds = messages alpha + bytes / bandwidth.
 
-    Rings for all_reduce (2 (n-1) messages of S/n), all_gather and reduce_scatter (n-1 messages of S/n); a binomial tree
-    for broadcast and reduce (ceil(log2 n) messages of S); n-1 sequential messages of S/n for scatter, gather and
-    all_to_all.
+    "ring": 2 (n-1) messages of S/n for all_reduce, n-1 for all_gather and reduce_scatter; n-1 for broadcast and reduce,
+    which pass the buffer on in small pieces, so that S bytes go through a link; n-1 sequential messages of S/n for
+    scatter, gather and all_to_all. "gloo" differs in four collectives: see _gloo_terms.
     """
-    _check(op, nbytes, world)
+    check_collective(op, nbytes, world)
+    _check_algorithm(algorithm)
     if world == 1 or op == "recv":
         return 0.0, 0.0
     if op == "send":
         return 1.0, float(nbytes)
-    if op in ("broadcast", "reduce"):
-        rounds = math.ceil(math.log2(world))
-        return float(rounds), float(rounds * nbytes)
+    if algorithm == "gloo" and op in ("broadcast", "reduce", "reduce_scatter", "all_to_all"):
+        return _gloo_terms(op, nbytes, world)
     rounds = (2 if op == "all_reduce" else 1) * (world - 1)
-    return float(rounds), rounds * nbytes / world
+    return float(rounds), float(nbytes) if op in ("broadcast", "reduce") else rounds * nbytes / world
 
 
-def collective_seconds(op: str, nbytes: float, world: int, latency_s: float, bandwidth_bytes_s: float) -> float:
-    """Seconds of one collective in the alpha-beta model; bandwidth is that of one rank's link in one direction."""
-    messages, busiest_bytes = collective_terms(op, nbytes, world)
-    return messages * latency_s + busiest_bytes / bandwidth_bytes_s
+def _gloo_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
+    """collective_terms of gloo; the bytes include waits."""
+    if op == "reduce_scatter":  # an all-reduce
+        return 2.0 * (world - 1), all_reduce_wire_bytes(nbytes, world)
+    if op == "reduce":  # a reduce-scatter, then the sums are sent to the root
+        return 2.0 * (world - 1), max(all_reduce_wire_bytes(nbytes, world), gloo_reduce_wire_bytes(nbytes, world))
+    if op == "broadcast":  # a rank sends to all its children in the binomial tree at once: the next level waits for all
+        levels = math.ceil(math.log2(world))
+        return float(levels), levels * (levels + 1) / 2 * nbytes
+    # all_to_all: all n - 1 messages of S/n start together. But gloo announces that it is ready to receive on the
+    # connection that carries data the other way. So if the later of two ranks sends before it announces, one direction
+    # waits for the other: always at distance n/2, else in one of two cases. Averaged over all orders of arrival, with
+    # fair shares of every link, that adds n/2 messages.
+    messages = float(world - 1 + world // 2)
+    return messages, messages * nbytes / world
 
 
 @dataclass(frozen=True)
@@ -120,12 +137,16 @@ class Link:
 
     latency_s: float  #: alpha, of one message
     bandwidth_bytes_s: float  #: 1 / beta, of one rank in one direction
+    algorithm: Algorithm = "ring"
 
     def seconds(self, op: str, nbytes: float, world: int) -> float:
-        return collective_seconds(op, nbytes, world, self.latency_s, self.bandwidth_bytes_s)
+        messages, busiest_bytes = collective_terms(op, nbytes, world, self.algorithm)
+        return messages * self.latency_s + busiest_bytes / self.bandwidth_bytes_s
 
 
-def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int) -> Link:
+def fit_alpha_beta(
+    nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int, algorithm: Algorithm = "ring"
+) -> Link:
     """Fit a link to measured (nbytes, seconds) of one collective. Least squares of the relative error, so that small
     messages count as much as large ones. If noise makes the fitted latency negative, it is 0."""
     if len(nbytes) != len(seconds) or len(set(nbytes)) < 2:
@@ -137,7 +158,8 @@ def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, w
     if min(seconds) <= 0:
         raise ConfigError(f"seconds holds {min(seconds)}: every measured time must be greater than 0")
     # Normal equations of the rows messages alpha + bytes beta = seconds, each divided by its seconds
-    rows = [tuple(term / s for term in collective_terms(op, n, world)) for n, s in zip(nbytes, seconds, strict=True)]
+    terms = [collective_terms(op, n, world, algorithm) for n in nbytes]
+    rows = [(messages / s, busiest / s) for (messages, busiest), s in zip(terms, seconds, strict=True)]
     mm, mb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     m, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = mm * bb - mb * mb
@@ -146,4 +168,4 @@ def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, w
         alpha, beta = 0.0, b / bb
     if beta <= 0:
         raise ConfigError("the times do not grow with the message size: measure larger messages")
-    return Link(alpha, 1 / beta)
+    return Link(alpha, 1 / beta, algorithm)

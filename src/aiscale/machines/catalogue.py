@@ -9,7 +9,8 @@ of data sheets, another site) or "measured". A figure without a source is None (
 Dawn's GPUs). Each accelerator is a file in accelerators/, each system one in systems/.
 
 FLOP/s are dense: data sheets of NVIDIA also print twice that for sparse matrices. A data sheet's GB is taken as 10^9
-bytes, up to 7 % below what the device reports. Bandwidths are in one direction.
+bytes, up to 7 % below what the device reports. Bandwidths are in one direction. A system's node may be `like` that of
+another system, with changes. `cost.collective_seconds` says what a collective costs on a machine.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from aiscale.config import ConfigError
 
 PRECISIONS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8")
+LIBRARIES = ("nccl", "rccl")  #: those whose latencies are known; others are taken as NCCL's
 TOPOLOGIES = ("fat-tree", "dragonfly", "dragonfly+", "torus", "bcube")
 VERIFICATIONS = ("primary", "secondary", "measured")
 
@@ -37,13 +40,17 @@ class Accelerator:
     memory_gb: float  #: 10^9 bytes
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
+    reached_tflops: Mapping[str, float] = field(default_factory=dict)  #: by the best large matrix product, measured
+    library: str = "nccl"  #: of its collectives, one of LIBRARIES
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
     verification: str = "secondary"
     sources: Mapping[str, str] = field(default_factory=dict)  #: for tflops, memory, link; "all": one source for all
 
     def __post_init__(self) -> None:
-        for key in self.tflops:
-            _one_of("tflops key", key, PRECISIONS)
+        _one_of("library", self.library, LIBRARIES)
+        for table in ("tflops", "reached_tflops"):
+            for key in getattr(self, table):
+                _one_of(f"{table} key", key, PRECISIONS)
         for key in self.sources:
             _one_of("sources key", key, ("all", "tflops", "memory", "link"))
 
@@ -60,11 +67,11 @@ class Accelerator:
         return None if self.link_gb_s is None else self.link_gb_s * 1e9
 
     def peak_flops(self, precision: str) -> float | None:
-        """Peak FLOP/s in one of PRECISIONS; None without hardware units or without a figure.
+        """Peak FLOP/s of matrix products in one of PRECISIONS; None without hardware units or without a figure.
 
-        For AMD's GPUs fp32 is the peak of the vector units, fp32_matrix that of the matrix units.
+        AMD's GPUs multiply fp32 matrices in units of their own, fp32_matrix; tflops["fp32"] is the vector units' peak.
         """
-        known = self.tflops.get(precision)
+        known = self.tflops.get(f"{precision}_matrix", self.tflops.get(precision))
         return None if known is None else known * 1e12
 
     def source(self, figure: str) -> str:
@@ -74,7 +81,6 @@ class Accelerator:
 @dataclass(frozen=True, kw_only=True)
 class Network:
     name: str
-    injection_gb_s: float | None = None  #: 10^9 bytes/s from one node into the network, all its adapters, one direction
     nics: int | None = None  #: adapters of one node
     nic_gb_s: float | None = None  #: 10^9 bytes/s through one adapter, one direction
     topology: str | None = None  #: one of TOPOLOGIES
@@ -88,30 +94,43 @@ class Network:
             _one_of("topology", self.topology, TOPOLOGIES)
         if self.taper is not None and not 0 < self.taper <= 1:
             raise ConfigError(f"taper is {self.taper}: it must be above 0 and at most 1, which is non-blocking")
-        if self.nics and self.nic_gb_s and self.nics * self.nic_gb_s != self.injection_gb_s:
-            product = f"nics {self.nics} x nic_gb_s {self.nic_gb_s} = {self.nics * self.nic_gb_s}"
-            raise ConfigError(f"{product}, but injection_gb_s is {self.injection_gb_s}")
 
     @property
     def injection_bytes_s(self) -> float | None:
-        return None if self.injection_gb_s is None else self.injection_gb_s * 1e9
+        """From one node into the network, all its adapters, one direction."""
+        return None if self.nics is None or self.nic_gb_s is None else self.nics * self.nic_gb_s * 1e9
+
+
+Curve = tuple[tuple[float, float], ...]  #: (bytes, 10^9 bytes/s), growing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """Devices that share one operating system."""
+    """Devices that share one operating system.
+
+    bus_gb_s and in_switch_gb_s are the bus bandwidth of nccl-tests, measured by an all-reduce over all devices:
+    2 (n-1)/n bytes over seconds. ring_gb_s, pair_gb_s and mate_gb_s are nominal figures of links, in one direction.
+    """
 
     accelerator: Accelerator
     devices: int  #: as torch counts them
-    intra_gb_s: float | None = None  #: 10^9 bytes/s between neighbours on a ring through all devices, one direction
-    pair_gb_s: float | None = None  #: 10^9 bytes/s over the links of one pair of devices, the slowest, one direction
+    bus_gb_s: Curve | None = None  #: measured, on rings: [[bytes of the buffer, 10^9 bytes/s], ...]
+    in_switch_gb_s: Curve | None = None  #: measured, where switches add up (NVLink SHARP)
+    ring_gb_s: float | None = None  #: 10^9 bytes/s between neighbours on rings through all devices
+    pair_gb_s: float | None = None  #: 10^9 bytes/s between two devices; every pair has links of its own (no switch)
+    mate_gb_s: float | None = None  #: 10^9 bytes/s between the two devices of one package
     note: str = ""
     source: str
     verification: str = "primary"
 
-    @property
-    def intra_bytes_s(self) -> float | None:
-        return None if self.intra_gb_s is None else self.intra_gb_s * 1e9
+    def __post_init__(self) -> None:
+        for name in ("bus_gb_s", "in_switch_gb_s"):
+            points = getattr(self, name)
+            if points is not None:
+                curve = tuple(tuple(point) for point in points)
+                if not curve or any(len(point) != 2 or min(point) <= 0 for point in curve) or sorted(curve) != [*curve]:
+                    raise ConfigError(f"{name} must be [[bytes, GB/s], ...], positive, the smallest bytes first")
+                object.__setattr__(self, name, curve)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +148,25 @@ def read_catalogue(root: Traversable) -> tuple[dict[str, Accelerator], dict[str,
     """The accelerators and systems in the folders `accelerators` and `systems` of `root`, by file name. Invalid TOML,
     an unknown key or a missing one raises ConfigError with one line that names the file."""
     accelerators = {name: _accelerator(name, *file) for name, *file in _files(root / "accelerators")}
-    return accelerators, {name: _machine(name, *file, accelerators) for name, *file in _files(root / "systems")}
+    systems = {name: file for name, *file in _files(root / "systems")}
+    nodes = {name: table.get("node", {}) for name, (_, table) in systems.items()}
+    return accelerators, {name: _machine(name, *file, accelerators, nodes) for name, file in systems.items()}
 
 
 def _files(folder: Traversable) -> Iterator[tuple[str, str, dict]]:
     """(name, path for messages, content) of each file."""
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         where = f"machines/{folder.name}/{file.name}"
-        try:
-            yield file.name.removesuffix(".toml"), where, tomllib.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{where} is not TOML: {error}") from None
+        yield file.name.removesuffix(".toml"), where, _read(file, where)
+
+
+def _read(file: Traversable, where: str) -> dict:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where} is not TOML: {error}") from None
 
 
 def _accelerator(name: str, where: str, table: dict) -> Accelerator:
@@ -148,10 +175,18 @@ def _accelerator(name: str, where: str, table: dict) -> Accelerator:
     return _build(Accelerator, table, where, name=name, torch_names=tuple(table.get("torch_names", ())))
 
 
-def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Accelerator]) -> Machine:
-    node, network = table.get("node", {}), table.get("network", {})
+def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Accelerator], nodes: dict) -> Machine:
+    node, network = dict(table.get("node", {})), table.get("network", {})
+    like = node.pop("like", None)
+    if like is not None:
+        if "like" in nodes.get(like, {"like": ""}):
+            known = {other: keys for other, keys in nodes.items() if "like" not in keys}
+            raise ConfigError(f"{where}: node.like: {_nearest('system with a node of its own', str(like), known)}")
+        node = nodes[like] | node
     device = node.get("accelerator")
-    if device is not None and device not in accelerators:
+    if isinstance(device, dict):
+        accelerators, device = {name: _accelerator(name, where, device)}, name
+    elif device is not None and device not in accelerators:
         raise ConfigError(f"{where}: node.accelerator: {_nearest('accelerator', str(device), accelerators)}")
     built = {
         "node": _build(Node, node, where, "node.", accelerator=accelerators.get(device)),
@@ -190,7 +225,9 @@ def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
     return ConfigError(f"unknown {kind} {name!r}: {hint}")
 
 
-ACCELERATORS, MACHINES = read_catalogue(resources.files("aiscale.machines"))
+_ROOT = resources.files("aiscale.machines")
+ACCELERATORS, MACHINES = read_catalogue(_ROOT)
+_NODES = {name: table.get("node", {}) for name, _, table in _files(_ROOT / "systems")}
 
 
 def find(name: str) -> Accelerator:
@@ -201,7 +238,10 @@ def find(name: str) -> Accelerator:
 
 
 def find_machine(name: str) -> Machine:
-    """The machine of that name; an unknown name raises ConfigError with the nearest one."""
+    """The machine of that name, or of your own file ("mine.toml", like those in systems/; node.accelerator may be a
+    table like those in accelerators/). An unknown name raises ConfigError with the nearest one."""
+    if name.endswith(".toml"):
+        return _machine(Path(name).stem, name, _read(Path(name), name), ACCELERATORS, _NODES)
     if name not in MACHINES:
         raise _nearest("machine", name, MACHINES)
     return MACHINES[name]

@@ -1,8 +1,8 @@
 """Collectives: what they do, how a ring does it, and how long they take.
 
-plots.collective("all_gather")                                  # what it does, on letters
-plots.collective("all_reduce", before, after)                   # the values that ranks really held
+plots.collective("all_reduce", before, after)                   # the values that ranks held before and after
 plots.ring_steps(4)                                             # a ring all-reduce, step by step
+plots.guessed(guess, truth, rows="rank", columns="step")         # a participant's grid, its wrong cells marked
 plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
 plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304)   # one payload in many messages
 """
@@ -10,7 +10,8 @@ plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -25,42 +26,18 @@ from aiscale.plots import style
 Grid = Sequence[Sequence[object]]
 #: Collectives that sum over all ranks.
 _REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
+WRONG = "#B3261E"
 _NAMES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce", "reduce_scatter", "all_to_all")
 
 
-def _example(op: str, n: int) -> tuple[Grid, Grid]:
-    """(before, after) of `op` on n ranks: chunk c of rank r is the r-th letter and the number c."""
-    letters = [[f"{'ABCDEFGH'[r]}{c}" for c in range(n)] for r in range(n)]
-    root_only = [letters[0]] + [[None] * n for _ in range(n - 1)]
-    own = [[letters[r][0] if c == r else None for c in range(n)] for r in range(n)]
-    gathered = [letters[r][0] for r in range(n)]
-    sums = [f"Σ{c}" for c in range(n)]
-    return {
-        "broadcast": (root_only, [letters[0]] * n),
-        "scatter": (root_only, [[letters[0][c] if c == r else None for c in range(n)] for r in range(n)]),
-        "gather": (own, [gathered] + [[None] * n for _ in range(n - 1)]),
-        "all_gather": (own, [gathered] * n),
-        "reduce": (letters, [sums] + [[None] * n for _ in range(n - 1)]),
-        "all_reduce": (letters, [sums] * n),
-        "reduce_scatter": (letters, [[sums[c] if c == r else None for c in range(n)] for r in range(n)]),
-        "all_to_all": (letters, [[letters[c][r] for c in range(n)] for r in range(n)]),
-    }[op]
-
-
-def collective(
-    op: str, before: Grid | None = None, after: Grid | None = None, *, ranks: int = 4, ax: Axes | None = None
-) -> Axes:
+def collective(op: str, before: Grid, after: Grid, *, ax: Axes | None = None) -> Axes:
     """What a collective does: every rank's chunks before and after, one row per rank; colours follow the data.
 
-    before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. Without them,
-    letters on `ranks` ranks. A chunk has the colour of the rank that it comes from; a sum has the colours of all.
+    before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. A chunk
+    has the colour of the rank that it comes from; a sum has the colours of all.
     """
     if op not in _NAMES:
         raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(_NAMES)}")
-    if (before is None) != (after is None):
-        raise ConfigError("before and after: give both, or neither for an example")
-    if before is None:
-        before, after = _example(op, ranks)
     widths = max(map(len, before)), max(map(len, after))
     gap = 2.7
     n = len(before)
@@ -80,6 +57,42 @@ def collective(
         ax.text(x, -0.15, word, ha="center", va="top", color=style.MUTED)
     ax.set_xlim(-1.4, sum(widths) + gap + 0.1)
     ax.set_ylim(-0.55, n + 0.05)
+    style.bare(ax)
+    return ax
+
+
+def guessed(
+    guess: Grid | None,
+    truth: Grid,
+    *,
+    rows: str = "rank",
+    columns: str = "step",
+    same: Callable[[object, object], bool] = operator.eq,
+    ax: Axes | None = None,
+) -> Axes:
+    """A participant's grid beside the true one; a cell that is wrong is framed and crossed out. Without a guess, the
+    truth alone."""
+    n, width = len(truth), max(map(len, truth))
+    shown = {"truth": truth} if guess is None else {"your guess": guess, "truth": truth}
+    span = (width + 1) * len(shown) + 0.8
+    unit = min(0.52, 7.5 / span)  # inches per cell
+    ax = style.new_axes(ax, unit * span, unit * (n + 1.4))
+    for r in range(n):
+        ax.text(-0.25, n - r - 0.5, f"{rows} {r}", ha="right", va="center", color=style.MUTED)
+    for left, (word, grid) in zip(range(0, 99, width + 1), shown.items(), strict=False):
+        ax.text(left + width / 2, -0.15, word, ha="center", va="top", color=style.MUTED)
+        ax.text(left, n + 0.05, f"{columns} 0, 1, ...", ha="left", va="bottom", color=style.MUTED)
+        for r, row in enumerate(grid):
+            for c, value in enumerate(row):
+                x, y, right = left + c, n - 1 - r, grid is truth or same(value, truth[r][c])
+                _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right else WRONG)
+                if not right:
+                    ax.plot([x + 0.15, x + 0.85], [y + 0.15, y + 0.85], color=WRONG, linewidth=1, alpha=0.6)
+                text = "" if value is None else f"{value}"
+                size = 9 if len(text) <= 3 else 7.5
+                ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=size, color=style.INK)
+    ax.set_xlim(-1.7, span - 1.7)
+    ax.set_ylim(-0.65, n + 0.65)
     style.bare(ax)
     return ax
 

@@ -1,0 +1,87 @@
+"""No answer stands before its question: what `predict` asks for is not shown above it.
+
+    given_away(read("build/notebooks/03_ddp.ipynb"))    # -> [(12, "the answer to 'bytes of a step', ...")]
+
+`aiscale.book.running` asks this of every notebook that it ran. `predict` and `.against(...)` leave the name and what
+was measured in their outputs' metadata; every number of three or more significant digits above the cell of `predict`,
+in source or output, is compared with it, in any unit (4,096; 4.00 KiB). Seconds and rates differ from run to run, so
+a number must share four digits with them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from aiscale.book.notebook import tags
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+_PREFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SCALES = {
+    "bytes": {p + "B": n for p, n in _PREFIXES.items()} | {p + "iB": 2.0 ** (10 * i) for i, p in enumerate("KMGT", 1)},
+    "s": {"ms": 1e-3, "µs": 1e-6, "us": 1e-6, "min": 60.0},
+    "": {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
+}
+_NUMBER = re.compile(
+    r"(?<![\w.])((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d+)?)(?![\d,_.]*\d)(?:[ \u00a0]?([A-Za-zµ]+))?"
+)
+_DIGITS, _NOISY_DIGITS = 3, 4
+
+
+def given_away(content: NotebookNode) -> list[tuple[int, str]]:
+    """(cell of `predict` in the source, a line) for each prediction whose answer stands above it."""
+    cells = [cell for cell in content.cells if "injected-parameters" not in tags(cell)]
+    asked: dict[str, int] = {}  # name: place of the cell
+    found = []
+    for place, cell in enumerate(cells):
+        for facts in _facts(cell):
+            if "predict" in facts:
+                asked[facts["predict"]] = place
+            elif "measured" in facts and facts["against"] in asked:
+                name, value, unit = facts["against"], facts["measured"], facts["unit"]
+                where = _first(cells[: asked[name]], value, unit)
+                if where:
+                    said = f"the answer to {name!r}, {f'{value} {unit}'.strip()}, stands above it: {where}"
+                    found.append((asked[name] + 1, said))
+    return found
+
+
+def _facts(cell: NotebookNode) -> Iterator[dict]:
+    return (output.get("metadata", {}).get("aiscale", {}) for output in cell.get("outputs", []))
+
+
+def _first(cells: list[NotebookNode], value: float, unit: str) -> str:
+    """The first cell that shows the value, and how; empty if none does."""
+    for number, cell in enumerate(cells, 1):
+        for text in (cell.source, *_shown(cell)):
+            for literal, suffix in _NUMBER.findall(text):
+                if _equal(literal, suffix, value, unit):
+                    return f"cell {number} shows {literal} {suffix}".rstrip()
+    return ""
+
+
+def _shown(cell: NotebookNode) -> Iterator[str]:
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        yield output.get("text", "")
+        yield data.get("text/plain", "") if "text/html" not in data else re.sub(r"<[^>]*>", " ", data["text/html"])
+        yield data.get("text/markdown", "")
+
+
+def _equal(literal: str, suffix: str, value: float, unit: str) -> bool:
+    """Whether a number with this suffix says the value, to the digits that it has."""
+    text = literal.replace(",", "").replace("_", "")
+    mantissa = re.split("[eE]", text)[0]
+    digits = len(mantissa.replace(".", "").lstrip("0"))
+    noisy = unit == "s" or "/s" in unit
+    if digits < (_NOISY_DIGITS if noisy else _DIGITS) or not value:
+        return False
+    scale = _SCALES.get(unit, _SCALES[""]).get(suffix, 1.0)
+    decimals = len(mantissa.partition(".")[2]) - (int(re.split("[eE]", text)[1]) if len(mantissa) < len(text) else 0)
+    said = float(text) * scale
+    exact = isinstance(value, int) and scale == 1.0 and "." not in text
+    return said == value if exact else math.isclose(said, value, rel_tol=0, abs_tol=0.5000001 * 10.0**-decimals * scale)

@@ -1,0 +1,326 @@
+"""`predict`: a participant commits to a guess before a cell measures the answer.
+
+A number. The participant replaces None by a number; with None the notebook goes on without a guess:
+
+    from aiscale.book import MiB, predict
+
+    guess = predict("bytes that a rank sends in a step", None, unit="bytes")    # 3 * MiB, 4 * 801_536, ...
+    ...                                                                         # cells that measure
+    guess.against(sent_bytes, hints={2: "all-reduce sends in both its halves"})
+
+        bytes that a rank sends in a step: guessed 1.5 MiB (1,572,864 bytes), measured 3 MiB (3,145,728 bytes),
+        guess / measured = 0.5: off by a factor of 2. All-reduce sends in both its halves
+
+`unit` is "bytes", "s", any other word, or nothing for a count. A key of `hints` is measured / guess, its text is what
+was probably missed. A factor of exactly 2 (of bytes also 4 or 8) is explained without hints.
+
+A choice, by its number or its text:
+
+    guess = predict("the gradient on rank 1", None, choices=["the sum", "the mean", "a quarter of the sum"])
+    guess.against("the mean")
+
+A grid, row by row; None stands for a cell that is left open, and in the truth for one that holds nothing:
+
+    guess = predict("the chunk that each rank sends", [
+        [None, None, None],  # rank 0: steps 0, 1, 2
+        [None, None, None],  # rank 1
+    ], rows="rank", columns="step")
+    guess.against([[0, 1, 2], [1, 0, 2]])         # draws the guess beside the truth, wrong cells marked
+
+At the end of a lesson, each prediction with guess, measured value and ratio, under "6 of 9 right or within 10 %":
+
+    predict.card()
+
+A cell that is run again replaces its record, by name: give each prediction a name of its own. What was guessed is also
+kept on this machine's disk: see `aiscale.book.progress`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+from aiscale.book.notebook import BookError
+from aiscale.book.progress import save, shell, show
+
+KB, MB, GB = 10**3, 10**6, 10**9
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+#: measured / guess: what was probably missed, for any unit and for bytes.
+_HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something counted twice?"}
+_BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes", 1 / 8: "Bytes or bits?"}
+_HINT_WITHIN = 0.02
+_GRADES = {"exact": "exactly right", "close": "within 10 %", "near": "within a factor of 2"}
+
+_made: dict[str, Guess] = {}  #: this process's predictions by name, in the order in which they were first made
+
+
+class GuessError(BookError):
+    """A guess or a measured value of the wrong type; a notebook shows the one line, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"GuessError: {self}"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found; it has been shown already."""
+
+    text: str
+    grade: str | None = None  #: exact, close, near or off; None without a guess
+    ratio: float | None = None  #: guess / measured, of numbers
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+class Guess:
+    """A prediction of a number; see `predict`."""
+
+    kind = "number"
+
+    def __init__(self, name: str, guess: object, unit: str = "", hints: Mapping[float, str] | None = None) -> None:
+        self.name, self.unit, self.hints = name, unit, hints or {}
+        self.guess = None if guess is None else self.read(guess, "the guess")
+        self.measured, self.verdict = None, None
+
+    def _ipython_display_(self) -> None:
+        pass  # it was shown when it was made
+
+    def against(self, measured: object, hints: Mapping[float, str] | None = None) -> Verdict:
+        """Show the guess beside what was measured, and return the verdict."""
+        self.measured = self.read(measured, "what was measured")
+        self.hints = {**self.hints, **(hints or {})}
+        if self.guess is None:
+            self.verdict = Verdict(f"measured {self.say(self.measured)}, without a guess")
+        else:
+            self.verdict = self.compare()
+        kept = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
+        show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **kept)
+        self.keep()
+        return self.verdict
+
+    def keep(self) -> None:
+        """Save the guess on this machine's disk, if one was made."""
+        if self.guess is not None:
+            verdict = self.verdict or Verdict("")
+            entry = {"kind": self.kind, "unit": self.unit, "guess": self.guess, "measured": self.measured}
+            save(self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
+
+    def opening(self) -> str:
+        """What the cell shows that asks for the guess."""
+        return f"your guess is {self.say(self.guess)}" if self.guess is not None else _no_guess(self, "a number")
+
+    def read(self, value: object, what: str) -> object:
+        """The value in the form that is compared and saved."""
+        number = value
+        if hasattr(value, "item"):
+            with contextlib.suppress(ValueError, RuntimeError):  # an array of several numbers
+                number = value.item()
+        if isinstance(number, bool) or not isinstance(number, Real):
+            raise GuessError(f"{self.name}: {what} is {value!r}, but it must be a number, as 3 or 1.5 * MiB")
+        if not math.isfinite(number):
+            raise GuessError(f"{self.name}: {what} is {number}, but it must be a finite number")
+        return int(number) if isinstance(number, int) else float(number)
+
+    def compare(self) -> Verdict:
+        guess, measured = self.guess, self.measured
+        said = f"guessed {self.say(guess)}, measured {self.say(measured)}"
+        if math.isclose(guess, measured, rel_tol=1e-9):
+            return Verdict(f"{said}: exactly right", "exact", 1.0)
+        if not measured or guess / measured <= 0:
+            return Verdict(f"{said}: off", "off")
+        ratio = guess / measured
+        factor = max(ratio, 1 / ratio)
+        grade = "close" if factor <= 1.1 else "near" if factor <= 2 else "off"
+        hints = {**_HINTS, **(_BYTE_HINTS if self.unit == "bytes" else {}), **self.hints}
+        hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= _HINT_WITHIN), "")
+        what = f"off by a factor of {factor:.3g}" if hint or grade == "off" else _GRADES[grade]
+        what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
+        return Verdict(f"{said}, guess / measured = {ratio:.3g}: {what}", grade, ratio)
+
+    def say(self, value: object) -> str:
+        """A number for a person, in its unit."""
+        from aiscale.plots.style import format_bytes, format_seconds  # here, because matplotlib loads slowly
+
+        if self.unit == "bytes":
+            return format_bytes(value) + (f" ({value:,.0f} bytes)" if abs(value) >= KiB else "")
+        if self.unit == "s":
+            return format_seconds(value)
+        whole = isinstance(value, int) or abs(value) >= 1e4
+        return f"{value:,.{0 if whole else 4}{'f' if whole else 'g'}} {self.unit}".rstrip()
+
+
+class Choice(Guess):
+    kind = "choice"
+
+    def __init__(self, name: str, guess: object, choices: Sequence[str]) -> None:
+        self.choices = list(choices)
+        super().__init__(name, guess)
+
+    def opening(self) -> str:
+        listed = "".join(f"\n  {number}  {choice}" for number, choice in enumerate(self.choices, 1))
+        made = f"your guess is {self.guess}" if self.guess is not None else _no_guess(self, "the number of a choice")
+        return f"{made}{listed}"
+
+    def read(self, value: object, what: str) -> str:
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):
+            return self.choices[value - 1]
+        for choice in self.choices:
+            if isinstance(value, str) and value.strip().lower() == choice.lower():
+                return choice
+        texts = ", ".join(map(repr, self.choices))
+        raise GuessError(
+            f"{self.name}: {what} is {value!r}, but it must be 1 to {len(self.choices)}, or one of {texts}"
+        )
+
+    def compare(self) -> Verdict:
+        if self.guess == self.measured:
+            return Verdict(f"{self.guess}: right", "exact")
+        return Verdict(f"guessed {self.guess}: wrong, it is {self.measured}", "off")
+
+    def say(self, value: object) -> str:
+        return str(value)
+
+
+class Grid(Guess):
+    kind = "grid"
+
+    def __init__(self, name: str, guess: Sequence, rows: str, columns: str) -> None:
+        self.rows, self.columns = rows, columns
+        cells = self.shaped(guess, "the guess")
+        self.shape = [len(row) for row in cells]
+        super().__init__(name, None if all(_nothing(cell) for row in cells for cell in row) else cells)
+
+    def opening(self) -> str:
+        filled = sum(not _nothing(cell) for row in self.guess or () for cell in row)
+        done = f"your guess fills {filled} of {sum(self.shape)} cells"
+        return done if self.guess is not None else _no_guess(self, "what you expect in each cell")
+
+    @staticmethod
+    def shaped(value: object, what: str) -> list[list]:
+        rows = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(rows, Sequence) and not isinstance(rows, str) and rows:
+            rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
+            rows = [rows] if not isinstance(rows[0], Sequence) or isinstance(rows[0], str) else rows
+            if all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
+                return [[cell.item() if hasattr(cell, "item") else cell for cell in row] for row in rows]
+        raise GuessError(f"{what} is {value!r}, but it must be a list of rows, as [[None, 1], [2, None]]")
+
+    def read(self, value: object, what: str) -> list[list]:
+        cells = self.shaped(value, f"{self.name}: {what}")
+        shape = [len(row) for row in cells]
+        if shape != self.shape:
+            raise GuessError(f"{self.name}: {what} has rows of {shape} cells, but the grid has rows of {self.shape}")
+        return cells
+
+    def wrong(self) -> list[tuple[int, int]]:
+        """(row, column) of the cells that differ from the truth."""
+        pairs = [zip(*rows, strict=True) for rows in zip(self.guess, self.measured, strict=True)]
+        return [
+            (r, c) for r, row in enumerate(pairs) for c, (guess, truth) in enumerate(row) if not _same(guess, truth)
+        ]
+
+    def against(self, measured: object, hints: Mapping[float, str] | None = None) -> Verdict:
+        verdict = super().against(measured, hints)
+        if shell():
+            from aiscale import plots  # here, because matplotlib loads slowly
+
+            plots.guessed(self.guess, self.measured, rows=self.rows, columns=self.columns, same=_same)
+        return verdict
+
+    def compare(self) -> Verdict:
+        wrong, total = self.wrong(), sum(self.shape)
+        if not wrong:
+            return Verdict(f"all {total} cells right", "exact")
+        where = ", ".join(f"{self.rows} {r} {self.columns} {c}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
+        grade = "near" if 2 * len(wrong) <= total else "off"
+        text = f"{total - len(wrong)} of {total} cells right; wrong: {where}"
+        return Verdict(text if shell() else f"{text}\n{self._as_text()}", grade)
+
+    def say(self, value: object) -> str:
+        """The grid in the card, or row by row where nothing is drawn."""
+        return f"{sum(self.shape)} cells" if shell() else " | ".join(" ".join(map(_cell, row)) for row in value)
+
+    def _as_text(self) -> str:
+        wrong, lines = self.wrong(), []
+        for r, (guess, truth) in enumerate(zip(self.guess, self.measured, strict=True)):
+            marked = [f"{_cell(cell) + ('!' if (r, c) in wrong else ' '):>6}" for c, cell in enumerate(guess)]
+            lines.append(f"{self.rows} {r}:{''.join(marked)}   truth:{''.join(f'{_cell(cell):>6}' for cell in truth)}")
+        return "\n".join(lines)
+
+
+def predict(
+    name: str,
+    guess: object = None,
+    *,
+    unit: str = "",
+    choices: Sequence[str] | None = None,
+    hints: Mapping[float, str] | None = None,
+    rows: str = "row",
+    columns: str = "column",
+) -> Guess:
+    """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made."""
+    if choices is not None:
+        made = Choice(name, guess, choices)
+    elif isinstance(guess, list | tuple) or hasattr(guess, "tolist") and getattr(guess, "ndim", 0):
+        made = Grid(name, guess, rows, columns)
+    else:
+        made = Guess(name, guess, unit, hints)
+    opening = made.opening()
+    _made[name] = made
+    show(f"{name}: {opening}", None, predict=name)
+    made.keep()
+    return made
+
+
+def card() -> None:
+    """Show each prediction of this notebook with guess, measured value and ratio."""
+    compared = [made for made in _made.values() if made.verdict]
+    guessed = [made for made in compared if made.guess is not None]
+    right = sum(made.verdict.grade in ("exact", "close") for made in guessed)
+    title = f"{right} of {len(compared)} right or within 10 %"
+    title += f", {len(compared) - len(guessed)} without a guess" if len(guessed) < len(compared) else ""
+    table = [("prediction", "guess", "measured", "guess / measured")]
+    for made in compared:
+        guess = "" if made.guess is None else made.say(made.guess)
+        grade, ratio = made.verdict.grade, made.verdict.ratio
+        wrong = made.verdict.text.partition(";")[0] if made.kind == "grid" else "wrong"
+        last = f"{ratio:.3g}" if ratio is not None else {None: "", "exact": "right"}.get(grade, wrong)
+        table.append((made.name, guess, made.say(made.measured), last))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    rows = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table]
+    head = rows[0].replace("td>", "th>")
+    show("\n".join([title, *text]), page=f"<b>{title}</b><table>{head}{''.join(rows[1:])}</table>")
+
+
+predict.card = card
+
+
+# a cell of a grid ---------------------------------------------------------------------------------------------------
+
+
+def _nothing(cell: object) -> bool:
+    return cell is None or cell in ("", "-")
+
+
+def _cell(cell: object) -> str:
+    return "-" if _nothing(cell) else str(cell)
+
+
+def _same(guess: object, truth: object) -> bool:
+    if _nothing(guess) or _nothing(truth):
+        return _nothing(guess) and _nothing(truth)
+    if isinstance(guess, Real) and isinstance(truth, Real):
+        return math.isclose(guess, truth, rel_tol=1e-6)
+    return str(guess).strip().lower() == str(truth).strip().lower()
+
+
+def _no_guess(made: Guess, what: str) -> str:
+    if any(other.guess is None for other in _made.values() if other.name != made.name):
+        return "no guess"
+    return f"no guess: write {what} in place of None and run the cell again"

@@ -1,0 +1,207 @@
+"""Predictions: what a participant may write, what is said and kept of it, and that no answer stands above it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from nbformat.v4 import new_notebook, new_output
+
+from aiscale import plots
+from aiscale.book import MiB, guesses, predict, progress
+from aiscale.book.answers import given_away
+from aiscale.book.guesses import GuessError
+from lessons import code, prose
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """A process without earlier predictions, and the file that it keeps its guesses in."""
+    monkeypatch.setattr(guesses, "_made", {})
+    monkeypatch.setattr(progress, "_FOLDER", tmp_path / "progress")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/somewhere/03_ddp.ipynb")
+    return tmp_path / "progress" / "03_ddp.json"
+
+
+@pytest.mark.parametrize(
+    ("guess", "measured", "unit", "said"),
+    [
+        (3 * MiB, 3 * MiB, "bytes", "measured 3 MiB (3,145,728 bytes): exactly right"),
+        (5000, 5123.4, "tokens/s", "guessed 5,000 tokens/s, measured 5,123 tokens/s, guess / measured = 0.976: within"),
+        (0.010, 0.013, "s", "guessed 10 ms, measured 13 ms, guess / measured = 0.769: within a factor of 2"),
+        (0.3, 0.00031, "s", "measured 310 µs, guess / measured = 968: off by a factor of 968"),
+        (10, 20, "", "= 0.5: off by a factor of 2. Do both directions, or both halves, count?"),
+        (20, 10, "", "off by a factor of 2. Is something counted twice?"),
+        (100, 801, "bytes", "off by a factor of 8.01. A 64-bit number has 8 bytes"),
+        (100, 300, "", "off by a factor of 3. The other ranks send too"),
+        (0, 0, "", "exactly right"),
+        (5, 0, "", "measured 0: off"),
+        (-1, 2, "", "guessed -1, measured 2: off"),
+    ],
+)  # fmt: skip
+def test_a_number_is_compared_in_its_unit_and_the_factor_is_explained(capsys, guess, measured, unit, said):
+    verdict = predict("n", guess, unit=unit).against(measured, hints={3: "the other ranks send too"})
+    assert said in verdict.text and f"n: {verdict.text}" in capsys.readouterr().out
+
+
+def test_without_a_guess_the_notebook_goes_on_and_nothing_is_kept(capsys, kept):
+    verdict = predict("first", None, unit="bytes").against(2048)
+    predict("second")
+    assert capsys.readouterr().out.splitlines() == [
+        "first: no guess: write a number in place of None and run the cell again",
+        "first: measured 2 KiB (2,048 bytes), without a guess",
+        "second: no guess",
+    ]
+    assert verdict.grade is None and not kept.parent.exists()
+
+
+def test_measured_numbers_may_be_arrays_of_one_element():
+    import numpy as np
+
+    assert predict("n", np.int64(3)).against(np.array([3.0])).grade == "exact"
+
+
+def test_a_choice_is_made_by_its_number_or_its_text(capsys):
+    choices = ["the sum", "the mean"]
+    assert predict("gradient", 2, choices=choices).against("the mean").text == "the mean: right"
+    assert "1  the sum\n" in capsys.readouterr().out
+    assert predict("gradient", "The sum", choices=choices).against(2).text == "guessed the sum: wrong, it is the mean"
+
+
+def test_a_grid_is_compared_cell_by_cell():
+    guess = predict("who sends", [[0, 1], [2, None], ["a1", ""]], rows="rank", columns="step")
+    verdict = guess.against([[0, 3], [2, 1], ["A1", None]])
+    first, *rows = verdict.text.splitlines()
+    assert first == "4 of 6 cells right; wrong: rank 0 step 1, rank 1 step 1"
+    assert rows[0].split() == ["rank", "0:", "0", "1!", "truth:", "0", "3"]
+    assert predict("empty", [[None] * 2] * 2).against([[1, 2], [3, 4]]).grade is None
+    assert predict("a row", [1, 2]).against([1, 2]).grade == "exact"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"guess": "3"}, "n: the guess is '3', but it must be a number, as 3 or 1.5 * MiB"),
+        ({"guess": True}, "n: the guess is True, but it must be a number"),
+        ({"guess": float("inf")}, "n: the guess is inf, but it must be a finite number"),
+        ({"guess": 3, "choices": ["a", "b"]}, "n: the guess is 3, but it must be 1 to 2, or one of 'a', 'b'"),
+        ({"guess": [[1, 2]]}, "n: what was measured has rows of [1] cells, but the grid has rows of [2]"),
+    ],
+)
+def test_a_guess_of_the_wrong_type_is_refused_in_one_line(arguments, said):
+    with pytest.raises(GuessError) as raised:
+        predict("n", **arguments).against([[1]])
+    assert said in str(raised.value) and raised.value._render_traceback_() == [f"GuessError: {raised.value}"]
+
+
+def test_the_card_lists_every_comparison_and_a_cell_run_again_replaces_its_own(capsys):
+    predict("a", 10).against(30)
+    predict("b", None).against(5)
+    predict("c", 1, choices=["x", "y"]).against("x")
+    predict("d", [[1, 2]]).against([[1, 3]])
+    predict("never measured", 4)
+    predict("a", 29).against(30)
+    capsys.readouterr()
+    predict.card()
+    title, heads, *rows = capsys.readouterr().out.splitlines()
+    assert title == "2 of 4 right or within 10 %, 1 without a guess"
+    assert [[cell.strip() for cell in row.split("|")] for row in rows] == [
+        ["a", "29", "30", "0.967"],
+        ["b", "", "5", ""],
+        ["c", "x", "x", "right"],
+        ["d", "1 2", "1 3", "1 of 2 cells right"],
+    ]
+
+
+def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monkeypatch):
+    predict("a", 10, unit="bytes").against(20)
+    monkeypatch.setattr(guesses, "_made", {})
+    predict("b", 7)
+    tree = json.loads(kept.read_text())
+    assert (tree["version"], tree["lesson"], list(tree["predictions"])) == (1, "03_ddp", ["a", "b"])
+    a, b = tree["predictions"].values()
+    assert a.pop("at").endswith("+00:00")
+    assert a == {"kind": "number", "unit": "bytes", "guess": 10, "measured": 20, "ratio": 0.5, "grade": "near"}
+    assert (b["guess"], b["measured"], b["grade"]) == (7, None, None)
+    assert [path.name for path in kept.parent.iterdir()] == ["03_ddp.json"]
+
+
+def test_a_disk_that_cannot_be_written_to_does_not_fail_the_cell(kept):
+    kept.parent.write_text("a file where the folder would be")
+    assert predict("a", 1).against(1).grade == "exact"
+
+
+def test_a_damaged_record_is_replaced(kept):
+    kept.parent.mkdir()
+    kept.write_text("{")
+    predict("a", 1)
+    assert list(json.loads(kept.read_text())["predictions"]) == ["a"]
+
+
+def test_predict_loads_neither_torch_nor_matplotlib():
+    program = (
+        "import sys; from aiscale.book import predict; print({'torch', 'matplotlib', 'nbformat'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
+
+
+def test_the_figure_of_a_grid_crosses_out_the_wrong_cells():
+    ax = plots.guessed([[1, 2], [3, None]], [[1, 2], [4, 5]])
+    assert len(ax.lines) == 2
+    assert {"your guess", "truth", "rank 1"} <= {text.get_text() for text in ax.texts}
+    assert len(plots.guessed(None, [[1, 2]]).lines) == 0
+    plots.style.plt.close("all")
+
+
+# no answer above its question ---------------------------------------------------------------------------------------
+
+
+def executed(*above, measured, unit="bytes"):
+    """An executed notebook that asks and measures below the cells `above`."""
+    asks, tells = code("guess = predict('n')"), code("guess.against(x)")
+    asks.outputs = [new_output("display_data", metadata={"aiscale": {"predict": "n"}})]
+    facts = {"against": "n", "measured": measured, "unit": unit}
+    tells.outputs = [new_output("display_data", {"text/plain": f"{measured}"}, metadata={"aiscale": facts})]
+    injected = code("steps = 3", "injected-parameters")
+    return new_notebook(cells=[injected, prose("A title"), *above, asks, prose("Then."), tells])
+
+
+def printed(text: str):
+    cell = code("print(x)")
+    cell.outputs = [new_output("stream", text=text)]
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("above", "measured", "unit", "shown"),
+    [
+        (prose("It sends 3,145,728 bytes."), 3145728, "bytes", "3,145,728 bytes"),
+        (code("x = 3_145_728"), 3145728, "bytes", "3_145_728"),
+        (printed("sent 3.00 MiB"), 3145728, "bytes", "3.00 MiB"),
+        (printed("sent 3.15 MB a step"), 3145728, "bytes", "3.15 MB"),
+        (printed("a model of 124 M"), 124_439_808, "", "124 M"),
+        (printed("loss 5.55"), 5.5512, "", "5.55"),
+        (printed("took 251.3 ms"), 0.25131, "s", "251.3 ms"),
+    ],
+)
+def test_an_answer_above_its_question_is_found_in_source_and_output(above, measured, unit, shown):
+    ((cell, said),) = given_away(executed(prose("Words."), above, measured=measured, unit=unit))
+    assert cell == 4 and said.startswith(f"the answer to 'n', {measured} {unit}".strip())
+    assert said.endswith(f"stands above it: cell 3 shows {shown}")
+
+
+@pytest.mark.parametrize(
+    ("above", "measured", "unit"),
+    [
+        (prose("It has 3145729 or 13145728 or 3145728.5 of them, not 3,145,728,000."), 3145728, "bytes"),
+        (prose("About 3 MiB, or 3.1 MB."), 3145728, "bytes"),
+        (prose("Twelve: 12."), 12, ""),
+        (printed("took 251 ms"), 0.251, "s"),  # three digits may be chance
+        (prose("The shape is (1,2,3)."), 123, ""),
+        (prose("version 2.1.30"), 2.1, ""),
+    ],
+)
+def test_numbers_that_are_not_the_answer_are_left_alone(above, measured, unit):
+    assert given_away(executed(above, measured=measured, unit=unit)) == []
