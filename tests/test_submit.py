@@ -211,7 +211,7 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
             assert (found["Slurm"]["state"] == "wrong") == (name != "environment"), "Slurm refuses it too"
         found = checks("-N2", "-t 10", dry=False)
         assert {each["state"] for name, each in found.items() if name != "versions"} <= {"ok"}, found
-        job = "1"
+        job = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i"], capture_output=True).stdout.strip()
         assert nodes.wait(job) == "COMPLETED"
         counted = ["sacct", "--completion", "--noheader", "--parsable2", "--jobs", job, "--format=ElapsedRaw,NNodes"]
         elapsed, size = map(int, nodes.login(counted, capture_output=True).stdout.strip().split("|"))
