@@ -144,6 +144,8 @@ def test_every_launcher_is_read_without_being_run(path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     place, lesson = site(path.split("/")[0]), LESSONS[Path(path).stem]
     job = Launcher.read(FOLDER / path, place)
+    lines = (FOLDER / path).read_text().splitlines()
+    assert job.final().splitlines() == lines, "every option is kept, and nothing else changes"
     assert job.nodes >= 1 and 0 < job.hours <= 24 and job.starts == 1 + lesson.restarts * lesson.chain
     run = job.run()
     assert (run is None) == (lesson.work != "train")

@@ -49,7 +49,7 @@ class Launcher:
             raise SubmitError(f"{path} cannot be read: {why}") from None
         if not text.startswith("#!"):
             raise SubmitError(f"{path} is no batch script: its first line must be #!/bin/bash")
-        lines = re.findall(r"^#SBATCH\s+(.*?)(?:\s+#.*)?$", text, re.M)
+        lines = re.findall(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", text, re.M)
         options = parse_options(word for line in lines for word in shlex.split(line))
         options |= {name: value for name, key in _VARIABLES.items() if (value := os.environ.get(key))}
         options |= parse_options(shlex.split(sbatch))
