@@ -88,7 +88,8 @@ def _add_train(commands) -> None:
     add(
         "--note-saved",
         metavar="FILE",
-        help="write the path of each complete checkpoint to FILE, then `stopped` or `hung`",
+        default=os.environ.get("AISCALE_NOTE_SAVED"),  # set by launchers
+        help="write the path of each complete checkpoint to FILE, then `stopped` or `hung HOST`",
     )
     add("--quiet", action="store_true", help="show no progress bar and no summary")
     add("--show", action="store_true", help="print the settings of the run as JSON and exit")
@@ -324,6 +325,11 @@ _DELEGATED = {
         "make Jupyter kernels that load a site's modules",
         "aiscale kernel install --site perlmutter",
         "aiscale.hpc.jupyter.kernel",
+    ),
+    "submit": (
+        "check a launcher and what it needs, say what it costs, and submit it",
+        "aiscale submit launchers/frontier/ddp.sbatch --dry-run",
+        "aiscale.hpc.submit.command",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
     "plan": (

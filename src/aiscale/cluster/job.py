@@ -137,14 +137,10 @@ class Job:
 
     def _environment(self) -> tuple[str, dict[str, str]]:
         """The folder to submit from, and the variables by which the job finds this kernel's software."""
-        prefix, place = Path(sys.prefix), self.place
+        prefix = Path(sys.prefix)
         is_environment = (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir()
         if "AISCALE_ENVIRONMENT" in os.environ or not is_environment:
             return os.getcwd(), {}
-        settings = prefix / "pyvenv.cfg"
-        on_module = settings.exists() and "include-system-site-packages = true" in settings.read_text()
-        if place and place.environment == "module" and on_module and prefix.name == ".venv":
-            return str(prefix.parent), {}  # the script loads the module, then .venv in this folder
         return os.getcwd(), {"AISCALE_ENVIRONMENT": str(prefix)}
 
 

@@ -79,7 +79,7 @@ class Records:
         """Claim the folder; delete an earlier run's results if `overwrite` is set."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            records = Records(path).lock()
+            records = Records(path).lock(say=True)
             if overwrite and (path / "run.json").exists():
                 _clear(path)
             records.run_id = run_id_of(path) or secrets.token_hex(4)
@@ -89,8 +89,8 @@ class Records:
             ) from None
         return records
 
-    def lock(self) -> Records:
-        """Keep other runs out of the folder until close(). Does nothing on a file system without locks."""
+    def lock(self, say: bool = False) -> Records:
+        """Keep other runs out of the folder until close(). On a file system without locks it only says so, if asked."""
         if fcntl is None or not self.path.is_dir() or not os.access(self.path, os.W_OK):
             return self
         stream = (self.path / _LOCK).open("a")
@@ -101,8 +101,14 @@ class Records:
             raise RunFolderError(
                 f"{self.path} is being written by another run: wait for it, stop it, or use --set name=OTHER"
             ) from None
-        except OSError:
-            pass  # some cluster file systems cannot lock
+        except OSError as error:
+            if say:
+                why = (error.strerror or str(error)).lower()
+                print(
+                    f"aiscale: this file system cannot lock {self.path} ({why}): make sure that no other run writes "
+                    "there; batch jobs have --dependency=singleton for that",
+                    file=sys.stderr,
+                )
         self._lock = stream
         return self
 

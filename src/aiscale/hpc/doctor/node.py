@@ -65,6 +65,7 @@ def examine() -> Iterator[Finding]:
     yield _host_name()
     yield from _network()
     yield from libfabric()
+    yield from effective_settings(os.environ)
     yield from _storage()
 
 
@@ -230,6 +231,20 @@ def libfabric() -> Iterator[Finding]:
     providers = re.findall(r"^(\w\S*):", told[1], re.M)
     if version:
         yield Finding("libfabric", "ok", f"{version[1]}, providers {', '.join(providers) or 'none'}")
+
+
+#: what decides how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees and is bound to
+_SETTINGS = ("NCCL_", "RCCL_", "FI_", "TORCH_NCCL_", "MPICH_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_SETTINGS += ("HIP_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "HSA_", "SLURM_CPU_BIND", "SLURM_GPU_BIND")
+
+
+def effective_settings(env: Mapping[str, str]) -> Iterator[Finding]:
+    """The variables of the network and of binding, and the modules, as this process has them."""
+    told = " ".join(f"{name}={value}" for name, value in sorted(env.items()) if name.startswith(_SETTINGS) and value)
+    if told:
+        yield Finding("settings", "ok", told)
+    if modules := env.get("LOADEDMODULES"):
+        yield Finding("modules", "ok", modules.replace(":", " "))
 
 
 def find_plugin(env: Mapping[str, str]) -> Path | None:

@@ -114,7 +114,7 @@ def _pinned(script: str, loaded: str) -> str:
     def pin_line(match: re.Match) -> str:
         return match[1] + re.sub(r"\S+", pin, match[2])
 
-    return re.sub(r"(?m)^(\s*module load )([^#\n]*[^#\s])", pin_line, script)
+    return re.sub(r"(?m)(^\s*module load |then module load )([^#;\n]*[^#;\s])", pin_line, script)
 
 
 def _kernel_json(spec: Spec) -> dict:
