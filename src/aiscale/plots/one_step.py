@@ -163,7 +163,7 @@ def memory_over_time(
 
 
 #: Of parameters that belong to other ranks: paler than one's own.
-BORROWED = to_hex(style.tint(style.MEMORY_COLORS["parameters"], 0.45))
+BORROWED = to_hex(style.tint(style.MEMORY_COLORS["parameters"], 0.3))
 #: In stacking order: what persists between steps comes first.
 _STEP_COLORS = {
     "parameters": style.MEMORY_COLORS["parameters"],
