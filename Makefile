@@ -1,7 +1,7 @@
-# Everything starts here: `make workshop` on a fresh machine, then `make lab`. `make help` lists the rest.
+# Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help workshop test test-more test-all soak lab setup lock clean distclean
+.PHONY: help lab workshop test test-more test-all soak setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
@@ -10,13 +10,17 @@ WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 PYTEST := $(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo 'NOTEBOOKS="00 03"       workshop: only these notebooks      ARGS="..."  more arguments for workshop, test, soak, lab'
-	@echo 'PYTHON=python3.12       the interpreter of .venv            TORCH=...   another torch build: an index, a version, or'
-	@echo 'MPI=site                no mpich, the site has an MPI                   site, for the one that a module has loaded'
+	@echo 'PYTHON=python3.12       the interpreter of .venv            TORCH=cpu   cuda or rocm: that build of torch; a version;'
+	@echo 'MPI=site                no mpich, the site has an MPI                   site, the one that a module has loaded'
 
-workshop: setup  ## install what is missing, run every notebook, and build the gallery
+lab:  ## start here: install what the lessons need, and open notebook 00 in JupyterLab
+	@scripts/setup.sh lessons
+	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/00_start_here.ipynb $(ARGS) notebooks
+
+workshop: setup  ## install everything, run every notebook without a browser, and build the gallery
 	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
 
 test: setup  ## run the tests: every promise once, on real processes (a quarter of an hour)
@@ -30,10 +34,7 @@ test-all: test test-more  ## run both (an hour)
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
 	@$(WITH_PATH) PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
 
-lab: setup  ## open the notebooks in JupyterLab
-	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks
-
-setup:  ## install what is missing into .venv
+setup:  ## install everything that is missing into .venv
 	@scripts/setup.sh
 
 lock: setup  ## resolve requirements.lock anew from pyproject.toml

@@ -45,23 +45,37 @@ print(place.name, place.build.python, place.build.torch)' "$site") || exit 2
 fi
 # What the lock has now is kept where it fits; a site's begins with everybody's.
 if [ -z "$site" ]; then
-  cp requirements.lock "$resolved"
+  grep -v '^#' requirements.lock > "$resolved"
 else
   mkdir -p "$(dirname "$lock")"
   if [ -f "$lock" ]; then grep -v '^torch==' "$lock"; else grep -v '^torch==' requirements.lock; fi > "$resolved"
 fi
 
 "$python" -m pip install --quiet uv
-"$(dirname "$python")/uv" pip compile --quiet "${options[@]}" --constraints "$work/constraints" --no-annotate --no-header \
-  pyproject.toml --output-file "$resolved"
+compile() { # OPTIONS...: the resolution, kept in $resolved
+  "$(dirname "$python")/uv" pip compile --quiet "$@" --constraints "$work/constraints" --no-annotate --no-header \
+    pyproject.toml --output-file "$resolved"
+}
+plain() { # without the libraries of some torch builds, and without systems that are not supported
+  grep -vE "^(#|(nvidia|cuda|triton)-?|.*== '(win32|nt|emscripten)')" "$resolved" \
+    | sed -E "s/ ; sys_platform != 'emscripten'( and sys_platform != 'win32')?$//; s/ ; os_name != 'nt'.*$//"
+}
+compile "${options[@]}"
+plain > "$work/all"
 {
   if [ -n "$site" ]; then
     echo "# The exact versions that launchers/$name/build_environment.sh installs, for Python $wanted. Written by"
     echo "# \`scripts/lock.sh --site $site\`. The libraries that a torch build brings with it are not listed."
+    cat "$work/all"
   else
-    sed -n '/^#/p' requirements.lock
+    # What the lessons need comes first: `make lab` installs no more. The versions are those of the whole.
+    cp "$resolved" "$work/constraints"
+    compile --universal --python-version 3.11 --extra mpi
+    plain | sed -E 's/[= ].*//' > "$work/lessons"
+    sed -n '/^#/{/^# Beyond/!p;}' requirements.lock
+    awk -F '[= ]' 'NR == FNR {lessons[$1]; next} $1 in lessons' "$work/lessons" "$work/all"
+    echo "# Beyond the lessons: evaluation, corpora, a hub, the tests."
+    awk -F '[= ]' 'NR == FNR {lessons[$1]; next} !($1 in lessons)' "$work/lessons" "$work/all"
   fi
-  grep -vE "^(nvidia|cuda|triton)-?|== '(win32|nt|emscripten)'" "$resolved" \
-    | sed -E "s/ ; sys_platform != 'emscripten'( and sys_platform != 'win32')?$//; s/ ; os_name != 'nt'.*$//"
 } > "$lock.new"
 mv "$lock.new" "$lock"

@@ -100,18 +100,6 @@ def test_savings_use_the_average_step_per_round_and_masking_is_relative_to_them(
     assert result["share_here"] == pytest.approx(1 - 1.0 / 3.0)
 
 
-def test_the_break_even_density_is_where_radius_line_crosses_the_baseline():
-    (found,) = reckon(_measured())["break_even"]
-    each = []
-    for dense, *turns in ((2.0, 1.4, 1.9), (4.0, 2.8, 3.8)):
-        low, high = ((199 * turn + 5.0) / 200 for turn in turns)
-        each.append(0.4 + 0.5 * (dense - low) / (high - low))
-    assert found["density"]["median"] == pytest.approx(sum(each) / 2)
-    flat = _measured()
-    flat["seconds"]["radius d 0.4, fp32, at once"] = flat["seconds"]["radius d 0.9, fp32, at once"]
-    assert reckon(flat)["break_even"][0]["density"] is None  # the line does not rise, so there is no break-even density
-
-
 def test_speed_ups_include_the_main_rate():
     rates = [row for row in reckon(_measured())["rates"] if row["name"].startswith("radius d 0.4")]
     assert [(row["link_mbit_s"], row["times_main_rate"]) for row in rates] == [(4.0, 0.5), (8.0, 1.0)]

@@ -95,6 +95,20 @@ def test_switches_that_add_up_beat_every_ring_and_only_for_an_all_reduce():
     assert cost.collective_seconds("all_reduce", 2**33, H100, ranks=4).algorithm == "ring"
 
 
+def test_between_two_nodes_switches_beat_the_ring_and_between_four_they_do_not():
+    """2 nodes of 8 H100 with 8 x 400 Gb/s: about 470 GB/s (NVIDIA/nccl#2409, after NVIDIA/nccl-tests#309). 4 nodes of
+    8 H200: the ring 365, switches and a tree 310 (ml-engineering)."""
+    two, four = (cost.collective_seconds("all_reduce", 2**33, H100, ranks=n) for n in (16, 32))
+    assert (two.algorithm, four.algorithm) == ("in-switch", "ring")
+    assert bus_gb_s(2**33, H100, 16) == pytest.approx(470, rel=0.1)
+
+
+def test_slower_adapters_are_reached_as_well():
+    """3 nodes of 8 A100 with 4 x HDR: at most about 96 of 100 GB/s, 85 on average (NVIDIA/nccl-tests#119)."""
+    network = dataclasses.replace(A100.network, nics=4)
+    assert bus_gb_s(2**27, dataclasses.replace(A100, network=network), 24) == pytest.approx(90, rel=0.1)
+
+
 def test_small_messages_on_many_nodes_take_the_tree_and_large_ones_the_ring():
     small, large = (cost.collective_seconds("all_reduce", n, A100, ranks=256) for n in (2**16, 2**33))
     assert (small.algorithm, small.bottleneck) == ("tree", "latency")
@@ -115,6 +129,13 @@ def test_two_devices_of_a_package_exchange_faster_than_strangers_and_direct_link
     mi300x = machines.find_machine("cosma8-mi300x")  # 2 GPUs: 47.7 GB/s measured, 8: 312.9 (ml-engineering)
     assert bus_gb_s(2**32, mi300x, 2) == pytest.approx(47.7, rel=0.05)
     assert bus_gb_s(2**32, mi300x, 8) == pytest.approx(312.9, rel=0.01)
+
+
+def test_a_gather_meets_the_adapters_of_its_root():
+    S, n = 2**32, 32
+    assert seconds("gather", S, A100, ranks=n) == seconds("scatter", S, A100, ranks=n)
+    one_adapter = 0.9 * 25e9
+    assert seconds("gather", S, A100, ranks=n) == pytest.approx((n - 8) / n * S / one_adapter, rel=0.01)
 
 
 def test_time_grows_with_bytes_and_one_rank_takes_none():

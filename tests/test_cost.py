@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from aiscale import cost, published
-from aiscale.config import ConfigError, ModelConfig, OptimizerConfig
+from aiscale.config import ConfigError, ModelConfig, OptimizerConfig, Run
 from aiscale.model import GPT, cross_entropy_plain, kernels
 from aiscale.optim import build_optimizer
 
@@ -82,6 +82,10 @@ def test_a_layer_has_12_d_squared_weights_and_the_slide_omits_attentions_output(
     assert sum(squares.values()) - squares["attention_out"] == 11
 
 
+def test_megatrons_vocabulary_is_padded_to_128_for_each_tensor_parallel_rank():
+    assert [cost.megatron_vocab_size(50257, tp) for tp in (1, 2, 8)] == [50304, 50432, 51200]
+
+
 def test_the_rule_of_thumb_is_close_for_a_large_model():
     assert cost.approximate_parameter_count(GPT3) / cost.parameter_count(GPT3) == pytest.approx(1, abs=0.005)
 
@@ -113,6 +117,14 @@ def test_a_kernel_that_skips_masked_scores_does_half_the_work_of_attention():
     half = cost.flops_by_part(GPT2, 1024, causal="half")
     assert half.pop("attention") / full.pop("attention") == pytest.approx(1025 / 2048)
     assert half == full
+
+
+def test_megatrons_present_code_counts_half_of_attention_and_its_papers_all():
+    """training.py, num_floating_point_operations: T / 2 positions for each of the two products."""
+    s, h = 2048, GPT3.d_model
+    present = 6 * GPT3.n_layer * (12 * h**2 + 2 * h * s / 2) + 6 * h * GPT3.vocab_size
+    assert cost.flops_per_token(GPT3, s, causal="half") == pytest.approx(present, rel=1e-4)
+    assert cost.flops_per_token(GPT3, s) > 1.01 * present
 
 
 def test_flops_agree_with_megatrons_formula():
@@ -203,10 +215,8 @@ def test_checkpointing_keeps_the_blocks_inputs_and_one_block():
 
 
 def test_both_accountings_give_sixteen_bytes_a_parameter():
-    torch_fp32 = cost.model_state_bytes(10**6)
-    zero_bf16 = cost.model_state_bytes(10**6, precision="bf16", accounting="zero")
-    assert sum(torch_fp32.values()) == sum(zero_bf16.values()) == 16 * 10**6
-    assert zero_bf16["optimizer states"] == 12 * 10**6
+    torch_fp32, paper = cost.model_state_bytes(10**6), cost.zero_state_bytes(10**6, 0, 1)
+    assert sum(torch_fp32.values()) == sum(paper.values()) == 16 * 10**6
 
 
 def test_the_slides_rows_match_our_formulas():
@@ -336,22 +346,79 @@ def test_bad_points_are_refused():
         cost.wire_bytes("allreduce", 8, 2)
 
 
+# What a rank of a layout sends and holds ------------------------------------------------------------------------------
+
+M22B = ModelConfig(n_layer=48, n_head=64, d_model=6144, vocab_size=51200, max_seq_len=2048)
+LOOP = ["loop.seq_len=2048", "loop.global_batch=128", "loop.micro_batch=1"]
+
+
+def run_of(model: ModelConfig, strategy: str, *settings: str) -> Run:
+    return Run(model=model).override(f"parallel.strategy={strategy}", *LOOP, *settings)
+
+
+def test_megatrons_gradients_travel_in_fp32_and_its_weights_in_16_bits():
+    numbers = cost.held_bytes(run_of(M22B, "megatron", "loop.precision=bf16"), 2)["parameters"] / 2
+    plain = cost.step_traffic(run_of(M22B, "megatron", "loop.precision=bf16"), 2)
+    assert plain["all_reduce", "dp"] == 4 * numbers
+    sharded = run_of(M22B, "megatron", "loop.precision=bf16", "parallel.distributed_optimizer=true")
+    sent = cost.step_traffic(sharded, 2)
+    assert sent["reduce_scatter", "dp"] == 2 * sent["all_gather", "dp"] == pytest.approx(4 * numbers, rel=1e-4)
+
+
+def test_fp16_counts_two_bytes_where_16_bit_weights_are_held():
+    for strategy, each in (("megatron", 2), ("zero", 2), ("ddp", 4)):
+        held, wide = (cost.held_bytes(run_of(M22B, strategy, f"loop.precision={p}"), 4) for p in ("fp16", "fp32"))
+        assert held["parameters"] * 4 == wide["parameters"] * each
+        assert sum(held.values()) == pytest.approx(sum(wide.values()), rel=0.001)  # 16 bytes: masters beside 2 + 2
+
+
+def test_fsdp_sends_half_as_much_again_only_if_weights_and_gradients_have_one_type():
+    for precision, expected in (("fp32", 1.5), ("bf16", 1.0)):
+        fsdp, ddp = (
+            sum(cost.wire_bytes(op, n, 4) for (op, _), n in cost.step_traffic(run, 4).items())
+            for run in (
+                run_of(M22B, name, f"loop.precision={precision}", "loop.micro_batch=32") for name in ("fsdp", "ddp")
+            )
+        )
+        assert fsdp / ddp == pytest.approx(expected, rel=0.01)
+
+
+def test_the_first_stage_holds_more_than_the_average_and_the_last_one_the_logits():
+    run = run_of(M22B, "megatron", "loop.precision=bf16", "parallel.tp=4", "parallel.pp=8")
+    ranks = [cost.step_bytes(run, 32, 4 * stage) for stage in range(8)]
+    states = [sum(rank[k] for k in ("parameters", "gradients", "optimizer states")) for rank in ranks]
+    assert states[0] / 1e9 == pytest.approx(13.9, abs=0.05)
+    assert 18 * cost.parameter_count(M22B) / 32 / 1e9 == pytest.approx(12.4, abs=0.05)
+    assert [rank["logits"] for rank in ranks] == [0] * 7 + [4 * 2048 * 51200 // 4]
+    in_flight = [rank["activations"] / ranks[-2]["activations"] for rank in ranks[1:7]]
+    assert in_flight == pytest.approx([7 / 2, 6 / 2, 5 / 2, 4 / 2, 3 / 2, 1])
+
+
+@pytest.mark.parametrize("strategy", ["serial", "ddp", "zero", "fsdp", "pipeline"])
+def test_a_steps_bytes_hold_the_activations_of_what_is_in_flight(strategy):
+    world = {"serial": 1, "pipeline": 4}.get(strategy, 2)
+    run = run_of(GPT2, strategy, *(["parallel.pp=4"] if strategy == "pipeline" else []), "loop.seq_len=1024")
+    held, step = cost.held_bytes(run, world), cost.step_bytes(run, world)
+    one = cost.activation_bytes_by_part(GPT2, 1, 1024)
+    on_rank_0 = sum(one.values()) - (one["head"] if strategy == "pipeline" else 0)  # 4 micro-batches of a quarter
+    embeddings = 3 * one["embeddings"] if strategy == "pipeline" else 0
+    assert step == {**held, "activations": pytest.approx(on_rank_0 + embeddings, abs=2), "logits": 0}
+
+
 # Data parallelism ----------------------------------------------------------------------------------------------------
 
 LINK = cost.Link(latency_s=0.0, bandwidth_bytes_s=1e9)
 
 
 def test_a_slow_backward_pass_hides_all_communication_but_the_last_bucket():
-    step = cost.ddp_step_seconds(1.0, 2.0, 1e9, 2, LINK, bucket_bytes=1e8)
-    assert step.communication_s == pytest.approx(1.0)
-    assert step.exposed_s == pytest.approx(0.1)
-    assert step.total_s == pytest.approx(3.1)
+    events = cost.ddp_timeline(1.0, 2.0, 1e9, 2, LINK, bucket_bytes=1e8)
+    assert sum(e.end_s - e.start_s for e in events if e.kind == "communication") == pytest.approx(1.0)
+    assert events[-1].end_s == pytest.approx(1.0 + 2.0 + 0.1)
 
 
 def test_without_overlap_everything_is_exposed():
-    step = cost.ddp_step_seconds(1.0, 2.0, 1e9, 2, LINK, optimizer_s=0.5, overlap=False)
-    assert step.exposed_s == pytest.approx(step.communication_s) == pytest.approx(1.0)
-    assert step.total_s == pytest.approx(4.5)
+    events = cost.ddp_timeline(1.0, 2.0, 1e9, 2, LINK, optimizer_s=0.5, overlap=False)
+    assert events[-1].end_s == pytest.approx(1.0 + 2.0 + 1.0 + 0.5)
 
 
 def test_the_timeline_sends_every_gradient_byte_once_in_order_after_it_is_computed():
@@ -370,7 +437,12 @@ def test_scaling_without_communication_is_ideal_until_the_cores_run_out():
     assert strong == pytest.approx([8, 4, 4])
     assert weak == pytest.approx([8, 8, 16])
     assert cost.speedup("weak", [1, 2, 4], weak) == pytest.approx([1, 2, 2])
-    assert cost.efficiency("strong", [1, 2, 4], strong) == pytest.approx([1, 1, 0.5])
+
+
+def test_the_update_is_not_divided_by_strong_scaling():
+    free = cost.Link(0.0, math.inf)
+    for kind, expected in (("strong", [9, 5, 3]), ("weak", [9, 9, 9])):
+        assert cost.scaling_seconds(kind, 8.0, 1.0, [1, 2, 4], free, optimizer_s=1.0) == pytest.approx(expected)
 
 
 def test_linear_scaling_rule():
@@ -392,5 +464,21 @@ def test_the_predicted_forward_pass_takes_as_long_as_its_formula_says(gather_s, 
     events = cost.prefetch_timeline(6, gather_s, block_s, ahead)
     assert max(event.end_s for event in events) == end_s
     computed = [event.name for event in events if event.kind == "forward"]
+    assert cost.prefetch_timeline(6, gather_s, block_s, ahead, backward_s=1.0)[: len(events)] == events
     gathered = [event.name for event in events if event.kind == "communication"]
     assert computed == [str(i) for i in range(6)] and gathered == ["root"] + [f"gather {i}" for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("gather_s", "backward_s", "reduce_s", "ahead", "takes_s"),
+    [
+        (1, 6, 2, 1, 1 + 6 * 6 + 2),  # the first gather and the last reduction are exposed
+        (2, 1, 2, 1, 6 * (2 + 2)),  # the wire is never idle
+        (1, 6, 2, 0, 6 * (1 + 6) + 2 * 6),  # without prefetch each gather waits for the reduction before it
+    ],
+)
+def test_a_backward_pass_waits_for_gathers_and_reductions(gather_s, backward_s, reduce_s, ahead, takes_s):
+    whole = cost.prefetch_timeline(6, gather_s, 3, ahead, backward_s=backward_s, reduce_s=reduce_s)
+    forward_end = max(event.end_s for event in whole if event.kind == "forward")
+    assert max(event.end_s for event in whole) - forward_end == pytest.approx(takes_s)
+    assert [e.name for e in whole if e.kind == "backward"] == ["5", "4", "3", "2", "1", "0"]

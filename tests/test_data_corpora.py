@@ -68,11 +68,6 @@ def test_bigram_entropy_by_hand():
     assert bigram_entropy("aabaab") == pytest.approx(4 / 5 * math.log(2))
 
 
-def test_bigram_entropy_on_held_out_text_counts_one_more_of_everything():
-    # Counts in "aab": aa 1, ab 1; plus one each: p(b|a) = 2/4, p(a|b) = 1/2. The pairs of "aba": ab, ba.
-    assert bigram_entropy("aab", held_out="aba") == pytest.approx(math.log(2))
-
-
 def test_bigram_entropy_refuses_a_text_without_pairs():
     with pytest.raises(ConfigError, match="a text of 1 characters has no pairs: give 2"):
         bigram_entropy("a")

@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
+from aiscale.cluster.local import find_mpiexec
 from aiscale.hpc.doctor import Finding, Preflight, preflight
 from aiscale.hpc.doctor.command import alike
 from aiscale.hpc.doctor.node import find_plugin, libfabric, node_cores, write_rate
 from aiscale.hpc.doctor.preflight import Seat, compare_seats, partners, slow_devices, slow_links
 from aiscale.processes import usable_cores
-from aiscale.verify.rungs import find_mpiexec
 from ranks import aiscale
 
 FAST, SLOW = 100e6, 20e6

@@ -1,7 +1,8 @@
-"""Set-up: pyproject.toml, requirements.lock and environment.yml agree, and scripts/setup.sh works as documented."""
+"""pyproject.toml, requirements.lock and environment.yml agree with each other and with what the package imports."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import re
@@ -9,9 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -112,6 +112,57 @@ def test_the_package_accepts_the_pythons_and_the_torch_that_the_readme_names():
     assert next(r for r in DIRECT if r.name == "torch").specifier == Requirement("torch>=2.10").specifier
 
 
+def third_party(file: Path) -> set[str]:
+    """The modules that a file imports, here or inside a function, without Python's own and ours."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names - {"aiscale"}
+
+
+#: What only these files import is in an extra, which `make lab` does not install.
+BEYOND_THE_LESSONS = ("train/evaluate/", "data/prepare.py")
+
+
+def test_what_the_package_imports_is_declared_and_lessons_find_theirs():
+    sources = packages_distributions()
+    lessons = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    everything = {canonicalize_name(r.name) for r in DIRECT}
+    undeclared = []
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        place = file.relative_to(ROOT / "src/aiscale").as_posix()
+        declared = everything if place.startswith(BEYOND_THE_LESSONS) else lessons
+        for module in third_party(file):
+            if not {canonicalize_name(name) for name in sources.get(module, [module])} & declared:
+                undeclared.append(f"{place} imports {module}")
+    assert undeclared == []
+
+
+def test_the_first_part_of_the_lock_has_all_that_lessons_need():
+    text = (ROOT / "requirements.lock").read_text().partition("# Beyond the lessons")
+    parts = [
+        {canonicalize_name(Requirement(line).name) for line in part.splitlines()[1:] if line[:1] not in ("#", "")}
+        for part in (text[0], text[2])
+    ]
+    extras = PROJECT["optional-dependencies"]
+    wanted, seen = [Requirement(line) for line in PROJECT["dependencies"] + extras["mpi"]], set()
+    while wanted:
+        requirement = wanted.pop()
+        name = canonicalize_name(requirement.name)
+        if name in seen or name not in locked(".".join(map(str, sys.version_info[:3]))):
+            continue  # the libraries of some torch builds
+        assert name in parts[0], f"{name} is needed by the lessons"
+        seen.add(name)
+        for line in distribution(name).requires or []:
+            need = Requirement(line)
+            if any(not need.marker or need.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)):
+                wanted.append(need)
+    assert {"pytest", "lm-eval", "datasets", "jupyterhub"} <= parts[1]
+
+
 # what stands around -------------------------------------------------------------------------------------------------
 
 
@@ -192,143 +243,3 @@ def test_a_test_that_skips_fails_under_ci_unless_it_needs_a_gpu(tmp_path, ci, st
     assert done.returncode == status
     assert done.stdout.count("skipped, which CI does not allow") >= 2 * status, done.stdout
     assert "SKIPPED [1] test_gpu.py" in done.stdout
-
-
-# scripts/setup.sh, with a stand-in for Python that notes what it is asked -------------------------------------------
-
-STAND_IN = """#!/bin/bash
-echo "$*" >> {calls}
-case "$*" in
-  --version) echo "Python 3.11.9" ;;
-  "-c import sys"*) ;;
-  "-c import torch"*) [ -n "{torch}" ] && echo "{torch}" ;;
-  "-m venv"*) mkdir -p .venv/bin; cp "$0" .venv/bin/python; touch .venv/bin/aiscale; chmod +x .venv/bin/aiscale ;;
-  "-m pip install"*) [ -z "{pip_says}" ] || {{ echo "{pip_says}" > .venv/setup.log; exit 1; }} ;;
-  scripts/missing.py*) exec {python} "$@" ;;
-esac
-"""
-
-
-class Clone:
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.calls = folder, folder / "calls"
-        (folder / "scripts").mkdir()
-        for name in ("scripts/setup.sh", "scripts/missing.py", "Makefile", "requirements.lock", "pyproject.toml"):
-            shutil.copy(ROOT / name, folder / name)
-        self.stand_in()
-
-    def stand_in(self, torch: str = "2.13.0", pip_says: str = "") -> None:
-        path = self.folder / "python"
-        path.write_text(STAND_IN.format(calls=self.calls, torch=torch, pip_says=pip_says, python=sys.executable))
-        path.chmod(0o755)
-        if (self.folder / ".venv/bin/python").exists():
-            shutil.copy(path, self.folder / ".venv/bin/python")
-
-    def setup(self, **variables: str) -> subprocess.CompletedProcess:
-        self.calls.write_text("")
-        env = {k: v for k, v in os.environ.items() if k not in ("TORCH", "MPI", "PYTHON")}
-        env |= {"PYTHON": str(self.folder / "python")} | variables
-        return subprocess.run(["make", "setup"], cwd=self.folder, env=env, capture_output=True, text=True)
-
-    def pip(self) -> list[str]:
-        return [line for line in self.calls.read_text().splitlines() if line.startswith("-m pip")]
-
-
-@pytest.fixture
-def clone(tmp_path):
-    return Clone(tmp_path)
-
-
-def said(done: subprocess.CompletedProcess) -> str:
-    """The script's own lines on standard error, without make's last line."""
-    assert done.returncode != 0
-    return "\n".join(line for line in done.stderr.splitlines() if not line.startswith("make"))
-
-
-def test_setup_installs_torch_first_and_pinned_then_the_lock_then_the_package(clone):
-    assert clone.setup().returncode == 0
-    torch, rest, package = clone.pip()
-    assert torch.endswith("torch==2.13.0") and "--index-url" not in torch
-    assert "--no-deps" in rest and rest.endswith("-r .venv/rest.txt")
-    assert package.endswith("--editable .")
-    lines = (clone.folder / ".venv/rest.txt").read_text().splitlines()
-    assert len(lines) == len(LOCK) - 1 and not any(line.startswith("torch==") for line in lines)
-
-
-def test_a_second_setup_starts_nothing_and_takes_no_time(clone):
-    clone.setup()
-    started = time.monotonic()
-    assert clone.setup().returncode == 0
-    assert time.monotonic() - started < 10 and clone.calls.read_text() == ""
-
-
-@pytest.mark.parametrize("file", ["requirements.lock", "pyproject.toml"])
-def test_setup_runs_again_when_a_list_changes(clone, file):
-    clone.setup()
-    with open(clone.folder / file, "a") as lock:
-        lock.write("# changed\n")
-    assert clone.setup().returncode == 0 and len(clone.pip()) == 3
-    assert "-m venv" not in clone.calls.read_text(), "the virtual environment is reused"
-
-
-def test_an_interrupted_setup_is_resumed(clone):
-    clone.stand_in(pip_says="ERROR: stopped")
-    assert clone.setup().returncode != 0
-    clone.stand_in()
-    assert clone.setup().returncode == 0 and "-m venv" not in clone.calls.read_text()
-
-
-def test_torchs_index_and_version_can_be_chosen_and_the_choice_is_remembered(clone):
-    assert clone.setup(TORCH="https://example.org/cpu 2.12.1").returncode == 0
-    torch, rest, _ = clone.pip()
-    assert "--index-url https://example.org/cpu torch==2.12.1" in torch and "--index-url" not in rest
-    clone.setup()
-    assert clone.pip() == [], "the choice holds without being named again"
-    clone.setup(TORCH="default")
-    assert clone.pip()[0] == "-m pip uninstall --quiet --yes torch" and clone.pip()[1].endswith(" torch==2.13.0")
-
-
-def test_a_site_s_own_torch_and_mpi_are_used_as_they_are(clone):
-    clone.stand_in(torch="2.11.0a0+rocm")
-    assert clone.setup(TORCH="site", MPI="site").returncode == 0
-    assert "-m venv --clear --system-site-packages .venv" in clone.calls.read_text()
-    assert not any("torch==" in line for line in clone.pip())
-    assert "mpich" not in (clone.folder / ".venv/rest.txt").read_text()
-
-
-@pytest.mark.parametrize(
-    ("torch", "variables", "line"),
-    [
-        ("2.9.1", {"TORCH": "site"}, "torch 2.9.1 is older than 2.10, which aiscale needs: load the module"),
-        ("", {"TORCH": "site"}, "this Python (Python 3.11.9) cannot import torch: load the module that has it"),
-        ("2.13.0", {"TORCH": "cpu"}, "TORCH=cpu is neither the address of a package index, nor a version, nor 'site'"),
-        ("2.13.0", {"PYTHON": "/bin/false"}, "PYTHON=/bin/false is not a Python 3.11 to 3.13: name one that is"),
-    ],
-)
-def test_an_impossible_setup_is_refused_in_one_line(clone, torch, variables, line):
-    clone.stand_in(torch=torch)
-    assert line in said(clone.setup(**variables)).splitlines()[-1]
-
-
-def test_without_a_supported_python_setup_says_how_to_get_one(clone):
-    tools = clone.folder / "tools"
-    tools.mkdir()
-    for name in ("bash", "cat", "cksum", "dirname", "env", "make"):
-        (tools / name).symlink_to(shutil.which(name))
-    done = clone.setup(PATH=str(tools), PYTHON="")
-    assert said(done) == (
-        "setup: no Python 3.11, 3.12 or 3.13 on the path: install one (apt-get install python3-venv, "
-        "module load python, or conda), or name it with PYTHON=/path/to/python3"
-    )
-
-
-def test_without_a_network_setup_says_what_is_missing_and_what_to_do(clone):
-    """With the real pip, and an index that does not answer."""
-    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": ""}
-    done = clone.setup(PYTHON=getattr(sys, "_base_executable", sys.executable), **nowhere)
-    last = said(done).splitlines()[-1]
-    assert re.fullmatch(
-        r"setup: torch, \S+, \S+ and \d+ more packages are not installed, because no package index answers: connect to "
-        r"a network, or point pip at a folder of wheels \(PIP_FIND_LINKS=DIR PIP_NO_INDEX=1\), then run this again",
-        last,
-    ), done.stderr

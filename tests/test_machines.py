@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,52 +12,43 @@ from aiscale import machines, published
 from aiscale.config import ConfigError
 from aiscale.machines.catalogue import read_catalogue
 
-PUBLISHED = {
-    "V100-SXM2-32GB": "v100-sxm2-32gb",
-    "A100-SXM4-40GB": "a100-sxm4-40gb",
-    "A100-SXM4-80GB": "a100-sxm4-80gb",
-    "H100-SXM5-80GB": "h100-sxm5-80gb",
-    "H100-PCIe-80GB": "h100-pcie-80gb",
-    "H200-SXM-141GB": "h200-sxm-141gb",
-    "MI210": "mi210",
-    "MI250X (per GCD)": "mi250x-gcd",
-    "MI300X": "mi300x",
-    "PVC Max 1550 (per tile)": "max1550-tile",
-    "TPU v4": "tpu-v4",
-    "TPU v5p": "tpu-v5p",
-    "Gaudi2": "gaudi2",
-    "Gaudi3": "gaudi3",
-}
-COLUMNS = {
-    "fp32": "fp32_vector_TFLOPs",
-    "tf32": "tf32_tensor_TFLOPs",
-    "fp16": "fp16_tensor_dense_TFLOPs",
-    "bf16": "bf16_tensor_dense_TFLOPs",
-    "fp8": "fp8_dense_TFLOPs",
-}
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("mi250x-gcd", {"fp32": 47.9, "bf16": 191.5}),  # fp32 products run in the matrix units, at twice the vectors'
+        ("mi210", {"fp32": 45.3}),
+        ("mi100", {"fp32": 46.1, "bf16": 92.3}),
+        ("mi300x", {"bf16": 1307}),  # not the rounded 1300
+        ("max1550-tile", {"bf16": 298.2, "fp32": None}),  # the peak, not what products reach
+        ("h100-pcie-80gb", {"bf16": 756}),  # dense
+        ("v100-sxm2-32gb", {"bf16": None, "fp16": 125}),  # no such unit
+    ],
+)
+def test_peaks_are_those_of_dense_matrix_products(name, figures):
+    device = machines.find(name)
+    assert {p: flops and flops / 1e12 for p in figures if (flops := device.peak_flops(p)) or True} == figures
 
 
-ROWS = [row for row in published.table("hardware_accelerators") if row["device"] in PUBLISHED]
+def test_what_products_reach_is_kept_apart_from_the_peak_and_below_it():
+    reached = {device.name: device.reached_tflops for device in machines.ACCELERATORS.values() if device.reached_tflops}
+    assert reached["max1550-tile"]["bf16"] == 256 and reached["a100-sxm4-80gb"]["bf16"] == 271.2
+    for name, figures in reached.items():
+        for precision, tflops in figures.items():
+            assert tflops * 1e12 < (machines.find(name).peak_flops(precision) or math.inf)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["device"])
-def test_every_figure_equals_the_published_one(row):
-    device = machines.find(PUBLISHED[row["device"]])
-    for precision, column in COLUMNS.items():
-        if isinstance(row[column], int | float):
-            assert device.peak_flops(precision) == row[column] * 1e12
-    assert device.memory_bytes == row["hbm_GB"] * 1e9
-    assert device.memory_bytes_s == row["hbm_TB_s"] * 1e12
-    if isinstance(row["intra_node_unidir_GB_s"], int | float):
-        assert device.link_bytes_s == row["intra_node_unidir_GB_s"] * 1e9
+def test_links_to_all_neighbours_are_not_those_to_the_mate_nor_to_the_network():
+    assert machines.find("mi250x-gcd").link_bytes_s is None  # 200 GB/s reach the package's other GCD only
+    assert machines.find_machine("frontier").node.mate_gb_s == 200
+    assert [machines.find(name).link_gb_s for name in ("gaudi2", "gaudi3")] == [262.5, 525]  # 21 of 24 ports
 
 
-def test_unverified_figures_are_not_used():
-    remembered = {row["device"] for row in published.table("hardware_accelerators")} - {
-        row["device"] for row in published.verified(published.table("hardware_accelerators"))
-    }
-    assert "MI100" in remembered
-    assert not remembered & set(PUBLISHED)
+def test_most_of_perlmutters_gpu_nodes_have_40_gb():
+    common, rare = (machines.find_machine(name) for name in ("perlmutter", "perlmutter-80gb"))
+    assert (common.nodes, common.node.accelerator.memory_gb) == (1536, 40)
+    assert (rare.nodes, rare.node.accelerator.memory_gb) == (256, 80)
+    assert common.node.bus_gb_s == rare.node.bus_gb_s == machines.find_machine("stanage-a100").node.bus_gb_s
 
 
 def test_every_figure_names_its_source():
@@ -99,11 +92,6 @@ def test_figures_of_links_and_measurements_fit_together():
             assert 0.5 * ring < max(gb_s for _, gb_s in node.bus_gb_s) < ring, machine.name
 
 
-def test_peaks_are_dense_and_none_if_a_device_lacks_the_unit():
-    assert machines.find("h100-pcie-80gb").peak_flops("bf16") == 756e12
-    assert machines.find("v100-sxm2-32gb").peak_flops("bf16") is None
-
-
 @pytest.mark.parametrize(
     ("torch_name", "name"),
     [
@@ -123,7 +111,13 @@ def test_torchs_device_names_are_understood(torch_name, name):
 
 
 def test_an_unknown_device_is_none_not_a_guess():
-    for unknown in ("NVIDIA GeForce RTX 4090", "NVIDIA GB200", "NVIDIA GH200 144G HBM3e", "NVIDIA A100-PCIE-40GB"):
+    for unknown in (
+        "NVIDIA GH200",
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA GB200",
+        "NVIDIA GH200 144G HBM3e",
+        "NVIDIA A100-PCIE-40GB",
+    ):
         assert machines.find_device(unknown) is None
 
 
@@ -192,6 +186,52 @@ def test_a_wrong_file_is_refused_in_one_line_that_names_it_and_the_key(tmp_path,
         read_catalogue(tmp_path)
     assert str(refused.value).startswith(f"machines/{file}") and message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+MINE = """
+site = "here"
+[node]
+like = "dgx-a100"
+[node.accelerator]
+memory_gb = 24
+tflops = {bf16 = 100}
+sources = {all = "our own measurement"}
+[network]
+name = "Ethernet"
+nics = 2
+nic_gb_s = 1.25
+source = "the invoice"
+"""
+
+
+def test_a_file_of_ones_own_is_a_machine_as_strictly_read_as_the_others(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(MINE)
+    mine = machines.find_machine(str(file))
+    assert (mine.name, mine.node.accelerator.memory_gb, mine.network.injection_bytes_s) == ("mine", 24, 2.5e9)
+    assert mine.node.bus_gb_s == machines.find_machine("dgx-a100").node.bus_gb_s
+    file.write_text(MINE.replace("nics", "nic"))
+    with pytest.raises(ConfigError, match=r"mine.toml: unknown key network.nic: did you mean network.nics\?$"):
+        machines.find_machine(str(file))
+    with pytest.raises(ConfigError, match=r"^none.toml: No such file or directory$"):
+        machines.find_machine("none.toml")
+
+
+WITHOUT = """
+import pkgutil, sys
+for name in ("torch", "numpy", "scipy", "matplotlib"):
+    sys.modules[name] = None
+from aiscale import cost, machines
+for room in (cost, machines):
+    for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}."):
+        __import__(module.name)
+print(cost.collective_seconds("all_reduce", 1e9, machines.find_machine("selene"), ranks=64).seconds > 0)
+"""
+
+
+def test_costs_and_machines_need_neither_torch_nor_numpy():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

@@ -146,33 +146,6 @@ def test_nothing_of_the_adaptation_is_left_behind(tmp_path):
     assert sorted(done.stdout.splitlines()) == [*["ddp as ever True"] * 2, *["raised True torch.FloatTensor"] * 2]
 
 
-TRACE = """
-from aiscale.parallel.trace import ScheduleTrace
-run = base.override("parallel.pp=4", "parallel.virtual_stages=2", "parallel.schedule=interleaved", "model.n_layer=8")
-engine = build(run, world)
-trace = ScheduleTrace(engine, forward_s=0.02, backward_s=0.04)
-batch = share(engine, 0)
-world.barrier()
-trace.start()
-engine.step(batch, lr=1e-3)
-events = trace.stop()
-engine.step(batch, lr=1e-3)  # nobody listens any more
-kinds = {kind: [e.name for e in events if e.kind == kind] for kind in ("forward", "backward", "optimizer")}
-work = sorted(f"{micro}.{chunk}" for micro in range(4) for chunk in range(2))
-say(sorted(kinds["forward"]) == work, sorted(kinds["backward"]) == work, kinds["optimizer"] == ["optimizer"],
-    kinds["forward"][:5] == ["0.0", "1.0", "2.0", "3.0", "0.1"], kinds["backward"][0] == "0.1",
-    all(e.rank == world.rank and 0 <= e.start_s <= e.end_s for e in events), trace.stop() == events,
-    all(e.end_s - e.start_s > {"forward": 0.009, "backward": 0.019}.get(e.kind, -1) for e in events))
-"""
-
-
-@pytest.mark.extended
-def test_a_trace_shows_every_pass_of_every_micro_batch_on_every_stage(tmp_path):
-    done = run_ranks(SETUP + TRACE, 4, tmp_path, strategy="megatron")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [" ".join(["True"] * 8)] * 4
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -221,9 +221,16 @@ SHAPES = [
     ("zero-bubble", 4, 7, 2),
     ("zero-bubble", 2, 9, 2),
 ]
+FEW = [
+    ("1f1b", 4, 2, 1),
+    ("gpipe", 5, 2, 1),
+    ("zero-bubble", 4, 2, 1),
+    ("zero-bubble", 4, 4, 2),
+    ("zero-bubble", 3, 1, 2),
+]
 
 
-@pytest.mark.parametrize(("schedule", "pp", "n_micro", "virtual_stages"), SHAPES)
+@pytest.mark.parametrize(("schedule", "pp", "n_micro", "virtual_stages"), SHAPES + FEW)
 def test_the_simulated_step_has_the_predicted_bubble(schedule, pp, n_micro, virtual_stages):
     events = cost.pipeline_timeline(schedule, pp, n_micro, virtual_stages, forward_s=1.0, backward_s=2.0)
     expected = cost.bubble(schedule, pp, n_micro, virtual_stages)
@@ -234,6 +241,17 @@ def test_the_formulas_match_the_papers():
     assert cost.bubble("gpipe", 4, 8) == cost.bubble("1f1b", 4, 8) == 3 / 8
     assert cost.bubble("interleaved", 4, 8, 2) == 3 / 16
     assert cost.bubble("zero-bubble", 4, 8) == 1 / 8
+
+
+def test_zero_bubble_with_few_micro_batches_waits_longer_than_its_formula():
+    assert cost.bubble("zero-bubble", 4, 2) == pytest.approx(5 / 6)  # (p - 1) / (3 m) would be 1 / 2
+
+
+@pytest.mark.parametrize("function", [cost.bubble, cost.in_flight, cost.pipeline_timeline, cost.schedule_order])
+def test_an_interleaved_schedule_that_would_wait_for_itself_is_refused_everywhere(function):
+    for pp, n_micro in ((4, 2), (2, 5), (4, 6)):
+        with pytest.raises(ConfigError, match=f"^{n_micro} micro-batches with pp {pp}: the interleaved schedule takes"):
+            function("interleaved", pp, n_micro, 2)
 
 
 def test_gpipe_holds_every_micro_batch_and_1f1b_at_most_the_remaining_stages():

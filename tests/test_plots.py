@@ -25,8 +25,7 @@ SIZES = [2**10, 2**15, 2**20]
 BYTES = {"parameters": 4.0e6, "gradients": 4.0e6, "optimizer states": 8.0e6, "activations": 3.0e7}
 
 FIGURES = {
-    "collective": lambda: plots.collective("all_gather"),
-    "collective on numbers": lambda: plots.collective("all_reduce", [[1, 2], [3, 4]], [[4, 6], [4, 6]]),
+    "collective": lambda: plots.collective("all_reduce", [[1, 2], [3, 4]], [[4, 6], [4, 6]]),
     "ring": lambda: plots.ring_steps(4),
     "latency": lambda: plots.latency_bandwidth(
         {"all_reduce": (SIZES, [1e-4, 2e-4, 4e-3])},
@@ -39,11 +38,10 @@ FIGURES = {
     "loss over batch": lambda: plots.loss_vs_batch({"linear": [(16, 2.0), (32, 2.1)]}),
     "loss difference": lambda: plots.loss_difference({"ddp x2": [1e-14, 0.0]}, tolerance=1e-10),
     "memory": lambda: plots.memory_bars(BYTES, BYTES),
-    "memory over time": lambda: plots.memory_over_time([0, 0.1], {"parameters": [1e6, 1e6]}, marks={"forward": 0}),
+    "memory over time": lambda: plots.memory_over_time([0, 0.1], {"parameters": [1e6, 1e6]}),
     "layer": lambda: plots.transformer_layer(MODEL),
     "parallel layer": lambda: plots.transformer_layer(PARALLEL),
     "masks": lambda: plots.attention_masks({"GPT": np.tril(np.ones((4, 4))), "BERT": np.ones((4, 4))}),
-    "matrix": lambda: plots.matrix(np.eye(3)),
     "matrices": lambda: plots.matrices({"X": [1, 2], "W": [[1, 0], [0, 1]]}, between=["×"]),
     "formats": lambda: plots.number_formats(),
     "breakdown": lambda: plots.parameter_breakdown({"small": MODEL}),
@@ -51,9 +49,10 @@ FIGURES = {
         [(0, "forward", 0.0, 0.1, "forward")], cost.ddp_timeline(0.1, 0.2, 1e7, 2, LINK)
     ),
     "speed-up": lambda: plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.2]}, {"ddp": [1, 2, 2.1]}),
-    "efficiency": lambda: plots.efficiency([1, 2, 4], [1, 0.9, 0.5], published={"ddp (A100)": ([4, 8], [0.9, 0.8])}),
     "stages of ZeRO": lambda: plots.zero_stages(4),
     "a step of FSDP": lambda: plots.fsdp_step(3, 4),
+    "field map": lambda: plots.field_map(),
+    "divided": lambda: plots.divided("ddp"),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
 }
 #: Counts need no unit.
@@ -130,23 +129,10 @@ def test_figures_can_be_drawn_into_given_axes():
 # Each draws its data -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("op", "chunks"),
-    [
-        ("broadcast", "A0 A1, A0 A1 A0 A1"),
-        ("scatter", "A0 A1, A0 A1"),
-        ("gather", "A0 B0, A0 B0"),
-        ("all_gather", "A0 B0, A0 B0 A0 B0"),
-        ("reduce", "A0 A1 B0 B1, Σ0 Σ1"),
-        ("all_reduce", "A0 A1 B0 B1, Σ0 Σ1 Σ0 Σ1"),
-        ("reduce_scatter", "A0 A1 B0 B1, Σ0 Σ1"),
-        ("all_to_all", "A0 A1 B0 B1, A0 B0 A1 B1"),
-    ],
-)
-def test_a_collective_shows_every_chunk_before_and_after(op, chunks):
-    shown = words(plots.collective(op, ranks=2))
-    assert [word for word in shown if word[0] in "ABΣ" and word[1:].isdigit()] == chunks.replace(",", "").split()
-    assert op.replace("_", "-") in shown
+def test_a_collective_shows_every_chunk_before_and_after():
+    shown = words(plots.collective("reduce_scatter", [["A0", "A1"], ["B0", "B1"]], [["Σ0", None], [None, "Σ1"]]))
+    assert [word for word in shown if word[0] in "ABΣ"] == ["A0", "A1", "B0", "B1", "Σ0", "Σ1"]
+    assert "reduce-scatter" in shown
 
 
 def test_colours_follow_the_data_even_if_values_repeat():
@@ -265,12 +251,10 @@ def test_the_timeline_draws_every_event_at_its_rank_and_time():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 1"]
 
 
-def test_speedup_and_efficiency_draw_their_points():
+def test_speedup_draws_its_points():
     ax = plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.2]}, {"ddp": [1, 2, 2.1]})
     np.testing.assert_array_equal(lines(ax, "measured")[0], [[1, 1], [2, 1.9], [4, 2.2]])
     np.testing.assert_array_equal(lines(ax, "predicted")[0], [[1, 1], [2, 2], [4, 2.1]])
-    ax = plots.efficiency([1, 2], [1, 0.9])
-    np.testing.assert_array_equal(lines(ax, "measured")[0], [[1, 1], [2, 0.9]])
 
 
 def test_published_bars_end_at_their_value_in_a_hollow_diamond():
@@ -371,10 +355,10 @@ def test_memory_is_stacked_in_mebibytes_and_the_strip_shows_the_blocks():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plots.collective("allreduce"), "unknown collective 'allreduce': it may be one of broadcast"),
+        (lambda: plots.collective("allreduce", [], []), "unknown collective 'allreduce': it may be one of broadcast"),
         (lambda: plots.ring_steps(9), "world is 9: a drawing has room for 2 to 6 ranks"),
-        (lambda: plots.matrix(np.ones((40, 2))), "at most 16 x 16 numbers: cut a corner out"),
-        (lambda: plots.speedup([1, 2], [1.0]), "1 values"),
+        (lambda: plots.matrices({"": np.ones((40, 2))}), "at most 16 x 16 numbers: cut a corner out"),
+        (lambda: plots.speedup([1, 2], {"ddp": [1.0]}), "1 values"),
         (lambda: plots.attention_masks({"a": np.ones((2, 3))}), r"has shape \(2, 3\): it must be square"),
         (lambda: plots.memory_bars(), "nothing to draw: give memory_bars predicted"),
         (lambda: plots.traffic_bars(), "nothing to draw: give traffic_bars predicted"),
@@ -388,3 +372,26 @@ def test_memory_is_stacked_in_mebibytes_and_the_strip_shows_the_blocks():
 def test_bad_data_is_refused_in_one_line(call, message):
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+def test_the_field_map_leaves_no_piece_of_the_model_out_and_draws_what_is_kept_once_on_one_rank():
+    """By strategy: on how many of its ranks each cell of weights, gradients and Adam stands."""
+    copies = {
+        "ddp": (4, 4, 4),
+        "zero1": (4, 4, 1),
+        "zero2": (4, 1, 1),
+        "zero3": (1, 1, 1),
+        "fsdp": (1, 1, 1),
+        "tp": (1, 1, 1),
+        "pp": (1, 1, 1),
+        "3d": (2, 2, 2),
+    }
+    for name, expected in copies.items():
+        (ax,) = plots.divided(name)
+        for part, times in zip(("parameters", "gradients", "optimizer states"), expected, strict=True):
+            cells = [
+                patch for patch in ax.patches if to_hex(patch.get_facecolor()) == style.MEMORY_COLORS[part].lower()
+            ]
+            assert len(cells) == 16 * times, (name, part)
+    with pytest.raises(ConfigError, match="it draws ddp, zero1"):
+        plots.divided("zero4")

@@ -89,7 +89,7 @@ def test_times_by_density_distinguish_the_three_kinds():
 
 def test_speedups_over_the_link_show_their_marks():
     measured = {"radius d 0.4": [(100, 1.6), (1000, 1.1)], "dense bf16, overlapped": [(100, 1.9), (1000, 1.2)]}
-    ax = plots.link_speedups(measured, {"radius d 0.4": [(100, 1.7)]}, marks={"here": 300})
+    ax = plots.link_speedups(measured, marks={"here": 300})
     assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[1.6, 1.1], [1.9, 1.2]]
     assert [text.get_text() for text in ax.texts] == ["here"] and 300 in [line.get_xdata()[0] for line in ax.lines]
     assert ax.get_xscale() == "log"

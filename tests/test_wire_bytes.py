@@ -16,25 +16,13 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT) and not (os.environ.get("CI") and 
 
 COLLECTIVES = """
 import json
-n, r, S = world.size, world.rank, 12 * 2**18  # numbers: 12 MiB, divisible by 2, 3 and 4
-x, parts = torch.ones(S), lambda: list(torch.empty(S).chunk(n))
-share = torch.ones(S // n)
-works = {
-    "all_reduce": lambda: dist.all_reduce(x),
-    "all_gather": lambda: dist.all_gather_into_tensor(torch.empty(S), share),
-    "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.empty(S // n), x),
-    "broadcast": lambda: dist.broadcast(x, 0),
-    "reduce": lambda: dist.reduce(x, 0),
-    "gather": lambda: dist.gather(share, parts() if r == 0 else None, 0),
-    "scatter": lambda: dist.scatter(torch.empty(S // n), parts() if r == 0 else None, 0),
-    "all_to_all": lambda: dist.all_to_all_single(torch.empty(S), x),
-    "send": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
-}
+from aiscale.bench.radius.link import collectives
+r = world.rank
 def sent_by(work):
     before = settled()
     work()
     return settled() - before
-for op, work in works.items():
+for op, work in collectives(world, 12 * 2**20).items():  # divisible by 2, 3 and 4
     work()  # the first call connects
     counted = world.traffic.groups()
     sends = [sent_by(work)]

@@ -333,6 +333,11 @@ _DELEGATED = {
         "aiscale.hpc.jupyter.kernel",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
+    "plan": (
+        "say how many nodes, which layout, how long, and whether it fits",
+        "aiscale plan --model forge-m --machine frontier --nodes 64",
+        "aiscale.plan.command",
+    ),
     "rehearse": (
         "run a command beside a private Slurm cluster of virtual nodes",
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",

@@ -24,6 +24,7 @@ import transformers
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from aiscale.bench.tables import check
 from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes
 from aiscale.config import ModelConfig, OptimizerConfig
 from aiscale.meter import has_bf16_instructions
@@ -98,8 +99,7 @@ def checks(result: dict) -> list[dict]:
     found = []
 
     def judge(name: str, value: float, target: float, at_most: bool = False) -> None:
-        met = value <= target if at_most else value >= target
-        found.append({"name": name, "value": value, "target": target, "at_most": at_most, "met": met})
+        found.append(check(name, value, target, at_most=at_most))
 
     for row in result["training"]:
         judge(f"{row['size']}: speed over transformers, fair", row["speedup"]["transformers fair"], 1.0)

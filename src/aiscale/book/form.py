@@ -241,7 +241,7 @@ def _ruff(arguments: Sequence[str], content: NotebookNode, path: Path) -> subpro
             cell.source = re.sub("^%", _HIDDEN, cell.source, flags=re.M)
     ruff = shutil.which("ruff", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if not ruff:
-        raise BookError("ruff is not installed, which reads the notebooks' code: pip install 'aiscale[test]'")
+        raise BookError("ruff is not installed, which reads the notebooks' code: `make setup` installs it")
     options = ["--isolated", "--target-version=py311", "--line-length=120", f"--stdin-filename={path.name}", "-"]
     text = nbformat.writes(shown)
     return subprocess.run([ruff, *arguments, *options], input=text, capture_output=True, text=True)

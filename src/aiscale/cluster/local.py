@@ -193,7 +193,7 @@ def find_mpiexec() -> str:
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
         raise ClusterError(
-            "engines='mpi' needs mpiexec, and there is none beside this Python or on PATH: "
-            "pip install mpich, or load your site's MPI module and start the kernel again"
+            "there is no mpiexec beside this Python or on PATH: pip install mpich, or load your site's MPI module "
+            "(and start a notebook's kernel again)"
         )
     return found

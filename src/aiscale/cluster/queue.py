@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from aiscale.cluster.cells import in_kernel
+from aiscale.cluster.cells import InPlace, in_kernel
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
@@ -124,8 +124,7 @@ class Line:
     """One line that is updated in place, in a notebook or a terminal."""
 
     def __init__(self) -> None:
-        self._handle = None
-        self._shown = ""
+        self._shown, self._in_place = "", InPlace()
         self._is_notebook, self._is_terminal = in_kernel(), sys.stderr.isatty()
 
     def show(self, text: str) -> None:
@@ -133,20 +132,11 @@ class Line:
             return
         before, self._shown = self._shown, text
         if self._is_notebook:
-            self._display(text)
+            self._in_place.show(text)
         elif self._is_terminal:
             print("\r" + text.ljust(len(before)), end="", file=sys.stderr, flush=True)
         elif _CLOCK.sub("", text) != _CLOCK.sub("", before):  # in a log, a new waiting time alone is no news
             print(text, file=sys.stderr, flush=True)
-
-    def _display(self, text: str) -> None:
-        from IPython.display import DisplayHandle
-
-        if self._handle is None:
-            self._handle = DisplayHandle()
-            self._handle.display({"text/plain": text}, raw=True)
-        else:
-            self._handle.update({"text/plain": text}, raw=True)
 
     def close(self) -> None:
         if self._shown and self._is_terminal and not self._is_notebook:

@@ -18,7 +18,6 @@ from aiscale.cost.communication import (
     all_reduce_wire_bytes,
     collective_terms,
     fit_alpha_beta,
-    gloo_reduce_wire_bytes,
     wire_bytes,
 )
 from aiscale.cost.compression import (
@@ -47,6 +46,7 @@ from aiscale.cost.parameters import (
     flops_by_part,
     flops_per_token,
     layer_parameters,
+    megatron_vocab_size,
     parameter_count,
     parameter_shapes,
     parameter_tensors,
@@ -63,12 +63,10 @@ from aiscale.cost.schedules import (
     schedule_order,
     stage_ranks,
 )
-from aiscale.cost.strategies import held_bytes, step_traffic
+from aiscale.cost.strategies import held_bytes, step_bytes, step_traffic
 from aiscale.cost.timelines import (
     Event,
-    ddp_step_seconds,
     ddp_timeline,
-    efficiency,
     prefetch_timeline,
     scaled_lr,
     scaling_seconds,

@@ -19,8 +19,9 @@ A is the residual stream of one micro-batch (B T D numbers). Per micro-batch, on
                         of A; the reverse in the backward pass, without the choice
 
 Per step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and an
-all_gather of the new weights, both padded), gradients of a tied embedding between the first and the last stage, those
-of norms and biases over tp with sequence parallelism, and one number, the gradient norm.
+all_gather of the new weights, both padded; under bf16 gradients travel in 4 bytes, weights in 2), gradients of a tied
+embedding between the first and the last stage, those of norms and biases over tp with sequence parallelism, and one
+number, the gradient norm.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 from math import ceil, lcm, prod
 
 from aiscale.config import ModelConfig, Run
-from aiscale.cost.memory import MOMENTS, WIDE, counter_bytes, round_up
+from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
 from aiscale.cost.parameters import block_shapes, check_dense
 
 PARAMETER_ALIGNMENT = 64  #: numbers; alignment of tensors in the buffer of the distributed optimizer
@@ -63,11 +64,14 @@ class Place:
         return range(first, first + each)
 
     @property
+    def pp_rank(self) -> int:
+        return self.rank // (self.run.parallel.tp * self.dp)
+
+    @property
     def stages(self) -> list[int]:
         """This rank's pieces of the model, numbered along the model."""
         layout = self.run.parallel
-        pp_rank = self.rank // (layout.tp * self.dp)
-        return [chunk * layout.pp + pp_rank for chunk in range(layout.virtual_stages)]
+        return [chunk * layout.pp + self.pp_rank for chunk in range(layout.virtual_stages)]
 
     @property
     def last_stage(self) -> int:
@@ -87,11 +91,12 @@ class Place:
 
     @property
     def weight_bytes(self) -> int:
-        return {"bf16": 2, "fp64": 8}.get(self.run.loop.precision, FP32)
+        return NARROW[self.run.loop.precision]
 
     @property
     def gradient_bytes(self) -> int:
-        return WIDE[self.run.loop.precision]
+        """fp32 for bf16 weights, but 2 bytes for fp16 (arguments.py: accumulate_allreduce_grads_in_fp32 with bf16)."""
+        return 2 if self.run.loop.precision == "fp16" else WIDE[self.run.loop.precision]
 
     @property
     def micro_batch(self) -> tuple[int, int]:
@@ -188,9 +193,9 @@ def _gradients(place: Place) -> dict[tuple[str, str], int]:
 
 
 def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
-    """Bytes that one rank holds between steps. In bf16 the optimizer keeps fp32 masters of what it updates."""
+    """Bytes that one rank holds between steps. In 16 bits the optimizer keeps fp32 masters of what it updates."""
     place = Place(run, world_size, rank)
-    master = 4 if run.loop.precision == "bf16" else 0
+    master = FP32 if place.weight_bytes < FP32 else 0
     if place.divides_optimizer:
         pieces = [bucket for stage in place.stages for bucket in buckets(place, stage)]
         held = sum(size for _, size in pieces)
@@ -198,7 +203,7 @@ def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     else:
         held = updated = _held_numbers(place)
         tensors = sum(len(place.shapes(stage)) for stage in place.stages)
-    each = MOMENTS[run.optimizer.name] * place.gradient_bytes + master
+    each = MOMENTS[run.optimizer.name] * WIDE[run.loop.precision] + master
     return {
         "parameters": place.weight_bytes * held,
         "gradients": place.gradient_bytes * held,
@@ -334,9 +339,15 @@ def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) 
         parts["block_inputs"] = (layers - 1) * stream
     positions = 8 * run.loop.seq_len if model.position == "learned" else 0
     parts["embeddings"] = first * (8 * tokens + (tokens if t > 1 else 0) + positions)
-    logits = tokens * ceil(model.vocab_size / t) * max(each, FP32)
-    parts["head"] = last * (2 * stream + norm + logits + 9 * tokens)
+    parts["head"] = last * (2 * stream + norm + 9 * tokens) + megatron_logit_bytes(place)
     return parts
+
+
+def megatron_logit_bytes(place: Place) -> int:
+    """Of one micro-batch on the last stage, kept by the loss in fp32; part of "head"."""
+    _, tokens = place.micro_batch
+    rows = ceil(place.run.model.vocab_size / place.run.parallel.tp)
+    return place.has_last * tokens * rows * max(place.weight_bytes, FP32)
 
 
 def _attention_numbers(run: Run) -> int:

@@ -52,32 +52,24 @@ def model_state_bytes(
     model: ModelConfig | HFModelConfig | float,
     optimizer: str = "adamw",
     precision: Precision = "fp32",
-    accounting: Literal["torch", "zero"] = "torch",
 ) -> dict[str, int]:
-    """Bytes of parameters, gradients, optimizer states and weight casts.
+    """Bytes of parameters, gradients, optimizer states and weight casts, as this package holds them.
 
     model: a configuration (exact to the byte) or a number of parameters. optimizer: adamw (two moments), sgd (one,
-    momentum), adamw8bit (two of one byte), sgd_plain (none). accounting: "torch" is what this package holds, with
-    AdamW's 4-byte step counters; "zero" is the ZeRO paper's, 16-bit weights with fp32 copies among the states.
+    momentum), adamw8bit (two of one byte), sgd_plain (none). A configuration's AdamW has 4-byte step counters too.
     """
     _check_precision(precision)
     if optimizer not in MOMENTS:
         raise ConfigError(f"unknown optimizer {optimizer!r}: it may be one of {', '.join(MOMENTS)}")
-    if accounting not in ("torch", "zero"):
-        raise ConfigError(f"accounting is {accounting!r}: it must be torch or zero")
     exact = isinstance(model, ModelConfig | HFModelConfig)
     n = parameter_count(model) if exact else model
     wide, narrow = WIDE[precision], NARROW[precision]
-    mixed = narrow < wide
-    if accounting == "zero" and mixed:
-        states = n * wide * (1 + MOMENTS[optimizer])
-        return {"parameters": int(2 * n), "gradients": int(2 * n), "optimizer states": int(states), "weight casts": 0}
-    counters = counter_bytes(optimizer, parameter_tensors(model)) if exact and accounting == "torch" else 0
+    counters = counter_bytes(optimizer, parameter_tensors(model)) if exact else 0
     return {
         "parameters": int(wide * n),
         "gradients": int(wide * n),
         "optimizer states": int(wide * MOMENTS[optimizer] * n) + counters,
-        "weight casts": int(narrow * (_cast_parameters(model) if exact else n)) if mixed else 0,
+        "weight casts": int(narrow * (_cast_parameters(model) if exact else n)) if narrow < wide else 0,
     }
 
 

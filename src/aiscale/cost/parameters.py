@@ -116,6 +116,12 @@ def matmul_parameters(model: ModelConfig) -> dict[str, int]:
     }
 
 
+def megatron_vocab_size(vocab_size: int, tp: int, multiple: int = 128) -> int:
+    """Rows of the embedding as Megatron-LM pads it (--make-vocab-size-divisible-by 128): to a multiple of 128 tp, so
+    50,257 become 50,304, and 51,200 with tp 8. Megatron-Core alone, as in this package, pads to a multiple of tp."""
+    return -(-vocab_size // (multiple * tp)) * multiple * tp
+
+
 def approximate_parameter_count(model: ModelConfig) -> int:
     """12 L D^2: the matrices of L blocks of GPT-2's shape, without embeddings, norms and biases. Narayanan et al. 2021
     (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D))."""
@@ -186,9 +192,10 @@ def flops_by_part(
     """FLOPs of one token by part: qkv, attention (scores and weighted values), attention_out, mlp, head.
 
     A weight costs 2 FLOPs per token forward. Attention's q k^T and product with v cost 2 D each for every position,
-    4 T D a layer. causal "full" counts all T positions, the convention for MFU (PaLM, Megatron-LM: 12 L T D with the
-    backward pass); "half" counts (T + 1) / 2, the average that a token sees and that a kernel computes if it skips the
-    masked half.
+    4 T D a layer. causal "full" counts all T positions, the convention for MFU (PaLM; Narayanan et al. 2021 and
+    Megatron-LM's code of that time: 12 L T D with the backward pass); "half" counts (T + 1) / 2, the average that a
+    token sees and that a kernel computes if it skips the masked half. Megatron-LM's present code halves too (T / 2:
+    training.py, num_floating_point_operations), so its TFLOP/s are lower than those of its papers.
     """
     if seq_len < 1:
         raise ConfigError(f"seq_len is {seq_len}: it must be at least 1")

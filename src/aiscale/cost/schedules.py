@@ -45,10 +45,13 @@ def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -
 
     Zero-bubble, with a forward pass as long as each half of the backward pass: (p - 1) / (3 m) with one piece a rank
     (ZB-H1), a third of 1F1B's. With two (ZB-V, from m = 2 p - 1 on) no rank waits between its first and last work, but
-    each starts half a forward pass after the one before it and all end together: (p - 1) / (6 m).
+    each starts half a forward pass after the one before it and all end together: (p - 1) / (6 m). With fewer
+    micro-batches (than p, than 2 p - 1) there is not enough to fill the gaps with, and the simulation answers.
     """
-    _check(schedule, pp, n_micro, virtual_stages)
+    _check_order(schedule, pp, n_micro, virtual_stages)
     if schedule == "zero-bubble":
+        if n_micro < (2 * pp - 1 if virtual_stages == 2 else pp):
+            return max(idle_share(pipeline_timeline(schedule, pp, n_micro, virtual_stages)))
         return (pp - 1) / (3 * virtual_stages * n_micro)
     return (pp - 1) / (virtual_stages * n_micro)
 
@@ -68,7 +71,7 @@ def in_flight(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1
 
 def schedule_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> list[list[Work]]:
     """The work of each rank in order, as torch.distributed.pipelining runs it."""
-    _check(schedule, pp, n_micro, virtual_stages)
+    _check_order(schedule, pp, n_micro, virtual_stages)
     if schedule == "gpipe":
         return [[Work(kind, rank, i) for kind in ("forward", "backward") for i in range(n_micro)] for rank in range(pp)]
     if schedule == "zero-bubble" and virtual_stages == 2:
@@ -98,7 +101,6 @@ def pipeline_timeline(
     done: dict[Work, float] = {}
     free, at, events = [0.0] * pp, [0] * pp, []
     while any(at[rank] < len(orders[rank]) for rank in range(pp)):
-        moved = False
         for rank, order in enumerate(orders):
             while at[rank] < len(order) and all(need in done for need in _needs(order[at[rank]], len(ranks))):
                 work = order[at[rank]]
@@ -109,9 +111,6 @@ def pipeline_timeline(
                 free[rank] = done[work] = start + seconds[work.kind] / virtual_stages
                 events.append(Event(rank, event_name(work, pp, virtual_stages), start, free[rank], work.kind))
                 at[rank] += 1
-                moved = True
-        if not moved:
-            raise ConfigError(f"schedule {schedule} with pp {pp} and {n_micro} micro-batches waits for itself")
     return sorted(events, key=lambda event: event.start_s)
 
 
@@ -142,7 +141,7 @@ def _needs(work: Work, pieces: int) -> list[Work]:
 def _one_forward_one_backward(schedule: Schedule, rank: int, pp: int, n_micro: int, v: int) -> list[Work]:
     """1F1B and its interleaved and zero-bubble forms: some forward passes, then alternating forward and backward, then
     the remaining backward passes; zero-bubble delays `rank` weight passes."""
-    a_round = n_micro // max(1, n_micro // pp)  # micro-batches per piece before the next piece
+    a_round = pp if schedule == "interleaved" else n_micro  # micro-batches per piece before the next piece
     total, far = n_micro * v, pp - 1 - rank
     warm_up = min(total, (2 * far if schedule == "interleaved" else far) + (v - 1) * a_round)
     seen: Counter[tuple[str, int]] = Counter()
@@ -195,6 +194,15 @@ def _v_shaped(rank: int, pp: int, n_micro: int) -> list[Work]:
     for piece in (up, down):
         add(*[("weights", piece)] * (count["backward", piece] - count["weights", piece]))
     return [work for work in order if work.micro_batch < n_micro]
+
+
+def _check_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> None:
+    _check(schedule, pp, n_micro, virtual_stages)
+    if schedule == "interleaved" and n_micro % pp:
+        raise ConfigError(
+            f"{n_micro} micro-batches with pp {pp}: the interleaved schedule takes a multiple of pp, else ranks wait "
+            "for each other"
+        )
 
 
 def _check(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> None:

@@ -9,6 +9,8 @@ ZeRO: n parameters, N ranks, m micro-batches per rank and step; w bytes of a wei
 
 all padded, plus a few numbers once a step (overflow and norm). Rajbhandari et al. 2020 count 2 n numbers sent for
 stages 1 and 2 and 3 n for stage 3: the all_reduce above is 2 of their n. Offloading does not change the traffic.
+This package shards every tensor at stage 3. DeepSpeed's default (stage3_param_persistence_threshold 100,000) keeps
+tensors of fewer numbers, norms and biases, on all ranks: they are gathered once a step, after the update.
 
 From stage 1 on, the optimizer updates fp32 masters of the rank's weights, even if the model is in fp32: so bf16 takes
 the paper's 2 + 2 + 12 bytes a parameter, sharded as it says, and fp32 4 + 4 + 12.
@@ -21,8 +23,9 @@ into ceil(d0 / n) rows a rank, so a unit's buffers are padded to n ceil(d0 / n) 
     reduce_scatter   once a step every unit's gradients (kept whole until the last micro-batch)
     all_reduce       with copies of the model (hybrid sharding): each rank's share of the sums, over the copies
 
-n is the number of ranks that share one copy. With P bytes of parameters, one micro-batch and no padding that is 3 P
-where DDP's all-reduce, a reduce-scatter and an all-gather, moves 2 P: one and a half times as much.
+n is the number of ranks that share one copy. With n parameters, one micro-batch and no padding FSDP sends 4 + 4 + 4
+bytes a parameter in fp32 where DDP's all-reduce, a reduce-scatter and an all-gather, sends 4 + 4: one and a half times
+as much. In bf16 weights travel in 2 bytes and gradients in 4: 2 + 2 + 4, as much as DDP.
 """
 
 from __future__ import annotations
@@ -144,7 +147,7 @@ def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
     ranks = world_size // replicas
     n_micro, _ = loop.micro_batches(world_size)
     wide = WIDE[loop.precision]
-    gathered = 2 if loop.precision == "bf16" else wide
+    gathered = NARROW[loop.precision]
     blocks, root = units(run)
     whole = padded(blocks, ranks) + padded(root, ranks)
     again = padded(blocks, ranks) if layout.reshard_after_forward else 0

@@ -3,6 +3,7 @@
     step_traffic(run, world_size)            # {("all_reduce", "world"): 3_253_248}: payload by (collective, group)
     step_traffic(run, world_size, rank=3)    # where ranks differ: stages of a pipeline
     held_bytes(run, world_size, rank=0)      # {"parameters": ..., "gradients": ..., "optimizer states": ...}
+    step_bytes(run, world_size, rank=0)      # the same, and "activations" and "logits" at the peak of a step
 
 The payload is the whole buffer of a collective (`communication`), summed over the calls of a step; groups of one rank
 send nothing and are left out. Bookkeeping (the mean loss, our own gradient norm) is not included. Groups are named as
@@ -20,10 +21,16 @@ from math import prod
 
 from aiscale.config import ConfigError, ModelConfig, Run
 from aiscale.cost.compression import Traffic, radius_held, radius_traffic, rivals_held, rivals_traffic
-from aiscale.cost.megatron import megatron_held, megatron_traffic
-from aiscale.cost.memory import MOMENTS, WIDE, counter_bytes, model_state_bytes
+from aiscale.cost.megatron import (
+    Place,
+    megatron_activation_bytes_by_part,
+    megatron_held,
+    megatron_logit_bytes,
+    megatron_traffic,
+)
+from aiscale.cost.memory import MOMENTS, WIDE, activation_bytes_by_part, counter_bytes, model_state_bytes
 from aiscale.cost.parameters import optimizer_groups, parameter_count, parameter_shapes
-from aiscale.cost.schedules import stage_ranks
+from aiscale.cost.schedules import in_flight, stage_ranks
 from aiscale.cost.sharded import fsdp_held, fsdp_traffic, zero_held, zero_traffic
 
 Held = dict[str, int]
@@ -41,6 +48,31 @@ def held_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
     _check(run, world_size)
     _, held = _STRATEGIES[run.parallel.strategy]
     return {category: int(nbytes) for category, nbytes in held(run, world_size, rank).items()}
+
+
+def step_bytes(run: Run, world_size: int, rank: int = 0, *, keeps_scores: bool = False) -> Held:
+    """held_bytes of `rank` with its activations, of all micro-batches in flight on its stages, and the logits.
+
+    Megatron keeps the logits of one micro-batch on the last stage; our own models recompute them. keeps_scores:
+    Megatron without flash attention keeps the T x T scores. Not counted: gathered weights (FSDP, ZeRO-3), weight casts,
+    buffers, and what no tensor of the model is (the device's context, the allocator's gaps).
+    """
+    held, layout = held_bytes(run, world_size, rank), run.parallel
+    n_micro, size = run.loop.micro_batches(layout.data_parallel(world_size))
+    if layout.strategy == "megatron":
+        place = Place(run, world_size, rank)
+        parts = megatron_activation_bytes_by_part(run, world_size, rank)
+        scores = 0 if keeps_scores else parts["scores"]
+        logits = megatron_logit_bytes(place)
+        flying = in_flight(layout.schedule, layout.pp, n_micro, layout.virtual_stages)[place.pp_rank]
+        return {**held, "activations": int(flying * (sum(parts.values()) - scores - logits)), "logits": logits}
+    parts = activation_bytes_by_part(run.model, size, run.loop.seq_len, run.loop.precision)
+    if layout.strategy == "pipeline":
+        pieces, pp_rank = _ranks_of_pieces(run), rank // (world_size // layout.pp)
+        flying = in_flight(layout.schedule, layout.pp, n_micro, layout.virtual_stages)[pp_rank]
+        ends = {"embeddings": pp_rank == pieces[0], "head": pp_rank == pieces[-1]}
+        parts = {part: flying * nbytes * ends.get(part, 1 / layout.pp) for part, nbytes in parts.items()}
+    return {**held, "activations": int(sum(parts.values())), "logits": 0}
 
 
 def _check(run: Run, world_size: int) -> None:

@@ -1,8 +1,7 @@
-"""Predicted time of a data-parallel step, its scaling, and the timeline of an FSDP forward pass.
+"""Predicted time of a data-parallel step, its scaling, and the timeline of an FSDP step.
 
-    step = ddp_step_seconds(forward_s, backward_s, gradient_bytes, world, link)        # .total_s .exposed_s
     ddp_timeline(forward_s, backward_s, gradient_bytes, world, link)                   # events for plots.timeline
-    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP forward pass
+    prefetch_timeline(6, gather_s=0.02, block_s=0.02, ahead=1)                         # events of an FSDP pass
     scaling_seconds("strong", compute_s, gradient_bytes, [1, 2, 4], link)              # step seconds at each world
     scaled_lr(0.1, base_batch=256, batch=8192)                                         # linear scaling rule
 
@@ -14,7 +13,6 @@ backward pass is exposed: the optimizer waits for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from aiscale.config import ConfigError
@@ -33,16 +31,6 @@ class Event(NamedTuple):
     kind: str  #: forward, backward, communication, optimizer
 
 
-@dataclass(frozen=True)
-class DDPStep:
-    """The times of one step."""
-
-    total_s: float
-    compute_s: float  #: forward, backward and optimizer
-    communication_s: float  #: all all-reduces, hidden or not
-    exposed_s: float  #: the part of them that no computation hides
-
-
 def ddp_timeline(
     forward_s: float,
     backward_s: float,
@@ -54,7 +42,8 @@ def ddp_timeline(
     bucket_bytes: float = 25 * MIB,
     overlap: bool = True,
 ) -> list[Event]:
-    """The events of rank 0 (all ranks are alike) in a step; overlap=False starts all-reduces after backward."""
+    """The events of rank 0 (all ranks are alike) in a step, the update last; overlap=False starts all-reduces after
+    backward. Assumes that communication does not slow down computation."""
     if bucket_bytes <= 0 or gradient_bytes <= 0:
         raise ConfigError(f"bucket_bytes {bucket_bytes}, gradient_bytes {gradient_bytes}: both must be greater than 0")
     backward_end = forward_s + backward_s
@@ -74,48 +63,53 @@ def ddp_timeline(
     return [*events, Event(0, "optimizer", start, start + optimizer_s, "optimizer")]
 
 
-def ddp_step_seconds(
-    forward_s: float,
-    backward_s: float,
-    gradient_bytes: float,
-    world: int,
-    link: Link,
+def prefetch_timeline(
+    n_blocks: int,
+    gather_s: float,
+    block_s: float,
+    ahead: int,
+    rank: int = 0,
     *,
-    optimizer_s: float = 0.0,
-    **options: float,
-) -> DDPStep:
-    """The times of one DDP step; arguments as in ddp_timeline (options: bucket_bytes, overlap). Assumes that
-    communication does not slow down computation."""
-    events = ddp_timeline(forward_s, backward_s, gradient_bytes, world, link, optimizer_s=optimizer_s, **options)
-    total, compute = events[-1].end_s, forward_s + backward_s + optimizer_s
-    communication = sum(event.end_s - event.start_s for event in events if event.kind == "communication")
-    return DDPStep(total, compute, communication, max(0.0, total - compute))
+    backward_s: float = 0.0,
+    reduce_s: float = 0.0,
+) -> list[Event]:
+    """Events of an FSDP step: the forward pass, and with backward_s, a block's backward time, the backward pass too.
 
-
-def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int, rank: int = 0) -> list[Event]:
-    """Events of an FSDP forward pass: the root unit (gathered in gather_s, no computation), then blocks 0 to n - 1.
-
-    Gathers run one at a time, in the order of their requests. A block computes when it is gathered and the block before
-    it is done; it is requested when the block `ahead` places before it starts to compute, or, with 0, when the block
-    before it is done. L blocks, gathered in g seconds and computed in c, take L (g + c) without prefetch, and
-    L max(g, c) plus a start and an end with it.
+    The root unit (gathered in gather_s, no computation), then blocks 0 to n - 1, then back, where blocks are gathered
+    again and each one's gradients are reduced and scattered in reduce_s after it. Collectives run one at a time, in the
+    order of their requests. A block computes when it is gathered and the block before it is done; it is requested when
+    the block `ahead` places before it starts to compute, or, with 0, when the block before it is done. L blocks,
+    gathered in g seconds and computed in c, take L (g + c) without prefetch, and L max(g, c) plus a start and an end
+    with it; backward L max(g + r, c) and an end, since the last gradients and the first gather have nothing to hide
+    behind.
     """
-    gathers: dict[int, Event] = {}
-    events, wire_free_s, now = [], 0.0, 0.0
-    for unit in range(-1, n_blocks):  # -1 is the root
-        for wanted in range(unit, min(n_blocks, unit + 1 + ahead)):
-            if wanted in gathers:
-                continue
-            asked_s = now if wanted == unit else max(now, gathers[unit].end_s)
-            name = "root" if wanted < 0 else f"gather {wanted}"
-            start_s = max(asked_s, wire_free_s)
-            wire_free_s = start_s + gather_s
-            gathers[wanted] = Event(rank, name, start_s, wire_free_s, "communication")
-        now = max(now, gathers[unit].end_s)
-        if unit >= 0:
-            events.append(Event(rank, str(unit), now, now + block_s, "forward"))
-            now += block_s
-    return sorted([*gathers.values(), *events], key=lambda event: event.start_s)
+    events: list[Event] = []
+    wire_free_s, now = 0.0, 0.0
+
+    def on_wire(name: str, asked_s: float, seconds: float) -> float:
+        nonlocal wire_free_s
+        start_s = max(asked_s, wire_free_s)
+        wire_free_s = start_s + seconds
+        events.append(Event(rank, name, start_s, wire_free_s, "communication"))
+        return wire_free_s
+
+    passes = [("forward", block_s, [-1, *range(n_blocks)])]  # -1 is the root
+    if backward_s:
+        passes.append(("backward", backward_s, [*reversed(range(n_blocks))]))
+    for kind, seconds, order in passes:
+        gathered: dict[int, float] = {}
+        for at, unit in enumerate(order):
+            for wanted in order[at : at + 1 + ahead]:
+                if wanted not in gathered:
+                    asked_s = now if wanted == unit else max(now, gathered[unit])
+                    gathered[wanted] = on_wire("root" if wanted < 0 else f"gather {wanted}", asked_s, gather_s)
+            now = max(now, gathered[unit])
+            if unit >= 0:
+                events.append(Event(rank, str(unit), now, now + seconds, kind))
+                now += seconds
+                if kind == "backward":
+                    on_wire(f"reduce {unit}", now, reduce_s)
+    return sorted(events, key=lambda event: event.start_s)
 
 
 def scaling_seconds(
@@ -125,15 +119,17 @@ def scaling_seconds(
     worlds: Sequence[int],
     link: Link,
     *,
+    optimizer_s: float = 0.0,
     cores: int = 0,
     overlap: bool = True,
     bucket_bytes: float = 25 * MIB,
 ) -> list[float]:
     """Seconds of one step at each world size.
 
-    strong: the global batch is fixed, so a rank computes compute_s / n. weak: the batch per rank is fixed, so it
-    computes compute_s. cores: how many ranks can compute at the same time (a laptop's cores, one thread a rank);
-    more ranks take turns; 0: no limit. One third of the computation is forward, two thirds backward.
+    compute_s: forward and backward pass of one rank; optimizer_s: the update, which every rank does in full. strong:
+    the global batch is fixed, so a rank computes compute_s / n. weak: the batch per rank is fixed, so it computes
+    compute_s. cores: how many ranks can compute at the same time (a laptop's cores, one thread a rank); more ranks take
+    turns; 0: no limit. One third of compute_s is forward, two thirds backward.
     """
     if kind not in ("strong", "weak"):
         raise ConfigError(f"kind is {kind!r}: it must be strong or weak")
@@ -141,9 +137,8 @@ def scaling_seconds(
     for world in worlds:
         turns = max(1.0, world / cores) if cores else 1.0
         compute = turns * compute_s / (world if kind == "strong" else 1)
-        options = {"overlap": overlap, "bucket_bytes": bucket_bytes}
-        step = ddp_step_seconds(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)
-        seconds.append(step.total_s)
+        options = {"overlap": overlap, "bucket_bytes": bucket_bytes, "optimizer_s": turns * optimizer_s}
+        seconds.append(ddp_timeline(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)[-1].end_s)
     return seconds
 
 
@@ -153,11 +148,6 @@ def speedup(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Seq
         raise ConfigError(f"worlds is {list(worlds)}: the first entry must be the run on 1 rank")
     work = [1 if kind == "strong" else world for world in worlds]
     return [n * seconds[0] / s for n, s in zip(work, seconds, strict=True)]
-
-
-def efficiency(kind: Literal["strong", "weak"], worlds: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """Speed-up divided by the number of ranks; 1 is ideal."""
-    return [s / n for s, n in zip(speedup(kind, worlds, seconds), worlds, strict=True)]
 
 
 def scaled_lr(base_lr: float, base_batch: int, batch: int, rule: Literal["linear", "sqrt"] = "linear") -> float:

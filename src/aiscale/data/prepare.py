@@ -198,9 +198,7 @@ def _load(what: str, **arguments) -> Iterable[dict]:
     try:
         from datasets import load_dataset
     except ImportError:
-        raise ConfigError(
-            f"reading {what} needs the library `datasets`: install it with `pip install 'aiscale[data]'`"
-        ) from None
+        raise ConfigError(f"reading {what} needs the library `datasets`: `make setup` installs it") from None
     try:
         return load_dataset(split="train", **arguments)
     except Exception as error:  # the library passes on the errors of its many back ends

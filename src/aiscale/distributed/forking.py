@@ -25,7 +25,6 @@ import time
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from aiscale.processes import die_with
@@ -46,10 +45,9 @@ def can_fork() -> bool:
 
 
 class Forked:
-    """`python -m MODULE ARGUMENTS` in a forked child; the part of `subprocess.Popen` that `launch` uses. With a `log`,
-    standard output and error are appended to that file."""
+    """`python -m MODULE ARGUMENTS` in a forked child; the part of `subprocess.Popen` that `launch` uses."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path | None = None) -> None:
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.returncode: int | None = None
         sys.stdout.flush()  # or both processes would write what is buffered
         sys.stderr.flush()
@@ -57,7 +55,7 @@ class Forked:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become(argv, env, log, parent)
+            _become(argv, env, parent)
 
     def poll(self) -> int | None:
         """The exit status, negative for a signal; None while the process runs."""
@@ -87,7 +85,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _become(argv: Sequence[str], env: Mapping[str, str], log: Path | None, parent: int) -> NoReturn:
+def _become(argv: Sequence[str], env: Mapping[str, str], parent: int) -> NoReturn:
     """Run `-m MODULE ...` in this child as a new Python would, and exit."""
     code = 1
     try:
@@ -95,8 +93,6 @@ def _become(argv: Sequence[str], env: Mapping[str, str], log: Path | None, paren
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(env)
-        if log is not None:
-            _write_to(log)
         _differ()
         flag, module, *arguments = argv
         assert flag == "-m", argv
@@ -123,12 +119,6 @@ def _run(module: str) -> int:
     except BaseException:
         traceback.print_exc()
     return 1
-
-
-def _write_to(log: Path) -> None:
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream, number in ((os.open(os.devnull, os.O_RDONLY), 0), (file, 1), (file, 2)):
-        os.dup2(stream, number)
 
 
 def _differ() -> None:

@@ -4,12 +4,13 @@
     with world.link.at(100): ...
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set loop.link_mbit_s=100
 
-A card is a queue of bytes. A collective waits until the card has sent the earlier ones and then its own bytes at the
-rate, plus `world.link.latency_s` per message (a collective is several). Then gloo gets it, and it finishes when the
-slowest rank's card has got that far. The rank computes meanwhile, so a gradient bucket sent during the backward pass
-costs nothing until somebody waits for it.
+A card is a queue of bytes. It has sent a collective when it has sent the earlier ones and then its own bytes at the
+rate, plus `world.link.latency_s` per message (a collective is several). gloo gets the collective just before that: by
+the shortest time that gloo itself took for such a one so far. So both end together, when the slowest rank's card has
+got that far, and never before this rank's. The rank computes meanwhile, so a gradient bucket sent during the backward
+pass costs nothing until somebody waits for it.
 
-Limits: gloo's own time is added, a dead rank is noticed only when the bytes have been sent (the launcher sees it at
+Limits: a dead rank is noticed only when the bytes have been sent (the launcher sees it at
 once), and messages from two ranks to a third arrive as fast as from one. Bookkeeping (`world.control()`) and barriers
 take no time on the link, but keep their place in the queue. `aiscale bench link` compares this with links slowed by the
 Linux kernel.
@@ -17,11 +18,12 @@ Linux kernel.
 
 from __future__ import annotations
 
+import functools
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch.distributed as dist
@@ -33,8 +35,7 @@ from aiscale.cost import collective_terms
 #: A shaped interface counts whole frames: of 1514 bytes, 14 are Ethernet's, 20 IP's and 32 TCP's.
 FRAMING = 1514 / 1448
 #: Latency per message on cards slowed by the kernel: `bench link` found 0.65 to 1.1 ms at 118 to 255 Mbit/s, where
-#: frames are passed on in pieces of 0.4 ms. gloo's own time comes on top: two quick runs found DDP's exchange and
-#: dense steps 9 to 26 % slower than on real cards. To be calibrated by a whole `bench link` on a quiet machine.
+#: frames are passed on in pieces of 0.4 ms. To be calibrated by a whole `bench link` on a quiet machine.
 LATENCY_S = 0.8e-3
 
 
@@ -46,7 +47,9 @@ class Link:
         self._refusal = refusal  #: why it cannot be slowed
         self._rate_mbit_s = 0.0
         self._free_s = 0.0  #: when the card will have sent everything so far, on the monotonic clock
-        self._queue: queue.SimpleQueue[tuple[float, Delayed]] = queue.SimpleQueue()
+        self._start_s = 0.0  #: when gloo gets the latest call
+        self._own_s: dict[Hashable, float] = {}  #: kind of call -> the shortest time that gloo itself took
+        self._queue: queue.SimpleQueue[tuple[float, Delayed, Hashable]] = queue.SimpleQueue()
         self._queued = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -81,15 +84,19 @@ class Link:
         messages, busiest_bytes = collective_terms(op, nbytes, world, "gloo")
         return messages * self.latency_s + 8e-6 * FRAMING * busiest_bytes / self.rate_mbit_s
 
-    def carry(self, seconds: float, start: Callable[..., dist.Work], *args, **kwargs) -> dist.Work:
-        """Call `start(*args, **kwargs)` after the card has been busy with it for `seconds`."""
+    def carry(
+        self, seconds: float, start: Callable[..., dist.Work], *args, kind: Hashable = None, **kwargs
+    ) -> dist.Work:
+        """Call `start(*args, **kwargs)` so that it ends when the card has been busy with it for `seconds`. Calls of one
+        `kind` take gloo equally long."""
         if not seconds and not self._queued:
             return start(*args, **kwargs)
         # Keep everything in order: a group's ranks match their calls by order.
         with self._lock:
-            delayed = Delayed(lambda: start(*args, **kwargs))
             self._free_s = max(time.monotonic(), self._free_s) + seconds
-            self._queue.put((self._free_s, delayed))
+            self._start_s = max(self._start_s, self._free_s - self._own_s.get(kind, 0.0))
+            delayed = Delayed(lambda: start(*args, **kwargs), self._free_s)
+            self._queue.put((self._start_s, delayed, kind))
             self._queued += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send, name="aiscale link", daemon=True)
@@ -98,30 +105,43 @@ class Link:
 
     def _send(self) -> None:
         while True:
-            when_s, delayed = self._queue.get()
-            time.sleep(max(0.0, when_s - time.monotonic()))
-            delayed.begin()
+            when_s, delayed, kind = self._queue.get()
+            _sleep_until(when_s)
+            delayed.begin(functools.partial(self._note, kind))
             with self._lock:
                 self._queued -= 1
 
+    def _note(self, kind: Hashable, seconds: float) -> None:
+        self._own_s[kind] = min(seconds, self._own_s.get(kind, math.inf))
+
+
+def _sleep_until(moment_s: float) -> None:
+    time.sleep(max(0.0, moment_s - time.monotonic()))
+
 
 class Delayed(dist._Work):
-    """A collective or message that gloo gets later."""
+    """A collective or message that gloo gets later, and that does not end before `sent_s`."""
 
-    def __init__(self, start: Callable[[], dist.Work]) -> None:
+    def __init__(self, start: Callable[[], dist.Work], sent_s: float) -> None:
         super().__init__()
         self._start: Callable[[], dist.Work] | None = start
+        self._sent_s = sent_s
         self._work: dist.Work | None = None
         self._error: Exception | None = None
         self._begun = threading.Event()
         self._lock = threading.Lock()
         self._future: Future | None = None
 
-    def begin(self) -> None:
+    def begin(self, tell: Callable[[float], None]) -> None:
+        """Start it; `tell` gets the seconds that it took by itself."""
+        begun_s = time.monotonic()
         try:
             self._work = self._start()
         except Exception as error:  # raised to whoever waits
             self._error = error
+        if self._work is not None:
+            with suppress(RuntimeError):  # messages have no future
+                self._work.get_future().add_done_callback(lambda _: tell(time.monotonic() - begun_s))
         self._start = None  # frees the tensors that it would send
         self._begun.set()
 
@@ -132,10 +152,14 @@ class Delayed(dist._Work):
         return self._work
 
     def wait(self, timeout=None) -> bool:
-        return self._gloos().wait(timeout) if timeout else self._gloos().wait()
+        done = self._gloos().wait(timeout) if timeout else self._gloos().wait()
+        _sleep_until(self._sent_s)
+        return done
 
     def is_completed(self) -> bool:
-        return self._begun.is_set() and (self._error is not None or self._work.is_completed())
+        if not self._begun.is_set() or self._error is not None:
+            return self._begun.is_set()
+        return self._work.is_completed() and time.monotonic() >= self._sent_s
 
     def get_future(self) -> Future:
         with self._lock:
@@ -151,4 +175,5 @@ class Delayed(dist._Work):
     def _end(self, ended: Future) -> None:
         with suppress(Exception):  # the future raises it, too
             self._gloos().get_future().wait()
+            _sleep_until(self._sent_s)
         ended.set_result(None)

@@ -29,15 +29,14 @@ BAD_INPUT_STATUS = 2  #: exit status of `aiscale` after a one-line refusal
 _INTERRUPTED_STATUS = 130  #: of a rank that was told to stop, and has saved
 
 
-def rank_environment(rank: int, size: int, threads: int = 0) -> dict[str, str]:
+def rank_environment(rank: int, size: int) -> dict[str, str]:
     """The environment variables of rank `rank` of `size` on this machine, with its share of the cores."""
-    share = threads or max(1, len(usable_cores()) // size)
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(size),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)) if not threads else str(threads),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(usable_cores()) // size)),
     }
 
 

@@ -173,7 +173,8 @@ def _counting(method: str, op: str, which: int):
         collective = getattr(self.inner, method)
         if op != "recv":  # the sender was slowed already
             seconds = 0.0 if self.traffic.in_control else self.link.seconds(op, payload_bytes, self.size())
-            collective = functools.partial(self.link.carry, seconds, collective)
+            kind = (op, payload_bytes, self.size())
+            collective = functools.partial(self.link.carry, seconds, collective, kind=kind)
         if any(map(on_gpu, _tensors(args))):
             return Staged(collective, op, args, kwargs)
         return collective(*args, **kwargs)

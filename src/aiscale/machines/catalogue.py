@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from aiscale.config import ConfigError
 
@@ -39,6 +40,7 @@ class Accelerator:
     memory_gb: float  #: 10^9 bytes
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
+    reached_tflops: Mapping[str, float] = field(default_factory=dict)  #: by the best large matrix product, measured
     library: str = "nccl"  #: of its collectives, one of LIBRARIES
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
     verification: str = "secondary"
@@ -46,8 +48,9 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         _one_of("library", self.library, LIBRARIES)
-        for key in self.tflops:
-            _one_of("tflops key", key, PRECISIONS)
+        for table in ("tflops", "reached_tflops"):
+            for key in getattr(self, table):
+                _one_of(f"{table} key", key, PRECISIONS)
         for key in self.sources:
             _one_of("sources key", key, ("all", "tflops", "memory", "link"))
 
@@ -64,11 +67,11 @@ class Accelerator:
         return None if self.link_gb_s is None else self.link_gb_s * 1e9
 
     def peak_flops(self, precision: str) -> float | None:
-        """Peak FLOP/s in one of PRECISIONS; None without hardware units or without a figure.
+        """Peak FLOP/s of matrix products in one of PRECISIONS; None without hardware units or without a figure.
 
-        For AMD's GPUs fp32 is the peak of the vector units, fp32_matrix that of the matrix units.
+        AMD's GPUs multiply fp32 matrices in units of their own, fp32_matrix; tflops["fp32"] is the vector units' peak.
         """
-        known = self.tflops.get(precision)
+        known = self.tflops.get(f"{precision}_matrix", self.tflops.get(precision))
         return None if known is None else known * 1e12
 
     def source(self, figure: str) -> str:
@@ -154,10 +157,16 @@ def _files(folder: Traversable) -> Iterator[tuple[str, str, dict]]:
     """(name, path for messages, content) of each file."""
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         where = f"machines/{folder.name}/{file.name}"
-        try:
-            yield file.name.removesuffix(".toml"), where, tomllib.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{where} is not TOML: {error}") from None
+        yield file.name.removesuffix(".toml"), where, _read(file, where)
+
+
+def _read(file: Traversable, where: str) -> dict:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{where} is not TOML: {error}") from None
 
 
 def _accelerator(name: str, where: str, table: dict) -> Accelerator:
@@ -175,7 +184,9 @@ def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Acce
             raise ConfigError(f"{where}: node.like: {_nearest('system with a node of its own', str(like), known)}")
         node = nodes[like] | node
     device = node.get("accelerator")
-    if device is not None and device not in accelerators:
+    if isinstance(device, dict):
+        accelerators, device = {name: _accelerator(name, where, device)}, name
+    elif device is not None and device not in accelerators:
         raise ConfigError(f"{where}: node.accelerator: {_nearest('accelerator', str(device), accelerators)}")
     built = {
         "node": _build(Node, node, where, "node.", accelerator=accelerators.get(device)),
@@ -214,7 +225,9 @@ def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
     return ConfigError(f"unknown {kind} {name!r}: {hint}")
 
 
-ACCELERATORS, MACHINES = read_catalogue(resources.files("aiscale.machines"))
+_ROOT = resources.files("aiscale.machines")
+ACCELERATORS, MACHINES = read_catalogue(_ROOT)
+_NODES = {name: table.get("node", {}) for name, _, table in _files(_ROOT / "systems")}
 
 
 def find(name: str) -> Accelerator:
@@ -225,7 +238,10 @@ def find(name: str) -> Accelerator:
 
 
 def find_machine(name: str) -> Machine:
-    """The machine of that name; an unknown name raises ConfigError with the nearest one."""
+    """The machine of that name, or of your own file ("mine.toml", like those in systems/; node.accelerator may be a
+    table like those in accelerators/). An unknown name raises ConfigError with the nearest one."""
+    if name.endswith(".toml"):
+        return _machine(Path(name).stem, name, _read(Path(name), name), ACCELERATORS, _NODES)
     if name not in MACHINES:
         raise _nearest("machine", name, MACHINES)
     return MACHINES[name]

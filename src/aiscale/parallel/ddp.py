@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from aiscale.checkpoint import CheckpointError
-from aiscale.config import CompressionConfig, Run
+from aiscale.config import Run
 from aiscale.distributed import World
 from aiscale.parallel.compress import build_compressor
 from aiscale.parallel.serial import Engine
@@ -109,9 +109,7 @@ class DDPEngine(Engine):
         if not self._compresses or "compression" not in note:
             state.pop("compression", None)
             return state
-        # An option that is newer than the checkpoint had what is its default now.
-        before = dataclasses.asdict(CompressionConfig()) | note["compression"]
-        now = self.note()["compression"]
+        before, now = note["compression"], self.note()["compression"]
         if changed := [key for key in now if before[key] != now[key] and key not in ("wire", "overlap")]:
             was = ", ".join(f"compression.{key}={before[key]}" for key in changed)
             raise CheckpointError(

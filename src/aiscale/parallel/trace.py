@@ -1,14 +1,13 @@
-"""Timelines of one rank: a step of DDP, of a pipeline or of Megatron-Core, or a forward pass of FSDP.
+"""Timelines of one rank: a step of DDP or of a pipeline, or a forward pass of FSDP.
 
     trace = StepTrace(ddp)          # a DistributedDataParallel module without another communication hook
     trace = PipelineTrace(engine)   # a PipelineEngine
-    trace = ScheduleTrace(engine)   # a MegatronEngine
     trace = GatherTrace(engine)     # an FSDPEngine
     world.barrier(); trace.start(); engine.step(micro_batches, lr); events = trace.stop()
     plots.timeline(events)          # events gathered from all ranks; plots.pipeline(events) for stages
 
-Each trace uses a hook that its library offers: DDP's communication hook, torch's pipeline stages, Megatron-Core's
-timers, FSDP's custom all-gather. The library's work does not change.
+Each trace uses a hook that its library offers: DDP's communication hook, torch's pipeline stages, FSDP's custom
+all-gather. The library's work does not change.
 
 Ranks that share cores slow each other down, which would hide the schedule. So all traces but StepTrace can set a
 minimum time for each piece of work and sleep for the rest: a sleeping rank stands for a computing accelerator, a
@@ -16,12 +15,10 @@ delayed message for a slow network.
 """
 
 # No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
-import gc
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +30,6 @@ from aiscale.cost import Event, Work, event_name
 
 if TYPE_CHECKING:
     from aiscale.parallel.fsdp import FSDPEngine
-    from aiscale.parallel.megatron import MegatronEngine
     from aiscale.parallel.pipeline import PipelineEngine
 
 #: torch 2.13 gave all_gather_into_tensor this name
@@ -186,72 +182,3 @@ class _TracedGather(dist.Work):
         self.trace.sleep_until(arrived)
         self.trace.mark(self.name, self.began_s, "communication", until_s=arrived)
         return True
-
-
-#: Megatron-Core's timer -> (kind, name); its other timers time messages or enclose these
-_TIMERS = {
-    "forward-compute": ("forward", ""),
-    "backward-compute": ("backward", ""),
-    "optimizer-inner-step": ("optimizer", "optimizer"),
-    "all-grads-sync": ("communication", "gradients"),
-    "params-all-gather": ("communication", "parameters"),
-    "embedding-grads-all-reduce": ("communication", "embedding"),
-    "non-tensor-parallel-grads-all-reduce": ("communication", "norms"),
-}
-
-
-class ScheduleTrace(Trace):
-    """The events of one step of Megatron-Core: kinds forward, backward, communication and optimizer.
-
-    forward_s, backward_s: minimum time of one micro-batch's pass through all pieces of a rank.
-    """
-
-    def __init__(self, engine: "MegatronEngine", *, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
-        super().__init__(engine.world.device)
-        self.engine, self._current = engine, ""
-        self._began: dict[str, float] = {}
-        self._least_s = {"forward": forward_s / engine.grid.virtual, "backward": backward_s / engine.grid.virtual}
-
-    def start(self) -> None:
-        self.engine.listen(self)
-        gc.disable()  # a collection takes 0.2 s with Megatron-Core imported, and would look like a slow pass
-        super().start()
-
-    def stop(self) -> list[Event]:
-        gc.enable()
-        self.engine.listen(None)
-        return super().stop()
-
-    # Called by the engine -------------------------------------------------------------------------------------------
-
-    def working_on(self, micro_batch: int, chunk: int) -> None:
-        """The current pass is of this micro-batch, on this rank's chunk-th piece of the model."""
-        grid = self.engine.grid
-        work = Work("", grid.stage(self.engine.pp_rank, chunk), micro_batch)
-        self._current = event_name(work, grid.pp, grid.virtual)
-
-    def follow(self, output: Tensor, micro_batch: int, chunk: int) -> None:
-        """Name the backward pass that starts at `output` after its micro-batch."""
-        if output.requires_grad:
-            output.register_hook(lambda _: self.working_on(micro_batch, chunk))
-
-    # Called by Megatron-Core ----------------------------------------------------------------------------------------
-
-    def __call__(self, name: str, log_level: int | None = None) -> SimpleNamespace:
-        """The timer of this name, with Megatron-Core's interface."""
-
-        def start(barrier: bool = False) -> None:
-            self._began[name] = self.now()
-
-        def stop(barrier: bool = False) -> None:
-            self._ended(name)
-
-        return SimpleNamespace(start=start, stop=stop)
-
-    def _ended(self, timer: str) -> None:
-        began = self._began.pop(timer)
-        message = ("communication", timer) if timer.endswith(("-send", "-recv")) else None
-        kind, name = _TIMERS.get(timer, message or ("", ""))
-        if kind:
-            self.sleep_until(began + self._least_s.get(kind, 0.0))
-            self.mark(name or self._current, began, kind)

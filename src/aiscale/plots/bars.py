@@ -32,23 +32,21 @@ COLLECTIVE_COLORS = {
 def memory_bars(
     predicted: Mapping | None = None,
     measured: Mapping | None = None,
-    published: Mapping | None = None,
     *,
     capacity_bytes: float | None = None,
-    source: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Bytes by category, stacked; for each configuration one bar each for predicted, measured and published.
+    """Bytes by category, stacked; for each configuration one bar for predicted and one for measured.
 
-    Each of the three is {category: bytes} or {configuration: {category: bytes}}. capacity_bytes draws the device's
+    Both are {category: bytes} or {configuration: {category: bytes}}. capacity_bytes draws the device's
     memory as a line. A category has the same colour in every figure (style.MEMORY_COLORS).
     """
-    kinds = {"predicted": predicted, "measured": measured, "published": published}
+    kinds = {"predicted": predicted, "measured": measured}
     groups = {kind: _by_configuration(given) for kind, given in kinds.items() if given}
-    style.check_given(groups, "memory_bars predicted, measured or published bytes")
+    style.check_given(groups, "memory_bars predicted or measured bytes")
     totals = [sum(parts.values()) for group in groups.values() for parts in group.values()]
     unit_bytes, unit = style.memory_unit(max(totals))
-    ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax, (0.36, 0.22), 1.6, source)
+    ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax, (0.36, 0.22), 1.6)
     ax.set_xlim(0, 1.13 * max([*totals, capacity_bytes or 0]) / unit_bytes)
     if capacity_bytes is not None:
         ax.set_ylim(top=0.05)  # room for a line of text over the bars
@@ -98,7 +96,6 @@ def _stacked(
     ax: Axes | None,
     inches: tuple[float, float],
     gap: float,
-    source: str = "",
 ) -> Axes:
     """A bar for each configuration and kind, its parts in the order of `palette` and its total at the end.
 
@@ -125,7 +122,7 @@ def _stacked(
     ax.set_ylim(y + 0.65, 0.35)
     style.for_bars(ax)
     names = {part.replace("_", "-"): color for part, color in colors.items()}
-    style.legend_above(ax, style.legend_handles(names, style.kind_handles(groups, source, bars=True), bars=True))
+    style.legend_above(ax, style.legend_handles(names, style.kind_handles(groups, bars=True), bars=True))
     return ax
 
 

@@ -1,7 +1,6 @@
 """Collectives: what they do, how a ring does it, and how long they take.
 
-plots.collective("all_gather")                                  # what it does, on letters
-plots.collective("all_reduce", before, after)                   # the values that ranks really held
+plots.collective("all_reduce", before, after)                   # the values that ranks held before and after
 plots.ring_steps(4)                                             # a ring all-reduce, step by step
 plots.guessed(guess, truth, rows="rank", columns="step")         # a participant's grid, its wrong cells marked
 plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
@@ -31,39 +30,14 @@ WRONG = "#B3261E"
 _NAMES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce", "reduce_scatter", "all_to_all")
 
 
-def _example(op: str, n: int) -> tuple[Grid, Grid]:
-    """(before, after) of `op` on n ranks: chunk c of rank r is the r-th letter and the number c."""
-    letters = [[f"{'ABCDEFGH'[r]}{c}" for c in range(n)] for r in range(n)]
-    root_only = [letters[0]] + [[None] * n for _ in range(n - 1)]
-    own = [[letters[r][0] if c == r else None for c in range(n)] for r in range(n)]
-    gathered = [letters[r][0] for r in range(n)]
-    sums = [f"Σ{c}" for c in range(n)]
-    return {
-        "broadcast": (root_only, [letters[0]] * n),
-        "scatter": (root_only, [[letters[0][c] if c == r else None for c in range(n)] for r in range(n)]),
-        "gather": (own, [gathered] + [[None] * n for _ in range(n - 1)]),
-        "all_gather": (own, [gathered] * n),
-        "reduce": (letters, [sums] + [[None] * n for _ in range(n - 1)]),
-        "all_reduce": (letters, [sums] * n),
-        "reduce_scatter": (letters, [[sums[c] if c == r else None for c in range(n)] for r in range(n)]),
-        "all_to_all": (letters, [[letters[c][r] for c in range(n)] for r in range(n)]),
-    }[op]
-
-
-def collective(
-    op: str, before: Grid | None = None, after: Grid | None = None, *, ranks: int = 4, ax: Axes | None = None
-) -> Axes:
+def collective(op: str, before: Grid, after: Grid, *, ax: Axes | None = None) -> Axes:
     """What a collective does: every rank's chunks before and after, one row per rank; colours follow the data.
 
-    before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. Without them,
-    letters on `ranks` ranks. A chunk has the colour of the rank that it comes from; a sum has the colours of all.
+    before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. A chunk
+    has the colour of the rank that it comes from; a sum has the colours of all.
     """
     if op not in _NAMES:
         raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(_NAMES)}")
-    if (before is None) != (after is None):
-        raise ConfigError("before and after: give both, or neither for an example")
-    if before is None:
-        before, after = _example(op, ranks)
     widths = max(map(len, before)), max(map(len, after))
     gap = 2.7
     n = len(before)

@@ -4,7 +4,6 @@ plots.loss_curves({"serial": losses, "ddp x2": losses}, validation={"serial": [(
 plots.loss_vs_batch({"lr 3e-4": [(batch, loss), ...]})
 plots.loss_difference({"ddp x2": differences}, tolerance=1e-10)
 plots.speedup([1, 2, 4], {"ddp, strong": [1, 1.9, 2.1]}, {"ddp, strong": [1, 1.92, 2.0]})
-plots.efficiency([1, 2, 4], ...)
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from aiscale.config import ConfigError
 from aiscale.plots import style
 
 Series = Sequence[float] | Sequence[tuple[float, float]]
-Values = Mapping[str, Sequence[float]] | Sequence[float]
-Published = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def xy(series: Series) -> tuple[np.ndarray, np.ndarray]:
@@ -123,84 +120,36 @@ def loss_difference(
 # Over the number of ranks --------------------------------------------------------------------------------------------
 
 
-def _series(values: Values | None) -> dict[str, Sequence[float]]:
-    if values is None:
-        return {}
-    return dict(values) if isinstance(values, Mapping) else {"": values}
-
-
 def speedup(
     ranks: Sequence[int],
-    measured: Values | None = None,
-    predicted: Values | None = None,
+    measured: Mapping[str, Sequence[float]],
+    predicted: Mapping[str, Sequence[float]] | None = None,
     *,
-    published: Published | None = None,
-    source: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Speed-up over one rank. measured, predicted: (len(ranks),) or {label: (len(ranks),)}.
-
-    published: {label: (ranks, speedups)} of others, with `source`. The grey line is ideal: n ranks, n times as fast.
-    """
-    ax = _over_ranks(ranks, measured, predicted, published, source, ax, 3.8)
-    everywhere = sorted({*ranks, *(n for given, _ in (published or {}).values() for n in given)})
-    ax.plot(everywhere, everywhere, color=style.FAINT, linewidth=1.4, zorder=1)
-    top = everywhere[-1]
+    """Speed-up over one rank, {label: (len(ranks),)}. The grey line is ideal: n ranks, n times as fast."""
+    groups = {"measured": measured, "predicted": predicted or {}}
+    groups = {kind: series for kind, series in groups.items() if series}
+    style.check_given(groups, "measured or predicted values by label")
+    ax = style.new_axes(ax, 7.5, 3.8)
+    colors = style.series_colors(dict.fromkeys(label for series in groups.values() for label in series))
+    for kind, series in groups.items():
+        for label, values in series.items():
+            if len(values) != len(ranks):
+                raise ConfigError(f"{kind} {label}: {len(ranks)} ranks but {len(values)} values")
+            style.draw(ax, kind, ranks, values, colors[label])
+    ax.plot(ranks, ranks, color=style.FAINT, linewidth=1.4, zorder=1)
+    top = max(ranks)
     place = {"textcoords": "offset points", "xytext": (-12, 2), "ha": "right", "va": "bottom", "fontsize": 8.5}
     ax.annotate("ideal", (top, top), color=style.MUTED, **place)
     if top > 8:
-        ax.set_yscale("log", base=2)
-        style.ranks_axis(ax.yaxis, everywhere)
+        ax.set(xscale="log", yscale="log")
+        style.ranks_axis(ax.yaxis, ranks)
         ax.set_ylim(top=top * 1.3)
     else:  # with few ranks a linear axis shows the gap to ideal better
-        ax.set_xscale("linear")
-        style.ranks_axis(ax.xaxis, everywhere)
         style.steps_axis(ax.yaxis)
         ax.set_ylim(0, top * 1.06)
-    ax.set_ylabel("speed-up (times one rank)")
-    return ax
-
-
-def efficiency(
-    ranks: Sequence[int],
-    measured: Values | None = None,
-    predicted: Values | None = None,
-    *,
-    published: Published | None = None,
-    source: str = "",
-    ax: Axes | None = None,
-) -> Axes:
-    """Parallel efficiency, speed-up over ranks; arguments as in speedup, values between 0 and 1 (ideal)."""
-    ax = _over_ranks(ranks, measured, predicted, published, source, ax, 3.4)
-    ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
-    values = [v for given in (measured, predicted) for series in _series(given).values() for v in series]
-    values += [v for _, series in (published or {}).values() for v in series]
-    ax.set_ylim(0, max(1.08, 1.08 * max(values)))
-    style.percent_axis(ax.yaxis)
-    ax.set_ylabel("efficiency (% of ideal)")
-    return ax
-
-
-def _over_ranks(ranks, measured, predicted, published, source, ax, height) -> Axes:
-    """Series over the number of ranks, one colour per label, one marker per kind."""
-    given = {"measured": _series(measured), "predicted": _series(predicted)}
-    series_of = {kind: {label: (ranks, y) for label, y in series.items()} for kind, series in given.items()}
-    series_of["published"] = dict(published or {})
-    labels = list(dict.fromkeys(label for series in series_of.values() for label in series))
-    style.check_given(labels, "measured, predicted or published values")
-    for kind, series in series_of.items():
-        for label, (x, y) in series.items():
-            if len(x) != len(y):
-                raise ConfigError(f"{kind} {label}: {len(x)} ranks but {len(y)} values")
-    ax = style.new_axes(ax, 7.5, height)
-    colors = style.series_colors(labels) if labels != [""] else {"": style.STRATEGY_COLORS["ddp"]}
-    for kind, series in series_of.items():
-        for label, (x, y) in series.items():
-            style.draw(ax, kind, x, y, colors[label])
-    ax.set_xscale("log", base=2)
-    style.ranks_axis(ax.xaxis, [n for series in series_of.values() for x, _ in series.values() for n in x])
-    ax.set_xlabel("number of ranks")
-    kinds = [kind for kind, series in series_of.items() if series]
-    names = {label: color for label, color in colors.items() if label}
-    style.legend_above(ax, style.legend_handles(names, style.kind_handles(kinds, source)))
+    style.ranks_axis(ax.xaxis, ranks)
+    ax.set(xlabel="number of ranks", ylabel="speed-up (times one rank)")
+    style.legend_above(ax, style.legend_handles(colors, style.kind_handles(groups)))
     return ax

@@ -1,7 +1,6 @@
 """Numbers: small matrices with their values, floating-point formats, and what they cannot represent.
 
-plots.matrix(W, label="W1")                          # a heat map with the numbers in it
-plots.matrices({"X": X, "W1": W1, "O1": O1})         # several, side by side, on one scale
+plots.matrices({"X": X, "W1": W1, "O1": O1})         # with their numbers, side by side, on one scale
 plots.number_formats()                               # fp32, tf32, bf16 and fp16, bit by bit
 plots.value_range({"as it is": gradient, "times 2^16": gradient * 2**16}, "fp16")
 """
@@ -23,11 +22,6 @@ from aiscale.plots import style
 DIVERGING = LinearSegmentedColormap.from_list(
     "aiscale_diverging", ["#D96709", "#F9DFC8", "#FFFFFF", "#C5DDF1", "#0068B8"]
 )
-
-
-def matrix(values: np.ndarray, *, label: str = "", digits: int = 2, ax: Axes | None = None) -> Axes:
-    """A small matrix (rows, columns), or a vector (one row), as a heat map with its numbers; zero is white."""
-    return matrices({label: values}, digits=digits, ax=ax)
 
 
 def matrices(

@@ -4,7 +4,7 @@ plots.timeline([(rank, name, start_s, end_s, kind), ...])          # measured
 plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in separate rows
 plots.pipeline(events)                                             # measured, of all ranks, from PipelineTrace
 plots.pipeline(predicted=cost.pipeline_timeline("1f1b", 4, 8))     # simulated
-plots.memory_over_time(seconds, {"parameters": [...], "activations": [...]}, marks={"backward": 0.12})
+plots.memory_over_time(seconds, {"parameters": [...], "activations": [...]})
 plots.step_memory({"ddp": trace, "fsdp": trace})                   # a panel for each strategy
 """
 
@@ -129,14 +129,12 @@ def memory_over_time(
     seconds: Sequence[float],
     held: Mapping[str, Sequence[float]],
     *,
-    marks: Mapping[str, float] | None = None,
     predicted_peak_bytes: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Measured bytes over time, stacked by category.
 
-    seconds: (n,) sample times; held: {category: (n,) bytes}; marks: {label: second};
-    predicted_peak_bytes: a dashed level.
+    seconds: (n,) sample times; held: {category: (n,) bytes}; predicted_peak_bytes: a dashed level.
     """
     ax = style.new_axes(ax)
     categories = sorted(held, key=lambda name: (*style.MEMORY_COLORS, name).index(name))
@@ -149,10 +147,6 @@ def memory_over_time(
     ax.stackplot(time * factor, stack / scale, colors=colors, labels=[f"_{c}" for c in categories], linewidth=0)
     ax.set_xlim(time.min() * factor, time.max() * factor)
     ax.set_ylim(0, 1.14 * max(peak, predicted_peak_bytes or 0) / scale)
-    for name, at in (marks or {}).items():
-        ax.axvline(at * factor, color=style.INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8.5}
-        ax.annotate(name, (at * factor, 1), xytext=(4, -3), va="top", color=style.MUTED, **place)
     handles = style.legend_handles(dict(zip(categories, colors, strict=True)), bars=True)
     if predicted_peak_bytes is not None:
         ax.axhline(predicted_peak_bytes / scale, color=style.INK, linewidth=1.4, linestyle="--")
@@ -185,7 +179,7 @@ class Trace(Protocol):
     events: list[Event]
 
 
-def step_memory(traces: Mapping[str, Trace], *, unit_bytes: float = 2**20, unit: str = "MiB") -> np.ndarray:
+def step_memory(traces: Mapping[str, Trace]) -> np.ndarray:
     """Measured bytes over one step, stacked by category, one panel per trace, all on one memory scale.
 
     The strip under a panel shows which block is running: forward, then backward.
@@ -196,13 +190,13 @@ def step_memory(traces: Mapping[str, Trace], *, unit_bytes: float = 2**20, unit:
     figure, axes = plt.subplots(
         rows, columns, figsize=(7.5, 0.7 + 2.15 * rows), sharey=True, layout="constrained", squeeze=False
     )
-    top = max(np.sum(list(trace.held_bytes.values()), axis=0).max() for trace in traces.values()) / unit_bytes
+    top = max(np.sum(list(trace.held_bytes.values()), axis=0).max() for trace in traces.values()) / 2**20
     for ax, (label, trace) in zip(axes.flat, traces.items(), strict=False):
-        _panel(ax, label, trace, unit_bytes, top)
+        _panel(ax, label, trace, top)
     for ax in axes.flat[len(traces) :]:
         ax.set_visible(False)
     for ax in axes[:, 0]:
-        ax.set_ylabel(f"memory ({unit})")
+        ax.set_ylabel("memory (MiB)")
     found = {category for trace in traces.values() for category, levels in trace.held_bytes.items() if any(levels)}
     colors = {category: color for category, color in _STEP_COLORS.items() if category in found}
     handles = style.legend_handles(colors | _PASSES, bars=True)
@@ -210,11 +204,10 @@ def step_memory(traces: Mapping[str, Trace], *, unit_bytes: float = 2**20, unit:
     return axes
 
 
-def _panel(ax: Axes, label: str, trace: Trace, unit_bytes: float, top: float) -> None:
+def _panel(ax: Axes, label: str, trace: Trace, top: float) -> None:
     milliseconds = np.asarray(trace.seconds) * 1e3
     stack = [
-        np.asarray(trace.held_bytes.get(category, 0)) / unit_bytes * np.ones(len(milliseconds))
-        for category in _STEP_COLORS
+        np.asarray(trace.held_bytes.get(category, 0)) / 2**20 * np.ones(len(milliseconds)) for category in _STEP_COLORS
     ]
     names = [f"_{category}" for category in _STEP_COLORS]
     ax.stackplot(milliseconds, stack, colors=list(_STEP_COLORS.values()), labels=names, linewidth=0)

@@ -147,26 +147,25 @@ def radius_curves(
     perplexities: Mapping[str, Series],
     *,
     errors: Mapping[str, Sequence[tuple[float, ...]]] | None = None,
-    baseline: str = "dense",
     switch: float | None = None,
     window: int = 1,
 ) -> np.ndarray:
-    """Training loss, loss error (baseline minus the run) and validation perplexity, as in the artifact's figures.
+    """Training loss, loss error (dense minus the run) and validation perplexity, as in the artifact's figures.
 
-    losses, perplexities: {label: values by step, or [(step, value)]}, including `baseline`. errors: {label: [(step,
+    losses, perplexities: {label: values by step, or [(step, value)]}, "dense" among them. errors: {label: [(step,
     mean, low, high)]} over several seeds; by default the differences of `losses`. A perplexity may also have low and
     high. switch: the last dense step. window: steps over which losses are averaged. Returns three Axes.
     """
-    if baseline not in losses:
-        raise ConfigError(f"the baseline {baseline!r} is not among the runs {', '.join(losses) or '(none)'}")
+    if "dense" not in losses:
+        raise ConfigError(f"the baseline 'dense' is not among the runs {', '.join(losses) or '(none)'}")
     axes = plt.subplots(3, 1, figsize=(7.5, 7.4), layout="constrained", sharex=True)[1]
     colors = style.method_colors(dict.fromkeys([*losses, *perplexities]))
     smooth = {label: _averaged(*xy(series), window) for label, series in losses.items()}
     for label, (steps, values) in smooth.items():
-        axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == baseline else 1.4)
-        if label != baseline and errors is None:
-            shared, here, there = np.intersect1d(steps, smooth[baseline][0], return_indices=True)
-            axes[1].plot(shared, smooth[baseline][1][there] - values[here], color=colors[label], linewidth=1.4)
+        axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == "dense" else 1.4)
+        if label != "dense" and errors is None:
+            shared, here, there = np.intersect1d(steps, smooth["dense"][0], return_indices=True)
+            axes[1].plot(shared, smooth["dense"][1][there] - values[here], color=colors[label], linewidth=1.4)
     for label, points in (errors or {}).items():
         steps, means, *_ = zip(*points, strict=True)
         axes[1].plot(steps, means, color=colors[label], linewidth=1.4)
@@ -180,7 +179,7 @@ def radius_curves(
         ax.axvline(switch, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
     style.steps_axis(axes[2].xaxis)
     axes[0].set_ylabel("training loss (nats)")
-    axes[1].set_ylabel(f"{baseline} minus run (nats)")
+    axes[1].set_ylabel("dense minus run (nats)")
     axes[2].set(ylabel="validation perplexity", xlabel="optimizer step")
     style.legend_above(axes[0], style.legend_handles(colors))
     return axes
@@ -226,51 +225,43 @@ def density_times(
 
 def link_speedups(
     measured: Mapping[str, Sequence[tuple[float, float]]],
-    predicted: Mapping[str, Sequence[tuple[float, float]]] | None = None,
     *,
     marks: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Speed-up over the baseline by link rate, {label: [(Mbit/s, speed-up)]}; marks: {label: rate}."""
-    groups = {"measured": measured, "predicted": predicted or {}}
-    groups = {kind: series for kind, series in groups.items() if series}
-    style.check_given(groups, "[(rate, times)] by label")
+    style.check_given(measured, "[(rate, times)] by label")
     ax = style.new_axes(ax, 7.5, 3.8)
-    colors = style.method_colors(dict.fromkeys(label for series in groups.values() for label in series))
-    for kind, series in groups.items():
-        for label, points in series.items():
-            style.draw(ax, kind, *xy(points), colors[label])
+    colors = style.method_colors(measured)
+    for label, points in measured.items():
+        style.draw(ax, "measured", *xy(points), colors[label])
     ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
     for name, rate in (marks or {}).items():
         ax.axvline(rate, color=style.MUTED, linewidth=1, linestyle=":", zorder=1)
         place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": 8.5}
         ax.annotate(name, (rate, 1), xytext=(4, -4), va="top", color=style.MUTED, **place)
     ax.set_xscale("log")
-    style.ranks_axis(ax.xaxis, [rate for series in groups.values() for points in series.values() for rate, _ in points])
+    style.ranks_axis(ax.xaxis, [rate for points in measured.values() for rate, _ in points])
     ax.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
     ax.set(xlabel="rate of each rank's link (Mbit/s)", ylabel="speed-up (baseline = 1)")
     ax.set_ylim(bottom=0)
-    style.legend_above(ax, style.legend_handles(colors, style.kind_handles(groups) if len(groups) > 1 else ()))
+    style.legend_above(ax, style.legend_handles(colors))
     return ax
 
 
 Spread = tuple[float, float, float, float]  # x, then mean, lowest and highest over seeds
 
 
-def perplexity_bytes(
-    runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
-) -> Axes:
+def perplexity_bytes(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = None) -> Axes:
     """Perplexity increase over bytes sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
-    ax = _spreads(runs, "[(share, mean, low, high)] by label", ylabel, ax)
+    ax = _spreads(runs, "[(share, mean, low, high)] by label", ax)
     ax.set_xlim(left=0)
     style.percent_axis(ax.xaxis)
     ax.set_xlabel("sent (% of dense bytes)")
     return ax
 
 
-def perplexity_trend(
-    runs: Mapping[str, Sequence[Spread]], *, ylabel: str = "perplexity over dense (%)", ax: Axes | None = None
-) -> Axes:
+def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = None) -> Axes:
     """Perplexity increase over the length of training, {label: [(steps, mean, low, high) in percent]}.
 
     Labels are offset sideways, so that their error bars do not overlap.
@@ -280,7 +271,7 @@ def perplexity_trend(
         label: [(steps * shift, *spread) for steps, *spread in points]
         for (label, points), shift in zip(runs.items(), beside, strict=True)
     }
-    ax = _spreads(shifted, "[(steps, mean, low, high)] by label", ylabel, ax)
+    ax = _spreads(shifted, "[(steps, mean, low, high)] by label", ax)
     lengths = {point[0] for points in runs.values() for point in points}
     ax.set(xscale="log", xlim=(min(lengths) / 1.25, 1.25 * max(lengths)))
     style.ranks_axis(ax.xaxis, lengths)
@@ -318,7 +309,7 @@ def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float,
     return axes
 
 
-def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: Axes | None) -> Axes:
+def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ax: Axes | None) -> Axes:
     """A line through the means of each label, an error bar from lowest to highest; grey: as good as dense."""
     style.check_given(runs, what)
     ax = style.new_axes(ax, 7.5, 3.8)
@@ -330,6 +321,6 @@ def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ylabel: str, ax: A
         ax.errorbar(x, mean, yerr=reach, color=color, capsize=3, linestyle="", linewidth=1.4, zorder=2)
         style.draw(ax, "measured", x, mean, **looks[label])
     ax.axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
-    ax.set_ylabel(ylabel)
+    ax.set_ylabel("perplexity over dense (%)")
     style.legend_above(ax, [Line2D([], [], label=label, **look) for label, look in looks.items()])
     return ax

@@ -7,13 +7,14 @@
 
 Units are in the column names. `verification` is primary (read in the source itself), secondary (in a copy or a summary
 of it), inferred, or recalled_unverified (from memory; `verified` leaves these rows out). Figures draw the numbers in
-papers/, none of which are ours, as hollow diamonds (`plots.style`).
+papers/, none of which are ours, as hollow diamonds (`plots.style`). A long table may be packed (`.csv.gz`).
 """
 
 from __future__ import annotations
 
 import csv
 import difflib
+import gzip
 import json
 from importlib import resources
 
@@ -24,7 +25,8 @@ _MEASURED = resources.files("aiscale.published") / "measured"
 
 
 def names() -> list[str]:
-    return sorted(entry.name.rpartition(".")[0] for entry in _FOLDER.iterdir() if entry.name.endswith(("csv", "json")))
+    kinds = (".csv", ".csv.gz", ".json")
+    return sorted(entry.name.partition(".")[0] for entry in _FOLDER.iterdir() if entry.name.endswith(kinds))
 
 
 def table(name: str) -> list[dict[str, str | int | float | None]]:
@@ -50,6 +52,9 @@ def verified(rows: list[dict]) -> list[dict]:
 
 def _read(name: str, kind: str) -> str:
     file = _FOLDER / f"{name}.{kind}"
+    packed = _FOLDER / f"{name}.{kind}.gz"
+    if packed.is_file():
+        return gzip.decompress(packed.read_bytes()).decode()
     if not file.is_file():
         close = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
         hint = f"did you mean {close[0]}?" if close and close[0] != name else f"there are {', '.join(names())}"

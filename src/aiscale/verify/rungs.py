@@ -11,13 +11,9 @@ FSDP has rungs in fp64 and fp32, because torch divides in fp64 itself and leaves
 
 from __future__ import annotations
 
-import shlex
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-from aiscale.config import ConfigError
 
 STEPS = 20
 #: The Python of every job, as words of a command line.
@@ -60,7 +56,7 @@ MODELS: dict[str, dict] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rung:
     """One way to train one of MODELS."""
 
@@ -92,22 +88,14 @@ class Rung:
         return ["train", "--recipe", "laptop", "--runs-dir", str(runs_dir), "--quiet", *own, *pairs]
 
     def command(self, runs_dir: Path) -> list[str]:
-        python = shlex.join(PYTHON)
-        start = {
-            "": python,
-            "torchrun": f"{python} -m torch.distributed.run --standalone --nproc-per-node {self.ranks}",
-            "mpiexec": f"{shlex.quote(find_mpiexec())} -n {self.ranks} {python}" if self.launcher == "mpiexec" else "",
-        }[self.launcher]
-        return [*shlex.split(start), "-m", "aiscale", *self.arguments(runs_dir)]
+        start = [*PYTHON]
+        if self.launcher == "torchrun":
+            start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        elif self.launcher == "mpiexec":
+            from aiscale.cluster.local import find_mpiexec
 
-
-def find_mpiexec() -> str:
-    """The mpiexec beside this Python (the mpich wheel's), else the one on PATH."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if not found:
-        raise ConfigError("no mpiexec here: pip install mpich, or load your site's MPI module")
-    return found
+            start = [find_mpiexec(), "-n", str(self.ranks), *start]
+        return [*start, "-m", "aiscale", *self.arguments(runs_dir)]
 
 
 def _serial(model: str, precision: str) -> Rung:
@@ -116,17 +104,17 @@ def _serial(model: str, precision: str) -> Rung:
 
 _ALL = (
     *(_serial(model, precision) for model in MODELS for precision in ("fp64", "fp32")),
-    Rung(name="serial-accumulated", options="loop.micro_batch=3"),
-    Rung(name="serial-accumulated-fp32", options="loop.micro_batch=3", precision="fp32"),
-    Rung(name="mpi-x2", strategy="mpi", ranks=2, launcher="mpiexec"),
-    Rung(name="ddp-x2", strategy="ddp", ranks=2),
-    Rung(name="ddp-x2-accumulated", strategy="ddp", ranks=2, options="loop.micro_batch=3"),
-    Rung(name="ddp-x3-torchrun", strategy="ddp", ranks=3, launcher="torchrun"),
-    Rung(name="ddp-x3-mpiexec", strategy="ddp", ranks=3, launcher="mpiexec"),
-    Rung(name="ddp-x4", strategy="ddp", ranks=4, options="bucket_mb=0.05"),
-    Rung(name="ddp-x2-fp32", strategy="ddp", ranks=2, precision="fp32"),
+    Rung("serial-accumulated", options="loop.micro_batch=3"),
+    Rung("serial-accumulated-fp32", options="loop.micro_batch=3", precision="fp32"),
+    Rung("mpi-x2", "mpi", 2, launcher="mpiexec"),
+    Rung("ddp-x2", "ddp", 2),
+    Rung("ddp-x2-accumulated", "ddp", 2, "loop.micro_batch=3"),
+    Rung("ddp-x3-torchrun", "ddp", 3, launcher="torchrun"),
+    Rung("ddp-x3-mpiexec", "ddp", 3, launcher="mpiexec"),
+    Rung("ddp-x4", "ddp", 4, "bucket_mb=0.05"),
+    Rung("ddp-x2-fp32", "ddp", 2, precision="fp32"),
     *(
-        Rung(name=f"{name}-x{ranks}", strategy="ddp", ranks=ranks, options=options)
+        Rung(f"{name}-x{ranks}", "ddp", ranks, options)
         for name, ranks, options in (
             ("radius-density-1", 2, "bucket_mb=0.05 compression.method=radius compression.density=1"),
             ("radius-interval-1", 3, "compression.method=radius compression.interval=1"),
@@ -137,89 +125,65 @@ _ALL = (
         )
     ),
     *(
-        Rung(
-            name=name + "-played" * played,
-            strategy="ddp",
-            ranks=3,
-            options=options,
-            played=played,
-            compared_with=f"{name}-played",
-        )
+        Rung(name + "-played" * played, "ddp", 3, options, played=played, compared_with=f"{name}-played")
         for name, options in (
             ("radius-sparse-x3", "compression.method=radius compression.density=0.3 compression.interval=6"),
             ("top-k-sparse-x3", "compression.method=top-k compression.density=0.1"),
         )
         for played in (True, False)
     ),
-    Rung(name="ddp-x2-llama", strategy="ddp", ranks=2, model="llama"),
-    *(
-        Rung(name=f"zero{stage}-x2", strategy="zero", ranks=2, options=f"zero_stage={stage}", precision="fp32")
-        for stage in range(4)
-    ),
+    Rung("ddp-x2-llama", "ddp", 2, model="llama"),
+    *(Rung(f"zero{stage}-x2", "zero", 2, f"zero_stage={stage}", precision="fp32") for stage in range(4)),
+    Rung("zero2-x4-accumulated", "zero", 4, "zero_stage=2 loop.micro_batch=1", precision="fp32"),
+    Rung("zero-offload-x2", "zero", 2, "zero_stage=2 offload=optimizer", precision="fp32"),
+    Rung("zero3-offload-x2", "zero", 2, "zero_stage=3 offload=all", precision="fp32"),
+    Rung("zero3-x3-llama", "zero", 3, "zero_stage=3", model="llama", precision="fp32"),
+    Rung("fsdp-x2", "fsdp", 2),
+    Rung("fsdp-x2-fp32", "fsdp", 2, precision="fp32"),
+    Rung("fsdp-x2-accumulated", "fsdp", 2, "loop.micro_batch=3 prefetch=2"),
+    Rung("fsdp-x3-kept", "fsdp", 3, "reshard_after_forward=false"),
+    Rung("fsdp-x3-llama", "fsdp", 3, model="llama"),
+    Rung("fsdp-hybrid-x4", "fsdp", 4, "replicas=2"),
+    Rung("tp2", "megatron", 2, "tp=2"),
+    Rung("tp2-sequence-parallel", "megatron", 2, "tp=2 sequence_parallel=true"),
+    Rung("tp2-llama", "megatron", 2, "tp=2", model="llama"),
+    Rung("pp2-gpipe", "pipeline", 2, "pp=2 schedule=gpipe loop.micro_batch=3"),
+    Rung("pp2-1f1b", "pipeline", 2, "pp=2 loop.micro_batch=3"),
+    Rung("pp2-dp2-1f1b", "pipeline", 4, "pp=2 loop.micro_batch=2"),
+    Rung("pp2-1f1b-llama", "pipeline", 2, "pp=2 loop.micro_batch=3", model="llama"),
     Rung(
-        name="zero2-x4-accumulated",
-        strategy="zero",
-        ranks=4,
-        options="zero_stage=2 loop.micro_batch=1",
-        precision="fp32",
+        "pp4-interleaved", "pipeline", 4, "pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3", model="deep"
     ),
-    Rung(name="zero-offload-x2", strategy="zero", ranks=2, options="zero_stage=2 offload=optimizer", precision="fp32"),
-    Rung(name="zero3-offload-x2", strategy="zero", ranks=2, options="zero_stage=3 offload=all", precision="fp32"),
-    Rung(name="zero3-x3-llama", strategy="zero", ranks=3, options="zero_stage=3", model="llama", precision="fp32"),
-    Rung(name="fsdp-x2", strategy="fsdp", ranks=2),
-    Rung(name="fsdp-x2-fp32", strategy="fsdp", ranks=2, precision="fp32"),
-    Rung(name="fsdp-x2-accumulated", strategy="fsdp", ranks=2, options="loop.micro_batch=3 prefetch=2"),
-    Rung(name="fsdp-x3-kept", strategy="fsdp", ranks=3, options="reshard_after_forward=false"),
-    Rung(name="fsdp-x3-llama", strategy="fsdp", ranks=3, model="llama"),
-    Rung(name="fsdp-hybrid-x4", strategy="fsdp", ranks=4, options="replicas=2"),
-    Rung(name="tp2", strategy="megatron", ranks=2, options="tp=2"),
-    Rung(name="tp2-sequence-parallel", strategy="megatron", ranks=2, options="tp=2 sequence_parallel=true"),
-    Rung(name="tp2-llama", strategy="megatron", ranks=2, options="tp=2", model="llama"),
-    Rung(name="pp2-gpipe", strategy="pipeline", ranks=2, options="pp=2 schedule=gpipe loop.micro_batch=3"),
-    Rung(name="pp2-1f1b", strategy="pipeline", ranks=2, options="pp=2 loop.micro_batch=3"),
-    Rung(name="pp2-dp2-1f1b", strategy="pipeline", ranks=4, options="pp=2 loop.micro_batch=2"),
-    Rung(name="pp2-1f1b-llama", strategy="pipeline", ranks=2, options="pp=2 loop.micro_batch=3", model="llama"),
+    Rung("pp4-zero-bubble", "pipeline", 4, "pp=4 schedule=zero-bubble loop.micro_batch=3"),
     Rung(
-        name="pp4-interleaved",
-        strategy="pipeline",
-        ranks=4,
-        options="pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3",
+        "pp4-zero-bubble-v",
+        "pipeline",
+        4,
+        "pp=4 schedule=zero-bubble virtual_stages=2 loop.micro_batch=2",
         model="deep",
     ),
-    Rung(name="pp4-zero-bubble", strategy="pipeline", ranks=4, options="pp=4 schedule=zero-bubble loop.micro_batch=3"),
+    Rung("pp2-megatron", "megatron", 2, "pp=2 loop.micro_batch=3"),
     Rung(
-        name="pp4-zero-bubble-v",
-        strategy="pipeline",
-        ranks=4,
-        options="pp=4 schedule=zero-bubble virtual_stages=2 loop.micro_batch=2",
+        "pp4-interleaved-megatron",
+        "megatron",
+        4,
+        "pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3",
         model="deep",
     ),
-    Rung(name="pp2-megatron", strategy="megatron", ranks=2, options="pp=2 loop.micro_batch=3"),
+    Rung("tp2-pp2-dp2", "megatron", 8, "tp=2 pp=2 loop.micro_batch=2"),
     Rung(
-        name="pp4-interleaved-megatron",
-        strategy="megatron",
-        ranks=4,
-        options="pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3",
-        model="deep",
-    ),
-    Rung(name="tp2-pp2-dp2", strategy="megatron", ranks=8, options="tp=2 pp=2 loop.micro_batch=2"),
-    Rung(
-        name="tp2-pp2-dp2-zero1",
-        strategy="megatron",
-        ranks=8,
-        options="tp=2 pp=2 loop.micro_batch=2 distributed_optimizer=true",
-        precision="fp32",
+        "tp2-pp2-dp2-zero1", "megatron", 8, "tp=2 pp=2 loop.micro_batch=2 distributed_optimizer=true", precision="fp32"
     ),
     Rung(
-        name="tp2-pp2-sequence-parallel-llama",
-        strategy="megatron",
-        ranks=4,
-        options="tp=2 pp=2 loop.micro_batch=4 sequence_parallel=true",
+        "tp2-pp2-sequence-parallel-llama",
+        "megatron",
+        4,
+        "tp=2 pp=2 loop.micro_batch=4 sequence_parallel=true",
         model="llama",
     ),
-    Rung(name="ddp-x2-experts", strategy="ddp", ranks=2, model="experts"),
-    Rung(name="fsdp-x2-experts", strategy="fsdp", ranks=2, model="experts"),
-    Rung(name="ep2", strategy="megatron", ranks=2, options="ep=2", model="experts"),
-    Rung(name="ep2-pp2-dp2", strategy="megatron", ranks=8, options="ep=2 pp=2 loop.micro_batch=1", model="experts"),
+    Rung("ddp-x2-experts", "ddp", 2, model="experts"),
+    Rung("fsdp-x2-experts", "fsdp", 2, model="experts"),
+    Rung("ep2", "megatron", 2, "ep=2", model="experts"),
+    Rung("ep2-pp2-dp2", "megatron", 8, "ep=2 pp=2 loop.micro_batch=1", model="experts"),
 )
 RUNGS: dict[str, Rung] = {rung.name: rung for rung in _ALL}

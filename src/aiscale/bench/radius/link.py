@@ -132,23 +132,24 @@ class _Comparison:
         return time.perf_counter() - start
 
 
-def _collectives(world) -> dict[str, Callable[[], object]]:
-    n, r, size = world.size, world.rank, _COLLECTIVES_BYTES // 4
+def collectives(world, nbytes: int) -> dict[str, Callable[[], object]]:
+    """Every collective with a payload of `nbytes`, and a message from rank 0 to rank 1; all ranks call each."""
+    n, r, size = world.size, world.rank, nbytes // 4
     x, share = torch.ones(size), torch.ones(size // n)
 
     def parts() -> list | None:
         return list(torch.empty(size).chunk(n)) if r == 0 else None
 
     return {
-        "all-reduce": lambda: dist.all_reduce(x),
-        "all-gather": lambda: dist.all_gather(list(torch.empty(size).chunk(n)), share),
-        "reduce-scatter": lambda: dist.reduce_scatter(torch.empty(size // n), list(x.chunk(n))),
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_gather": lambda: dist.all_gather(list(torch.empty(size).chunk(n)), share),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty(size // n), list(x.chunk(n))),
         "broadcast": lambda: dist.broadcast(x, 0),
         "reduce": lambda: dist.reduce(x, 0),
         "gather": lambda: dist.gather(share, parts(), 0),
         "scatter": lambda: dist.scatter(torch.empty(size // n), parts(), 0),
-        "all-to-all": lambda: dist.all_to_all_single(torch.empty(size), x),
-        "send, receive": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(size), x),
+        "send": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
     }
 
 
@@ -157,8 +158,8 @@ def measure(world, quick: bool) -> dict:
     compare = _Comparison(world, QUICK_ROUNDS if quick else ROUNDS)
     rows = [
         compare.row(what, action, _COLLECTIVES_MBIT_S, _COLLECTIVES_BYTES)
-        for what, action in _collectives(world).items()
-        if not quick or what == "all-reduce"
+        for what, action in collectives(world, _COLLECTIVES_BYTES).items()
+        if not quick or what == "all_reduce"
     ]
     model = ("model.n_layer=1",) if quick else plan(False).model
     bench = Bench(world, Plan(model=model, contenders=tuple(_STEPS.values()), rounds=compare.rounds))

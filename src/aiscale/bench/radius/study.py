@@ -41,7 +41,7 @@ def bench_radius(
     budget: float | None = None,
     link: str = "emulated",
 ) -> dict:
-    """Steps, their parts, break-even densities and speed-ups; with `sweep`, perplexities (`radius.sweep`).
+    """Steps, their parts and speed-ups; with `sweep`, perplexities (`radius.sweep`).
 
     link: emulated inside the ranks (`distributed.link`), or shaped by the kernel (`nodes`: Linux with namespaces).
     """
@@ -71,7 +71,6 @@ def reckon(measured: dict) -> dict:
         "interval": INTERVAL,
         "rows": rows,
         "masking": _masking(measured),
-        "break_even": _break_even(seconds, sizes),
         "rates": _rates(measured),
     }
 
@@ -146,26 +145,6 @@ def _masking(measured: dict) -> list[dict]:
     return found
 
 
-def _break_even(seconds: dict[str, list[float]], sizes: dict[str, dict]) -> list[dict]:
-    """The density at which Radius takes as long as a baseline, from the line through its steps at all densities, per
-    round; None if the line does not rise in more than a quarter of the rounds."""
-    published = {
-        name: c for name, c in sizes.items() if c["method"] == "radius" and not (c["dense_step"] or c["turns"])
-    }
-    found = []
-    for way in dict.fromkeys(map(_way, published.values())):
-        names = [name for name, contender in published.items() if _way(contender) == way]
-        densities = [published[name]["density"] for name in names]
-        turns = zip(*(seconds[name] for name in names), strict=True)
-        lines = [statistics.linear_regression(densities, times) for times in turns]
-        rises = _spread([line.slope for line in lines])["low"] > 0
-        for base in (base for base in BASELINES if base in seconds):
-            pairs = zip(lines, seconds[base], strict=True)
-            density = _spread([(s - line.intercept) / line.slope for line, s in pairs]) if rises else None
-            found.append({"wire": way[0], "overlap": way[1], "over": base, "density": density})
-    return found
-
-
 def _rates(measured: dict) -> list[dict]:
     """Sparse steps at other rates, and their speed-up over the dense all-reduce that is not overlapped."""
     names = next(iter(measured["at_rates"].values()), {})
@@ -195,7 +174,6 @@ def show_radius(result: dict) -> None:
     heading(result, f"{facts}{result['rounds']} rounds; {link}")
     _show_steps(result)
     _show_masking(result)
-    _show_break_even(result)
     _show_rates(result)
     checks_table(result["checks"])
 
@@ -230,18 +208,6 @@ def _show_masking(result: dict) -> None:
     ]
     title = "what a sparse step of radius does beside sending, by itself, and the all-reduce time that it saves"
     table(title, ("", "own work", "an entry", "all-reduce", "saved", "own work / saved"), rows)
-
-
-def _show_break_even(result: dict) -> None:
-    bases = list(dict.fromkeys(part["over"] for part in result["break_even"]))
-    found = {(part["wire"], part["overlap"], part["over"]): part["density"] for part in result["break_even"]}
-    rows = []
-    for wire, overlap in dict.fromkeys(key[:2] for key in found):
-        way = f"{'bf16' if wire == 'bf16' else 'fp32'}, {'overlapped' if overlap else 'at once'}"
-        densities = (found[wire, overlap, base] for base in bases)
-        rows.append((way, *("not known" if d is None else f"{d['median']:.2f}" for d in densities)))
-    title = "density below which radius is faster (above 1: at any; below 0: never; not known: its steps do not grow)"
-    table(title, ("radius", *(f"than {base}" for base in bases)), rows)
 
 
 def _show_rates(result: dict) -> None:

@@ -105,7 +105,7 @@ def _devices() -> Finding:
         return Finding("GPUs", "wrong", "torch cannot look for them", "look at what python -c 'import torch' says")
     if not devices:
         lacking = f"Slurm gave this node {expected} GPUs, but torch sees none" if expected else "none"
-        remedy = "install a torch for this GPU (make workshop TORCH=...) and check the driver" if expected else ""
+        remedy = "install torch for this GPU (make setup TORCH=cuda, or rocm) and check the driver" if expected else ""
         return Finding("GPUs", "warning" if expected else "ok", f"{lacking}: ranks run on the CPU over gloo", remedy)
     names = ", ".join(f"{n} x {name}" for name, n in Counter(name for name, _ in devices).items())
     found = f"{names}, {devices[0][1] / GIB:.0f} GiB each, toolkit {toolkit}"

@@ -3,14 +3,11 @@
     aiscale kernel install                                        # on a login node: its site, this environment
     aiscale kernel install --site perlmutter --module pytorch/2.8.0
     aiscale kernel install --prefix /shared/class --name class    # for a class; says how Jupyter finds it there
-    aiscale kernel list
-    aiscale kernel uninstall aiscale-perlmutter
 
-Exit status: 0 when done, 2 on bad input. From Python:
+`jupyter kernelspec list` and `remove` do the rest. Exit status: 0 when done, 2 on bad input. From Python:
 
     spec = Spec("mine", "My kernel", environment=Path(sys.prefix), site=site("frontier"))
     install(spec, kernels_dir())                  # ~/.local/share/jupyter/kernels/mine
-    uninstall("mine", kernels_dir())
 
 A hub starts kernels without the modules that an environment's libraries need. NERSC recommends a script that runs
 before Python, named in kernel.json; OLCF a kernel installed from the environment. This does both: a folder with
@@ -24,7 +21,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -59,22 +55,6 @@ class Spec:
             raise KernelError(f"kernel name {self.name!r}: it may have letters, digits, '.', '_' and '-' only")
 
 
-@dataclass(frozen=True)
-class Installed:
-    name: str
-    title: str
-    folder: Path
-    environment: Path
-    site: str  #: empty: none
-
-    @property
-    def problem(self) -> str:
-        """Why it will not start, in a few words; empty if no reason is found."""
-        if not (self.environment / "bin/python").exists():
-            return f"{self.environment} is gone"
-        return "" if os.access(self.folder / "start.sh", os.X_OK) else "start.sh is gone"
-
-
 def kernels_dir(prefix: str | Path | None = None) -> Path:
     """The folder of kernels: the user's own, or that of a Jupyter with `prefix` on its path."""
     if prefix is not None:
@@ -100,33 +80,6 @@ def install(spec: Spec, where: Path) -> Path:
         reason = (error.strerror or str(error)).lower()
         raise KernelError(f"{folder}: {reason}; choose a folder of your own with --prefix, or --user") from None
     return folder
-
-
-def uninstall(name: str, where: Path) -> Path:
-    """Remove a kernel of ours from the folder `where`; returns the removed folder."""
-    folder = where / name
-    if not _NAME.fullmatch(name) or not folder.is_dir():
-        raise KernelError(f"no kernel {name} in {where}: aiscale kernel list names those that there are")
-    if not _ours(folder):
-        raise KernelError(f"{folder} is a kernel that aiscale has not made: jupyter kernelspec remove {name}")
-    shutil.rmtree(folder)
-    return folder
-
-
-def installed(where: Path | None = None) -> list[Installed]:
-    """Our kernels in the folder `where`, or all that Jupyter finds here."""
-    if where is None:
-        from jupyter_client.kernelspec import KernelSpecManager
-
-        folders = [Path(folder) for folder in KernelSpecManager().find_kernel_specs().values()]
-    else:
-        folders = list(where.glob("*/"))
-    found = []
-    for folder in sorted(folders):
-        if about := _ours(folder):
-            title = json.loads((folder / "kernel.json").read_text())["display_name"]
-            found.append(Installed(folder.name, title, folder, Path(about["environment"]), about["site"]))
-    return found
 
 
 def start_script(spec: Spec) -> str:
@@ -181,13 +134,11 @@ def _write(path: Path, text: str, mode: int) -> None:
     draft.replace(path)
 
 
-def _ours(folder: Path) -> dict | None:
-    """Our metadata in kernel.json; None if the kernel is not ours."""
+def _ours(folder: Path) -> bool:
     try:
-        about = json.loads((folder / "kernel.json").read_text()).get("metadata", {}).get(_MARK)
+        return _MARK in json.loads((folder / "kernel.json").read_text()).get("metadata", {})
     except (OSError, ValueError):
-        return None
-    return about if isinstance(about, dict) and {"environment", "site"} <= about.keys() else None
+        return False
 
 
 def _check_environment(environment: Path) -> None:
@@ -230,29 +181,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="load this, in place of the site's; may be repeated",
     )
-    drop = tasks.add_parser("uninstall", help="remove a kernel", description="Remove a kernel.")
-    drop.add_argument("name", metavar="NAME", help="as `aiscale kernel list` has it")
-    seen = tasks.add_parser("list", help="name the kernels that were made", description="Name the kernels.")
-    for task in (add, drop, seen):
-        where = task.add_mutually_exclusive_group()
-        where.add_argument("--user", action="store_true", help="your own kernels" + " (default)" * (task is not seen))
-        where.add_argument(
-            "--prefix", metavar="DIR", help="those in DIR/share/jupyter/kernels, which a class may share"
-        )
+    where = add.add_mutually_exclusive_group()
+    where.add_argument("--user", action="store_true", help="among your own kernels (default)")
+    where.add_argument("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels, which a class may share")
 
 
 def run(args: argparse.Namespace) -> int:
     where = kernels_dir(args.prefix)
-    if args.task == "list":
-        _list(where if args.user or args.prefix else None)
-    elif args.task == "uninstall":
-        print(f"removed {uninstall(args.name, where)}")
-    else:
-        _install(args, where)
-    return 0
-
-
-def _install(args: argparse.Namespace, where: Path) -> None:
     place = None if args.site == "none" else find(args.site) if args.site else here()
     mine = (args.site or "").endswith(".toml")
     spec = Spec(
@@ -272,11 +207,4 @@ def _install(args: argparse.Namespace, where: Path) -> None:
     if place and place.jupyter:
         print(textwrap.fill(re.sub(r" \[[a-z0-9, ]+\]", "", place.jupyter), 100), file=sys.stderr)
 
-
-def _list(where: Path | None) -> None:
-    found = installed(where)
-    if not found:
-        print("no kernel of aiscale's here: aiscale kernel install makes one", file=sys.stderr)
-    for kernel in found:
-        state = f"does not start: {kernel.problem}" if kernel.problem else f"{kernel.environment}"
-        print(f"{kernel.name:24} {kernel.site or '-':12} {state}")
+    return 0

@@ -92,7 +92,6 @@ class MegatronEngine(Engine):
         self.grid = Grid.of(run.parallel, world.size)
         self.tp_rank, self.data_rank, self.pp_rank = self.grid.coordinates(world.rank)
         self.data_world = self.grid.dp
-        self._trace = None
         prepare(run, world)
         initial = GPT(run.model).state_dict()
         with torch.random.fork_rng(devices=[]), world.control(), self._adapted():
@@ -153,7 +152,7 @@ class MegatronEngine(Engine):
         if self._positions.shape[1] != T:
             self._mask = self.core.causal_mask(T, self.world.device)
             self._positions = torch.arange(T, device=self.world.device)[None]
-        iterators = [enumerate(micro_batches) for _ in self.chunks]
+        iterators = [iter(micro_batches) for _ in self.chunks]
         found = self._schedule(
             forward_step_func=self._forward_step,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
@@ -165,23 +164,15 @@ class MegatronEngine(Engine):
         )
         return [loss.item() for loss in found] if self.is_last else []
 
-    def _forward_step(self, iterator: Iterator[tuple[int, MicroBatch]], chunk):
+    def _forward_step(self, iterator: Iterator[MicroBatch], chunk):
         """Megatron-Core's forward_step_func: one micro-batch on one piece of the model."""
-        index, (tokens, targets) = next(iterator)
-        trace, place = self._trace, self.chunks.index(chunk)
-        if trace:
-            trace.working_on(index, place)
-        tokens, targets = (t.to(self.world.device, non_blocking=True) for t in (tokens, targets))
+        tokens, targets = (t.to(self.world.device, non_blocking=True) for t in next(iterator))
         output = chunk(tokens, self._positions.expand_as(tokens), self._mask, labels=targets)
 
         def mean(losses: Tensor) -> tuple[Tensor, Tensor]:
             loss = losses.mean()
-            if trace:
-                trace.follow(loss, index, place)
             return loss, loss.detach().clone()  # Megatron-Core divides the first in place
 
-        if trace:
-            trace.follow(output, index, place)
         return output, mean
 
     def _grad_norm(self) -> float:
@@ -253,13 +244,6 @@ class MegatronEngine(Engine):
         """Destroy Megatron-Core's process groups. The world stays connected."""
         self.chunks, self.optimizer, self._schedule = [], None, None
         self.core.end_groups()
-
-    def listen(self, trace) -> None:
-        """Use a `trace.ScheduleTrace` as Megatron-Core's timers; None removes it."""
-        self._trace = trace
-        self.optimizer.config.timers = trace
-        for chunk in self.chunks:
-            chunk.config.timers = trace
 
     # Inside ---------------------------------------------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ The first is what Radius's authors measured (published.table("radius_downstream"
 the Hugging Face hub. The second needs no network: three tasks of the same kinds, from our own files. Needs `pip install
 'aiscale[eval]'`.
 
-RUN is a run folder of any strategy (its newest checkpoint is read) or a Hugging Face folder, such as `aiscale export`
-writes. The latter goes through the harness's class for transformers, with our tokenizer if the folder has it. Both give
-the same numbers, to rounding.
+RUN is a Hugging Face folder, such as `aiscale export` writes, or a run folder of any strategy: its newest checkpoint is
+first exported into a temporary folder (TMPDIR). The harness's class for transformers reads it, with our tokenizer.
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ import json
 import logging
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from aiscale.config import ConfigError
+from aiscale.train.export import export
 
 #: The appendix's downstream tasks: the last word of a passage, perplexity of articles, the referent of a pronoun.
 TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
@@ -53,12 +55,13 @@ def evaluate(
     _require_harness()
     import lm_eval
 
-    manager = _tasks(list(tasks), include_path)
-    model = _open(Path(path), batch_size, _device(device))
+    manager, device = _tasks(list(tasks), include_path), _device(device)
     # The harness would draw in processes forked from this one, whose threads may hold a lock: sometimes they hang. In
     # this process BOOTSTRAP_DRAWS take seconds.
     os.environ["DISABLE_MULTIPROC"] = "1"
-    with contextlib.redirect_stdout(sys.stderr):  # the harness prints its progress
+    # The harness prints its progress.
+    with _exported(Path(path)) as folder, contextlib.redirect_stdout(sys.stderr):
+        model = _open(folder, batch_size, device)
         loaded = _load(manager, list(tasks))
         found = lm_eval.evaluate(model, loaded, limit=limit or None, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False)
     return {**found, "lm_eval_version": lm_eval.__version__, "limit": limit}
@@ -100,24 +103,27 @@ def _require_harness() -> None:
         import lm_eval  # noqa: F401
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{error.name} is not installed, and evaluation is done by the lm-eval harness: pip install 'aiscale[eval]'"
+            f"{error.name} is not installed, and evaluation is done by the lm-eval harness: `make setup` installs it"
         ) from None
 
 
-def _open(path: Path, batch_size: int, device: str):
-    """The model of a run folder or of a Hugging Face folder, as lm-eval's LM."""
-    from aiscale.data import Tokenizer
-
+@contextlib.contextmanager
+def _exported(path: Path) -> Iterator[Path]:
+    """`path` as a Hugging Face folder."""
     if (path / "run.json").is_file():
-        from aiscale.train import open_trained
-        from aiscale.train.evaluate.adapter import TrainedLM
-
-        model, tokenizer = open_trained(path)
-        return TrainedLM(model, tokenizer, batch_size=batch_size, device=device)
-    if not (path / "config.json").is_file():
+        with tempfile.TemporaryDirectory(prefix="aiscale-evaluate-") as folder:
+            yield export(path, Path(folder) / "model")
+    elif (path / "config.json").is_file():
+        yield path
+    else:
         raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
+
+
+def _open(path: Path, batch_size: int, device: str):
+    """The model of a Hugging Face folder, as lm-eval's LM."""
     from lm_eval.models.huggingface import HFLM
 
+    from aiscale.data import Tokenizer
     from aiscale.train.evaluate.tokenizer import hugging_face_tokenizer
 
     ours, options = path / "aiscale_tokenizer.json", {}

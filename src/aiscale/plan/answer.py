@@ -1,0 +1,114 @@
+"""The answer for one layout on one machine: time, memory by stage, rates, and the way to a token budget.
+
+answer = plan(shape, layout, platform)
+answer.step.total_s, answer.tokens_per_s, answer.mfu, answer.memory_gb, answer.fits
+answer.days(257e9), answer.node_hours(257e9)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from aiscale.plan.constants import CONSTANTS
+from aiscale.plan.hardware import Platform
+from aiscale.plan.layout import Layout
+from aiscale.plan.memory import capacity_bytes, needed_bytes, stage_memory
+from aiscale.plan.shapes import Shape
+from aiscale.plan.step import Step, step_seconds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a layout costs. Rates are per device as torch counts them."""
+
+    shape: Shape
+    layout: Layout
+    platform: Platform
+    step: Step
+    memory_gb: float  #: 10^9 bytes of the fullest stage
+    capacity_gb: float
+
+    @property
+    def fits(self) -> bool:
+        return self.memory_gb <= self.capacity_gb
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.layout.global_batch * self.shape.seq
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Per device."""
+        return self.tokens_per_step / self.step.total_s / self.layout.gpus
+
+    @property
+    def tflops(self) -> float:
+        """Model FLOPs per device, 10^12 FLOP/s: 6 N and the whole score matrix, without recomputation."""
+        return self.shape.flops_per_token() * self.tokens_per_s / 1e12
+
+    @property
+    def mfu(self) -> float:
+        return self.tflops * 1e12 / self.platform.peak(self.layout.precision)
+
+    @property
+    def hfu(self) -> float:
+        """With what is computed twice."""
+        return self.mfu * (1 + self.step.recompute_s / max(1e-12, self.step.compute_s - self.step.recompute_s))
+
+    @property
+    def nodes(self) -> float:
+        return self.layout.gpus / self.platform.gpus_per_node
+
+    def days(self, tokens: float) -> float:
+        return tokens / (self.tokens_per_s * self.layout.gpus) / 86400
+
+    def node_hours(self, tokens: float) -> float:
+        return self.days(tokens) * 24 * self.nodes
+
+    @cached_property
+    def stages(self) -> list[dict[str, float]]:
+        """Bytes by category of each pipeline stage."""
+        return stage_memory(self.shape, self.layout, self.platform, CONSTANTS)
+
+    def to_dict(self) -> dict:
+        step, total = self.step, self.step.total_s
+        return {
+            "layout": self.layout.name(),
+            "gpus": self.layout.gpus,
+            "params_B": round(self.shape.parameters / 1e9, 4),
+            "step_time_s": _digits(total),
+            "tokens_per_s_per_gpu": _digits(self.tokens_per_s),
+            "tflops_per_gpu": _digits(self.tflops),
+            "mfu_pct": _digits(100 * self.mfu),
+            "hfu_pct": _digits(100 * self.hfu),
+            "memory_GB": _digits(self.memory_gb),
+            "capacity_GB": _digits(self.capacity_gb),
+            "fits": self.fits,
+            "bubble_fraction": _digits(step.bubble_s / total),
+            "exposed_comm_fraction": _digits(min(1.0, step.exposed_s / total)),
+            "launch_bound": step.launch_bound,
+            "seconds": {
+                "compute": _digits(step.compute_s),
+                "of it recomputation": _digits(step.recompute_s),
+                "bubble": _digits(step.bubble_s),
+                **{name: _digits(value) for name, value in step.parts.items()},
+                "optimizer and fixed": _digits(step.optimizer_s),
+            },
+        }
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def plan(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> Answer:
+    """Raises ConfigError if the pieces do not fit together; a layout that needs too much memory is an answer."""
+    layout.check(shape)
+    return predict(shape, layout, platform, c)
+
+
+def predict(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> Answer:
+    """`plan` without the checks, for layouts that are known to be sound."""
+    needed, holds = needed_bytes(shape, layout, platform, c), capacity_bytes(platform, layout, c)
+    return Answer(shape, layout, platform, step_seconds(shape, layout, platform, c), needed / 1e9, holds / 1e9)

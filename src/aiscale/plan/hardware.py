@@ -1,0 +1,104 @@
+"""The machine as the formulas see it: rates of one device, links inside a node, the network of a node.
+
+platform("a100-sxm4-80gb", gpus_per_node=8, node_gbit_s=1600)
+platform_of(find_machine("frontier"))
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, replace
+
+from aiscale.config import ConfigError
+from aiscale.machines import ACCELERATORS, MACHINES, Accelerator, Machine, Network, Node, find, find_machine
+from aiscale.plan.constants import DEVICES
+
+DEFAULT_NODE_GBIT_S = 400.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Platform:
+    """Rates in FLOP/s and bytes/s, one direction."""
+
+    name: str
+    peaks: tuple[tuple[str, float], ...]  #: dense peak by precision
+    memory_bytes: float
+    memory_bytes_s: float
+    gpus_per_node: int
+    machine: Machine  #: for `cost.collective_seconds`
+    units: int  #: SMs or CUs: tiles of a product are spread over them
+    best_product: float  #: best measured rate of a large product over the peak
+    attention: float  #: rate of FlashAttention-2 over the peak, forward and backward
+    attention_3: float  #: the same of FlashAttention-3, or cuDNN's
+    host_s: float  #: speed of the host's Python over that of an H100 node's
+
+    def peak(self, precision: str) -> float:
+        known = dict(self.peaks)
+        for name in (precision, "fp16" if precision == "bf16" else "bf16", "fp32"):
+            if name in known:
+                return known[name]
+        return max(known.values())
+
+
+def _family(name: str) -> dict:
+    for prefix, figures in DEVICES.items():
+        if name.startswith(prefix):
+            return figures
+    return DEVICES["other"]
+
+
+def platform(name: str, *, gpus_per_node: int = 8, node_gbit_s: float | None = None) -> Platform:
+    """A node of `gpus_per_node` of these accelerators with that network, in adapters of 100 Gb/s or more; the name may
+    be as tables print it ("A100-80GB-SXM"). Links in the node are those of a catalogued node like it, or the device's.
+    """
+    device = find_accelerator(name)
+    alike = [m.node for m in MACHINES.values() if m.node.accelerator is device and m.node.devices == gpus_per_node]
+    measured = [node for node in alike if node.bus_gb_s]
+    family = name.lower().startswith(("a100", "h100", "h200", "gh200"))
+    own = Node(accelerator=device, devices=gpus_per_node, ring_gb_s=device.link_gb_s or 25.0, source="data sheet")
+    node = measured[0] if measured else alike[0] if alike else own
+    if not measured and family and gpus_per_node == 8:  # the same board with another memory
+        node = replace(find_machine("dgx-a100" if "a100" in device.name else "dgx-h100").node, accelerator=device)
+    gbit = node_gbit_s or DEFAULT_NODE_GBIT_S
+    nics = max(1, min(gpus_per_node, round(gbit / 100)))
+    network = Network(name=f"{gbit:g} Gb/s a node", nics=nics, nic_gb_s=gbit / 8 / nics, source="the caller")
+    return platform_of(Machine(name=f"{gpus_per_node} x {device.name}", site="", node=node, network=network))
+
+
+def platform_of(machine: Machine) -> Platform:
+    device, network = machine.node.accelerator, machine.network
+    figures = _family(device.name)
+    if network.injection_bytes_s is None:
+        known = {"nics": network.nics or 1, "nic_gb_s": network.nic_gb_s or DEFAULT_NODE_GBIT_S / 8}
+        machine = replace(machine, network=replace(network, **known))
+    node = machine.node
+    if not node.bus_gb_s and not node.ring_gb_s:
+        machine = replace(machine, node=replace(node, ring_gb_s=device.link_gb_s or node.pair_gb_s or 25.0))
+    return Platform(
+        name=device.name,
+        peaks=tuple((key, value * 1e12) for key, value in device.tflops.items()),
+        memory_bytes=device.memory_bytes,
+        memory_bytes_s=device.memory_bytes_s or 1e12,
+        gpus_per_node=machine.node.devices,
+        machine=machine,
+        units=figures["units"],
+        best_product=figures["product"],
+        attention=figures["attention"],
+        attention_3=figures.get("attention_3", figures["attention"]),
+        host_s=figures.get("host", 1.0),
+    )
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """By catalogue name, or by a table's ("A100-80GB-SXM", "MI250X GCD"): one with all its words."""
+    key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if key in ACCELERATORS:
+        return find(key)
+    words = [word for word in key.split("-") if word not in ("nvidia", "amd", "sxm", "gpu", "intel", "google")]
+    found = [known for known in ACCELERATORS if words and all(word in known for word in words)]
+    if found:
+        return find(min(found, key=lambda known: ("pcie" in known, len(known))))
+    close = difflib.get_close_matches(key, ACCELERATORS, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]}?" if close else f"it may be one of {', '.join(ACCELERATORS)}"
+    raise ConfigError(f"unknown accelerator {name!r}: {hint}")

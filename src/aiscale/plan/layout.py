@@ -1,0 +1,161 @@
+"""How a model is cut over ranks, and what the software does: everything of a run that the planner's formulas read.
+
+layout = Layout(dp=4, tp=2, pp=1, micro_batch=2, global_batch=64, zero_stage=1)
+layout.gpus, layout.micro_batches, layout.stages(shape)      # 8, 8, [Stage(layers=40, embedding=True, head=True)]
+layout.check(shape)                                          # ConfigError with the equation that does not hold
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from aiscale.config import ConfigError
+from aiscale.plan.shapes import Shape
+
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zero-bubble")
+SPLITS = ("auto", "even", "cost")
+
+
+class Stage(NamedTuple):
+    """What one pipeline rank holds."""
+
+    layers: int
+    embedding: bool
+    head: bool
+    loss: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """What the training program does; the defaults are those of a present-day eager PyTorch program."""
+
+    flash: bool = True  #: attention without the score matrix in memory
+    attention: int = 2  #: its generation: FlashAttention 2, or 3 and cuDNN's
+    compiled: bool = False  #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
+    overlap: bool = True  #: gradients are exchanged during the backward pass
+    fused_kernels: bool = True  #: softmax, GELU and the like are one kernel each; False: as ROCm had them in 2022
+    tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none; async; backward: beside the weights'
+    #: gradients, as Megatron since 2022; pipelined: in pieces
+    gather_overlap: bool = False  #: a sharded optimizer's weights return during the next forward pass
+    peer_launches: bool = True  #: in a pipeline, tensor-parallel exchange is launched peer by peer
+    fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes
+    fused_optimizer: bool = False
+    per_tensor_gather: bool = False  #: DeepSpeed's ZeRO-3 of 2021: one all-gather a tensor, not one a layer
+    broadcasts: bool = False  #: sharded states come back by one broadcast an owner, not by one all-gather
+    shard_ranks: int = 0  #: ranks over which states are divided; 0: all data-parallel ranks
+    regather: bool = True  #: fsdp: gather again in the backward pass
+    split: str = "auto"  #: of layers over stages: even; cost: by cumulative cost, with the head; auto: see stages()
+    counter: str = "torch"  #: whose memory: torch's allocator, or nvidia-smi's with context and communicators
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One way to run a model on some ranks."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1  #: context-parallel ranks: each holds seq / cp tokens
+    ep: int = 1  #: expert-parallel ranks, among the data-parallel ones
+    virtual_stages: int = 1
+    schedule: str = "1f1b"
+    micro_batch: int = 1
+    global_batch: int = 1
+    zero_stage: int = 0
+    fsdp: bool = False
+    offload: bool = False  #: optimizer states in the host's memory
+    recompute: str = "none"
+    sequence_parallel: bool = False
+    precision: str = "bf16"
+    density: float = 1.0  #: Radius: share of gradient entries that are sent in a sparse step
+    period: int = 200  #: Radius: steps between refreshes of the chosen entries
+    software: Software = Software()
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def micro_batches(self) -> int:
+        return max(1, round(self.global_batch / (self.dp * self.micro_batch)))
+
+    @property
+    def replicas(self) -> int:
+        """Ranks among which gradients are averaged."""
+        return self.dp * self.cp
+
+    @property
+    def state_shards(self) -> int:
+        """Ranks over which optimizer states are divided."""
+        if not (self.zero_stage or self.fsdp):
+            return 1
+        return min(self.software.shard_ranks or self.replicas, self.replicas)
+
+    @property
+    def shards_weights(self) -> bool:
+        return self.fsdp or self.zero_stage == 3
+
+    def stages(self, shape: Shape) -> tuple[Stage, ...]:
+        """The layers of each pipeline rank. By cost as nanotron: a stage ends behind the layer at which the cumulative
+        cost passes its share, and the head counts as the layers that it costs as much as. auto: by cost where the head
+        costs at least half a layer, even otherwise."""
+        return _stages(shape, self.pp, self.software.split)
+
+    def name(self) -> str:
+        parts = [f"dp {self.dp}", f"tp {self.tp}", f"pp {self.pp}"]
+        parts += [f"cp {self.cp}"] if self.cp > 1 else []
+        parts += [f"ep {self.ep}"] if self.ep > 1 else []
+        parts += [f"v {self.virtual_stages}"] if self.virtual_stages > 1 else []
+        parts += ["fsdp"] if self.fsdp else [f"zero {self.zero_stage}"]
+        parts += ["offload"] if self.offload else []
+        return ", ".join([*parts, f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"])
+
+    def check(self, shape: Shape) -> None:
+        """Raise ConfigError where the pieces do not fit together."""
+        for name in ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "micro_batch", "global_batch", "period"):
+            if not 1 <= getattr(self, name) <= 10**8:
+                raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^8")
+        for name, known in (("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: it may be one of {', '.join(known)}")
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise ConfigError(f"zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"density is {self.density}: it must be above 0 and at most 1")
+        if self.tp > shape.heads:
+            raise ConfigError(f"tp {self.tp} exceeds heads {shape.heads}: a rank needs a head at least")
+        if self.pp * self.virtual_stages > shape.layers + 2:
+            raise ConfigError(
+                f"pp {self.pp} x virtual_stages {self.virtual_stages} = {self.pp * self.virtual_stages} pieces, but "
+                f"there are {shape.layers} layers, an embedding and a head: lower one of them"
+            )
+        if self.global_batch < self.dp * self.micro_batch:
+            raise ConfigError(
+                f"dp {self.dp} x micro_batch {self.micro_batch} = {self.dp * self.micro_batch} sequences, but "
+                f"global_batch is {self.global_batch}: lower one of them, or raise the batch"
+            )
+
+
+@lru_cache(maxsize=4096)
+def _stages(shape: Shape, pp: int, split: str) -> tuple[Stage, ...]:
+    head = shape.table_parameters / (shape.layer_parameters - 2 * shape.hidden)
+    if split == "even" or (split == "auto" and head < 0.5) or pp == 1:
+        base, more = divmod(shape.layers, pp)
+        counts = [base + (1 if i >= pp - more else 0) for i in range(pp)]
+        if more and head >= 0.1:  # the last stage has the head, so a spare layer goes to others first
+            counts = [base + (1 if pp - 1 - more <= i < pp - 1 else 0) for i in range(pp)] if more < pp else counts
+        return tuple(Stage(n, i == 0, i == pp - 1, i == pp - 1) for i, n in enumerate(counts))
+    total, at, cost = shape.layers + head, 0, 0.0
+    counts, head_at = [0] * pp, pp - 1
+    for block in range(shape.layers + 1):
+        if block < shape.layers:
+            counts[at] += 1
+        else:
+            head_at = at
+        cost += 1 if block < shape.layers else head
+        if cost > total * (at + 1) / pp and at + 1 < pp:
+            at += 1
+    return tuple(Stage(n, i == 0, i == head_at, i == pp - 1) for i, n in enumerate(counts))

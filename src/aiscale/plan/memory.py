@@ -1,0 +1,146 @@
+"""Bytes on each pipeline stage of a layout, by category, and whether they fit.
+
+    held = stage_memory(shape, layout, platform, CONSTANTS)     # one dict a stage; sum(held[0].values())
+    peak_bytes(shape, layout, platform, CONSTANTS)              # of the fullest stage
+    capacity_bytes(platform, layout, CONSTANTS)                 # what torch can give out
+
+Letters: D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aiscale.plan.hardware import Platform
+from aiscale.plan.layout import Layout, Stage
+from aiscale.plan.shapes import Shape
+
+CATEGORIES = ("weights", "gradients", "optimizer states", "activations", "logits", "buffers", "context")
+
+
+def stage_memory(shape: Shape, layout: Layout, platform: Platform, c) -> list[dict[str, float]]:
+    """Bytes by category of each stage, the allocator's fragments in `buffers`."""
+    return [one_stage(shape, layout, stage, index, platform, c) for index, stage in enumerate(layout.stages(shape))]
+
+
+def peak_bytes(shape: Shape, layout: Layout, platform: Platform, c, stage: int | None = None) -> float:
+    """Bytes of the fullest stage, or of one."""
+    stages = layout.stages(shape)
+    chosen = range(len(stages)) if stage is None else [stage]
+    if stage is None and len(stages) > 4:  # inside, stages differ in their layers only; the earliest holds most
+        chosen = {0, len(stages) - 1, len(stages) - 2, max(range(len(stages)), key=lambda i: stages[i].layers)}
+    return max(sum(one_stage(shape, layout, stages[i], i, platform, c).values()) for i in chosen)
+
+
+def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: Platform, c) -> dict[str, float]:
+    software = layout.software
+    parameters = stage_parameters(shape, layout, stage, index)
+    tokens = layout.micro_batch * shape.seq / layout.cp
+    weights, gradients, optimizer, live = _states(shape, layout, parameters)
+    layer = layer_bytes(shape, layout, tokens, c)
+    flight = in_flight(layout, index)
+    if layout.recompute == "full":
+        kept = tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+        activations = flight * stage.layers * kept + layer * c.live_layers
+    else:
+        activations = flight * stage.layers * layer
+        if layout.tp > 1 and layout.pp == 1:
+            activations += c.undivided_bytes * tokens * shape.hidden
+    logits = tokens * c.logit_bytes_held * shape.vocab / layout.tp if stage.head else 0.0
+    logits *= 0.6 if software.compiled else 1.0  # loss and its gradient in one kernel
+    held = {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer states": optimizer,
+        "activations": activations,
+        "logits": logits,
+        "buffers": live + (c.allocator - 1) * (activations + logits),
+        "context": c.base_bytes,
+    }
+    if software.counter != "torch":
+        groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
+        held["context"] += c.context_bytes + groups * c.communicator_bytes
+        held["buffers"] += (c.smi_cache - 1) * (activations + logits + live)
+    return held
+
+
+def stage_parameters(shape: Shape, layout: Layout, stage: Stage, index: int) -> float:
+    """Parameters of one rank of the stage, before they are divided over data-parallel ranks."""
+    tables = int(stage.embedding) + int(stage.head)
+    if shape.tied and stage.embedding and stage.head:
+        tables = 1
+    dense = stage.layers * shape.layer_parameters + tables * shape.table_parameters
+    if shape.experts and layout.ep > 1:
+        dense -= stage.layers * shape.experts * shape.mlp_parameters * (1 - 1 / layout.ep)
+    return dense / layout.tp
+
+
+def in_flight(layout: Layout, index: int) -> float:
+    """Micro-batches whose activations a stage holds at once."""
+    if layout.schedule == "gpipe":
+        return layout.micro_batches
+    behind = layout.pp - index
+    if layout.virtual_stages > 1:
+        most = (
+            layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.virtual_stages)) - 2 * index / layout.virtual_stages
+        )
+        return min(layout.micro_batches, max(1.0, most))
+    return min(layout.micro_batches, behind)
+
+
+def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, float, float, float]:
+    """(weights, gradients, optimizer states, live buffers)."""
+    wide = 4 if layout.precision == "fp32" else 2
+    gradient = 4 if layout.software.fp32_gradients or wide == 4 else 2
+    states = (8 if wide == 4 else 12) * parameters / layout.state_shards
+    if layout.shards_weights:
+        shards = layout.state_shards
+        unit = shape.layer_parameters / layout.tp
+        live = unit * (2 * wide + gradient) + shape.table_parameters / layout.tp * wide
+        if not layout.software.regather and layout.pp > 1:  # whole weights and gradients live through the step
+            live = parameters * (wide + gradient)
+        if layout.fsdp and layout.precision != "fp32":  # fp32 shards are weights and master copy in one
+            return parameters * 4 / shards, parameters * 4 / shards, parameters * 8 / shards, live
+        return parameters * wide / shards, parameters * gradient / shards, 0.0 if layout.offload else states, live
+    divided = layout.zero_stage == 2
+    gradients = parameters * gradient / (layout.state_shards if divided else 1)
+    buckets = (
+        parameters * wide
+        if layout.software.overlap and layout.zero_stage == 0 and layout.dp > 1 and gradient == 4
+        else 0.0
+    )
+    return parameters * wide, gradients, 0.0 if layout.offload else states, buckets
+
+
+def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
+    """Activations of one layer and micro-batch: (18 D + 8 F) / t without the score matrix (6 F fused, 4 F for GELU);
+    without sequence parallelism 10 D are not divided. The score matrix adds 5 H s bytes a token (Korthikanti)."""
+    D, F, t = shape.hidden, shape.width * (shape.active_experts if shape.experts else 1), layout.tp
+    mlp = (c.gated_bytes if shape.gated else c.gelu_bytes) * F
+    if layout.software.compiled:
+        mlp *= 0.75  # three of the four tensors of a SwiGLU
+    whole = 1 if layout.sequence_parallel else t
+    heads = (8 + 4 * (1 + 2 * shape.keys / shape.heads - 3) / 2) * D  # q, k, v and attention's output
+    nbytes = tokens * ((c.stream_bytes * D) * whole + heads + mlp) / t
+    if layout.recompute == "selective" and layout.software.flash:
+        nbytes *= c.selective_kept
+    if not layout.software.flash and layout.recompute != "selective":
+        nbytes += 5 * shape.heads * tokens * shape.seq / layout.cp / t
+    return nbytes
+
+
+def fits(shape: Shape, layout: Layout, platform: Platform, c) -> bool:
+    return needed_bytes(shape, layout, platform, c) <= capacity_bytes(platform, layout, c)
+
+
+def needed_bytes(shape: Shape, layout: Layout, platform: Platform, c) -> float:
+    """The fullest stage by torch's counters, without what its allocator only caches."""
+    plain = replace(layout, software=replace(layout.software, counter="torch"))
+    return peak_bytes(shape, plain, platform, c)
+
+
+def capacity_bytes(platform: Platform, layout: Layout, c) -> float:
+    """What remains for torch: the device's memory less context and communicators."""
+    groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
+    whole = platform.memory_bytes * c.usable_share - c.context_bytes - groups * c.communicator_bytes
+    return whole * c.reserve_share

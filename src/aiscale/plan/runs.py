@@ -1,0 +1,40 @@
+"""One published run as the planner's input, and the shapes and nodes that several tables share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from aiscale.plan.hardware import Platform, platform
+from aiscale.plan.layout import Layout
+from aiscale.plan.shapes import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One published run, and what was measured."""
+
+    id: str
+    shape: Shape
+    layout: Layout
+    platform: Platform
+    step_s: float | None = None
+    memory_bytes: float | None = None
+    ran: bool = True
+    model: str = ""  #: layouts of one model are ranked among each other
+    first_stage: bool = False  #: memory is that of the first stage, not of the fullest
+
+
+@lru_cache(maxsize=64)
+def node(name: str, devices: int, gbit: float) -> Platform:
+    return platform(name, gpus_per_node=devices, node_gbit_s=gbit)
+
+
+def llama(layers, hidden, heads, keys, ffn, vocab, tied, seq) -> Shape:
+    return Shape(
+        layers=layers, hidden=hidden, heads=heads, kv_heads=keys, ffn=ffn, gated=True, vocab=vocab, tied=tied, seq=seq
+    )
+
+
+def gpt(layers, hidden, heads, vocab, seq) -> Shape:
+    return Shape(layers=layers, hidden=hidden, heads=heads, vocab=vocab, tied=True, seq=seq)

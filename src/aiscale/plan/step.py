@@ -1,0 +1,299 @@
+"""Seconds of one optimizer step of a layout, and where they go.
+
+    step = step_seconds(shape, layout, platform, CONSTANTS)
+    step.total_s, step.bubble_s, step.exposed_s, step.parts
+
+    T = (sum_i t_i + (m - 1) max_i t_i + messages + exposed exchange + optimizer) (1 + jitter log2 nodes) + s log2 nodes
+
+over stages i and m micro-batches; t_i is the longer of what the device computes and what the host needs to launch it.
+Interleaved schedules divide the fill by v. A product of M x N x K runs at best x tiles / (units x waves) x K / (K + k)
+of the peak, or at the speed of memory; attention and everything else that reads and writes memory are apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from aiscale.plan.exchange import message_seconds, seconds
+from aiscale.plan.hardware import Platform
+from aiscale.plan.layout import Layout, Stage
+from aiscale.plan.memory import stage_parameters
+from aiscale.plan.shapes import Shape
+
+#: Tiles of a product: rows, columns, share of the best rate.
+TILES = (
+    (128, 256, 1.0), (256, 128, 1.0), (128, 192, 0.97), (192, 128, 0.97), (128, 128, 0.92), (64, 128, 0.75),
+    (64, 64, 0.55),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step by cause; exposed: what no computation hides."""
+
+    total_s: float
+    compute_s: float  #: of the slowest stage, all micro-batches
+    bubble_s: float
+    exposed_s: float  #: all exchange that is waited for
+    optimizer_s: float
+    recompute_s: float
+    launch_bound: bool  #: the host, not the device, sets the pace of the slowest stage
+    parts: dict[str, float]  #: exposed seconds by kind of exchange
+
+
+@lru_cache(maxsize=200_000)
+def wave_share(rows: int, columns: int, inner: int, many: int, units: int, half: float) -> float:
+    """Share of the best product rate that this shape reaches: full tiles on all units, and a long inner dimension."""
+    best = 0.0
+    for high, wide, share in TILES:
+        tiles = many * math.ceil(rows / high) * math.ceil(columns / wide)
+        used = rows * columns * many / (math.ceil(tiles / units) * units * high * wide)
+        best = max(best, share * used)
+    return best * inner / (inner + half)
+
+
+def product_seconds(rows: int, columns: int, inner: int, many: int, platform: Platform, peak: float, c) -> float:
+    """`many` products of rows x inner by inner x columns."""
+    share = wave_share(rows, columns, inner, many, platform.units, c.inner_half)
+    if columns % 64 or inner % 64 or rows % 64:
+        share *= c.unaligned_share
+    flops = 2.0 * rows * columns * inner * many
+    nbytes = 2.0 * many * (rows * inner + inner * columns + rows * columns)
+    rate = peak * platform.best_product * c.product_share * share
+    return max(flops / rate, nbytes / (platform.memory_bytes_s * c.memory_share))
+
+
+class LayerTime:
+    """Seconds of one layer and one micro-batch: forward, backward, exchange between tensor-parallel ranks, host."""
+
+    __slots__ = ("forward", "backward", "recompute", "tensor", "host")
+
+    def __init__(self, shape: Shape, layout: Layout, platform: Platform, c) -> None:
+        software, tokens = layout.software, max(1, layout.micro_batch * shape.seq // layout.cp)
+        peak, bandwidth = platform.peak(layout.precision), platform.memory_bytes_s * c.memory_share
+        forward = backward = 0.0
+        for rows, columns, inner, many in shape.layer_products(tokens, layout.tp):
+            forward += product_seconds(rows, columns, inner, many, platform, peak, c)
+            backward += product_seconds(rows, inner, columns, many, platform, peak, c)
+            backward += product_seconds(inner, columns, rows, many, platform, peak, c)
+        attention, attention_backward = attention_seconds(shape, layout, tokens, platform, c)
+        moved = elementwise_bytes(shape, layout, tokens, c) / bandwidth
+        if layout.precision == "fp8":
+            moved += tokens * 3 * (4 * shape.hidden + 2 * shape.width) * 3 / layout.tp / bandwidth
+        self.forward = forward + attention + moved / 3
+        self.recompute = 0.0
+        if layout.recompute == "full":
+            self.recompute = self.forward
+        elif layout.recompute == "selective":
+            self.recompute = attention if not software.flash else 0.3 * self.forward
+        self.backward = backward + attention_backward + moved * 2 / 3 + self.recompute
+        self.tensor = 0.0
+        if layout.tp > 1:
+            g = min(layout.tp, platform.gpus_per_node)
+            once = seconds("all_reduce", 2.0 * tokens * shape.hidden, layout.tp, g, platform, c)
+            times = 4 + (2 if layout.recompute == "full" else 0) + (1 if layout.sequence_parallel else 0)
+            shares = {"none": 1.0, "async": c.tp_exposed, "backward": c.tp_backward, "pipelined": c.tp_pipelined}
+            exposed = shares[software.tp_overlap]
+            self.tensor = times * once * exposed
+        if layout.cp > 1:
+            keys = 2.0 * tokens * 2 * shape.keys * shape.head_width / layout.tp
+            ring = seconds("all_gather", keys * layout.cp, layout.cp, platform.gpus_per_node // layout.tp, platform, c)
+            self.tensor += max(0.0, 3 * ring - attention - attention_backward) + 0.1 * ring
+        if shape.experts and layout.ep > 1:
+            sent = 2.0 * tokens * shape.hidden * shape.active_experts
+            self.tensor += 4 * seconds("all_to_all", sent, layout.ep, platform.gpus_per_node // layout.tp, platform, c)
+        self.host = host_seconds(layout, platform, c)
+
+
+def host_seconds(layout: Layout, platform: Platform, c) -> float:
+    """What the host needs to launch one layer, forward and backward, where every kernel is launched from Python. Tensor
+    parallelism adds its exchanges: in an eager pipeline a launch for every peer."""
+    launches = c.launch_s
+    if layout.tp > 1:
+        beyond = -(-layout.tp // platform.gpus_per_node) - 1
+        launches += c.launch_tp_s + beyond * c.launch_node_s
+        if layout.pp > 1 and layout.software.peer_launches:
+            launches += c.launch_peer_s * layout.tp * (1 + beyond / 4)
+    launches += c.launch_fsdp_s if layout.fsdp else 0.0
+    launches *= c.compiled_launches if layout.software.compiled else 1.0
+    return launches * (4 / 3 if layout.recompute == "full" else 1.0) / platform.host_s
+
+
+def attention_seconds(shape: Shape, layout: Layout, tokens: int, platform: Platform, c) -> tuple[float, float]:
+    """(forward, backward) of softmax(q k) v: one fused causal kernel, or two products and kernels between them."""
+    heads = shape.heads / layout.tp
+    if layout.software.flash:
+        work = 2.0 * tokens * shape.seq * heads * shape.head_width
+        peak = platform.peak("bf16")
+        width, length = shape.head_width / (shape.head_width + 32) * 1.25, shape.seq / (shape.seq + c.attention_half)
+        rate = platform.attention_3 if layout.software.attention == 3 else platform.attention
+        forward = work / (peak * rate * c.attention_share * width * length)
+        return forward, 2.5 * forward
+    peak, many = platform.peak(layout.precision), max(1, round(heads * tokens / shape.seq))
+    products = product_seconds(shape.seq, shape.seq, shape.head_width, many, platform, peak, c)
+    products += product_seconds(shape.seq, shape.head_width, shape.seq, many, platform, peak, c)
+    scores = heads * tokens * shape.seq / (platform.memory_bytes_s * c.memory_share)
+    scores *= c.score_bytes * (1 if layout.software.fused_kernels else c.unfused_scores) / 3
+    return products + scores, 2 * products + 2 * scores
+
+
+def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
+    """Bytes that norms, activations, rotations and additions read and write in one layer, forward and backward."""
+    D, F, t = shape.hidden, shape.width * (shape.active_experts if shape.experts else 1), layout.tp
+    stream = 1 / t if layout.sequence_parallel else 0.6 + 0.4 / t
+    mlp = F / t if shape.gated else 0.6 * F / t
+    nbytes = tokens * (c.stream_traffic * D * stream + c.mlp_traffic * mlp)
+    nbytes *= 1 if layout.software.fused_kernels else 1.5
+    return nbytes * (c.compiled_traffic if layout.software.compiled else 1.0)
+
+
+@dataclass
+class _Stages:
+    """Seconds of each stage for one micro-batch, forward and backward, and what bounds the slowest."""
+
+    seconds: list[float]
+    slowest: int
+    launch_bound: bool
+    sharded_s: float  #: of one layer: exchange of sharded weights that is waited for
+
+
+def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> _Stages:
+    head_s, head_host = _head_seconds(shape, layout, platform, c)
+    accumulate = c.accumulate_bytes if layout.software.fp32_gradients else 6 if layout.micro_batches > 1 else 0
+    accumulate /= platform.memory_bytes_s * c.memory_share
+    unit, sharded = layer.forward + layer.backward + layer.tensor, 0.0
+    if layout.shards_weights:
+        sharded = _sharded_layer(shape, layout, layer, platform, c) - unit
+    found = _Stages([], 0, False, sharded)
+    for index, stage in enumerate(layout.stages(shape)):
+        device = stage.layers * (unit + sharded) + (head_s if stage.head else 0.0)
+        if not layout.shards_weights:
+            device += stage_parameters(shape, layout, stage, index) * accumulate
+        host = stage.layers * layer.host + (head_host if stage.head else 0.0)
+        found.seconds.append(max(device, host))
+        if index == 0 or found.seconds[-1] > found.seconds[found.slowest]:
+            found.slowest, found.launch_bound = index, host > device
+    return found
+
+
+def stage_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> list[float]:
+    """Seconds of one micro-batch on each stage, forward and backward."""
+    return _time_stages(shape, layout, LayerTime(shape, layout, platform, c), platform, c).seconds
+
+
+def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
+    """The time of one step; the layout must have passed Layout.check."""
+    layer = LayerTime(shape, layout, platform, c)
+    found, stages = _time_stages(shape, layout, layer, platform, c), layout.stages(shape)
+    m, p, v = layout.micro_batches, layout.pp, layout.virtual_stages
+    slowest, layers = found.seconds[found.slowest], stages[found.slowest].layers
+    fill = (sum(found.seconds) - slowest) / v / (3 if layout.schedule == "zero-bubble" else 1)
+    sent = message_of_stage(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
+    exchange = _exchange(shape, layout, stages, found.seconds, platform, c)
+    optimizer = _optimizer(shape, layout, stages, platform, c)
+    late = math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
+    busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
+    total = busy * (1 + c.jitter * late) + c.straggler_s * late
+    waited = 0.0 if found.launch_bound else m * layers
+    parts = {
+        "tensor parallel": waited * layer.tensor,
+        "pipeline messages": sent,
+        "gradients and weights": exchange + waited * found.sharded_s,
+        "waiting for the slowest": total - busy,
+    }
+    return Step(
+        total_s=total,
+        compute_s=m * slowest - waited * (layer.tensor + found.sharded_s),
+        bubble_s=fill,
+        exposed_s=sum(parts.values()),
+        optimizer_s=optimizer + c.step_s,
+        recompute_s=m * layers * layer.recompute,
+        launch_bound=found.launch_bound,
+        parts=parts,
+    )
+
+
+def _head_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> tuple[float, float]:
+    tokens = max(1, layout.micro_batch * shape.seq // layout.cp)
+    columns = -(-shape.vocab // layout.tp)
+    precision = "bf16" if layout.precision == "fp8" else layout.precision
+    columns = -(-columns // 64) * 64  # padded, as Megatron and others do
+    peak = platform.peak(precision)
+    products = (
+        product_seconds(tokens, columns, shape.hidden, 1, platform, peak, c)
+        + product_seconds(tokens, shape.hidden, columns, 1, platform, peak, c)
+        + product_seconds(shape.hidden, columns, tokens, 1, platform, peak, c)
+    )
+    traffic = c.logit_traffic * (c.compiled_traffic if layout.software.compiled else 1.0)
+    moved = traffic * tokens * columns / (platform.memory_bytes_s * c.memory_share)
+    return products + moved, c.launch_s / platform.host_s
+
+
+def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> float:
+    """A layer whose weights are gathered before each pass and whose gradients are scattered after: exchange runs beside
+    computation, and each slows the other."""
+    n = layout.state_shards
+    g = max(1, platform.gpus_per_node // layout.tp)
+    parameters = shape.layer_parameters / layout.tp
+    calls = 12 if layout.software.per_tensor_gather else 1  # 4 matrices, and biases and norms
+    gather = calls * seconds("all_gather", 2 * parameters / calls, n, g, platform, c)
+    width = 4 if layout.software.fp32_gradients else 2
+    scatter = calls * seconds("reduce_scatter", width * parameters / calls, n, g, platform, c)
+    forward, backward = layer.forward + layer.tensor / 3, layer.backward + layer.tensor * 2 / 3
+    behind = scatter + (gather if layout.software.regather else 0.0)
+    behind += gather if layout.software.per_tensor_gather and layout.recompute == "full" else 0.0
+
+    def beside(compute: float, exchange: float) -> float:
+        if not layout.software.overlap:
+            return compute + exchange
+        return max(compute, exchange) + c.contention * min(compute, exchange)
+
+    return beside(forward, gather) + beside(backward, behind)
+
+
+def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> float:
+    """Seconds of one message between stages; with tensor parallelism each rank sends its share."""
+    if layout.pp == 1:
+        return 0.0
+    nbytes = 2.0 * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    return message_seconds(nbytes, layout.dp * layout.tp * layout.cp >= platform.gpus_per_node, platform, c)
+
+
+def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: list, platform: Platform, c) -> float:
+    """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns."""
+    n = layout.replicas
+    if n == 1 or layout.shards_weights:
+        return 0.0
+    g = max(1, platform.gpus_per_node // layout.tp)
+    parameters = stage_parameters(shape, layout, stages[0], 0)
+    wide = 4 if layout.software.fp32_gradients else 2
+    sent = layout.density + (1 - layout.density) / layout.period
+    gradient = wide * parameters * sent
+    shards = layout.state_shards
+    if shards == 1:
+        reduce = seconds("all_reduce", gradient, n, g, platform, c)
+        back = 0.0
+    else:
+        reduce = seconds("reduce_scatter", gradient, shards, g, platform, c)
+        back = seconds("all_gather", 2 * parameters, shards, g, platform, c)
+        if layout.software.broadcasts:
+            back += shards * c.broadcast_s
+        copies = n // shards
+        if copies > 1:
+            reduce += seconds("all_reduce", gradient / shards, copies, max(1, g // shards), platform, c)
+    hidden = c.overlap_share * times[0] * 2 / 3 if layout.software.overlap else 0.0
+    if layout.zero_stage == 2:
+        reduce, hidden = reduce * layout.micro_batches, hidden * layout.micro_batches
+    if layout.software.gather_overlap:
+        back = max(0.1 * back, back - times[0] / 3)
+    return max(reduce - hidden, c.never_hidden * reduce) + back
+
+
+def _optimizer(shape: Shape, layout: Layout, stages: tuple[Stage, ...], platform: Platform, c) -> float:
+    most = max(stage_parameters(shape, layout, stage, i) for i, stage in enumerate(stages)) / layout.state_shards
+    if layout.offload:
+        return most * (c.offload_bytes / c.host_link_bytes_s + 1 / c.host_adam_s)
+    nbytes = c.optimizer_bytes if layout.software.fused_optimizer else c.eager_optimizer_bytes
+    return most * nbytes / (platform.memory_bytes_s * c.memory_share)
