@@ -50,6 +50,7 @@ FIGURES = {
     ),
     "speed-up": lambda: plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.2]}, {"ddp": [1, 2, 2.1]}),
     "field map": lambda: plots.field_map(),
+    "rendezvous": lambda: plots.rendezvous(),
     "divided": lambda: plots.divided("ddp"),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
 }
