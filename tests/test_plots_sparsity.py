@@ -55,12 +55,10 @@ def test_masks_of_two_shapes_are_refused():
         plots.mask_change([[1, 0]], [[1], [0]])
 
 
-def test_residual_and_bytes_are_drawn_at_their_steps():
+def test_the_residual_is_drawn_at_its_steps():
     ax = plots.residual_steps([0.0, 1.5, 2.5], dense_steps=[1])
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[1, 0], [2, 1.5], [3, 2.5]]
     assert (ax.patches[0].get_x(), ax.patches[0].get_width()) == (0.5, 1.0)
-    ax = plots.step_bytes([400, 160], [400, 160])
-    assert lines(ax, "measured")[0].get_ydata().tolist() == lines(ax, "predicted")[0].get_ydata().tolist() == [400, 160]
 
 
 def test_loss_error_is_the_baseline_minus_the_run():
@@ -150,7 +148,6 @@ def test_a_method_has_one_colour_in_every_figure():
         lambda: plots.concentration({}),
         lambda: plots.mask_overlap({}),
         lambda: plots.residual_steps([]),
-        lambda: plots.step_bytes([]),
         lambda: plots.density_times(),
         lambda: plots.link_speedups({}),
         lambda: plots.perplexity_bytes({}),

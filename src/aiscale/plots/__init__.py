@@ -28,7 +28,6 @@ from aiscale.plots.sparsity import (
     perplexity_trend,
     radius_curves,
     residual_steps,
-    step_bytes,
 )
 from aiscale.plots.stages import fsdp_step, zero_stages
 from aiscale.plots.style import (

@@ -4,7 +4,6 @@ plots.concentration({"gradient": gradient, "update": update})            # how f
 plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})                       # how long a mask stays good
 plots.mask_change(mask_before, mask_after)                               # the same, entry by entry
 plots.residual_steps(norms, dense_steps)                                 # size of the residual
-plots.step_bytes(measured, predicted)                                    # bytes sent per step
 plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
 plots.density_times(measured, predicted, published, source="...")        # break-even density
 plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
@@ -23,7 +22,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MultipleLocator
 
 from aiscale.config import ConfigError
 from aiscale.plots import style
@@ -114,28 +112,6 @@ def residual_steps(norms: Sequence[float], dense_steps: Sequence[int] = (), *, a
     style.steps_axis(ax.xaxis)
     ax.set(xlabel="step (shaded: dense)", ylabel="norm of the residual")
     ax.set_ylim(bottom=-0.04 * max(values))
-    return ax
-
-
-def step_bytes(measured: Sequence[float], predicted: Sequence[float] = (), *, ax: Axes | None = None) -> Axes:
-    """Payload bytes of each step, 1, 2, 3."""
-    style.check_given(measured, "bytes by step")
-    ax = style.new_axes(ax, 7.5, 2.9)
-    color = style.STRATEGY_COLORS["radius"]
-    kinds = {"measured": measured, "predicted": predicted}
-    kinds = {kind: values for kind, values in kinds.items() if len(values)}
-    for kind, values in kinds.items():
-        line = (
-            {"linestyle": "", "markersize": 7} if kind == "measured" else {"drawstyle": "steps-mid", "color": style.INK}
-        )
-        style.draw(ax, kind, *xy(values), **{"color": color, **line})
-    style.steps_axis(ax.xaxis)
-    most = max(max(values) for values in kinds.values())
-    ax.yaxis.set_major_locator(MultipleLocator(2.0 ** np.floor(np.log2(most / 2.5))))
-    ax.yaxis.set_major_formatter(lambda nbytes, _: style.format_bytes(nbytes))
-    ax.set_ylim(0, 1.12 * most)
-    ax.set(xlabel="optimizer step", ylabel="payload of a step")
-    style.legend_above(ax, style.kind_handles(kinds))
     return ax
 
 
