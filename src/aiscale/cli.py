@@ -354,4 +354,29 @@ def _add_delegated(commands, wanted: str) -> None:
         if name == wanted:
             face = importlib.import_module(module)
             face.add_arguments(parser)
-            parser.set_defaults(run=face.run)
+            parser.set_defaults(run=_plan if name == "plan" else face.run)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """The plan; with --launcher also the batch file of the layout, from the site's profile."""
+    from aiscale.plan import command
+
+    if not args.launcher:
+        return command.run(args)
+    from aiscale.hpc.launchers.lessons import Lesson
+    from aiscale.hpc.launchers.render import render
+    from aiscale.hpc.sites import find
+
+    settings, answer = command.launch_plan(args)
+    figures = f"{answer.step.total_s:.3g} s a step, {answer.memory_gb:.0f} GB a device"
+    lesson = Lesson(
+        name=Path(args.launcher).stem,
+        title=f"{args.model}, planned",
+        about=f"{answer.layout.name()}: planned at {figures}.",
+        recipe=args.model,
+        settings=tuple((setting, "as planned") for setting in settings),
+        ranks=answer.layout.gpus,
+    )
+    Path(args.launcher).write_text(render(lesson, find(args.machine)))
+    print(f"{args.launcher}: {lesson.about}")
+    return 0

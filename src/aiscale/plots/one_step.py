@@ -25,15 +25,18 @@ from aiscale.plots import style
 Events = Iterable[Event | tuple]  #: (rank, name, start_s, end_s, kind)
 
 
-def timeline(events: Events = (), predicted: Events = (), *, names: bool = True, ax: Axes | None = None) -> Axes:
+def timeline(
+    events: Events = (), predicted: Events = (), *, names: bool = True, until_s: float = 0.0, ax: Axes | None = None
+) -> Axes:
     """A Gantt chart of (rank, name, start_s, end_s, kind) events, kinds coloured as style.EVENT_COLORS.
 
     Each rank has a row for computation and below it one for communication, so that overlap is visible. predicted events
-    are drawn pale, in rows below. names: write a bar's name into it where it fits.
+    are drawn pale, in rows below. names: write a bar's name into it where it fits. until_s: the time axis reaches at
+    least to here, so that two figures have the same.
     """
     groups, rows = _groups(events, predicted, "timeline")
     ax = style.new_axes(ax, 7.5, 0.9 + 0.62 * len(rows))
-    end = max(event.end_s for _, group in groups for event in group)
+    end = max(until_s, *(event.end_s for _, group in groups for event in group))
     begin = min(event.start_s for _, group in groups for event in group)
     factor, unit = _milliseconds(end - begin)
     for kind, group in groups:
