@@ -15,6 +15,7 @@ from aiscale.plots.field import divided, field_map
 from aiscale.plots.numbers import FORMATS, matrices, number_formats, value_range
 from aiscale.plots.one_step import memory_over_time, pipeline, step_memory, timeline
 from aiscale.plots.placement import rank_grid, shards
+from aiscale.plots.rendezvous import rendezvous
 from aiscale.plots.sparsity import (
     concentration,
     density_times,
@@ -28,6 +29,7 @@ from aiscale.plots.sparsity import (
     residual_steps,
     step_bytes,
 )
+from aiscale.plots.stages import fsdp_step, zero_stages
 from aiscale.plots.style import (
     EVENT_COLORS,
     MEMORY_COLORS,

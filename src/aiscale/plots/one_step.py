@@ -17,6 +17,7 @@ from typing import Protocol
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from aiscale.cost import Event
@@ -158,16 +159,18 @@ def memory_over_time(
     return ax
 
 
+#: Of parameters that belong to other ranks: paler than one's own.
+BORROWED = to_hex(style.tint(style.MEMORY_COLORS["parameters"], 0.3))
 #: In stacking order: what persists between steps comes first.
 _STEP_COLORS = {
     "parameters": style.MEMORY_COLORS["parameters"],
     "optimizer states": style.MEMORY_COLORS["optimizer states"],
     "gradients": style.MEMORY_COLORS["gradients"],
-    "gathered parameters": style.MEMORY_COLORS["weight casts"],
+    "gathered parameters": BORROWED,
     "buffers": style.MEMORY_COLORS["buffers"],
     "activations": style.MEMORY_COLORS["activations"],
 }
-#: Of the strip: greys, because a forward pass's light blue means gathered parameters here.
+#: Of the strip: greys, so that no pass looks like a kind of memory.
 _PASSES = {"forward": style.tint(style.INK, 0.3), "backward": style.tint(style.INK, 0.7)}
 
 
