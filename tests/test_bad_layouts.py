@@ -46,12 +46,12 @@ INTERLEAVED = ("parallel.schedule=interleaved", "parallel.virtual_stages=2")
         (
             2,
             (MEGATRON, "parallel.tp=2", "model.n_expert=4", "model.bias=false"),
-            "model.n_expert 4 with parallel.tp 2 and distributed_optimizer False: experts are divided over ep",
+            "model.n_expert 4 with parallel.tp 2 and distributed_optimizer False: Megatron-Core divides experts over",
         ),
         (
             2,
             ("parallel.strategy=ddp", "model.n_expert=4"),
-            "model.n_expert 4 with model.bias true: experts are carried without biases, as Mixtral's",
+            "model.n_expert 4 with model.bias true: experts have no biases, as in Mixtral",
         ),
         (
             2,

@@ -141,7 +141,7 @@ def test_models_with_different_losses_are_not_compared():
     _require_same_loss(model, theirs, tokens)
     with torch.no_grad():
         theirs.transformer.wte.weight.mul_(1.5)
-    with pytest.raises(RuntimeError, match="they do not compute the same, so no comparison"):
+    with pytest.raises(RuntimeError, match="the two models differ, so they cannot be compared"):
         _require_same_loss(model, theirs, tokens)
 
 

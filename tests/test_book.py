@@ -52,7 +52,7 @@ def test_the_header_says_what_a_reader_needs_to_know(shelf):
 def test_a_file_that_is_no_notebook_is_refused_in_one_line(tmp_path):
     path = tmp_path / "03_bad.ipynb"
     path.write_text("{")
-    with pytest.raises(book.BookError, match="03_bad.ipynb is no notebook") as raised:
+    with pytest.raises(book.BookError, match="03_bad.ipynb is not a notebook") as raised:
         book.read(path)
     assert "\n" not in str(raised.value)
 

@@ -98,7 +98,9 @@ def test_a_truncated_shard_is_refused_by_name(folder):
 @pytest.mark.parametrize("size", [0, 10])
 def test_a_shard_without_its_header_is_refused_by_name(folder, size):
     os.truncate(folder / "00002.tokens", size)
-    with pytest.raises(ShardError, match=rf"00002.tokens is not a token shard \({size} bytes, no header of ours\)"):
+    with pytest.raises(
+        ShardError, match=rf"00002.tokens is not a token shard \({size} bytes, without the header of a shard\)"
+    ):
         read_corpus(folder)
 
 
@@ -161,7 +163,7 @@ def test_an_interrupted_preparation_resumes_with_the_same_result(folder, tmp_pat
     with pytest.raises(Stopped):
         write_corpus(source(toy_text()[:5000]), BYTE, other, shard_tokens=1000, report=stop_late)
     assert not [file for file in other.iterdir() if file.name.startswith(".")], "half a shard was left behind"
-    with pytest.raises(ShardError, match="is a corpus half prepared"):
+    with pytest.raises(ShardError, match="is an unfinished corpus"):
         open_corpus(DataConfig(corpus=str(other)))
     counting = Counting()
     write_corpus(source(toy_text()[:5000]), counting, other, shard_tokens=1000)

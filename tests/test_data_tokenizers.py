@@ -118,7 +118,7 @@ def test_a_tokenizer_file_of_hugging_face_is_read(tmp_path):
     [
         (lambda: learn("bpe", ["text"], bpe_vocab_size=100), "data.bpe_vocab_size is 100: it must be at least 257"),
         (lambda: learn("syllable", ["text"]), "tokenizer is 'syllable': it must be one of byte, char, word, bpe, or"),
-        (lambda: Tokenizer.from_json("{}"), "this is no tokenizer: '{}'"),
+        (lambda: Tokenizer.from_json("{}"), "this is not a tokenizer: '{}'"),
         (lambda: Tokenizer.from_json('{"kind": "bpe", "tokenizer": {}}'), "`tokenizers` cannot read this tokenizer"),
     ],
 )

@@ -57,7 +57,7 @@ def test_rank_and_world_size_are_read_from_each_launchers_variables(env, expecte
 
 
 def test_a_process_that_mpiexec_started_without_a_rank_is_refused():
-    with pytest.raises(ConnectError, match="prterun started this process but told it no rank, .* mpiexec that belongs"):
+    with pytest.raises(ConnectError, match="prterun started this process but gave it no rank, .* mpiexec that belongs"):
         find_launch({}, parents=["bash", "prterun"])
 
 
@@ -77,7 +77,7 @@ def test_a_missing_mpi_library_is_reported_with_the_remedy(tmp_path):
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"RANK": "4", "WORLD_SIZE": "4"}, "environment says rank 4 of 4: a rank lies between 0 and 3"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "environment says rank 4 of 4: a rank must be between 0 and 3"),
         ({"RANK": "a", "WORLD_SIZE": "4"}, "RANK='a', WORLD_SIZE='4': both must be whole numbers"),
     ],
 )

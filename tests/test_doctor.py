@@ -11,8 +11,8 @@ import torch
 
 from aiscale.cluster.local import find_mpiexec
 from aiscale.hpc.doctor import Finding, Preflight, preflight
-from aiscale.hpc.doctor.command import alike
-from aiscale.hpc.doctor.node import find_plugin, libfabric, node_cores, write_rate
+from aiscale.hpc.doctor.command import alike, binding
+from aiscale.hpc.doctor.node import effective_settings, find_plugin, libfabric, node_cores, write_rate
 from aiscale.hpc.doctor.preflight import Seat, compare_seats, partners, slow_devices, slow_links
 from aiscale.processes import usable_cores
 from ranks import aiscale
@@ -96,6 +96,46 @@ def test_a_slow_link_is_reported_with_both_ends():
 def test_links_between_nodes_are_not_compared_with_links_within_a_node():
     hosts = ["a", "a", "a", "b", "b", "b"]
     assert slow_links(measured(lambda a, b: FAST if hosts[a] == hosts[b] else SLOW, hosts)) == ([], [])
+
+
+#: GB/s between the GCDs of a node with MI250X by design: four links within a package, one or two to some others, and
+#: two hops to the rest (OLCF's guide: 200, 50 to 100)
+MI250X = {(0, 1): 200, (2, 3): 200, (4, 5): 200, (6, 7): 200, (0, 6): 100, (1, 7): 50, (2, 4): 100, (3, 5): 50}
+MI250X |= {(0, 2): 50, (1, 3): 100, (4, 6): 50, (5, 7): 100, (1, 5): 50, (3, 7): 50}
+
+
+def on_frontier(nodes: int, broken: tuple[int, int] = (-1, -1)) -> Preflight:
+    """Nodes of 8 GCDs; the link between the ranks `broken` has lost three quarters of its rate."""
+
+    def rate(a: int, b: int) -> float:
+        inside = MI250X.get((a % 8, b % 8), 25) if a // 8 == b // 8 else 20
+        return inside * 1e9 * (0.25 if (a, b) == broken else 1)
+
+    found = measured(rate, [f"node{rank // 8}" for rank in range(8 * nodes)])
+    for seat in found.seats:
+        seat.device = f"gpu{seat.rank % 8}"
+    return found
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_a_healthy_node_whose_gpus_have_links_of_different_width_passes(nodes):
+    assert slow_links(on_frontier(nodes)) == ([], [])
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("pair, rate", [((8, 9), "47,684"), ((9, 15), "11,921"), ((8, 11), "5,960")])
+def test_one_bad_link_inside_a_node_is_named_by_comparing_it_with_other_nodes(nodes, pair, rate):
+    [], (warning,) = slow_links(on_frontier(nodes, pair))
+    a, b = pair
+    assert warning.startswith(f"ranks {a} and {b} (node1, node1) exchange {rate} MiB/s, pairs like them ")
+
+
+def test_what_decides_about_the_network_and_binding_is_printed():
+    env = {"NCCL_NET": "OFI", "FI_MR_CACHE_MONITOR": "kdreg2", "HOME": "/x", "LOADEDMODULES": "rocm/7.1.1:rccl/1"}
+    settings, modules = effective_settings(env)
+    assert settings.found == "FI_MR_CACHE_MONITOR=kdreg2 NCCL_NET=OFI" and modules.found == "rocm/7.1.1 rccl/1"
+    seats = [{"rank": i, "host": "a", "cores": [*range(8 * i, 8 * i + 7), 60], "device": f"gpu{i}"} for i in range(2)]
+    assert binding(seats) == "rank 0: cores 0-6,60, gpu0; rank 1: cores 8-14,60, gpu1"
 
 
 def test_pairs_that_were_briefly_slow_are_measured_again(monkeypatch):

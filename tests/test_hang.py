@@ -64,7 +64,7 @@ from aiscale.distributed import watching
 ones = torch.ones(1000)
 stuck_s = 0
 watch = contextlib.ExitStack()
-watch.enter_context(watching(world, {T}, tell=lambda line: time.sleep(stuck_s)))
+watch.enter_context(watching(world, {T}, tell=lambda line, hosts: time.sleep(stuck_s)))
 world.traffic.progress.step = 7
 for i in range(3):
     dist.all_reduce(ones)
@@ -197,7 +197,7 @@ def test_run_json_says_why_the_run_ended(played):
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_hang_is_noted_for_the_launcher_whichever_rank_is_missing(victim, played):
     """Slurm may report the status of the rank that it had to kill."""
-    assert (played[1][f"stops {victim}"] / "saved").read_text() == "hung\n"
+    assert (played[1][f"stops {victim}"] / "saved").read_text() == f"hung {socket.gethostname()}\n"
 
 
 @pytest.mark.extended

@@ -38,7 +38,7 @@ def test_damaged_files_are_named(trained, tmp_path, capsys):
         (folder / checkpoint.NOTE).unlink()
     fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False)
     assert capsys.readouterr().err.splitlines() == [
-        f"aiscale: {unfinished} was not finished: going on from step_00000008",
+        f"aiscale: {unfinished} was not finished: resuming from step_00000008",
         f"aiscale: {torn} is not whole (it has no aiscale.json): going back to step_00000006",
         f"aiscale: {newest} is damaged (.metadata is not what was written: its checksum differs): going back to "
         "step_00000004",
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_another_run_is_skipped_and_kept_and_refused_if_it_is_th
     with pytest.raises(checkpoint.CheckpointError) as refusal:
         fit(TINY.override("loop.steps=8"), runs_dir=tmp_path / "runs", resume=True, progress=False)
     assert str(refusal.value).startswith(f"{said}: nothing to resume from; start again")
-    with pytest.raises(RunFolderError, match="tiny holds no checkpoint yet"):
+    with pytest.raises(RunFolderError, match="step_00000007 is of another run .*: move it to the folder of its run"):
         open_trained(tmp_path / "runs/tiny")
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_over(trained, tmp_pa
     for path in (tmp_path / "runs/tiny/checkpoints").iterdir():
         path.rename(path.with_name(f".{path.name}.partial"))
     assert fit(TINY, runs_dir=tmp_path / "runs", resume=True, progress=False).losses == trained[1]
-    assert capsys.readouterr().err.endswith(".step_00000006.partial was not finished: going on from the start\n")
+    assert capsys.readouterr().err.endswith(".step_00000006.partial was not finished: resuming from the start\n")
 
 
 def test_all_ranks_fall_back_to_the_same_checkpoint(tmp_path):

@@ -51,15 +51,14 @@ echo "$SLURM_STEP_ID $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE
   "master=$MASTER_ADDR from=$(dirname "$0")" >> "$SEATS"
 exec {sys.executable} "$@"
 """
-ACTIVATE = 'test -z "$NOBODY_SET_THIS"; PATH="$(dirname "${BASH_SOURCE[0]}"):$PATH"\n'
 
 #: replaces it where only the job's end matters: all ranks but the first are frozen, and woken only to be killed
 FROZEN = """#!/bin/bash
 case "$*" in *"-m aiscale doctor"*) exit ;; esac
+case "$*" in *"-m aiscale.hpc.job"*) exec @python@ "$@" ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
-while [ "$1" != --note-saved ]; do shift; done
 [ "$SLURM_PROCID" = 0 ] || { kill -STOP $$; exit 143; }
-printf '%s\\n' step_1 hung > "$2"
+printf '%s\\n' step_1 hung > "$AISCALE_NOTE_SAVED"
 sleep 1
 exit 76
 """
@@ -67,10 +66,9 @@ exit 76
 #: replaces it where a job's time is nearly up: trains until told to stop, saves, and resumes in the next start
 STOPPING = """#!/bin/bash
 case "$*" in *"-m aiscale doctor"*) exit ;; esac
+case "$*" in *"-m aiscale.hpc.job"*) exec @python@ "$@" ;; esac
 [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || exit 0
-while [ "$1" != --note-saved ]; do shift; done
-note=$2
-trap 'printf "%s\\n" step_1 stopped >> "$note"; exit 130' USR1
+trap 'printf "%s\\n" step_1 stopped >> "$AISCALE_NOTE_SAVED"; exit 130' USR1
 for _ in $(seq 1000); do sleep 0.1; done
 """
 
@@ -98,14 +96,13 @@ def place(place):
     """A folder that all virtual nodes see, with the environment that launchers activate."""
     programs = place / ".venv/bin"
     programs.mkdir(parents=True)
-    (programs / "activate").write_text(ACTIVATE)
     (programs / "python").write_text(NOTING)
     (programs / "python").chmod(0o755)
     return place
 
 
 def packed(place: Path) -> Path:
-    path = place / "env.tar.gz"
+    path = place / ".venv.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         archive.add(place / ".venv/bin", arcname="bin")
     return path
@@ -165,7 +162,7 @@ def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_n
     ended = launched(frontier, "ddp", place, env={"AISCALE_ENVIRONMENT": str(archive)})
     fast = f"/mnt/bb/{user_name()}/env"
     assert ended.asked("sbcast") == [("--preserve", "--force", str(archive), f"{fast}.tar.gz")]
-    modules = [args[1] for args in ended.asked("module") if args[0] == "load"]
+    modules = [word for args in ended.asked("module") if args[0] == "load" for word in args[1:]]
     assert modules.index("rocm/7.1.1") < modules.index("rccl-net-plugin"), "the plugin must find rocm"
     assert {call.node for call in ended.calls if call.program == "conda-unpack"} == {"node1", "node2"}
     seats_of(
@@ -182,7 +179,7 @@ def test_ddp_at_frontier_from_an_environment_that_sbcast_packs_onto_each_nodes_n
 def test_zero_at_perlmutter_in_a_container(perlmutter, place):
     env = {"AISCALE_ENVIRONMENT": "container", "PATH": f"{place}/.venv/bin:{needs.search_path()}"}
     ended = launched(perlmutter, "zero", place, env=env)
-    started = ended.asked("shifter")
+    started = [args for args in ended.asked("shifter") if "aiscale.hpc.job" not in args]
     assert len(started) == 16 and all(args[:2] == ("python", "-u") for args in started), "8 ranks, doctor and training"
     assert "module" not in {call.program for call in ended.calls}
     seats_of(ended, 4, cuda="3,2,1,0", master="node1")
@@ -209,9 +206,9 @@ def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place,
 
 @extended
 def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
-    (place / ".venv/bin/python").write_text(FROZEN)
+    (place / ".venv/bin/python").write_text(FROZEN.replace("@python@", sys.executable))
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
-    job = perlmutter.submit(path, "--nodes=1", "--time=60", cwd=place)
+    job = perlmutter.submit(path, "--nodes=1", "--time=60", "--requeue", cwd=place, env={"CHAIN": "1"})
     assert perlmutter.wait(job) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
     shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
     assert "Restarts=1" in shown
@@ -219,10 +216,11 @@ def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
 
 @extended
 def test_slurms_signal_before_the_time_limit_makes_the_job_requeue_and_resume(perlmutter, place):
-    (place / ".venv/bin/python").write_text(STOPPING)
+    (place / ".venv/bin/python").write_text(STOPPING.replace("@python@", sys.executable))
     path = ROOT / "launchers/perlmutter/ddp.sbatch"
     # Every 30 s Slurm checks whether a job will be that near to its end at the next check; the launcher asks for 300 s.
-    job = perlmutter.submit(path, "--nodes=1", "--time=1", "--signal=B:USR1@5", cwd=place)
+    options = ["--nodes=1", "--time=1", "--signal=USR1@5", "--requeue"]
+    job = perlmutter.submit(path, *options, cwd=place, env={"CHAIN": "1"})
     assert perlmutter.wait(job, timeout_s=400) == "COMPLETED", (place / f"ddp-{job}.out").read_text()
     shown = perlmutter.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
     assert "Restarts=1" in shown

@@ -12,9 +12,8 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,35 +29,31 @@ FOLDER = ROOT / "launchers"
 FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS]
 TRAINING = [path for path in FILES if LESSONS[Path(path).stem].work == "train"]
 VARIANTS = [
-    (path, variant.name)
+    (path, settings)
     for path in TRAINING
-    for variant in LESSONS[Path(path).stem].variants or (type("Only", (), {"name": ""}),)
+    for settings in [(), *(variant.settings for variant in LESSONS[Path(path).stem].variants)]
 ]
 
 #: stands in for every program of a site: records its name and arguments, and does the little that the file needs
-STUB = r"""#!/bin/bash
+STUB = (
+    rf"""#!/bin/bash
+case "$*" in *" -m aiscale.hpc.job"*) exec {sys.executable} "$@" ;; esac
+"""
+    + r"""
 name="${0##*/}"
 { printf '%s\037' "$name" "$@"; echo; } >> "$CALLS"
 case "$name $*" in
-  "scontrol show hostnames"*) echo node1 ;;
+  "scontrol show hostnames"*) printf '%s\n' ${HOSTS:-node1} ;;
   hostname*) echo 10.0.0.1 ;;
   *" -m aiscale doctor"*)
-    if [ -n "${DOCTOR_SIGNALS:-}" ]; then kill -USR1 $PPID; fi
     exit "${DOCTOR_STATUS:-0}" ;;
   srun*" -m aiscale train"*)
-    for word in "$@"; do
-      if [ "${before:-}" = --note-saved ]; then
-        for line in ${NOTES-step_1}; do echo "$line" >> "$word"; done
-      fi
-      before="$word"
-    done
+    if [ -n "${AISCALE_NOTE_SAVED:-}" ]; then
+      for line in ${NOTES-step_00000001}; do echo "${line//:/ }" >> "$AISCALE_NOTE_SAVED"; done
+    fi
     case "$*" in *" --json"*) # gloo up to torch 2.12, then aiscale
       printf '[Gloo] Rank 0 is connected to 1 peer ranks.\n{"tokens_per_s": 1}\n' ;;
     esac
-    if [ -n "${WAITS:-}" ]; then
-      trap 'kill $!; exit 130' USR1
-      sleep 60 > /dev/null 2>&1 & echo ready > "$CALLS.ready"; wait
-    fi
     exit "${TRAIN_STATUS:-0}" ;;
   srun*" -m aiscale.cluster "*) # FOLDER COUNT slurm
     stat -c %a "${@: -3:1}" >> "$CALLS.modes"
@@ -67,7 +62,8 @@ case "$name $*" in
   sbcast*) exit "${SBCAST_STATUS:-0}" ;;
 esac
 """
-PROGRAMS = ("module", "srun", "sbcast", "conda", "scontrol", "hostname", "python", "shifter", "singularity")
+)
+PROGRAMS = ("module", "srun", "sbcast", "scontrol", "hostname", "python", "shifter", "singularity", "conda-unpack")
 
 
 def place_of(path: str):
@@ -87,16 +83,17 @@ class Job:
         programs = tmp_path / "programs"
         for folder in (programs, tmp_path / "env/bin", tmp_path / ".venv/bin"):
             folder.mkdir(parents=True, exist_ok=True)
-        for folder in ("env", ".venv"):
-            # Conda's scripts read unset variables, which fails under set -u.
-            (tmp_path / folder / "bin/activate").write_text('test -z "$NOBODY_SET_THIS"\n')
+        # A site's scripts read unset variables, which fails under set -u.
+        (tmp_path / "bash_env").write_text('module() { test -z "$NOBODY_SET_THIS"; command module "$@"; }\n')
         for name in PROGRAMS:
             (programs / name).write_text(STUB)
             (programs / name).chmod(0o755)
         known = {"PATH": f"{programs}:/usr/bin:/bin", "USER": "someone", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
         known |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_NNODES": str(self.nodes)}
         known |= {"SLURM_JOB_NODELIST": "node[1-9]", "CALLS": str(self.calls_file)}
-        known |= {"CRAY_LD_LIBRARY_PATH": "/cray", "LD_LIBRARY_PATH": "/lib"}
+        known |= {"CRAY_LD_LIBRARY_PATH": "/cray", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": str(ROOT / "src")}
+        known |= {"SLURM_JOB_NAME": Path(path).stem, "SLURM_JOB_QOS": "regular", "BASH_ENV": str(tmp_path / "bash_env")}
+        known |= {"AISCALE_SITE": path.split("/")[0]} if path in FILES else {}
         if path.startswith("frontier"):
             known["AISCALE_ENVIRONMENT"] = str(tmp_path / "env")
         self.process = subprocess.Popen(
@@ -104,8 +101,10 @@ class Job:
         )
 
     def finish(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=30)
-        return self.process.returncode, errors
+        """(exit status, standard error without banner and price)"""
+        _, self.log = self.process.communicate(timeout=30)
+        told = [line for line in self.log.splitlines(True) if not line.startswith(("===", "job: price"))]
+        return self.process.returncode, "".join(told)
 
     def calls(self, program: str = "") -> list[list[str]]:
         """The arguments of each call of a program, in order."""
@@ -160,10 +159,8 @@ def test_every_file_of_every_site_passes_bash_and_shellcheck(name, tmp_path):
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_account_and_time_are_marked_and_no_personal_values_are_inside(path):
+def test_no_personal_values_are_inside(path):
     text, asked = (FOLDER / path).read_text(), options((FOLDER / path).read_text())
-    for option in ("account", "time"):
-        assert re.search(rf"^#SBATCH --{option}=\S+ +# EDIT", text, re.M)
     assert asked["account"] == place_of(path).scheduler.account_example
     assert not re.search(r"chmod|\b0?777\b|a\+w|umask 0+\b", text), "something may become writable for all"
     assert not re.search(r"(^|[\s\"'=:])/(home|users?|u|work|root|lustre|pscratch|global|ccs|autofs)/", text), (
@@ -178,18 +175,50 @@ def test_sbatch_reads_every_option_and_expands_none(path):
     lines = (FOLDER / path).read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH")), "sbatch stops at a command"
-    assert not [line for line in lines if re.match(r"#+\s+SBATCH|##SBATCH", line)], "sbatch would not see it"
+    hidden = [line for line in lines if re.match(r"#+\s+SBATCH|##SBATCH", line)]
+    assert [line.split()[1] for line in hidden] == ["--mail-type=END,FAIL"], "sbatch would not see it"
     assert not [line for line in lines if line.startswith("#SBATCH") and "$" in line.partition(" # ")[0]]
     assert lines[0] == "#!/bin/bash"
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_files_are_short_have_one_block_to_edit_and_one_visible_srun(path):
+    text = (FOLDER / path).read_text()
+    assert len(text.splitlines()) <= 80 and len(re.findall(r"\bEDIT\b", text)) == 1
+    assert len(re.findall(r"^ *srun ", text, re.M)) == (
+        0 if LESSONS[Path(path).stem].work in ("notebook", "engines") else 1
+    )
+    block = text.partition("# EDIT")[2].partition("# ---")[0]
+    assert {"#SBATCH --account", "#SBATCH --time", "##SBATCH --mail-type", "ENVIRONMENT"} <= set(
+        re.findall(r"#+SBATCH --[a-z-]+|ENVIRONMENT", block)
+    )
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_no_file_trains_for_long_or_requeues_itself_unless_it_says_so_first(path):
+    text, asked, lesson = (FOLDER / path).read_text(), options((FOLDER / path).read_text()), LESSONS[Path(path).stem]
+    hours, minutes, _ = map(int, asked["time"].split(":"))
+    first = text.splitlines()[1]
+    if lesson.chain:
+        assert first.startswith("# THIS TRAINS FOR DAYS, and requeues itself 6 times at most")
+        assert "requeue" in asked
+    else:
+        assert hours == 0 and minutes < 60 and "requeue" not in asked
+        assert lesson.work != "train" or ("no-requeue" in asked and 0 < lesson.steps <= 50)
+    place = place_of(path)
+    most = place.scheduler.charge(int(asked["nodes"]), (hours + minutes / 60) * (1 + lesson.restarts * lesson.chain))
+    unit = place.small_unit if lesson.work == "notebook" and place.small else place.scheduler.charge_unit
+    told = re.search(rf"([\d.,]+) {unit.removesuffix('s')}", text.replace("\n# ", " "))[1]
+    assert float(told.replace(",", "")) == pytest.approx(most * (place.small_share if "CPU" in unit else 1), rel=0.05)
+    if lesson.work in ("train", "scaling"):
+        assert asked["dependency"] == "singleton", "two jobs would write the same folder"
 
 
 @pytest.mark.parametrize("path", FILES)
 def test_every_source_in_brackets_is_named_at_the_end(path):
     text = (FOLDER / path).read_text()
     comments = "\n".join(re.findall(r"(?:^|\s)#.*", text))
-    named = {key for group in re.findall(r"\[([a-z][a-z0-9, ]*)\]", comments) for key in group.split(", ")} - {
-        "brackets"
-    }
+    named = {key for group in re.findall(r"\[([a-z][a-z0-9, ]*)\]", comments) for key in group.split(", ")}
     assert named and named <= set(place_of(path).sources)
     listed = re.findall(r"^#   \[(\w+)\] \S", text, re.M)
     assert set(listed) == named and str(place_of(path).read) in text
@@ -203,22 +232,28 @@ def test_requested_resources_are_within_the_sites_rules(path):
     assert hours + minutes / 60 <= rules.hours_for(nodes, asked.get("partition", ""), asked.get("qos", ""))
     assert re.fullmatch(rules.account_pattern, asked["account"]) and set(rules.required) <= set(asked)
     assert set(re.split(r"[&|]", asked["constraint"])) <= set(rules.features)
-    assert int(asked["ntasks-per-node"]) == place.node.ranks_per_node
-    assert int(asked["gpus-per-node"]) == place.node.gpus
+    if asked.get("qos") != "shared":
+        assert int(asked["ntasks-per-node"]) == place.node.ranks_per_node
+        assert int(asked["gpus-per-node"]) == place.node.gpus
 
 
 # What they start ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path, variant", VARIANTS)
-def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, variant, tmp_path):
+@pytest.mark.parametrize("path, settings", VARIANTS)
+def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, settings, tmp_path):
     place, lesson = place_of(path), LESSONS[Path(path).stem]
-    job = Job(tmp_path, path, "--set", "loop.steps=7", **({"AISCALE_VARIANT": variant} if variant else {}))
+    words = [word for setting in ("loop.steps=7", *settings) for word in ("--set", setting)]
+    job = Job(tmp_path, path, *words)
     assert job.finish() == (0, "")
     [(checked, doctor)], [(step, words)] = job.steps("doctor"), job.steps("train")
     _parser("doctor").parse_args(doctor)
     ranks = int(step["ntasks"])
-    assert checked == step and ranks == job.nodes * place.node.ranks_per_node >= lesson.ranks
+    assert (
+        checked.items() <= step.items()
+        and "label" in step
+        and ranks == job.nodes * place.node.ranks_per_node >= lesson.ranks
+    )
     assert int(step["nodes"]) == job.nodes and step["kill-on-bad-exit"] == "1"
     assert int(step["cpus-per-task"]) == place.node.cpus_per_rank
     run = run_of(words)
@@ -258,10 +293,13 @@ def memory_gb(place, path: str) -> float:
 def test_radius_and_its_baselines_are_runs_of_the_same_budget_in_two_pairs(name, tmp_path):
     for size in ("355m", "2b"):
         runs = []
-        for variant in ("radius", "radius-at-once", "dense", "overlapped"):
-            folder = tmp_path / size / variant
+        for i, settings in enumerate([(), *(variant.settings for variant in LESSONS[f"radius_{size}"].variants)]):
+            folder = tmp_path / size / str(i)
             folder.mkdir(parents=True)
-            job = Job(folder, f"{name}/radius_{size}.sbatch", AISCALE_VARIANT=variant)
+            path = f"{name}/radius_{size}.sbatch"
+            shown = " ".join(f"--set {setting}" for setting in settings)
+            assert f"#   {shown}" in (FOLDER / path).read_text()
+            job = Job(folder, path, *shown.split())
             job.finish()
             [(step, words)] = job.steps("train")
             assert step["ntasks"] == "64"
@@ -270,17 +308,9 @@ def test_radius_and_its_baselines_are_runs_of_the_same_budget_in_two_pairs(name,
         assert radius.compression.method == "radius" and radius.compression.density == {"355m": 0.5, "2b": 0.4}[size]
         assert (dense.compression.method, dense.compression.overlap) == ("none", False)
         assert (overlapped.compression.method, overlapped.compression.overlap) == ("none", True)
-        assert len({run.name for run in runs}) == 4
         assert at_once.compression == dataclasses.replace(radius.compression, overlap=False) != radius.compression
         assert radius.loop == dense.loop == overlapped.loop and radius.model == dense.model
     assert "hbm80g" in (FOLDER / "perlmutter/radius_2b.sbatch").read_text()
-
-
-def test_an_unknown_variant_is_refused_before_anything_is_trained(tmp_path):
-    job = Job(tmp_path, "frontier/radius_2b.sbatch", AISCALE_VARIANT="sparse")
-    known = "radius or radius-at-once or dense or overlapped"
-    assert job.finish() == (2, f"AISCALE_VARIANT is sparse: it must be {known}\n")
-    assert job.steps("train") == []
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -305,7 +335,7 @@ def test_a_scaling_study_of_incomplete_micro_batches_is_refused_before_anything_
     text = (FOLDER / "frontier/scaling.sbatch").read_text()
     (tmp_path / "mine.sbatch").write_text(text.replace("PER_RANK=12", "PER_RANK=8"))
     job = Job(tmp_path, str(tmp_path / "mine.sbatch"), AISCALE_ENVIRONMENT=str(tmp_path / "env"))
-    assert job.finish() == (2, "PER_RANK is 8: it must be a multiple of MICRO, 6\n")
+    assert job.finish() == (2, "PER_RANK 8 is no multiple of MICRO 6\n")
     assert job.calls("srun") == []
 
 
@@ -377,51 +407,125 @@ def test_the_exit_status_of_training_is_the_jobs(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_preempted_job_is_requeued(name, tmp_path):
-    job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="130")
-    assert job.finish()[0] == 130 and ["scontrol", "requeue", "77"] in job.calls()
+def test_a_job_that_stopped_in_time_requeues_itself_only_if_asked(name, tmp_path):
+    for chain in ("", "1"):
+        job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="130", NOTES="step_00000004 stopped", CHAIN=chain)
+        status, errors = job.finish()
+        assert status == 130 and (["scontrol", "requeue", "77"] in job.calls()) == bool(chain)
+        assert ("step saved last: 4. To go on, submit the file again; with CHAIN=1" in errors) == (not chain)
+
+
+def test_radius_requeues_itself_unless_told_not_to(tmp_path):
+    for i, chain in enumerate(({}, {"CHAIN": "0"})):
+        (tmp_path / str(i)).mkdir()
+        job = Job(
+            tmp_path / str(i), "perlmutter/radius_2b.sbatch", TRAIN_STATUS="130", NOTES="step_00000004 stopped", **chain
+        )
+        job.finish()
+        assert (["scontrol", "requeue", "77"] in job.calls()) == (not chain)
 
 
 @pytest.mark.parametrize("status, said", [("143", "stopped"), ("137", "hung")])
 def test_a_job_is_requeued_even_if_srun_had_to_kill_a_late_or_hanging_rank(status, said, tmp_path):
-    job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS=status, NOTES=f"step_1 {said}")
+    job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS=status, NOTES=f"step_1 {said}", CHAIN="1")
     assert job.finish()[0] == int(status) and ["scontrol", "requeue", "77"] in job.calls()
 
 
-@pytest.mark.parametrize("status, notes", [("130", ""), ("76", ""), ("137", "hung hung")])
-def test_a_job_that_saves_nothing_is_not_requeued_forever(status, notes, tmp_path):
-    job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS=status, NOTES=notes)
-    code, errors = job.finish()
-    assert code == int(status) and ["scontrol", "requeue", "77"] not in job.calls()
-    assert "nothing was saved" in errors
+def starts(tmp_path, notes: list[str], path: str = "frontier/ddp.sbatch", **env: str) -> tuple[list[bool], str]:
+    """(whether each start was put back into the queue, what the last one said): a chain by requeue."""
+    again = []
+    for count, note in enumerate(notes):
+        job = Job(tmp_path, path, TRAIN_STATUS="130", NOTES=note, CHAIN="1", SLURM_RESTART_COUNT=str(count), **env)
+        errors = job.finish()[1]
+        again.append(["scontrol", "requeue", "77"] in job.calls())
+        job.calls_file.unlink()
+    return again, errors
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_time_limit_reached_before_training_is_reported(name, tmp_path):
-    job = Job(tmp_path, f"{name}/ddp.sbatch", DOCTOR_SIGNALS="yes")
+def test_a_chain_ends_when_two_starts_in_a_row_made_no_progress(tmp_path):
+    again, errors = starts(tmp_path, ["step_5 stopped", "stopped", "step_6 stopped", "step_6 stopped", "stopped"])
+    assert again == [True, True, True, True, False] and "Two starts in a row made no progress" in errors
+
+
+def test_restarts_are_capped_and_the_cap_can_be_raised(tmp_path):
+    again, errors = starts(tmp_path, ["step_1 stopped", "step_2 stopped", "step_3 stopped"], RESTARTS="2")
+    assert again == [True, True, False] and "restarted 2 times, the most that RESTARTS allows" in errors
+    job = Job(tmp_path, "frontier/ddp.sbatch", CHAIN="1", SLURM_RESTART_COUNT="9", RESTARTS="2")  # by Slurm: nodes fail
+    status, errors = job.finish()
+    assert status == 1 and "at most 1 + 2 are allowed" in errors and not job.steps("train")
+
+
+def test_jobs_of_one_name_submitted_anew_count_as_starts_of_one_chain(tmp_path):
+    ended = []
+    for number in range(4):
+        env = {"SLURM_JOB_ID": str(100 + number), "CHAIN": "1", "RESTARTS": "2", "NOTES": f"step_{number + 1} stopped"}
+        ended.append(Job(tmp_path, "perlmutter/ddp.sbatch", TRAIN_STATUS="130", **env).finish()[0])
+    assert ended == [130, 130, 130, 1], "the fourth ends before it trains"
+    assert Job(tmp_path, "perlmutter/ddp.sbatch", SLURM_JOB_ID="200").finish()[0] == 0, "one by itself is no chain"
+
+
+def test_a_start_that_ended_with_its_node_is_counted_with_what_it_had_saved(tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / ".chain-ddp").write_text("77 0 1000 0 - running\n")
+    (runs / ".saved-77").write_text("x/step_00000042\n")
+    os.utime(runs / ".saved-77", (4600, 4600))
+    job = Job(tmp_path, "frontier/ddp.sbatch", SLURM_RESTART_COUNT="1", TRAIN_STATUS="3")
+    job.finish()
+    assert (runs / ".chain-ddp").read_text().splitlines()[0] == "77 0 1000 3600 42 ended"
+    assert "step saved last: 42" in job.log and "price so far: 2.000 node-hours" in job.log
+
+
+@pytest.mark.parametrize("qos", ["gpu_debug", "debug"])
+def test_a_qos_that_forbids_chains_is_known_by_the_name_that_jobs_see(qos, tmp_path):
+    job = Job(tmp_path, "perlmutter/ddp.sbatch", TRAIN_STATUS="130", CHAIN="1", SLURM_JOB_QOS=qos)
+    status, errors = job.finish()
+    assert status == 130 and ["scontrol", "requeue", "77"] not in job.calls()
+    assert f"QOS {qos} forbids chains of jobs" in errors
+
+
+def test_nodes_on_which_a_hang_recurred_are_left_out(tmp_path):
+    hosts = {"HOSTS": "node1 node2 node3", "TRAIN_STATUS": "76", "CHAIN": "1"}
+    Job(tmp_path, "frontier/ddp.sbatch", NOTES="step_1 hung:node2", **hosts).finish()
+    job = Job(tmp_path, "frontier/ddp.sbatch", NOTES="step_2 hung:node2:node3", SLURM_RESTART_COUNT="1", **hosts)
+    assert "requeued without node2, where jobs hung twice" in job.finish()[1]
+    wanted = ["requeuehold 77", "update JobId=77 ExcNodeList=node2", "release 77"]
+    assert [" ".join(call[1:]) for call in job.calls("scontrol")][-3:] == wanted
+    job = Job(tmp_path, "frontier/ddp.sbatch", SLURM_JOB_ID="78", HOSTS="node1 node2")
+    assert (
+        "jobs hung on node2 twice, and this one has it again; leave it out: sbatch --exclude=node2" in job.finish()[1]
+    )
+
+
+def test_the_log_begins_with_a_banner_and_ends_with_the_price(tmp_path):
+    job = Job(tmp_path, "perlmutter/ddp.sbatch", SLURM_JOB_QOS="gpu_preempt", SLURM_JOB_NODELIST="nid[001-004]")
+    job.finish()
+    banner = [line for line in job.log.splitlines() if line.startswith("===")]
+    assert re.match(r"=== ddp, job 77, \d{4}-\d\d-\d\d .*, restart 0 of at most 5", banner[0])
+    assert banner[1].startswith("=== nodes: nid[001-004]; QOS: gpu_preempt; step saved last: none")
+    assert banner[2] == "=== price so far: 0.000 node-hours (0.000 GPU node-hours)"
+    assert "job: price of this start: 0.00" in job.log
+
+
+def test_a_file_trains_without_the_helper(tmp_path):
+    job = Job(tmp_path, "frontier/ddp.sbatch", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere")
+    assert job.finish()[0] == 0 and len(job.steps("train")) == 1 and not job.steps("doctor")
+
+
+def test_a_time_limit_reached_before_training_is_reported(tmp_path):
+    job = Job(tmp_path, "frontier/ddp.sbatch", DOCTOR_STATUS="138")
     status, errors = job.finish()
     assert status == 1 and job.steps("train") == []
     assert "ask for more" in errors
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_job_that_fails_the_doctor_does_not_train(name, tmp_path):
-    job = Job(tmp_path, f"{name}/ddp.sbatch", DOCTOR_STATUS="1")
-    assert job.finish()[0] == 1 and job.steps("train") == []
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-@pytest.mark.parametrize("qos", ["regular", "debug"])
-def test_a_job_stops_before_its_time_limit_and_requeues_itself_if_allowed(name, qos, tmp_path):
-    job = Job(tmp_path, f"{name}/ddp.sbatch", WAITS="yes", SLURM_JOB_QOS=qos)
-    deadline = time.monotonic() + 25
-    while not (tmp_path / "calls.ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.kill(job.process.pid, signal.SIGUSR1)
-    status, errors = job.finish()
-    assert status == 130
-    assert (["scontrol", "requeue", "77"] in job.calls()) == (qos != "debug")
-    assert ("forbids chains of jobs" in errors) == (qos == "debug")
+def test_the_doctor_warns_and_ends_a_job_only_where_it_is_strict(name, tmp_path):
+    for strictness, trains in (("", 1), ("strict", 0), ("off", 1)):
+        (tmp_path / f"at {strictness}").mkdir()
+        job = Job(tmp_path / f"at {strictness}", f"{name}/ddp.sbatch", DOCTOR_STATUS="1", AISCALE_DOCTOR=strictness)
+        assert job.finish()[0] == 1 - trains and len(job.steps("train")) == trains
+        assert len(job.steps("doctor")) == (strictness != "off")
 
 
 def test_a_packed_environment_goes_to_every_nodes_nvme_or_the_job_ends(tmp_path):
@@ -429,26 +533,16 @@ def test_a_packed_environment_goes_to_every_nodes_nvme_or_the_job_ends(tmp_path)
     job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed, SBCAST_STATUS="1")
     assert job.finish()[0] == 1 and job.calls("srun") == []
     job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed)
-    job.finish()  # the unpacked environment is missing, so it ends at activation
+    assert job.finish()[0] == 0
     assert job.calls("sbcast")[-1] == ["sbcast", "--preserve", "--force", packed, "/mnt/bb/someone/env.tar.gz"]
-    unpacking = job.calls("srun")[1]
-    assert "--ntasks-per-node=1" in unpacking and unpacking[-2:] == ["-C", "/mnt/bb/someone/env"]
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_an_environment_of_conda_is_activated_by_conda_before_strict_mode(name, tmp_path):
-    (tmp_path / "env/conda-meta").mkdir(parents=True)
-    # A shell function, as at the sites, whose scripts fail under set -u.
-    (tmp_path / "bash_env").write_text('conda() { test -z "$NOBODY_SET_THIS"; command conda "$@"; }\n')
-    env = {"AISCALE_ENVIRONMENT": str(tmp_path / "env"), "BASH_ENV": str(tmp_path / "bash_env")}
-    job = Job(tmp_path, f"{name}/ddp.sbatch", **env)
-    assert job.finish() == (0, "") and len(job.steps("train")) == 1
-    assert job.calls("conda") == [["conda", "activate", str(tmp_path / "env")]]
+    unpacking, fixing = job.calls("srun")[:2]
+    assert "--ntasks-per-node=1" in unpacking and unpacking[-1] == "/mnt/bb/someone/env"
+    assert fixing[-1] == "conda-unpack"
 
 
 def test_perlmutters_container_is_put_before_python(tmp_path):
     job = Job(tmp_path, "perlmutter/ddp.sbatch", AISCALE_ENVIRONMENT="container")
-    assert job.finish() == (0, "")
+    assert job.finish()[0] == 0
     [train] = [call for call in job.calls("srun") if "train" in call]
     assert train[train.index("python") - 1] == "shifter" and not job.calls("module")
 
@@ -456,8 +550,37 @@ def test_perlmutters_container_is_put_before_python(tmp_path):
 def test_modules_are_loaded_in_the_sites_order(tmp_path):
     job = Job(tmp_path, "frontier/ddp.sbatch")
     job.finish()
-    loaded = [call[2].partition("/")[0] for call in job.calls("module")]
+    loaded = [word.partition("/")[0] for call in job.calls("module") for word in call[2:]]
     assert loaded.index("PrgEnv-gnu") < loaded.index("rocm") < loaded.index("rccl-net-plugin")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_caches_have_names_that_nobody_can_guess(name, tmp_path):
+    seen = set()
+    for i in range(2):
+        (tmp_path / str(i)).mkdir()
+        text = (FOLDER / name / "ddp.sbatch").read_text()
+        probe = tmp_path / f"probe{i}.sbatch"
+        probe.write_text(text.replace("job doctor", 'echo "$TRITON_CACHE_DIR" > caches; job doctor', 1))
+        Job(tmp_path / str(i), str(probe), AISCALE_ENVIRONMENT=str(tmp_path / "env")).finish()
+        seen.add((tmp_path / str(i) / "caches").read_text())
+    assert len(seen) == 2 and all(re.match(r"/tmp/someone-[0-9a-f]{16}/triton$", line.strip()) for line in seen)
+
+
+@pytest.mark.parametrize("name, local", [("frontier", "0"), ("perlmutter", "2")])
+def test_your_own_script_gets_torchruns_variables_and_nothing_of_the_kit(name, local, tmp_path):
+    job = Job(tmp_path, f"{name}/your_own.sbatch", "mine.py", "--epochs", "3")
+    assert job.finish() == (0, "")
+    [step] = job.calls("srun")
+    command = step[step.index("bash") :]
+    assert command[-3:] == ["mine.py", "--epochs", "3"] and not job.calls("python")
+    slurm = {"SLURM_PROCID": "6", "SLURM_LOCALID": "2", "SLURM_NTASKS": "8", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    (tmp_path / "python").write_text('#!/bin/bash\necho "$RANK $LOCAL_RANK $WORLD_SIZE $CUDA_VISIBLE_DEVICES $*"\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(command, env=slurm, capture_output=True, text=True)
+    order = "3,2,1,0" if name == "perlmutter" else ""
+    assert done.stdout == f"6 {local} 8 {order} -u mine.py --epochs 3\n"
+    assert "aiscale" not in re.sub(r"(?m)^#.*|AISCALE_ENVIRONMENT", "", (FOLDER / name / "your_own.sbatch").read_text())
 
 
 def test_the_readmes_commands_parse_and_its_files_exist():
@@ -493,7 +616,7 @@ def test_every_rule_of_a_profile_names_its_source(name):
         (('srun = "--cpus-per-task=8 --gpus-per-node=4"', ""), "srun is missing"),
         (('name = "generic"', 'name = "My Cluster"'), "it names a folder"),
         (('default_partition = "gpu"', 'default_partition = "gpus"'), "partition gpus is not among"),
-        (('name = "generic"', "name = "), "is no TOML"),
+        (('name = "generic"', "name = "), "is not TOML"),
         (('source = "slurm" }]', 'constraint = "a100", source = "slurm" }]'), "the constraint a100, which scheduler"),
     ],
 )

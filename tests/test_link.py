@@ -194,7 +194,7 @@ def test_a_run_slows_the_link_and_its_records_say_so(tmp_path):
 def test_impossible_rates_are_refused():
     link = Link("between GPUs NCCL's links are real")
     link.rate_mbit_s = 0
-    with pytest.raises(ConfigError, match="a link of 100 Mbit/s was asked for, but between GPUs NCCL's links are real"):
+    with pytest.raises(ConfigError, match="a link of 100 Mbit/s was requested, but between GPUs NCCL's links are real"):
         link.rate_mbit_s = 100
     for rate in (-1, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=f"the link's rate is {rate} Mbit/s: it must be at least 0"):

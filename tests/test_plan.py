@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -249,6 +251,24 @@ def test_the_command_prints_a_page_and_json(capsys, tmp_path):
         writer.writerow({"id": "one", "gpus": 8})
     assert main(["plan", "--rows", str(file), "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)[0]) == ["id", *rows.FIELDS]
+
+
+def test_a_launcher_starts_the_layout_that_was_planned(tmp_path, capsys):
+    file = tmp_path / "mine.sbatch"
+    argv = f"plan --model forge-m --machine frontier --nodes 8 --layout tp=2,pp=4,micro_batch=3 --launcher {file}"
+    assert main(argv.split()) == 0
+    text = file.read_text()
+    for line in ("#SBATCH --nodes=8 ", "--set parallel.tp=2 ", "--set parallel.pp=4 ", "--set loop.micro_batch=3 "):
+        assert line in text
+    assert "dp 8, tp 2, pp 4" in capsys.readouterr().out
+    assert main([*argv.split()[:2], "gpt3-175b", *argv.split()[3:]]) == 2
+    assert "--launcher starts a recipe on a machine" in capsys.readouterr().err
+
+
+def test_the_planner_needs_neither_torch_nor_numpy():
+    code = "import sys, aiscale.plan.command, aiscale.plan.validate; print({'torch', 'numpy'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "set()"
 
 
 # the scoreboard ------------------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ FIGURES = {
         [(0, "forward", 0.0, 0.1, "forward")], cost.ddp_timeline(0.1, 0.2, 1e7, 2, LINK)
     ),
     "speed-up": lambda: plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.2]}, {"ddp": [1, 2, 2.1]}),
+    "stages of ZeRO": lambda: plots.zero_stages(4),
+    "a step of FSDP": lambda: plots.fsdp_step(3, 4),
     "field map": lambda: plots.field_map(),
     "divided": lambda: plots.divided("ddp"),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
@@ -317,6 +319,25 @@ class Trace:
     events: list
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_filled_area_of_a_stage_is_its_bytes(ranks):
+    ax = plots.zero_stages(ranks)
+    for stage in range(4):
+        for rank in range(ranks):
+            boxes = [box for box in ax.patches if box.get_label().startswith(f"_{stage} {rank} ")]
+            filled = sum(box.get_width() * box.get_height() for box in boxes)
+            height = 8
+            assert filled == pytest.approx(height * sum(cost.zero_state_bytes(1, stage, dp=ranks).values()))
+
+
+def test_a_step_of_fsdp_borrows_one_layer_at_a_time_and_keeps_slices_of_gradients():
+    labels = {box.get_label() for box in plots.fsdp_step(3, 4).patches}
+    borrowed = {label for label in labels if label.endswith("parameters") and " own " not in label}
+    assert borrowed == {f"_{column} {layer} parameters" for column, layer in enumerate([0, 1, 2, 2, 1, 0])}
+    kept_at_the_end = {label for label in labels if label.startswith("_5 ") and label.endswith("own gradients")}
+    assert kept_at_the_end == {"_5 1 own gradients", "_5 2 own gradients"}
+
+
 def test_memory_is_stacked_in_mebibytes_and_the_strip_shows_the_blocks():
     held = {"parameters": [2**20] * 3, "activations": [0, 2**21, 0], "gathered parameters": [0, 2**20, 0]}
     trace = Trace([0.0, 0.1, 0.2], held, [cost.Event(0, "forward 0", 0.0, 0.1, "forward")])
@@ -343,6 +364,7 @@ def test_memory_is_stacked_in_mebibytes_and_the_strip_shows_the_blocks():
         (lambda: plots.traffic_bars(), "nothing to draw: give traffic_bars predicted"),
         (lambda: plots.timeline(), "nothing to draw: give timeline"),
         (lambda: plots.shards({}, 4), "nothing to draw: give shards"),
+        (lambda: plots.zero_stages(9), "9 ranks: from 1 to 8 can be drawn"),
         (lambda: plots.step_memory({}), "nothing to draw: give step_memory"),
         (lambda: plots.message_count([1, 2], [0.1, 0.2], [0.1], payload_bytes=8), "2 counts of messages but 1 values"),
     ],

@@ -497,7 +497,7 @@ def test_memory_is_one_residual_and_a_byte_of_mask_an_entry(at_2_ranks):
 def test_a_nonfinite_gradient_stops_all_ranks_and_is_not_saved(n, on_ranks):
     first, second, untouched = on_ranks(n)["not_finite"]
     assert first.startswith("the gradient of blocks.1.mlp.up.weight on rank 1 is not finite at step 3; ")
-    assert second == f"nothing is saved after a step that was broken off: {first}" and untouched
+    assert second == f"nothing is saved after a step that was interrupted: {first}" and untouched
 
 
 @on_both
@@ -514,8 +514,8 @@ def test_a_modified_mask_stops_all_ranks_and_nothing_is_saved(n, on_ranks):
     who, apart = ("rank 0, 1 of 2", "each other") if n == 2 else ("rank 1 of 3", "the rest")
     first, then, saving = found["swapped_in_a_mask"]
     assert first.startswith(f"MaskError: after step 4 {who} sent other gradient entries than {apart}, so means of ")
-    assert then.startswith("GradientError: no step can follow one that was broken off: after step 4 ")
-    assert saving.startswith("GradientError: nothing is saved after a step that was broken off: after step 4 ")
+    assert then.startswith("GradientError: no step can follow one that was interrupted: after step 4 ")
+    assert saving.startswith("GradientError: nothing is saved after a step that was interrupted: after step 4 ")
     first, *_ = found["one_more_in_a_mask"]
     assert first.startswith("GradientError: after step 2 the masks of ") and "blocks.1.mlp.up.weight" in first
     assert "entries set on rank 1, where " in first and "\n" not in first

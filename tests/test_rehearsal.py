@@ -83,7 +83,7 @@ def test_killing_the_owner_ends_its_cluster():
 def test_a_batch_job_finds_ranks_hosts_and_devices_as_at_perlmutter(perlmutter, place):
     script = place / "job.sh"
     script.write_text(
-        "#!/bin/bash -l\n#SBATCH -A m1234_g -C gpu&hbm80g -q debug -t 5 -N 2 --ntasks-per-node=2 --gpus-per-node=4\n"
+        "#!/bin/bash -l\n#SBATCH -A m1234 -C gpu&hbm80g -q debug -t 5 -N 2 --ntasks-per-node=2 --gpus-per-node=4\n"
         "module load pytorch/2.8.0\n"
         "scontrol show hostnames $SLURM_JOB_NODELIST | xargs\n"
         f"srun --cpus-per-task=32 bash -c '{WHO}'\n"
@@ -151,8 +151,9 @@ def test_frontier_refuses_with_slurms_messages(frontier, words, text):
 @pytest.mark.parametrize(
     "words, text",
     [
-        ("-A m1234 -t 5 -C gpu", ACCOUNT),
-        ("-A m1234 -t 5 -C gpu", "accounts for GPU nodes end in _g"),
+        ("-A m9999 -t 5 -C gpu", ACCOUNT),
+        ("-A m9999 -t 5 -C gpu", "your project, m and digits, with or without _g"),
+        ("-A m1234 -t 5 -C gpu -q gpu_debug", "Job request does not match any supported policy"),
         ("-A m1234_g -t 5", "a job must name the kind of its nodes"),
         ("-A m1234_g -t 31 -C gpu", f"QOSMaxWallDurationPerJobLimit\n.*{POLICY}"),  # debug is the default
         ("-A m1234_g -t 5 -C gpu -q debug -N 9", f"QOSMaxNodePerJobLimit\n.*{POLICY}"),
@@ -213,7 +214,7 @@ def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutt
     script = place / "job.sh"
     script.write_text(
         "#!/bin/bash\n#SBATCH -A m1234_g -C gpu -t 5 --requeue --open-mode=append\n"
-        'echo "run $SLURM_RESTART_COUNT"; [ "$SLURM_RESTART_COUNT" = 1 ] && exit\n'
+        'echo "run $SLURM_RESTART_COUNT in $SLURM_JOB_QOS"; [ "$SLURM_RESTART_COUNT" = 1 ] && exit\n'
         f"sbatch -A m1234_g -C gpu -t 5 -q debug --output=/dev/null {empty_script(perlmutter)} 2>&1\n"
         "scontrol requeue $SLURM_JOB_ID 2>&1 && sleep 60; exit 0\n"
     )
@@ -222,7 +223,8 @@ def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutt
         assert perlmutter.wait(perlmutter.submit(script, "-q", qos, f"--output={place}/{qos}")) == "COMPLETED"
         said[qos] = (place / qos).read_text()
     assert "chains of jobs are prohibited" in said["debug"] and "presently disabled" in said["debug"]
-    assert said["preempt"].splitlines()[-1] == "run 1" and "prohibited" not in said["preempt"]
+    assert said["debug"].startswith("run  in gpu_debug\n"), "as jobs on GPU nodes see it"
+    assert said["preempt"].splitlines()[-1] == "run 1 in gpu_preempt" and "prohibited" not in said["preempt"]
 
 
 @pytest.mark.slurm
@@ -328,7 +330,7 @@ def test_a_missing_program_is_named_with_its_remedy(monkeypatch):
     "values, text",
     [
         ({"nodes": 0}, "--nodes is 0: a rehearsal has 1 to 64 virtual nodes"),
-        ({"nodes": 2, "accounts": ("m1234",)}, "--account m1234: .* end in _g.* looks like m1234_g"),
+        ({"nodes": 2, "accounts": ("m1234-g",)}, "--account m1234-g: .* without _g.* looks like m1234_g"),
     ],
 )
 def test_an_impossible_rehearsal_is_refused_in_one_line(values, text, tmp_path):

@@ -341,7 +341,7 @@ def test_a_login_node_without_slurm_or_site_is_one_line(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     for options, text in (
         ({"site": "frontier"}, "engines='slurm' at Frontier (OLCF) needs account=..., or SBATCH_ACCOUNT"),
-        ({"account": "a"}, "no telling which site this is: site='frontier' or"),
+        ({"account": "a"}, "it is not known which site this is: site='frontier' or"),
         ({"site": "frontier", "account": "a"}, "engines='slurm' needs sbatch, and there is none on PATH"),
         ({"site": "frontier", "account": "a", "nodes": 1}, "17 ranks on 1 nodes of Frontier (OLCF), which has 8"),
         ({"site": "frontir"}, "did you mean frontier?"),
@@ -492,13 +492,22 @@ def test_ranks_whose_controller_lost_its_port_start_again_in_their_job_or_not_at
 
 
 @pytest.mark.parametrize("name", site_names())
-def test_options_of_a_step_are_split_as_a_shell_would(name, tmp_path, monkeypatch):
+def test_a_step_inside_a_job_has_the_sites_options_and_network(name, tmp_path, monkeypatch):
     srun = write(tmp_path / "srun", "#!/bin/sh\n")
     srun.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     shell = f"step=({site(name).srun}); printf '%s\\n' \"${{step[@]}}\""
     asked = subprocess.run(["bash", "-c", shell], capture_output=True, text=True).stdout.splitlines()
-    assert SlurmLauncher(2, tmp_path, Job(site=name))._srun()[-len(asked) :] == asked
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    words = SlurmLauncher(2, tmp_path, Job(site=name, nodes=2))._srun()
+    prefix = site(name).step_prefix(2)
+    assert words[len(words) - len(prefix) - len(asked) :] == asked + prefix
+    told = subprocess.run([*prefix, "env"], capture_output=True, text=True).stdout
+    wanted = {
+        "frontier": {"NCCL_NET=OFI", "NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3"},
+        "perlmutter": {"NCCL_NET=AWS Libfabric", "FI_MR_CACHE_MONITOR=userfaultfd", "CUDA_VISIBLE_DEVICES=3,2,1,0"},
+    }
+    assert wanted.get(name, set()) <= set(told.splitlines())
 
 
 def test_too_many_ranks_for_a_job_at_an_unknown_site_is_one_line(tmp_path, monkeypatch):

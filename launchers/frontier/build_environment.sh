@@ -5,7 +5,7 @@
 #   build_environment.sh --pack PREFIX             and PREFIX.tar.gz, which launchers send to the disk of every node
 #   build_environment.sh --download DIR            only fetches what it takes into DIR, where there is a network
 #   build_environment.sh --wheelhouse DIR PREFIX   builds it from DIR, without a network
-#   --torch-index ADDRESS                          with the first three: the package index that has this torch
+#   --torch-index ADDRESS                          of another package index than https://download.pytorch.org/whl/rocm7.1
 #
 # PREFIX belongs on Orion, such as /lustre/orion/<project>/proj-shared/env for a class: NFS ($HOME) is far slower. Orion
 # removes what nobody has used for 90 days [pytorch, data].
@@ -29,7 +29,7 @@ fail() {
 usage() { awk 'NR > 1 && /^#/ { sub(/^# ?/, ""); print; next } NR > 1 { exit }' "$0"; }
 MODE=build PREFIX="" WHEELHOUSE=""
 PACK=""
-INDEX="${AISCALE_TORCH_INDEX:-}"
+INDEX="${AISCALE_TORCH_INDEX:-https://download.pytorch.org/whl/rocm7.1}"
 while [ $# -gt 0 ]; do
   case "$1" in
     -h | --help)
@@ -75,10 +75,6 @@ trap 'rm -rf "$work"' EXIT
 if [ "$MODE" = download ]; then PREFIX="$work/env"; fi # wheels are made with the Python that will use them
 [ -n "$PREFIX" ] || fail "where should it be? Name a folder: build_environment.sh PREFIX"
 PREFIX="$(realpath -m "$PREFIX")"
-if [ "$MODE" != offline ] && [ -z "$INDEX" ]; then
-  fail "which package index has torch $TORCH for this machine? Give its address by --torch-index or" \
-    "AISCALE_TORCH_INDEX: OLCF's page \"PyTorch on Frontier\" has it, behind --index-url"
-fi
 # An environment cannot be moved, so it is built in its place; a mark beside it says that it is not whole yet.
 if [ -e "$PREFIX" ]; then
   [ -e "$PREFIX.unfinished" ] || fail "$PREFIX is there already, and jobs may be using it: name another folder"
@@ -192,7 +188,7 @@ chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
 say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX${PACK:+.tar.gz}"
 
-# Sources, as of 2026-07-22:
+# Rendered by `aiscale launchers` from what the sites' pages said on 2026-07-22:
 #   [pytorch] OLCF user documentation, software/analytics/pytorch_frontier (same)
 #   [sbcast] OLCF user documentation, software/python/sbcast_conda (same)
 #   [data] OLCF user documentation, data/index (same)

@@ -155,6 +155,6 @@ chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
 say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX"
 
-# Sources, as of 2026-11-21:
-#   [users] scripts of NERSC's users in public repositories, August and September 2026: secondary
+# Rendered by `aiscale launchers` from what the sites' pages said on 2026-11-21:
+#   [users] scripts and records of NERSC's users in public repositories, July to September 2026: secondary
 #   [common] NERSC documentation, filesystems/global-common (docs.nersc.gov)

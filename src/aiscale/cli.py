@@ -11,61 +11,33 @@ import importlib
 import json
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
+
+from aiscale.usage import INTERRUPTED, Parser, ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else list(argv)
+    return ended(lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def _run(argv: list[str]) -> int:
     parser = _parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
-    try:
-        return args.run(args) or 0
-    except KeyboardInterrupt:
-        print("aiscale: interrupted", file=sys.stderr)
-        return 130
-    except Exception as error:
-        return _fail(error)
+    return args.run(args) or 0
 
 
-def _fail(error: Exception) -> int:
-    """Print the error, and end this rank so that no other rank waits for it; returns the exit status."""
-    from aiscale.distributed import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
-
-    if isinstance(error, ConnectError):
-        print(f"aiscale: {error}", file=sys.stderr)
-        return 2
-    place = find_launch(os.environ)
-    alone = not getattr(error, "failed_alike", True)  # set by fit; before ranks connect they all fail alike
-    who = f"rank {place.rank} of {place.size}: " if alone else ""
-    status = 2
-    if place.size > 1 and lost_another_rank(error):
-        gone = ", ".join(map(str, getattr(error, "gone", [])))
-        what = f"rank {gone}, which has ended" if gone else "another rank, whose own message says why"
-        print(f"aiscale: {who}lost its connection to {what}", file=sys.stderr)
-        status = LOST_STATUS
-    elif not _is_ours(error):
-        traceback.print_exception(error)
-        status = 1
-    elif alone or place.rank == 0:
-        print(f"aiscale: {who}{error}", file=sys.stderr)
-    if alone:
-        end_now(status)
-    return status
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether the error is one of ours, whose message is one line for the user."""
-    return type(error).__module__.startswith("aiscale.")
+def commands(wanted: str = "") -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command; arguments that a module of their own defines are there for `wanted` only."""
+    return dict(_parser(wanted)._subparsers._group_actions[0].choices)
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="aiscale",
         description="Train language models, from one process to many, and run the lessons about it.",
         epilog="Each command has its own --help with an example.",
@@ -100,22 +72,28 @@ def _add_train(commands) -> None:
         "aiscale train --recipe laptop --set parallel.strategy=ddp --nproc 2",
         _train,
     )
+    add = parser.add_argument
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--recipe", metavar="NAME", help="a preset run; --list-recipes names them")
-    source.add_argument("--config", metavar="FILE", help="a run as JSON, such as the run.json of an earlier one")
-    source.add_argument("--list-recipes", action="store_true", help="name the recipes and end")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting, such as model.n_layer=4"
+    source.add_argument("--recipe", metavar="NAME", help="the name of a recipe; --list-recipes lists them")
+    source.add_argument(
+        "--config", metavar="FILE", help="read the run from a JSON file, such as the run.json of an earlier run"
     )
-    parser.add_argument("--nproc", type=int, metavar="N", help="start N ranks on this machine")
-    parser.add_argument("--runs-dir", default="runs", metavar="DIR", help="where results go (default: runs)")
-    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of this run")
-    parser.add_argument("--resume-if-any", action="store_true", help="the same, or start where there is none yet")
-    parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier run")
-    parser.add_argument("--note-saved", metavar="FILE", help="write here which checkpoint is whole; `stopped`, `hung`")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--show", action="store_true", help="print the run as JSON and end")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    source.add_argument("--list-recipes", action="store_true", help="list the recipes and exit")
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting, such as model.n_layer=4")
+    add("--nproc", type=int, metavar="N", help="start N ranks on this machine")
+    add("--runs-dir", default="runs", metavar="DIR", help="the folder for results (default: runs)")
+    add("--resume", action="store_true", help="resume from the newest checkpoint of this run")
+    add("--resume-if-any", action="store_true", help="resume if the run has a checkpoint, else start it")
+    add("--overwrite", action="store_true", help="replace the results of an earlier run")
+    add(
+        "--note-saved",
+        metavar="FILE",
+        default=os.environ.get("AISCALE_NOTE_SAVED"),  # set by launchers
+        help="write the path of each complete checkpoint to FILE, then `stopped` or `hung HOST`",
+    )
+    add("--quiet", action="store_true", help="show no progress bar and no summary")
+    add("--show", action="store_true", help="print the settings of the run as JSON and exit")
+    add("--json", action="store_true", help="print the summary as JSON")
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -138,6 +116,10 @@ def _train(args: argparse.Namespace) -> int:
     options = {"overwrite": args.overwrite, "progress": not args.quiet, "note_saved": args.note_saved}
     try:
         result = fit(run, runs_dir=args.runs_dir, resume=resume, **options)
+    except KeyboardInterrupt:  # the second: nobody waits for the checkpoint that is being written
+        if os.environ.get("RANK", "0") == "0":
+            _clear(args, run)
+        raise
     except AlreadyTrained as done:
         if not args.resume_if_any:
             raise
@@ -146,7 +128,7 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     if os.environ.get("RANK", "0") == "0":  # connect() sets it under every launcher
         _print_summary(result, args)
-    return 130 if result.stopped else 0
+    return INTERRUPTED if result.stopped else 0
 
 
 def _configured(args: argparse.Namespace):
@@ -158,7 +140,7 @@ def _configured(args: argparse.Namespace):
             tree = json.loads(Path(args.config).read_text())
         except (OSError, ValueError) as error:
             raise ConfigError(f"--config {args.config} cannot be read as JSON: {error}") from None
-        run = Run.from_dict(tree.get("run", tree))
+        run = Run.from_dict(tree.get("run", tree) if isinstance(tree, dict) else tree)
     else:
         run = recipe(args.recipe or "laptop")
     return run.override(*args.set)
@@ -187,7 +169,16 @@ def _train_here(args: argparse.Namespace, run) -> int:
 
         preload(run.parallel.strategy)
 
-    return launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])], warm_up=warm_up)
+    status = launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])], warm_up=warm_up)
+    if status == INTERRUPTED:
+        _clear(args, run)
+    return status
+
+
+def _clear(args: argparse.Namespace, run) -> None:
+    from aiscale.train.records import clear_unfinished
+
+    clear_unfinished(Path(args.runs_dir) / run.name)
 
 
 def _share_cores(nproc: int) -> None:
@@ -227,7 +218,7 @@ def _print_summary(result, args: argparse.Namespace) -> None:
         f"at most {summary['peak_memory_bytes'] / 2**20:,.0f} MiB a rank"
     )
     if result.stopped:
-        print("stopped early; the same command with --resume goes on from here", file=sys.stderr)
+        print("stopped early: run the same command with --resume to continue", file=sys.stderr)
 
 
 # generate ------------------------------------------------------------------------------------------------------------
@@ -241,14 +232,17 @@ def _add_generate(commands) -> None:
         "aiscale generate runs/laptop --prompt 'The ' --tokens 200",
         _generate,
     )
-    parser.add_argument("path", help="a run folder, such as runs/laptop")
-    parser.add_argument("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
-    parser.add_argument("--prompt", default="The ", help="the text to continue (default: 'The ')")
-    parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: 200)")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=0, help="keep the k likeliest tokens; 0: all")
-    parser.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest tokens of this total probability")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    add = parser.add_argument
+    add("path", metavar="RUN", help="a run folder, such as runs/laptop")
+    add("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
+    add("--prompt", metavar="TEXT", default="The ", help="the text to continue (default: 'The ')")
+    add("--tokens", type=int, metavar="N", default=200, help="how many tokens to generate (default: 200)")
+    add("--temperature", type=float, metavar="T", default=0.8, help="0: always the likeliest token (default: 0.8)")
+    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens; 0: from all (default: 0)")
+    add(
+        "--top-p", type=float, metavar="P", default=1, help="draw from the likeliest tokens that make up P (default: 1)"
+    )
+    add("--seed", type=int, metavar="N", default=0, help="seed of the sampling (default: 0)")
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -276,11 +270,15 @@ def _generate(args: argparse.Namespace) -> int:
 
 def _add_verify(commands) -> None:
     parser = _command(
-        commands, "verify", "hold every strategy to the serial result", "aiscale verify 'zero*' ddp-x2", _verify
+        commands,
+        "verify",
+        "check that every strategy gives the same result as serial training",
+        "aiscale verify 'zero*' ddp-x2",
+        _verify,
     )
-    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="which ones, such as 'zero*' (default: all)")
-    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
-    parser.add_argument("--list", action="store_true", help="name the rungs and end")
+    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="the rungs to run, such as 'zero*' (default: all)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--list", action="store_true", help="list the rungs and exit")
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -310,12 +308,8 @@ def _verify(args: argparse.Namespace) -> int:
 
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
-    "bench": ("measure this machine", "aiscale bench model --json", "aiscale.bench.command"),
-    "doctor": (
-        "say whether this machine, or job, is ready to train",
-        "srun aiscale doctor",
-        "aiscale.hpc.doctor.command",
-    ),
+    "bench": ("run a benchmark on this machine", "aiscale bench model --json", "aiscale.bench.command"),
+    "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor.command"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
     "evaluate": (
         "run tasks of the lm-eval harness on a trained model",
@@ -328,9 +322,14 @@ _DELEGATED = {
         "aiscale.train.export",
     ),
     "kernel": (
-        "make a Jupyter kernel that loads a site's modules",
+        "make Jupyter kernels that load a site's modules",
         "aiscale kernel install --site perlmutter",
         "aiscale.hpc.jupyter.kernel",
+    ),
+    "submit": (
+        "check a launcher and what it needs, say what it costs, and submit it",
+        "aiscale submit launchers/frontier/ddp.sbatch --dry-run",
+        "aiscale.hpc.submit.command",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
     "plan": (
@@ -339,7 +338,7 @@ _DELEGATED = {
         "aiscale.plan.command",
     ),
     "rehearse": (
-        "run a command beside a private Slurm cluster of virtual nodes",
+        "run a command in a private Slurm cluster of virtual nodes",
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.command",
     ),
@@ -354,4 +353,29 @@ def _add_delegated(commands, wanted: str) -> None:
         if name == wanted:
             face = importlib.import_module(module)
             face.add_arguments(parser)
-            parser.set_defaults(run=face.run)
+            parser.set_defaults(run=_plan if name == "plan" else face.run)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    """The plan; with --launcher also the batch file of the layout, from the site's profile."""
+    from aiscale.plan import command
+
+    if not args.launcher:
+        return command.run(args)
+    from aiscale.hpc.launchers.lessons import Lesson
+    from aiscale.hpc.launchers.render import render
+    from aiscale.hpc.sites import find
+
+    settings, answer = command.launch_plan(args)
+    figures = f"{answer.step.total_s:.3g} s a step, {answer.memory_gb:.0f} GB a device"
+    lesson = Lesson(
+        name=Path(args.launcher).stem,
+        title=f"{args.model}, planned",
+        about=f"{answer.layout.name()}: planned at {figures}.",
+        recipe=args.model,
+        settings=tuple((setting, "as planned") for setting in settings),
+        ranks=answer.layout.gpus,
+    )
+    Path(args.launcher).write_text(render(lesson, find(args.machine)))
+    print(f"{args.launcher}: {lesson.about}")
+    return 0

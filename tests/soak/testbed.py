@@ -92,9 +92,17 @@ class Testbed:
         """Start or resume the run of that name; returns the job's number."""
         settings = {"name": name, "parallel.strategy": self.strategy, **_SETTINGS}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        command = ["sbatch", "--parsable", "--qos=preempt", "--nodes=1", f"--output={self.folder / name}.out"]
+        command = [
+            "sbatch",
+            "--parsable",
+            "--qos=preempt",
+            "--nodes=1",
+            "--requeue",
+            f"--output={self.folder / name}.out",
+        ]
         command += [str(self.folder / "ddp.sbatch"), "--recipe", "laptop", "--quiet", *words]
         env = {"AISCALE_ENVIRONMENT": str(self.folder / "environment"), "AISCALE_RUNS": str(self.folder / "runs")}
+        env |= {"CHAIN": "1", "RESTARTS": "1000"}
         return self._ask(*command, env=env)
 
     def job(self, number: str) -> Job:
@@ -140,7 +148,7 @@ class Testbed:
         until(requeued, f"job {job} has not been requeued after: {KINDS[event.kind]}", _ASK_EVERY_S)
 
     def _signal(self, event: Event, job: str, name: str, before: Job) -> None:
-        self._ask("scancel", "--batch", "--signal=USR1", job)
+        self._ask("scancel", "--signal=USR1", job)
 
     def _preempt(self, event: Event, job: str, name: str, before: Job) -> None:
         options = [*self.cluster.settings.asked, "--nodes=2", "--time=5", "--output=/dev/null"]

@@ -61,17 +61,29 @@ _OWN = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "; ".join(f"{name}: {entry[0]}" for name, entry in BENCHMARKS.items())
-    parser.add_argument("name", choices=BENCHMARKS, help=names)
+    parser.add_argument("name", choices=BENCHMARKS, metavar="BENCHMARK", help=names)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--quick", action="store_true", help="a tiny model in a few rounds; judges nothing")
-    own = parser.add_argument_group("of bench gpu alone")
-    own.add_argument(
-        "--size", dest="sizes", action="append", metavar="SIZE", help="124M, 355M, 774M, 1558M; repeatable"
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="run a tiny model for a few rounds, without checks: a test of the benchmark itself",
     )
-    own.add_argument("--batch", type=int, metavar="N", help="sequences of 1024 tokens in a step")
-    own.add_argument("--steps", type=int, metavar="N", help="steps measured (default: 20)")
-    own.add_argument("--no-compile", dest="compile", action="store_false", default=None, help="without torch.compile")
-    own = parser.add_argument_group("of bench radius alone")
+    own = parser.add_argument_group("options of bench gpu only")
+    own.add_argument(
+        "--size",
+        dest="sizes",
+        action="append",
+        metavar="SIZE",
+        help="the model: 124M, 355M, 774M or 1558M; may be repeated",
+    )
+    own.add_argument(
+        "--batch", type=int, metavar="N", help="sequences of 1024 tokens in a step (default: as many as fit)"
+    )
+    own.add_argument("--steps", type=int, metavar="N", help="how many steps to measure (default: 20)")
+    own.add_argument(
+        "--no-compile", dest="compile", action="store_false", default=None, help="do not use torch.compile"
+    )
+    own = parser.add_argument_group("options of bench radius only")
     own.add_argument(
         "--link", choices=("emulated", "shaped"), help="links emulated by the ranks, or slowed by the kernel on nodes"
     )

@@ -208,7 +208,9 @@ def _require_same_loss(model: GPT, theirs, tokens: Tensor) -> None:
         ours = model(tokens[:, :-1], tokens[:, 1:]).item()
         other = theirs(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
     if abs(ours - other) > 1e-4:
-        raise RuntimeError(f"our loss is {ours}, transformers' {other}: they do not compute the same, so no comparison")
+        raise RuntimeError(
+            f"our loss is {ours}, transformers' {other}: the two models differ, so they cannot be compared"
+        )
 
 
 def _our_step(model: GPT, tokens: Tensor) -> Callable:

@@ -48,7 +48,7 @@ def on_ranks(
         status = start(n, ["-m", "aiscale.bench", function, out, json.dumps(arguments)])
         if status:
             name = function.partition(":")[0].rpartition(".")[2]
-            raise BenchError(f"the ranks of bench {name} ended with status {status}; what went wrong stands above")
+            raise BenchError(f"the ranks of bench {name} ended with status {status}; the reason is printed above")
         return json.loads(Path(out).read_text())
     finally:
         os.unlink(out)

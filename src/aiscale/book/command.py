@@ -28,18 +28,19 @@ from aiscale.book.pace import Pace, measure
 from aiscale.book.results import load_results
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result, to_run
 from aiscale.book.running import run as run_notebooks
+from aiscale.config import require_writable
 
 _COLORS = {"runs": "cyan", "passed": "green", "unchanged": "green", "failed": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="by name, number or path (default: all, in reading order)")
+    add("names", nargs="*", metavar="NAME", help="a notebook's name, number or path (default: all, in reading order)")
     task = parser.add_mutually_exclusive_group()
     task.add_argument(
         "--list",
         action="store_true",
-        help="name them, what they need, their minutes and parameters",
+        help="list the notebooks with their requirements, minutes and parameters",
     )
     task.add_argument(
         "--check",
@@ -47,19 +48,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check their form, and that optional sections are whole and core cells need none of them",
     )
     task.add_argument("--strip", action="store_true", help="remove outputs and editors' metadata, format the code")
-    task.add_argument("--only-gallery", action="store_true", help="build the gallery from what has been run before")
+    task.add_argument(
+        "--only-gallery", action="store_true", help="build the gallery from earlier runs, without running anything"
+    )
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
     path = parser.add_mutually_exclusive_group()
     path.add_argument("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
     path.add_argument("--full", action="store_true", help="all of them, all their cells (the default)")
-    add("--gallery", action="store_true", help="build the gallery afterwards")
-    add("--resume", action="store_true", help="do not run again what passed and has not changed since")
-    add("--out", default="build", metavar="DIR", help="where executed copies and gallery go (default: build)")
+    add("--gallery", action="store_true", help="also build the gallery")
+    add("--resume", action="store_true", help="skip notebooks that have passed and have not changed since")
+    add("--out", default="build", metavar="DIR", help="the folder for executed copies and the gallery (default: build)")
     add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
-    queued = "a day more where ranks wait in a queue"
-    add("--cell-timeout", type=float, metavar="S", help=f"seconds for a cell (default: {CELL_TIMEOUT_S:g}, {queued})")
-    add("--timeout", type=float, metavar="S", help=f"seconds for a notebook (default: {TIMEOUT_S:g}, {queued})")
-    add("--plain", action="store_true", help="lines of progress, no table that is redrawn")
+    queued = "plus a day if ranks wait in a queue"
+    add(
+        "--cell-timeout",
+        type=float,
+        metavar="S",
+        help=f"time limit of a cell, in seconds (default: {CELL_TIMEOUT_S:g}, {queued})",
+    )
+    add(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help=f"time limit of a notebook, in seconds (default: {TIMEOUT_S:g}, {queued})",
+    )
+    add("--plain", action="store_true", help="print progress line by line instead of in a live table")
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -155,6 +168,7 @@ def _run(args: argparse.Namespace) -> int:
 def _build_gallery(args: argparse.Namespace) -> Path:
     from aiscale.book.gallery import build_gallery  # loads nbconvert, which takes a second
 
+    require_writable(args.out, "--out")
     return build_gallery(args.root, args.out)
 
 

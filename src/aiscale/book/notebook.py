@@ -151,12 +151,15 @@ class Notebook:
             hint = f"did you mean {close[0]}? " if close else ""
             has = ", ".join(map(str, self.parameters.values())) or "none"
             raise BookError(f"{self.name} has no parameter {name}: {hint}its parameters are {has}")
-        default = self.parameters[name].default
+        default, meaning = self.parameters[name].default, self.parameters[name].comment
         try:
-            return _convert(value, default)
+            accepted = _convert(value, default)
         except ValueError:
             kind = _WORDS.get(type(default), "a literal")
             raise BookError(f"{self.name}: {name} is {value!r}, but it must be {kind}, as {default!r} is") from None
+        if _positive(default) and not _positive(accepted):  # counts and sizes, which a late cell would refuse
+            raise BookError(f"{self.name}: {name} is {value!r}, but it must be greater than 0 ({meaning or default})")
+        return accepted
 
 
 def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None) -> list[Notebook]:
@@ -208,7 +211,7 @@ def read(path: str | Path) -> NotebookNode:
         raise BookError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:  # nbformat passes on errors of its JSON reader and its validator
         reason = str(error).splitlines()[0][:120]
-        raise BookError(f"{path} is no notebook ({reason}): open and save it in Jupyter, or restore it") from None
+        raise BookError(f"{path} is not a notebook ({reason}): open and save it in Jupyter, or restore it") from None
 
 
 def tags(cell: NotebookNode) -> list[str]:
@@ -290,6 +293,12 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
 def _comments(source: str) -> dict[int, str]:
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+
+
+def _positive(value: object) -> bool:
+    """Whether a value is a number, or a list of numbers, above 0."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return bool(items) and all(type(item) in (int, float) and item > 0 for item in items)
 
 
 def _convert(value: object, default: object) -> object:

@@ -67,5 +67,8 @@ def save_result(folder: Path, name: str, result: Result | None) -> None:
         entries = {**load_results(folder), name: result}
         tree = {name: asdict(entry) for name, entry in sorted(entries.items()) if entry}
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
-        partial.replace(path)
+        try:
+            partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)

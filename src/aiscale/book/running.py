@@ -36,6 +36,7 @@ from aiscale.book.core import is_optional
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
 from aiscale.book.pace import PREDICTS
 from aiscale.book.results import Failure, Result, load_results, save_result
+from aiscale.config import require_writable
 from aiscale.processes import kill_marked, marked, usable_cores
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def run(
     fails is a Result. The default time limits are CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
     """
     chosen = notebooks(names, root)
+    for notebook in chosen:
+        _ = notebook.content  # raises BookError
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
     folder = _writable(Path(out) / "notebooks")
     earlier = load_results(folder) if resume else {}
@@ -113,11 +116,8 @@ def to_run(notebook: Notebook, core: bool) -> list[NotebookNode]:
 
 
 def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise BookError(f"{folder} cannot be written to ({error.strerror}): choose another folder with --out") from None
+    require_writable(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
     return folder.resolve()
 
 

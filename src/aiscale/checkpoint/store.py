@@ -164,9 +164,10 @@ def load(engine: Saveable, path: str | Path) -> int:
 def _readable_note(engine: Saveable, path: Path) -> dict:
     note = read_note(path)
     if note["format"] != engine.checkpoint_format:
+        wrote = note["layout"]["strategy"]
         raise CheckpointError(
-            f"{path} was written by strategy {note['layout']['strategy']} in the format {note['format']}, but strategy "
-            f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy to the first"
+            f"{path} was written by strategy {wrote} in the format {note['format']}, but strategy "
+            f"{engine.run.parallel.strategy} reads {engine.checkpoint_format}: set parallel.strategy={wrote}"
         )
     return note
 
@@ -254,6 +255,8 @@ def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
         if short:
             error = OSError("torch could write only a part: the disk, or your share of it, is full")
         causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
+        if isinstance(causes[0], KeyboardInterrupt):  # DCP wraps it, too
+            raise causes[0] from None
         reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
         refusal = CheckpointError(f"{what} ({reason}): {remedy}")
         raise (alike(refusal) if on_all_ranks else refusal) from error

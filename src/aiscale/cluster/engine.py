@@ -98,7 +98,7 @@ def _serve_task(folder: Path, size: int) -> None:
         task = find_launch(os.environ)
         if task.launcher != "srun" or task.size != size:
             started = f"{task.launcher} started {task.size}"
-            raise ConnectError(f"{size} ranks were asked for, and {started}: start them by srun")
+            raise ConnectError(f"{size} ranks were requested, and {started}: start them with srun")
         prepare(folder, task)
     except ConnectError as error:
         print(f"aiscale: {error}", file=sys.stderr)
@@ -163,7 +163,9 @@ def prepare(folder: Path, task: Launch) -> None:
     from aiscale.distributed import ConnectError
 
     if not folder.is_dir():  # the notebook is gone, or the nodes do not share files
-        raise ConnectError(f"{folder} is not on {socket.gethostname()}: name one that all nodes see by AISCALE_RUNS")
+        raise ConnectError(
+            f"{folder} is not on {socket.gethostname()}: set AISCALE_RUNS to a folder that all nodes see"
+        )
     os.umask(0o077)
     os.environ[ADDRESS] = node_address()
     # srun: connect() then knows how the site binds GPUs

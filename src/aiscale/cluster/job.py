@@ -102,7 +102,7 @@ class Job:
             )
         except OSError:
             raise ClusterError(
-                "engines='slurm' needs sbatch, and there is none on PATH: is this a login node? engines='local' "
+                "engines='slurm' needs sbatch, and there is none on PATH: run this on a login node; engines='local' "
                 "starts ranks on this machine; `aiscale rehearse` plays a site on any Linux machine"
             ) from None
         if done.returncode:
@@ -118,7 +118,7 @@ class Job:
         place = self.place
         if place is None:
             raise ClusterError(
-                f"engines='slurm': no telling which site this is: site={' or '.join(map(repr, names()))}, or a profile "
+                f"engines='slurm': this site is unknown: set site={' or '.join(map(repr, names()))}, or a profile "
                 "of your own (.toml), here or in AISCALE_SITE"
             )
         account = self.account or os.environ.get("SBATCH_ACCOUNT")
@@ -137,14 +137,10 @@ class Job:
 
     def _environment(self) -> tuple[str, dict[str, str]]:
         """The folder to submit from, and the variables by which the job finds this kernel's software."""
-        prefix, place = Path(sys.prefix), self.place
+        prefix = Path(sys.prefix)
         is_environment = (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir()
         if "AISCALE_ENVIRONMENT" in os.environ or not is_environment:
             return os.getcwd(), {}
-        settings = prefix / "pyvenv.cfg"
-        on_module = settings.exists() and "include-system-site-packages = true" in settings.read_text()
-        if place and place.environment == "module" and on_module and prefix.name == ".venv":
-            return str(prefix.parent), {}  # the script loads the module, then .venv in this folder
         return os.getcwd(), {"AISCALE_ENVIRONMENT": str(prefix)}
 
 

@@ -11,6 +11,7 @@ a job cannot reach that: their controller runs in the job, beside rank 0.)
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import socket
@@ -164,8 +165,10 @@ class MpiLauncher(LocalLauncher):
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         }
+        card = "lo0" if sys.platform == "darwin" else "lo"  # MPI would listen on all networks of this machine
+        inside = {name: os.environ.get(name, card) for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE")}
         prefix = [find_mpiexec(), "-n", str(self.size), sys.executable]
-        self.processes = [self._spawn(prefix, {**env, **oversubscribe}, "mpi")]
+        self.processes = [self._spawn(prefix, {**env, **oversubscribe, **inside}, "mpi")]
 
     def exits(self, pids: Mapping[int, int]) -> list[Exit]:
         code = self.processes[0].poll()

@@ -111,6 +111,7 @@ class SlurmLauncher(LocalLauncher):
         # --overlap: this kernel may itself be in a step that holds all of the job's resources.
         words = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={self.size}"]
         words += [f"--ntasks-per-node={-(-self.size // nodes)}", *(shlex.split(place.srun) if place else [])]
+        words += place.step_prefix(nodes) if place else []
         if not shutil.which("srun"):
             raise ClusterError(
                 f"job {self.job} has no srun on PATH: set PATH as your site says, and start the kernel again"

@@ -11,7 +11,7 @@ World size is not checked here, since a laptop may write a `Run` for 1024 GPUs, 
 connect.
 """
 
-from aiscale.config.errors import ConfigError
+from aiscale.config.errors import ConfigError, remedy, require_writable
 from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import CompressionConfig, ParallelConfig
 from aiscale.config.run import Run
@@ -28,4 +28,6 @@ __all__ = [
     "ParallelConfig",
     "Precision",
     "Run",
+    "remedy",
+    "require_writable",
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import fields
+from pathlib import Path
 
 
 class ConfigError(ValueError):
@@ -19,6 +22,25 @@ def require_positive(section: str, config: object, names: str) -> None:
     for name in names.split():
         value = getattr(config, name)
         require(value is None or value > 0, f"{section}.{name} is {value}: it must be greater than 0")
+
+
+def require_writable(folder: str | Path, option: str) -> None:
+    """Refuse a folder in which nothing can be written, before the work whose result goes there. Creates nothing.
+
+    option: names another folder, such as --out; empty if a word of the command does.
+    """
+    there = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there) as trial:
+            trial.write(b"x")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}): {remedy(error, option)}") from None
+
+
+def remedy(error: OSError, option: str) -> str:
+    """What to do about an error of writing; `option` names another folder (empty: a word of the command does)."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "free some space, or " * full + "name another folder" + f" with {option}" * bool(option)
 
 
 def refuse_options_of_others(section: str, config: object, chooser: str, owners: Mapping[str, Collection[str]]) -> None:

@@ -85,7 +85,7 @@ class HFModelConfig(Heads):
             problem = "has no readable config.json" if path.parent.is_dir() else "is not a folder"
             raise ConfigError(f"model.folder {self.folder} {problem}: name a local Hugging Face folder") from None
         except ValueError as error:
-            raise ConfigError(f"{path} is not JSON ({error}): copy the folder anew") from None
+            raise ConfigError(f"{path} is not JSON ({error}): copy the folder again") from None
         found = {"model_type": raw.get("model_type") or ""}
         for name, aliases in _ALIASES.items():
             found[name] = next((raw[alias] for alias in aliases if raw.get(alias)), 0)
@@ -97,7 +97,7 @@ class HFModelConfig(Heads):
             )
             object.__setattr__(self, name, given or value)  # the dataclass is frozen
         missing = [name for name in _NEEDED if not getattr(self, name)]
-        require(not missing, f"{path} says nothing of model.{', model.'.join(missing)}: set it")
+        require(not missing, f"{path} does not give model.{', model.'.join(missing)}: set it")
 
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")

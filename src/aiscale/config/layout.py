@@ -124,7 +124,7 @@ class ParallelConfig:
         require(
             not experts or self.strategy != "megatron" or (self.tp == 1 and not self.distributed_optimizer),
             f"model.n_expert {experts} with parallel.tp {self.tp} and distributed_optimizer "
-            f"{self.distributed_optimizer}: experts are divided over ep and replicated over the rest of dp only: set "
+            f"{self.distributed_optimizer}: Megatron-Core divides experts over ep only: set "
             "tp to 1 and distributed_optimizer to false",
         )
         pieces = self.pp * self.virtual_stages

@@ -125,6 +125,8 @@ def _unknown(path: str, known: list[str]) -> ConfigError:
 
 def _build(cls: type, tree: dict, prefix: str):
     hints = typing.get_type_hints(cls)
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{prefix.rstrip('.') or 'the run'} is {tree!r}: it must be a table of settings ({{...}})")
     for key in tree:
         if key not in hints:
             raise _unknown(prefix + key, [prefix + name for name in hints])
@@ -138,7 +140,8 @@ def _build(cls: type, tree: dict, prefix: str):
 
 def _model_kind(tree: dict) -> type:
     """HFModelConfig if the section has a model_type or a folder, else ModelConfig."""
-    return HFModelConfig if "model_type" in tree or "folder" in tree else ModelConfig
+    hugging_face = isinstance(tree, dict) and ("model_type" in tree or "folder" in tree)
+    return HFModelConfig if hugging_face else ModelConfig
 
 
 def _convert(kind: type, value: object, path: str):

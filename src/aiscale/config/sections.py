@@ -79,7 +79,7 @@ class ModelConfig(Heads):
         )
         require(
             not self.n_expert or not self.bias,
-            f"model.n_expert {self.n_expert} with model.bias true: experts are carried without biases, as Mixtral's: "
+            f"model.n_expert {self.n_expert} with model.bias true: experts have no biases, as in Mixtral: "
             "set model.bias=false",
         )
         require(

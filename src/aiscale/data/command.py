@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare = actions.add_parser(
         "prepare",
         help="tokenize text once, into memory-mapped shards",
-        description="Tokenize text once, into memory-mapped shards. Interrupted, the same command goes on.",
+        description="Tokenize text once, into memory-mapped shards. After an interruption, run the same command again.",
         epilog="example:\n  aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help=f"text, JSON-lines or parquet files, folders of them, or one of {', '.join(DOWNLOADABLE)}",
     )
-    prepare.add_argument("--out", metavar="DIR", help="where the shards go (default: corpora/NAME)")
+    prepare.add_argument("--out", metavar="DIR", help="the folder for the shards (default: corpora/NAME)")
     prepare.add_argument(
         "--tokenizer", default="bpe", metavar="KIND", help="byte, char, word, bpe, or a tokenizer.json (default: bpe)"
     )
@@ -34,16 +34,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocab-size",
         type=int,
         metavar="N",
-        help="of bpe (default: 50257, as in the recipes, of openwebtext and oscar; else 8192)",
+        help="vocabulary of a bpe tokenizer (default: 50257 for openwebtext and oscar, else 8192)",
     )
-    prepare.add_argument("--field", default="text", help="of a JSON or parquet record, the text (default: text)")
-    prepare.add_argument("--subset", help="of oscar, such as unshuffled_deduplicated_en")
-    prepare.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="tokens in a shard, about")
-    prepare.add_argument("--quiet", action="store_true", help="no progress")
+    prepare.add_argument(
+        "--field", default="text", help="the key of the text in a JSON or parquet record (default: text)"
+    )
+    prepare.add_argument("--subset", help="which part of oscar, such as unshuffled_deduplicated_en")
+    prepare.add_argument(
+        "--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="approximate number of tokens in a shard"
+    )
+    prepare.add_argument("--quiet", action="store_true", help="show no progress")
     show = actions.add_parser(
         "show",
-        help="say what a prepared folder holds, and check its shards",
-        description="Say what a prepared folder holds, and check its shards.",
+        help="check the shards of a prepared corpus and print its size",
+        description="Check the shards of a prepared corpus and print its size.",
         epilog="example:\n  aiscale data show corpora/mine",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

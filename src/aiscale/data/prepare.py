@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, require_writable
 from aiscale.data.corpora import BUILT_IN, DOWNLOADABLE, Text, find_files, find_text, identity, read_files
 from aiscale.data.corpus import cache_root
 from aiscale.data.shards import (
@@ -88,6 +88,7 @@ def prepare_corpus(
     folder = Path(out) if out else Path("corpora") / name
     if (folder / MANIFEST).exists():
         return _already(folder, source, tokenizer)
+    require_writable(folder, "--out")
     chosen = _tokenizer(folder, tokenizer, documents, bpe_vocab_size, progress)
     text = Text(name, source, lambda: _joined(documents(), chosen.separator))
     with tqdm(desc=f"prepare {name}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:

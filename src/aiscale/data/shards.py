@@ -137,8 +137,10 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[Token
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished folder."""
+    if not folder.is_dir():
+        raise ShardError(f"there is no folder {folder}: name one that `aiscale data prepare` has made")
     if not (folder / MANIFEST).is_file():
-        raise ShardError(f"{folder} is a corpus half prepared (no {MANIFEST}): run `aiscale data prepare` again")
+        raise ShardError(f"{folder} is an unfinished corpus (no {MANIFEST}): run `aiscale data prepare` again")
     try:
         tree = json.loads(_read_text(folder / MANIFEST))
         if tree["version"] != VERSION:
@@ -166,7 +168,7 @@ def _map_shard(file: Path, tokenizer: Tokenizer) -> np.ndarray:
     except OSError as error:
         raise ShardError(f"shard {file} cannot be read ({error.strerror}): {remedy}") from None
     if len(head) < HEADER.size or not head.startswith(MAGIC):
-        raise ShardError(f"{file} is not a token shard ({size} bytes, no header of ours): {remedy}")
+        raise ShardError(f"{file} is not a token shard ({size} bytes, without the header of a shard): {remedy}")
     _, version, width, count, vocab_size, vocabulary = HEADER.unpack(head)
     if version != VERSION:
         raise ShardError(f"shard {file} has version {version}, this aiscale reads {VERSION}: prepare the corpus again")

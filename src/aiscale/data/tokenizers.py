@@ -73,7 +73,9 @@ class Tokenizer:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"this is no tokenizer: {str(text)[:60]!r}; give the JSON that to_json wrote") from None
+            raise ConfigError(
+                f"this is not a tokenizer: {str(text)[:60]!r}; give the JSON that to_json wrote"
+            ) from None
 
 
 class ByteTokenizer(Tokenizer):
@@ -201,7 +203,12 @@ def learn(kind: str, pieces: Iterable[str], *, bpe_vocab_size: int = 1024) -> To
         return _learn_bpe(pieces, bpe_vocab_size)
     path = Path(kind)
     if path.is_file():
-        return Tokenizer.from_json(path.read_text(encoding="utf-8"))
+        try:
+            return Tokenizer.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise ConfigError(
+                f"{path} is not a tokenizer, or only a part of one: give a whole tokenizer.json"
+            ) from None
     raise ConfigError(f"tokenizer is {kind!r}: it must be one of {', '.join(TOKENIZERS)}, or a tokenizer.json")
 
 
@@ -227,7 +234,7 @@ def _learn_bpe(pieces: Iterable[str], vocab_size: int) -> BPETokenizer:
 def _unknown(what: str, which: str, tokenizer: Tokenizer, hint: str = "") -> ConfigError:
     return ConfigError(
         f"{what} {which!r} is not among the {tokenizer.vocab_size} {what}s that this {tokenizer.kind} tokenizer has "
-        f"seen{hint}: write the text otherwise, or use tokenizer byte or bpe, which know every text"
+        f"seen{hint}: change the text, or use tokenizer byte or bpe, which encode every text"
     )
 
 

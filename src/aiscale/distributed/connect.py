@@ -297,4 +297,6 @@ def _explain(error: Exception, place: Launch, address: str, timeout_s: float) ->
             f"rank {place.rank} of {place.size} waited {timeout_s:.0f} s at {address} for the others: "
             "check that every rank was started and can reach that address"
         )
-    return f"rank {place.rank} of {place.size} could not join at {address}: {text[:300]}"
+    reason = text.partition("Exception raised from")[0].strip()[:300]  # without C++ frames
+    remedy = "check that rank 0 runs and that no other program listens there, or set another MASTER_PORT for all ranks"
+    return f"rank {place.rank} of {place.size} could not join at {address} ({reason}): {remedy}"

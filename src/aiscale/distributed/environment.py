@@ -6,6 +6,8 @@ wrote RANK and WORLD_SIZE, wins: torchrun may run below srun, and a notebook's e
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,6 +20,9 @@ _MPI_DIALECTS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
 )
+
+
+LOOPBACK_CARD = "lo0" if sys.platform == "darwin" else "lo"
 
 
 class ConnectError(RuntimeError):
@@ -37,7 +42,7 @@ class Launch:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConnectError(
-                f"{self.launcher} says rank {self.rank} of {self.size}: a rank lies between 0 and {self.size - 1}; "
+                f"{self.launcher} says rank {self.rank} of {self.size}: a rank must be between 0 and {self.size - 1}; "
                 "unset stale RANK and WORLD_SIZE variables, or start the job again"
             )
 
@@ -63,7 +68,7 @@ def find_launch(env: Mapping[str, str], parents: list[str] | None = None) -> Lau
     for name in parents or []:
         if name in _RANK_STARTERS:
             raise ConnectError(
-                f"{name} started this process but told it no rank, so every copy would train alone: "
+                f"{name} started this process but gave it no rank, so every copy would train alone: "
                 "use the mpiexec that belongs to your MPI (pip install mpich brings one), srun, or torchrun"
             )
     return Launch(launcher="none")
@@ -96,7 +101,11 @@ def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: s
 
 
 def mpi_world(place: Launch):
-    """mpi4py's COMM_WORLD; raises ConnectError if its size differs from the launcher's."""
+    """mpi4py's COMM_WORLD, which listens on the loopback only if all ranks are on this machine; raises ConnectError if
+    its size differs from the launcher's."""
+    if place.launcher == "mpiexec" and place.local_size == place.size:
+        for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE"):  # of the libraries that MPI sends with
+            os.environ.setdefault(name, LOOPBACK_CARD)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

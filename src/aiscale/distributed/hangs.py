@@ -44,6 +44,8 @@ _NAMED = 8  #: ranks that one line names
 #: all ranks must give the same number of bytes to these
 _ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _TORCH = str(Path(torch.__file__).parent)
+Tell = Callable[[str, list[str]], None]
+
 _watches = itertools.count()  #: of this process; the same on all ranks
 
 
@@ -195,13 +197,13 @@ def _ranks(ranks: list[int]) -> str:
 
 
 @contextmanager
-def watching(world: World, timeout_s: float, tell: Callable[[str], None] | None = None) -> Iterator[None]:
+def watching(world: World, timeout_s: float, tell: Tell | None = None) -> Iterator[None]:
     """End the job when a collective takes longer than `timeout_s`; 0: never. The rank that reports calls `tell` with
-    the line, and gives it some seconds. All ranks enter together."""
+    the line and the hosts of the missing ranks, and gives it some seconds. All ranks enter together."""
     if world.size == 1 or not timeout_s:
         yield
         return
-    watch = _Watch(world, timeout_s, tell or (lambda line: None))
+    watch = _Watch(world, timeout_s, tell or (lambda line, hosts: None))
     try:
         yield
     finally:
@@ -209,7 +211,7 @@ def watching(world: World, timeout_s: float, tell: Callable[[str], None] | None 
 
 
 class _Watch:
-    def __init__(self, world: World, timeout_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, world: World, timeout_s: float, tell: Tell) -> None:
         self.world, self.timeout_s, self.tell = world, timeout_s, tell
         self.beat_s = min(timeout_s / 8, _LONGEST_BEAT_S)
         self.patience_s = max(timeout_s / 2 - self.beat_s, _SILENT_S)  #: for the store, and for a rank
@@ -320,7 +322,7 @@ class _Watch:
         self.speaks = True
         print(f"aiscale: {line}", file=sys.stderr, flush=True)
         # In a thread: if the job hangs in a file system, this write hangs too.
-        note = threading.Thread(target=self._tell, args=(line,), daemon=True)
+        note = threading.Thread(target=self._tell, args=(line, hang.missing), daemon=True)
         note.start()
         # Ranks that only lose their connection to this one have nothing to add: tell them before it is cut.
         known = threading.Thread(target=self._make_known, args=(hang.deaf,), daemon=True)
@@ -336,9 +338,10 @@ class _Watch:
             while self._store.add(_HEARD, 0) < self.world.size - 1 - deaf:
                 time.sleep(0.05)
 
-    def _tell(self, line: str) -> None:
+    def _tell(self, line: str, missing: list[int]) -> None:
+        hosts = {host for rank, (host, _) in enumerate(self.world.processes) if rank in missing}
         with suppress(Exception):  # such as a full disk
-            self.tell(line)
+            self.tell(line, sorted(hosts))
 
     def _end_unheard(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())

@@ -64,7 +64,7 @@ class Link:
         if not (math.isfinite(rate_mbit_s) and rate_mbit_s >= 0):
             raise ConfigError(f"the link's rate is {rate_mbit_s} Mbit/s: it must be at least 0 (0: not slowed)")
         if rate_mbit_s and self._refusal:
-            raise ConfigError(f"a link of {rate_mbit_s:g} Mbit/s was asked for, but {self._refusal}")
+            raise ConfigError(f"a link of {rate_mbit_s:g} Mbit/s was requested, but {self._refusal}")
         self._rate_mbit_s = float(rate_mbit_s)
 
     @contextmanager

@@ -11,26 +11,26 @@ who can reach it. Ranks of one machine meet at its loopback, and then listen now
 from __future__ import annotations
 
 import datetime
+import errno
 import ipaddress
 import itertools
 import os
 import re
 import socket
 import subprocess
-import sys
 import uuid
 from collections import defaultdict
 
 import psutil
 import torch.distributed as dist
 
-from aiscale.distributed.environment import ConnectError, Launch, mpi_world
+from aiscale.distributed.environment import LOOPBACK_CARD, ConnectError, Launch, mpi_world
+from aiscale.distributed.failing import alike
 
 LOOPBACK = "127.0.0.1"
 _RENDEZVOUS = "AISCALE_RENDEZVOUS"  #: a unique name: an earlier job may have used the same address
 _CARD = "GLOO_SOCKET_IFNAME"
 _OUR_CARD = "AISCALE_GLOO_INSIDE"  #: the card that we chose, for child processes
-_LOOPBACK_CARD = "lo0" if sys.platform == "darwin" else "lo"
 
 _stores: dict[tuple[str, int], dist.Store] = {}  #: by address; a second world of this process uses the same one
 _worlds = defaultdict(itertools.count)  #: worlds joined by this process, by rendezvous; the same on all its ranks
@@ -91,6 +91,8 @@ def meeting_point(place: Launch) -> tuple[str, int]:
     if port and (not port.isdigit() or not 0 < int(port) < 65536):
         raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
     if host and port:
+        if place.launcher == "mpiexec" and "AISCALE_LAUNCHER" not in os.environ:  # else an earlier world listens there
+            _refuse_taken_port(host, int(port), place)
         return host, int(port)
     if place.launcher == "srun":
         return host or _slurm_first_host(), int(port or _slurm_port())
@@ -113,6 +115,34 @@ def _ask_mpi(place: Launch) -> tuple[str, int]:
         same_node = place.local_size == place.size
         found = (LOOPBACK if same_node else _own_address(), port)
     return comm.bcast(found, root=0)
+
+
+def _refuse_taken_port(host: str, port: int, place: Launch) -> None:
+    """Let all ranks know over MPI that rank 0 cannot listen: they would wait minutes for it, as mpiexec goes on."""
+    try:
+        comm = mpi_world(place)
+    except ConnectError:  # these ranks need no MPI
+        return
+    problem = ""
+    if place.rank == 0 and is_own(host):
+        try:
+            socket.create_server((host if is_loopback(host) else "", port)).close()
+        except OSError as error:
+            taken = error.errno == errno.EADDRINUSE
+            why = "is already in use by another process" if taken else f"cannot be used ({os.strerror(error.errno)})"
+            problem = f"{host}:{port} {why}: set MASTER_PORT to a free port, or unset it"
+    if problem := comm.bcast(problem, root=0):
+        raise alike(ConnectError(problem))
+
+
+def is_own(host: str) -> bool:
+    """Whether `host` is an address or a name of this machine."""
+    try:
+        there = {address[0] for *_, address in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    return bool(there & own) or is_loopback(host)
 
 
 def _own_address() -> str:
@@ -159,7 +189,7 @@ def choose_gloo_interface(meeting_point: str) -> None:
     if _CARD in os.environ:
         return
     if is_loopback(meeting_point):
-        card = _LOOPBACK_CARD
+        card = LOOPBACK_CARD
     elif not _found_by_name():
         card = _card_towards(meeting_point)
     else:
@@ -175,9 +205,9 @@ def _card_towards(host: str) -> str:
             probe.connect((host, 9))
             address = probe.getsockname()[0]
     except OSError:
-        return _LOOPBACK_CARD
+        return LOOPBACK_CARD
     cards = (name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own))
-    return next(cards, _LOOPBACK_CARD)
+    return next(cards, LOOPBACK_CARD)
 
 
 def _found_by_name() -> bool:

@@ -66,10 +66,11 @@ def launch(
                 del store
                 return status
             except KeyboardInterrupt:
-                # The terminal sends the signal to every rank as well; they finish their step and save.
+                # The terminal sends the signal to every rank as well; they finish their step and save. After a second
+                # one they remove what they were writing, unless they wait for each other.
                 if interrupted:
-                    _stop(ranks, grace_s=0)
-                    return 130
+                    _stop(ranks, grace_s=1, first=signal.SIGINT)
+                    return _INTERRUPTED_STATUS
                 interrupted = True
 
 
@@ -101,8 +102,9 @@ def _wait(ranks: list[Process], *, quiet: bool) -> int:
             if first:
                 codes = _settle(ranks)
                 code, rank = culprit(codes, first)
-                # Bad input, which fails all ranks alike, or a hang: one rank has already explained it.
-                if not quiet and set(codes) != {BAD_INPUT_STATUS} and code != HANG_STATUS:
+                # Bad input, which fails all ranks alike, a stop that was asked for, or a hang: a rank has explained it.
+                explained = set(codes) in ({BAD_INPUT_STATUS}, {_INTERRUPTED_STATUS}) or code == HANG_STATUS
+                if not quiet and not explained:
                     others = sum(c is None for c in codes)
                     stopped = f"; stopping the other {others}" if others else ""
                     print(f"aiscale: rank {rank} of {len(ranks)} {_describe(code)}{stopped}", file=sys.stderr)
@@ -144,11 +146,11 @@ def _describe(code: int) -> str:
     return f"failed with exit status {code}"
 
 
-def _stop(ranks: list[Process], grace_s: float = 3.0) -> None:
-    # SIGKILL after a short grace: a rank that hangs in a collective does not answer SIGTERM.
+def _stop(ranks: list[Process], grace_s: float = 3.0, first: int = signal.SIGTERM) -> None:
+    # SIGKILL after a short grace: a rank that hangs in a collective does not answer the first signal.
     for process in ranks:
         if process.poll() is None:
-            process.terminate()
+            process.send_signal(first)
     deadline = time.monotonic() + grace_s
     for process in ranks:
         try:

@@ -60,7 +60,7 @@ def read(folder) -> tuple[ModelConfig, dict[str, Tensor]]:
         # Early GPT-2 folders lack the prefix.
         tensor = tensors.get(theirs, tensors.get(theirs.removeprefix("transformer.")))
         if tensor is None:
-            raise ConfigError(f"{folder} has no tensor {theirs}, which its config.json promises: copy the folder anew")
+            raise ConfigError(f"{folder} has no tensor {theirs}, which its config.json promises: copy the folder again")
         tensor = tensor.t().contiguous() if turned else tensor
         state[ours] = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
     _check_shapes(folder, config, state)
@@ -122,7 +122,7 @@ def _read_config(folder: Path) -> ModelConfig:
     try:
         raw = json.loads(path.read_text())
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}): copy the folder anew") from None
+        raise ConfigError(f"{path} is not JSON ({error}): copy the folder again") from None
     if raw.get("model_type") != "gpt2":
         raise ConfigError(f"{folder} holds a model of type {raw.get('model_type')}: only gpt2 can be read")
     _refuse_variants(folder, raw)
@@ -162,7 +162,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors.update(load_file(folder / name))
         except SafetensorError as error:
-            raise ConfigError(f"{folder / name} cannot be read ({error}): copy it anew") from None
+            raise ConfigError(f"{folder / name} cannot be read ({error}): copy it again") from None
     return tensors
 
 
@@ -176,7 +176,7 @@ def _check_shapes(folder: Path, config: ModelConfig, state: dict[str, Tensor]) -
         if name in state and tuple(state[name].shape) != shape:
             raise ConfigError(
                 f"{folder}: {name} has shape {tuple(state[name].shape)}, but its config.json says {shape}: "
-                "copy the folder anew"
+                "copy the folder again"
             )
 
 

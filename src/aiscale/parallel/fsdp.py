@@ -32,7 +32,7 @@ class FSDPEngine(Engine):
     def __init__(self, run: Run, world: World) -> None:
         if run.loop.precision == "fp16":  # shards overflow on single ranks, whose loss scales would diverge
             raise ConfigError(
-                "loop.precision fp16 with parallel.strategy fsdp: only fp32, tf32, bf16 and fp64 are carried; set bf16"
+                "loop.precision fp16 with parallel.strategy fsdp: it takes fp32, tf32, bf16 and fp64; set bf16"
             )
         super().__init__(run, world)
         self.autocast_dtype = None  # the policy casts parameters before the all-gather, which autocast cannot

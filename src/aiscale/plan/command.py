@@ -22,6 +22,7 @@ from aiscale.plan.hardware import Platform, platform_of
 from aiscale.plan.layout import Layout
 from aiscale.plan.report import page
 from aiscale.plan.search import TUNED, Found, search
+from aiscale.plan.settings import runnable
 from aiscale.plan.shapes import Shape, shape_of
 from aiscale.recipes import RECIPES, recipe
 
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", metavar="FILE", help="a CSV of runs, answered row by row")
     parser.add_argument("--validate", action="store_true", help="hold the formulas to every published run")
     parser.add_argument("--refit", action="store_true", help="with --validate: fit the constants anew, and store them")
+    parser.add_argument("--launcher", metavar="FILE", help="write the batch file of the layout, for --machine's site")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -80,6 +82,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(page(answer, f"{args.model} on {args.machine}", tokens, found))
     return 0 if answer.fits else 1
+
+
+def launch_plan(args: argparse.Namespace) -> tuple[tuple[str, ...], Answer]:
+    """For --launcher: the settings of the best layout that aiscale can start, and its answer."""
+    if args.model not in RECIPES or not args.machine:
+        raise ConfigError("--launcher starts a recipe on a machine: name both with --model and --machine")
+    shape, platform = find_shape(args), platform_of(find_machine(args.machine))
+    answer, found = choose(args, shape, platform, _batch(args))
+    return runnable(recipe(args.model), found.ranked if found else [answer])
 
 
 def choose(args: argparse.Namespace, shape: Shape, platform: Platform, batch: int) -> tuple[Answer, Found | None]:

@@ -2,7 +2,7 @@
 
     CONSTANTS.product_share                  # 0.9
     constants(without="nanotron_sweep")      # fitted without that source
-    CONSTANTS.replace(jitter=0.01)
+    constants(jitter=0.01)                   # with another value
 
 `constants.toml` holds them; `aiscale plan --validate --refit` writes the fitted ones and those with a source left out.
 """

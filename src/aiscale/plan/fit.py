@@ -4,8 +4,9 @@
     fit_all()                                        # fitted on all, and with each source left out
 
 A source counts as the root of its rows, 100 at most, so the large sweep does not drown the others; of a long table a
-fixed part of the rows is used. A small charge for the distance from the prior holds what the rows hardly tell. A run
-measured at over STALL times the prediction does not pull (`validate` says why): an error beyond CAP counts as CAP.
+fixed part of the rows is used. A charge for the distance from the prior holds what the rows hardly tell, but for the
+host's launches, which one source alone shows. A run measured at over STALL times the prediction does not pull
+(`validate` says why): an error beyond CAP counts as CAP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from aiscale.plan.step import step_seconds
 STALL = 2.5
 CAP = math.log(STALL)
 MOST_ROWS = 100
-CHARGE = 0.003
+CHARGE = 0.03
 ROUNDS = 4
 MEMORY = (
     "stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes",
@@ -48,8 +49,8 @@ def rows_of(sources: Iterable[str], without: str = "") -> Rows:
 
 
 def fit(rows: Rows) -> dict[str, float]:
-    """Start at each constant's prior, which no run of the tables has seen, and walk along one constant after another,
-    with a shorter stride each round. What no run depends on stays at its prior."""
+    """Start at each constant's prior, a count or another's benchmark, and walk along one constant after another, with a
+    shorter stride each round. What no run depends on stays at its prior."""
     values = {name: TABLE["constants"][name]["prior"] for name in FITTED}
     for what, names in (("time", TIME), ("memory", MEMORY)):
         best = loss(rows[what], constants(**values), what)
@@ -77,7 +78,8 @@ def loss(rows: list[list[Run]], c: SimpleNamespace, what: str) -> float:
     error = _time_error if what == "time" else _memory_error
     weights = [min(len(part), 100) ** 0.5 for part in rows]
     means = [sum(error(run, c) for run in part) / len(part) for part in rows]
-    charge = sum(_distance(name, getattr(c, name)) ** 2 for name in (TIME if what == "time" else MEMORY))
+    charged = MEMORY if what == "memory" else (name for name in TIME if not name.startswith("launch"))
+    charge = sum(_distance(name, getattr(c, name)) ** 2 for name in charged)
     return sum(map(float.__mul__, weights, means)) / max(1.0, sum(weights)) + CHARGE * charge
 
 

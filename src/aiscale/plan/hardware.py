@@ -96,7 +96,7 @@ def find_accelerator(name: str) -> Accelerator:
     if key in ACCELERATORS:
         return find(key)
     words = [word for word in key.split("-") if word not in ("nvidia", "amd", "sxm", "gpu", "intel", "google")]
-    found = [known for known in ACCELERATORS if words and all(word in known for word in words)]
+    found = [known for known in ACCELERATORS if words and set(words) <= set(known.split("-"))]
     if found:
         return find(min(found, key=lambda known: ("pcie" in known, len(known))))
     close = difflib.get_close_matches(key, ACCELERATORS, n=1, cutoff=0.4)

@@ -48,6 +48,7 @@ class Software:
     shard_ranks: int = 0  #: ranks over which states are divided; 0: all data-parallel ranks
     regather: bool = True  #: fsdp: gather again in the backward pass
     split: str = "auto"  #: of layers over stages: even; cost: by cumulative cost, with the head; auto: see stages()
+    bucket_bytes: float = 0.0  #: held for exchange; DeepSpeed's ZeRO: two buckets of 5 x 10^8 entries
     counter: str = "torch"  #: whose memory: torch's allocator, or nvidia-smi's with context and communicators
 
 

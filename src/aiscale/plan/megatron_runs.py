@@ -22,6 +22,9 @@ MEGATRON_2021 = Software(
 )
 
 
+DEEPSPEED = replace(MEGATRON_2021, bucket_bytes=2e9)
+
+
 def sc21(rows: list[dict]) -> Iterator[Run]:
     """Megatron-LM of 2021: attention with its score matrix, exchange after the backward pass."""
     for row in rows:
@@ -95,7 +98,7 @@ def bloom(rows: list[dict]) -> Iterator[Run]:
             rate = row["tflops_per_gpu_hw"]
             seconds = 8 * 200e9 * 2048 * row["global_batch"] / (rate * 1e12 * row["gpus"])
         fp32 = "fp32 gradient" in str(row["note"])
-        software = replace(MEGATRON_2021, fp32_gradients=fp32, split="auto" if fp32 else "even")
+        software = replace(DEEPSPEED, fp32_gradients=fp32, split="auto" if fp32 else "even")
         yield Run(
             id=f"line {row['line']}",
             shape=gpt(row["layers"], row["hidden"], row["heads"] or _heads(row["hidden"]), row["vocab"], row["seq"]),
@@ -154,7 +157,7 @@ def bigscience(rows: list[dict]) -> Iterator[Run]:
             shape=gpt(row["layers"], row["hidden"], row["heads"], row["vocab"], row["seq"]),
             layout=Layout(
                 dp=row["dp"], tp=row["tp"], pp=row["pp"], micro_batch=row["micro_batch"], zero_stage=1,
-                global_batch=row["global_batch"], recompute=row["recompute"], precision="fp16", software=MEGATRON_2021,
+                global_batch=row["global_batch"], recompute=row["recompute"], precision="fp16", software=DEEPSPEED,
             ),
             platform=node("v100-sxm2-32gb", 4, 400.0),
             step_s=row["sec_per_it"],
@@ -195,6 +198,6 @@ def radius(rows: list[dict]) -> Iterator[Run]:
                 dp=row["dp"], micro_batch=row["micro_batch"], global_batch=row["global_batch"], recompute="full",
                 density=row["density_d"] or 1.0, period=row["update_T"] or 1, software=software,
             ),
-            platform=platform_of(find_machine("perlmutter")),
+            platform=platform_of(find_machine("perlmutter-80gb")),
             step_s=row["s_per_iter_if_300k"],
         )  # fmt: skip

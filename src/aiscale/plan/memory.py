@@ -54,7 +54,7 @@ def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: 
         "optimizer states": optimizer,
         "activations": activations,
         "logits": logits,
-        "buffers": live + (c.allocator - 1) * (activations + logits),
+        "buffers": live + software.bucket_bytes + (c.allocator - 1) * (activations + logits),
         "context": c.base_bytes,
     }
     if software.counter != "torch":

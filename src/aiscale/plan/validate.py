@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from types import SimpleNamespace
 
+from aiscale.config import ConfigError
 from aiscale.plan.constants import CONSTANTS, constants
 from aiscale.plan.fit import HALVES, STALL
 from aiscale.plan.memory import fits, peak_bytes
@@ -61,10 +62,11 @@ class _Errors:
 
 
 def scoreboard(left_out: bool = True) -> list[Score]:
-    """One row a source, then "overall", whose errors are pooled over runs."""
+    """One row a source, then those pooled over the runs of all sources but the large sweep, and of all."""
     parts = {source: _errors(runs(source), constants(source) if left_out else CONSTANTS) for source in SOURCES}
     rows = [_score(source, [errors]) for source, errors in parts.items()]
-    return [*rows, _score("overall", list(parts.values()))]
+    others = [errors for source, errors in parts.items() if source != "nanotron_sweep"]
+    return [*rows, _score("all but nanotron's sweep", others), _score("overall", list(parts.values()))]
 
 
 def halves() -> list[Score]:
@@ -82,7 +84,7 @@ def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> _Errors:
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in chosen:
         peak = peak_bytes(run.shape, run.layout, run.platform, c)
-        (found.ran if run.ran else found.crashed).append(fits(run.shape, run.layout, run.platform, c))
+        (found.ran if run.ran else found.crashed).append(said_to_run(run, c))
         if run.memory_bytes:
             first = peak_bytes(run.shape, run.layout, run.platform, c, 0) if run.first_stage else peak
             found.memory.append(abs(first / run.memory_bytes - 1))
@@ -94,6 +96,15 @@ def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> _Errors:
                 layouts[run.model].append((predicted, run.step_s))
     found.ranks = [(spearman(pairs), len(pairs)) for pairs in layouts.values() if len(pairs) >= LEAST_RANKED]
     return found
+
+
+def said_to_run(run: Run, c: SimpleNamespace) -> bool:
+    """Whether the planner takes the layout, and finds room for it."""
+    try:
+        run.layout.check(run.shape)
+    except ConfigError:
+        return False
+    return fits(run.shape, run.layout, run.platform, c)
 
 
 def is_stall(run: Run) -> bool:

@@ -28,6 +28,7 @@ from aiscale.plots.sparsity import (
     residual_steps,
     step_bytes,
 )
+from aiscale.plots.stages import fsdp_step, zero_stages
 from aiscale.plots.style import (
     EVENT_COLORS,
     MEMORY_COLORS,

@@ -17,6 +17,7 @@ from typing import Protocol
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 
 from aiscale.cost import Event
@@ -25,15 +26,18 @@ from aiscale.plots import style
 Events = Iterable[Event | tuple]  #: (rank, name, start_s, end_s, kind)
 
 
-def timeline(events: Events = (), predicted: Events = (), *, names: bool = True, ax: Axes | None = None) -> Axes:
+def timeline(
+    events: Events = (), predicted: Events = (), *, names: bool = True, until_s: float = 0.0, ax: Axes | None = None
+) -> Axes:
     """A Gantt chart of (rank, name, start_s, end_s, kind) events, kinds coloured as style.EVENT_COLORS.
 
     Each rank has a row for computation and below it one for communication, so that overlap is visible. predicted events
-    are drawn pale, in rows below. names: write a bar's name into it where it fits.
+    are drawn pale, in rows below. names: write a bar's name into it where it fits. until_s: the time axis reaches at
+    least to here, so that two figures have the same.
     """
     groups, rows = _groups(events, predicted, "timeline")
     ax = style.new_axes(ax, 7.5, 0.9 + 0.62 * len(rows))
-    end = max(event.end_s for _, group in groups for event in group)
+    end = max(until_s, *(event.end_s for _, group in groups for event in group))
     begin = min(event.start_s for _, group in groups for event in group)
     factor, unit = _milliseconds(end - begin)
     for kind, group in groups:
@@ -161,16 +165,18 @@ def memory_over_time(
     return ax
 
 
+#: Of parameters that belong to other ranks: paler than one's own.
+BORROWED = to_hex(style.tint(style.MEMORY_COLORS["parameters"], 0.3))
 #: In stacking order: what persists between steps comes first.
 _STEP_COLORS = {
     "parameters": style.MEMORY_COLORS["parameters"],
     "optimizer states": style.MEMORY_COLORS["optimizer states"],
     "gradients": style.MEMORY_COLORS["gradients"],
-    "gathered parameters": style.MEMORY_COLORS["weight casts"],
+    "gathered parameters": BORROWED,
     "buffers": style.MEMORY_COLORS["buffers"],
     "activations": style.MEMORY_COLORS["activations"],
 }
-#: Of the strip: greys, because a forward pass's light blue means gathered parameters here.
+#: Of the strip: greys, so that no pass looks like a kind of memory.
 _PASSES = {"forward": style.tint(style.INK, 0.3), "backward": style.tint(style.INK, 0.7)}
 
 

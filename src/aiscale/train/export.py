@@ -13,7 +13,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, remedy, require_writable
 
 
 def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -21,8 +21,11 @@ def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> P
     from aiscale.train.records import open_trained
 
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ConfigError(f"{folder} is not empty: name another folder, or add --overwrite")
+    require_writable(folder, "")
     model, tokenizer = open_trained(run)
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -33,7 +36,7 @@ def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> P
             shutil.rmtree(folder)
         partial.rename(folder)
     except OSError as error:
-        raise ConfigError(f"cannot write {folder} ({error.strerror or error}): name another folder") from None
+        raise ConfigError(f"{folder} cannot be written ({error.strerror or error}): {remedy(error, '')}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

@@ -28,7 +28,7 @@ from aiscale.meter import Meter, held_bytes, peak_memory_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
-from aiscale.train.records import Records
+from aiscale.train.records import Records, RunFolderError
 from aiscale.train.saving import Clock, Saver, newest_good
 
 
@@ -135,15 +135,16 @@ class _Training:
 
     def note_failure(self, what: str) -> None:
         if self.records:
-            with suppress(OSError):  # a full disk must not hide the error
+            with suppress(RunFolderError):  # a full disk must not hide the error
                 self.records.finish("failed", error=what)
 
-    def note_hang(self, what: str) -> None:
-        """note_failure, and write `hung` to `note_saved`: the job may be resumed. On any rank: 0 may be missing."""
+    def note_hang(self, what: str, hosts: list[str]) -> None:
+        """note_failure, and write `hung` and the missing ranks' hosts to `note_saved`: the job may be resumed, and not
+        there again. On any rank: 0 may be missing."""
         self.note_failure(what)
         if self.note_saved:
             with open(self.note_saved, "a") as file:
-                file.write("hung\n")
+                file.write(" ".join(["hung", *hosts]) + "\n")
 
     def _train(self) -> Result:
         run, result = self.run, Result(path=self.path)

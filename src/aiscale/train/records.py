@@ -18,6 +18,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -25,7 +27,7 @@ import psutil
 import torch
 
 from aiscale import checkpoint
-from aiscale.config import Run
+from aiscale.config import Run, remedy, require_writable
 from aiscale.data import Tokenizer
 from aiscale.distributed import World
 from aiscale.model import GPT
@@ -57,10 +59,11 @@ class Records:
     @staticmethod
     def check(path: Path, run: Run, *, sha256: str, resume: bool, overwrite: bool) -> None:
         """Refuse to overwrite another run's results silently, and to resume a different training. Changes nothing."""
+        require_writable(path, "--runs-dir")
         exists = (path / "run.json").exists()
         Records(path).lock().close()
         if resume and overwrite:
-            raise RunFolderError("--resume and --overwrite contradict each other: choose one")
+            raise RunFolderError("--resume and --overwrite exclude each other: give one of them")
         if resume and not exists:
             raise RunFolderError(f"{path} holds no run to resume: start it without --resume")
         if resume:
@@ -76,18 +79,18 @@ class Records:
         """Claim the folder; delete an earlier run's results if `overwrite` is set."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            records = Records(path).lock()
+            records = Records(path).lock(say=True)
             if overwrite and (path / "run.json").exists():
                 _clear(path)
             records.run_id = run_id_of(path) or secrets.token_hex(4)
         except OSError as error:
             raise RunFolderError(
-                f"cannot write results to {path} ({error.strerror}): choose another folder with --runs-dir"
+                f"cannot write results to {path} ({error.strerror}): {remedy(error, '--runs-dir')}"
             ) from None
         return records
 
-    def lock(self) -> Records:
-        """Keep other runs out of the folder until close(). Does nothing on a file system without locks."""
+    def lock(self, say: bool = False) -> Records:
+        """Keep other runs out of the folder until close(). On a file system without locks it only says so, if asked."""
         if fcntl is None or not self.path.is_dir() or not os.access(self.path, os.W_OK):
             return self
         stream = (self.path / _LOCK).open("a")
@@ -98,8 +101,14 @@ class Records:
             raise RunFolderError(
                 f"{self.path} is being written by another run: wait for it, stop it, or use --set name=OTHER"
             ) from None
-        except OSError:
-            pass  # some cluster file systems cannot lock
+        except OSError as error:
+            if say:
+                why = (error.strerror or str(error)).lower()
+                print(
+                    f"aiscale: this file system cannot lock {self.path} ({why}): make sure that no other run writes "
+                    "there; batch jobs have --dependency=singleton for that",
+                    file=sys.stderr,
+                )
         self._lock = stream
         return self
 
@@ -107,7 +116,8 @@ class Records:
         """Close the files. A second call does nothing."""
         for stream in (self._metrics, self._lock):
             if stream:
-                stream.close()
+                with suppress(OSError):  # a full disk, of which an earlier write has told
+                    stream.close()
         self._metrics = self._lock = None
 
     def describe(self, run: Run, world: World, **facts) -> None:
@@ -142,9 +152,11 @@ class Records:
             _write_whole(file, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, kind: str, **values) -> None:
-        if self._metrics is None:
-            self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
-        self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
+        file = self.path / "metrics.jsonl"
+        with _one_line_if_it_fails(file):
+            if self._metrics is None:
+                self._metrics = file.open("a", buffering=1)
+            self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def write(self, name: str, text: str) -> None:
         """Write another file of the run, atomically."""
@@ -163,9 +175,9 @@ def load_run(path: str | Path) -> Run:
     file = Path(path) / "run.json"
     try:
         return Run.from_dict(json.loads(file.read_text())["run"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunFolderError(
-            f"{path} is no run folder: it has no readable run.json; name one like runs/laptop"
+            f"{path} is not a run folder: it has no readable run.json; name one like runs/laptop"
         ) from None
 
 
@@ -182,12 +194,45 @@ def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel
     run = load_run(path)
     chosen = (checkpoint.best if best else checkpoint.latest)(path / "checkpoints", run_id_of(path))
     if chosen is None:
-        raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
+        raise RunFolderError(_no_checkpoint(path))
     model = build_model(run.model, weights=False)
     weights = model.state_dict()
     checkpoint.load_weights(weights, chosen)
     model.load_state_dict(weights)
-    return model.eval(), Tokenizer.from_json((path / "tokenizer.json").read_text())
+    return model.eval(), _tokenizer(path / "tokenizer.json")
+
+
+def _no_checkpoint(path: Path) -> str:
+    """Why a run folder holds no checkpoint that can be opened."""
+    ours, others = run_id_of(path), checkpoint.whole(path / "checkpoints")
+    if others:
+        theirs = checkpoint.of_another_run(others[-1], ours)
+        return (
+            f"{others[-1]} is of another run ({theirs}, not {ours} as in run.json): move it to the folder of its run, "
+            "with that run's run.json"
+        )
+    if damaged := sorted((path / "checkpoints").glob("step_*")):
+        return f"{damaged[-1]} is not whole (it has no {checkpoint.NOTE}): train again, or copy all of its files here"
+    return f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)"
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no tokenizer, or only a part of one"
+        raise RunFolderError(f"{file} cannot be read ({reason}): copy it from where the run was") from None
+
+
+def clear_unfinished(path: Path) -> None:
+    """Remove what a run that was interrupted twice was writing, unless another process goes on with it."""
+    records = Records(path)
+    with suppress(RunFolderError, OSError):
+        records.lock()
+        for part in [*path.glob(".*.partial"), *path.glob("checkpoints/.step_*")]:
+            gone = part.rename(part.with_suffix(".gone"))  # at once: a thread may be writing there
+            shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    records.close()
 
 
 def versions() -> dict[str, str]:
@@ -269,5 +314,20 @@ def _clear(path: Path) -> None:
 
 def _write_whole(file: Path, text: str) -> None:
     partial = file.with_name(f".{file.name}.partial")
-    partial.write_text(text)
-    partial.replace(file)
+    try:
+        with _one_line_if_it_fails(file):
+            partial.write_text(text)
+            partial.replace(file)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
+
+
+@contextmanager
+def _one_line_if_it_fails(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"{file} cannot be written ({error.strerror}): {remedy(error, '--runs-dir')}; the checkpoints are untouched"
+        ) from None

@@ -149,7 +149,7 @@ def newest_good(
     except ones without an id. Raises CheckpointError if all are skipped."""
     found, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
     if unfinished and world.is_main:
-        say(f"{unfinished} was not finished: going on from {found[0].name if found else 'the start'}")
+        say(f"{unfinished} was not finished: resuming from {found[0].name if found else 'the start'}")
     for path, before in zip(found, [*found[1:], None], strict=False):
         wrong = world.from_rank0(lambda path=path: _unusable(path, run_id)) or _damage(path, world)
         if not wrong:

@@ -14,6 +14,7 @@ cause differences of 1e-3 or more.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import tempfile
 import threading
@@ -133,7 +134,9 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
     for pattern in list(patterns) or ["*"]:
         found = fnmatch.filter(rungs.RUNGS, pattern)
         if not found:
-            raise ConfigError(f"unknown rung {pattern}: it may be one of {', '.join(rungs.RUNGS)}")
+            near = difflib.get_close_matches(pattern, rungs.RUNGS, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}?" if near else "aiscale verify --list names them"
+            raise ConfigError(f"unknown rung {pattern!r}: {hint}")
         chosen.update(dict.fromkeys(found))
     return [rungs.RUNGS[name] for name in rungs.RUNGS if name in chosen]
 

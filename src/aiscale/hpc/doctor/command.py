@@ -103,8 +103,26 @@ def _show(nodes: dict[str, list[Finding]], found: dict, status: int) -> None:
             table.add_row(f"[{_MARKS[kind][1]}]{_MARKS[kind][0]}[/]", "ranks", line.replace("[", "\\["))
     if found["seats"]:
         table.add_row("[green]✓[/]" if not found["problems"] else "", "ranks", summary(found))
+        table.add_row("[green]✓[/]", "binding", binding(found["seats"]).replace("[", "\\["))
     console.print(table)
     console.print("yes: this is ready to train" if status == 0 else "no: what is marked ✗ must be put right first")
+
+
+def binding(seats: list[dict]) -> str:
+    """The cores and the device of each rank of the first node."""
+    here = [seat for seat in seats if seat["host"] == seats[0]["host"]]
+    return "; ".join(f"rank {seat['rank']}: cores {_ranges(seat['cores'])}, {seat['device']}" for seat in here[:8])
+
+
+def _ranges(cores: list[int]) -> str:
+    """0-3,8 for [0, 1, 2, 3, 8]."""
+    parts: list[list[int]] = []
+    for core in sorted(cores):
+        if parts and core == parts[-1][-1] + 1:
+            parts[-1][1:] = [core]
+        else:
+            parts.append([core])
+    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def alike(nodes: dict[str, list[Finding]]) -> list[tuple[Finding, str]]:

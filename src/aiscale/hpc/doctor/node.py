@@ -9,6 +9,7 @@ a separate process with a timeout.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -64,6 +65,7 @@ def examine() -> Iterator[Finding]:
     yield _host_name()
     yield from _network()
     yield from libfabric()
+    yield from effective_settings(os.environ)
     yield from _storage()
 
 
@@ -231,6 +233,20 @@ def libfabric() -> Iterator[Finding]:
         yield Finding("libfabric", "ok", f"{version[1]}, providers {', '.join(providers) or 'none'}")
 
 
+#: what decides how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees and is bound to
+_SETTINGS = ("NCCL_", "RCCL_", "FI_", "TORCH_NCCL_", "MPICH_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_SETTINGS += ("HIP_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "HSA_", "SLURM_CPU_BIND", "SLURM_GPU_BIND")
+
+
+def effective_settings(env: Mapping[str, str]) -> Iterator[Finding]:
+    """The variables of the network and of binding, and the modules, as this process has them."""
+    told = " ".join(f"{name}={value}" for name, value in sorted(env.items()) if name.startswith(_SETTINGS) and value)
+    if told:
+        yield Finding("settings", "ok", told)
+    if modules := env.get("LOADEDMODULES"):
+        yield Finding("modules", "ok", modules.replace(":", " "))
+
+
 def find_plugin(env: Mapping[str, str]) -> Path | None:
     """The library through which NCCL or RCCL reaches libfabric."""
     if (named := Path(env.get("NCCL_NET_PLUGIN", ""))).is_absolute() and named.exists():
@@ -242,7 +258,8 @@ def find_plugin(env: Mapping[str, str]) -> Path | None:
 def _storage() -> Iterator[Finding]:
     """The folders for runs and temporary files: are they writable, and how fast?"""
     user = os.environ.get("USER", "")
-    places = {"this folder": Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
+    runs = Path.cwd() / "runs"  # where `aiscale train` writes
+    places = {"this folder": runs if runs.is_dir() else Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
     for name, path in (("node-local NVMe", f"/mnt/bb/{user}"), ("scratch", os.environ.get("SCRATCH", ""))):
         if path and Path(path).is_dir():
             places[name] = Path(path)
@@ -250,13 +267,21 @@ def _storage() -> Iterator[Finding]:
         try:
             rate = write_rate(path)
         except OSError as error:
-            state = "wrong" if name == "temporary files" else "warning"
-            yield Finding(name, state, f"{path}: {error.strerror}", "start from a folder that you may write to")
+            state = "wrong" if name in ("this folder", "temporary files") else "warning"
+            yield Finding(name, state, f"{path}: {error.strerror}", _elsewhere(name, error))
             continue
         free = shutil.disk_usage(path).free / GIB
         found = f"{path}, {free:,.0f} GiB free, {rate / 2**20:,.0f} MiB/s"
         short = free < LEAST_SPACE_GIB
         yield Finding(name, "warning" if short else "ok", found, "free some space for checkpoints" if short else "")
+
+
+def _elsewhere(name: str, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
+    if name == "temporary files":
+        return "set TMPDIR to a folder that you may write to"
+    return "start from a folder that you may write to, or name one: aiscale train --runs-dir DIR"
 
 
 def write_rate(folder: Path, nbytes: int = 32 * 2**20) -> float:

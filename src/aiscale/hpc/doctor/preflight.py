@@ -5,10 +5,11 @@
     found.problems                    # one line each, with the rank and the remedy; empty: none
 
 It measures an all-reduce of all ranks (and checks the result), a message both ways between every pair, and the same
-matrix product on every rank. Pairs are compared with pairs of their kind, inside a node or between nodes; slow ones are
-measured again, since congestion may pass. A rank that is slow with most of its partners is a problem, and is named
-instead of its pairs; a single slow pair is a warning. Two ranks on one GPU or core are reported first: that explains
-the rest.
+matrix product on every rank. A pair between nodes is compared with the other pairs between nodes, a pair of GPUs inside
+a node with the same pair on other nodes: by design GPUs of one node may be joined by links of different width. Slow
+pairs are measured again, since congestion may pass. A rank that is slow with most of its partners is a problem, and is
+named instead of its pairs; a single slow pair is a warning. Two ranks on one GPU or core are reported first: that
+explains the rest.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import os
 import socket
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -32,6 +35,7 @@ ALL_REDUCE_BYTES = 16 * 2**20
 MESSAGE_BYTES = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}  #: large enough that latency is a small part
 ROUNDS = 3
 SLOW = 0.5  #: times the usual rate
+LANES = 4  #: the widest link inside a node has so many times the lanes of the narrowest: 4 on an MI250X
 MAX_PARTNERS = 64  #: in a large job, a rank exchanges messages with this many others only
 
 
@@ -66,6 +70,27 @@ class Preflight:
 
     def is_inside(self, a: int, b: int) -> bool:
         return self.seats[a].host == self.seats[b].host
+
+    def alike(self, a: int, b: int) -> list[float]:
+        """The rates of the pairs with which this one is compared, itself among them."""
+        if not self.is_inside(a, b):
+            return self.rates(inside=False)
+        if self.seats[a].device == "cpu":
+            return self.rates(inside=True)
+        place = self._places[a], self._places[b]
+        return [
+            rate for c, d, rate in self.pairs if self.is_inside(c, d) and (self._places[c], self._places[d]) == place
+        ]
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """Each rank's number on its node."""
+        count: Counter[str] = Counter()
+        places = []
+        for seat in self.seats:
+            places.append(count[seat.host])
+            count[seat.host] += 1
+        return places
 
     def takes_turns(self) -> bool:
         """Whether a machine has more ranks than cores."""
@@ -202,16 +227,29 @@ def _exchange(world: World, partner: int) -> float:
 
 
 def _slow_pairs(found: Preflight, inside: bool) -> list[tuple[int, int]]:
-    """Pairs with less than SLOW times the usual rate of their kind: inside a node, or between nodes."""
+    """Pairs with less than SLOW times the usual rate of those that they are compared with."""
     usual = _usual(found, inside)
-    return [(a, b) for a, b, rate in found.pairs if found.is_inside(a, b) == inside and rate < SLOW * usual]
+    return [(a, b) for a, b, rate in found.pairs if (a, b) in usual and rate < SLOW * usual[a, b]]
 
 
-def _usual(found: Preflight, inside: bool) -> float:
-    """The usual bytes per second; 0: there is nothing to compare with."""
-    alike = found.rates(inside)
-    # The upper quartile, because one slow rank may make half of all pairs slow.
-    return statistics.quantiles(alike, n=4)[2] if len(alike) > 2 else 0.0
+def _usual(found: Preflight, inside: bool) -> dict[tuple[int, int], float]:
+    """The usual bytes per second of each pair, inside nodes or between them; 0: there is nothing to compare with."""
+    rates, usual = {}, {}
+    for a, b, _ in found.pairs:
+        if found.is_inside(a, b) == inside:
+            on_gpus = inside and found.seats[a].device != "cpu"
+            key = (found._places[a], found._places[b]) if on_gpus else None
+            if key not in rates:
+                alike = found.alike(a, b)
+                # The upper quartile, because one slow rank may make half of all pairs slow; two nodes: the faster one.
+                most = statistics.quantiles(alike, n=4)[2] if len(alike) > 2 else 0.0
+                if on_gpus and len(alike) == 2:
+                    most = max(alike)
+                elif on_gpus and len(alike) == 1:  # a node alone: only what its narrowest link would not explain
+                    most = statistics.quantiles(found.rates(inside), n=4)[2] / LANES if len(found.pairs) > 2 else 0.0
+                rates[key] = most
+            usual[a, b] = rates[key]
+    return usual
 
 
 def slow_links(found: Preflight) -> tuple[list[str], list[str]]:
@@ -226,15 +264,16 @@ def slow_links(found: Preflight) -> tuple[list[str], list[str]]:
             }
             if len(mine) > 1 and len(mine.keys() & set(slow)) > len(mine) / 2:
                 named.add(seat.rank)
+                others = statistics.median(usual[pair] for pair in mine)
                 ranks.append(
                     f"rank {seat.rank} on {seat.host} sends {_rate(statistics.median(mine.values()))} {where}, the "
-                    f"others {_rate(usual)}: look at its network interface and binding, or leave the node out "
+                    f"others {_rate(others)}: look at its network interface and binding, or leave the node out "
                     f"(sbatch --exclude={seat.host})"
                 )
         rates = {(a, b): rate for a, b, rate in found.pairs}
         pairs += [
             f"ranks {a} and {b} ({found.seats[a].host}, {found.seats[b].host}) exchange {_rate(rates[a, b])}, pairs "
-            f"like them {_rate(usual)}: the link between them is slow"
+            f"like them {_rate(usual[a, b])}: the link between them is slow"
             for a, b in slow
             if not {a, b} & named
         ]

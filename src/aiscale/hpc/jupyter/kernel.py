@@ -29,7 +29,7 @@ from pathlib import Path
 
 import jinja2
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, require_writable
 from aiscale.hpc.launchers.render import sources_of
 from aiscale.hpc.sites import Site, find, here, names
 
@@ -70,6 +70,7 @@ def install(spec: Spec, where: Path) -> Path:
     folder = where / spec.name
     if folder.exists() and not _ours(folder):
         raise KernelError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
+    require_writable(folder, "--prefix, or --user")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # 0755 and 0644 whatever the umask: others in a class may use it, but not change it.
@@ -113,7 +114,7 @@ def _pinned(script: str, loaded: str) -> str:
     def pin_line(match: re.Match) -> str:
         return match[1] + re.sub(r"\S+", pin, match[2])
 
-    return re.sub(r"(?m)^(\s*module load )([^#\n]*[^#\s])", pin_line, script)
+    return re.sub(r"(?m)(^\s*module load |then module load )([^#;\n]*[^#;\s])", pin_line, script)
 
 
 def _kernel_json(spec: Spec) -> dict:
@@ -162,15 +163,17 @@ def _check_environment(environment: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
-    add = tasks.add_parser("install", help="make a kernel, or make it anew", description="Make a kernel.")
+    add = tasks.add_parser("install", help="make a kernel, or replace it", description="Make a kernel.")
     add.add_argument(
         "--site",
         metavar="SITE",
         help=f"whose modules it loads: {', '.join(names())}, a profile of your own (.toml), or none "
         "(default: the site of this machine, if it is known)",
     )
-    add.add_argument("--name", metavar="NAME", help="of its folder (default: aiscale, or aiscale-SITE)")
-    add.add_argument("--display-name", metavar="TEXT", help="what Jupyter shows (default: aiscale, and the site)")
+    add.add_argument("--name", metavar="NAME", help="the name of the kernel (default: aiscale, or aiscale-SITE)")
+    add.add_argument(
+        "--display-name", metavar="TEXT", help="the name that Jupyter shows (default: aiscale, and the site)"
+    )
     add.add_argument(
         "--environment", metavar="DIR", help="a venv or conda environment with aiscale in it (default: this one)"
     )
@@ -179,7 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="load this, in place of the site's; may be repeated",
+        help="load this module instead of the site's; may be repeated",
     )
     where = add.add_mutually_exclusive_group()
     where.add_argument("--user", action="store_true", help="among your own kernels (default)")

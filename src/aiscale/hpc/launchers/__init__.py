@@ -6,7 +6,7 @@
 
 lessons.py    what each launcher starts, and the ranks and GPU memory it needs
 render.py     renders a lesson for a site
-templates/    body.sbatch.j2, the frame of all, and what it includes; build_environment.sh.j2
+templates/    body.sbatch.j2, the frame of all, and what it includes (X.edit.j2: settings of X); build_environment.sh.j2
 """
 
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson, Variant

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
         print(*problems, sep="\n", end="\n" * bool(problems))
         if problems:
             print("to put this right: aiscale launchers", file=sys.stderr)
+        else:
+            print(f"{args.out}: the files of {', '.join(place.name for place in places)} are up to date")
         return 1 if problems else 0
     for place in places:
         print(*write(place, args.out), sep="\n")

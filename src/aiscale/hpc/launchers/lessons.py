@@ -14,11 +14,10 @@ Settings = tuple[tuple[str, str], ...]  #: (key=value, the reason)
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Another run that the same file can start, for comparison."""
+    """Another run that the same file can start, for comparison: what to add to its command."""
 
-    name: str
     what: str
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,62 +27,63 @@ class Lesson:
     about: str  #: at the head of the file
     work: str = "train"  #: the template of the job's commands
     recipe: str = ""
+    steps: int = 0  #: of a submission as the file stands; 0: all that the recipe has
+    corpus: str = "stdlib"  #: the default of CORPUS; embedded is too short for windows of 2,048 tokens
     settings: Settings = ()
     layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs per node; the next lower number is used
     variants: tuple[Variant, ...] = ()
-    other: str = "loop.seed=1"  #: an example of a setting to try
+    exports: Settings = ()  #: (NAME=value, the reason): variables of the ranks
     ranks: int = 0  #: 0: one node
     gpu_memory_gb: float = 0  #: the least that a GPU must have
-    hours: float = 2
+    hours: float = 0.5
     signal_s: int = 300  #: this long before the time limit, to save a checkpoint
-    chain: bool = False  #: takes several jobs
+    chain: bool = False  #: requeues itself unless told not to
+    restarts: int = 5  #: of a job that requeues itself
 
     def layout(self, gpus: int) -> Settings:
         fitting = [count for count in self.layouts if count <= gpus]
         return self.settings + (self.layouts[max(fitting)] if fitting else ())
 
 
-def _radius(size: str, title: str, density: str, steps: str, dense_steps: str) -> Lesson:
+def _radius(size: str, title: str, density: str, steps: int, dense_steps: str, memory_gb: float) -> Lesson:
     """A published run of Radius, and the runs that it is compared with."""
     recipe = f"radius-{size}"
     dense = "compression.method=none"
     return Lesson(
         name=f"radius_{size}",
         title=f"Radius, {title}",
-        about=f"Radius at density {density}, as published for 64 A100 of 80 GB: {steps} steps, days of training.",
+        about=f"Radius at density {density}, as published for 64 A100 of 80 GB: a new mask every 200 steps, dense "
+        f"until step {dense_steps}, sent during the backward pass.",
         recipe=recipe,
-        other="compression.density=0.1",
+        steps=steps,
+        corpus="corpora/openwebtext",
+        settings=(("loop.checkpoint_minutes=30", "what a node that fails may cost"),),
         variants=(
             Variant(
-                name="radius",
-                what=f"density {density}, a new mask every 200 steps, dense until step {dense_steps}; sent during the "
-                "backward pass",
+                what="Radius as published: one all-reduce after the backward pass",
+                settings=("compression.overlap=false",),
             ),
             Variant(
-                name="radius-at-once",
-                what="the same as it was published: one all-reduce after the backward pass",
-                settings=(f"name={recipe}-at-once", "compression.overlap=false"),
+                what="the published baseline, dense",
+                settings=(dense, "compression.overlap=false"),
             ),
             Variant(
-                name="dense",
-                what="the published baseline: one all-reduce of all gradients after the backward pass",
-                settings=(f"name={recipe}-dense", dense, "compression.overlap=false"),
-            ),
-            Variant(
-                name="overlapped",
-                what="DDP as it is today: dense, bucket by bucket during the backward pass",
-                settings=(f"name={recipe}-overlapped", dense),
+                what="DDP as it is today",
+                settings=(dense,),
             ),
         ),
         ranks=64,
-        gpu_memory_gb=60,
+        gpu_memory_gb=memory_gb,
         hours=24,
         chain=True,
+        restarts=6,
     )
 
 
 _BF16 = ("loop.precision=bf16", "the published script has fp16, which needs a loss scale; same speed")
 _RECOMPUTED = ("model.activation_checkpointing=true", "forward passes twice, so that 40 GB suffice")
+_MEGATRON = ("parallel.strategy=megatron", "tensor, pipeline and data parallelism")
+_ONE_CONNECTION = (("CUDA_DEVICE_MAX_CONNECTIONS=1", "Megatron-Core orders messages and kernels by it"),)
 
 LESSONS: dict[str, Lesson] = {
     lesson.name: lesson
@@ -93,6 +93,7 @@ LESSONS: dict[str, Lesson] = {
             title="DDP, GPT-2 XL",
             about="DistributedDataParallel: each GPU has the whole model and its own sequences.",
             recipe="gpt2-xl",
+            steps=50,
             settings=(
                 ("loop.micro_batch=6", "480 sequences a step divide into micro-batches of 6 on 8 to 80 ranks"),
                 _RECOMPUTED,
@@ -105,18 +106,18 @@ LESSONS: dict[str, Lesson] = {
             title="ZeRO-3, GPT-J 6B",
             about="DeepSpeed's ZeRO-3: parameters, gradients and optimizer states of GPT-J 6B divided over all GPUs.",
             recipe="gptj-6b-hf",
-            settings=(
-                ("parallel.zero_stage=3", "0 to 2 divide less, and need a GPU with more memory"),
-                ("data.corpus=corpora/openwebtext", "the published run has OSCAR: aiscale data prepare oscar"),
-            ),
+            steps=20,
+            settings=(("parallel.zero_stage=3", "0 to 2 divide less, and need a GPU with more memory"),),
             ranks=32,
             gpu_memory_gb=40,
+            hours=0.75,
         ),
         Lesson(
             name="fsdp",
             title="FSDP, GPT-2 XL",
             about="PyTorch's FSDP: transformers' GPT-2 XL, each GPU with a slice of every tensor.",
             recipe="gpt2-xl-hf",
+            steps=50,
             settings=(("loop.micro_batch=6", "480 sequences a step divide into micro-batches of 6 on 8 to 80 ranks"),),
             ranks=16,
             gpu_memory_gb=40,
@@ -126,8 +127,10 @@ LESSONS: dict[str, Lesson] = {
             title="3D parallelism, 22B",
             about="Megatron-Core: 48 layers of 6144, each matrix on 4 GPUs and the layers in 8 stages.",
             recipe="22b",
+            steps=30,
+            exports=_ONE_CONNECTION,
             settings=(
-                ("parallel.strategy=megatron", "tensor, pipeline and data parallelism"),
+                _MEGATRON,
                 ("parallel.tp=4", "every matrix on 4 GPUs of one node"),
                 ("parallel.pp=8", "6 of 48 layers in a stage; whole multiples of tp x pp = 32 ranks fit"),
                 _BF16,
@@ -140,7 +143,9 @@ LESSONS: dict[str, Lesson] = {
             title="3D parallelism, 175B",
             about="Megatron-Core: GPT-3's shape, 96 layers of 12288, 175 billion parameters on 96 GPUs.",
             recipe="175b",
-            settings=(("parallel.strategy=megatron", "tensor, pipeline and data parallelism"), _BF16),
+            steps=10,
+            exports=_ONE_CONNECTION,
+            settings=(_MEGATRON, _BF16),
             layouts={
                 8: (
                     ("parallel.tp=8", "every matrix on the 8 GPUs of one node"),
@@ -153,26 +158,34 @@ LESSONS: dict[str, Lesson] = {
             },
             ranks=96,
             gpu_memory_gb=60,
+            hours=0.75,
             signal_s=900,
         ),
-        _radius("355m", "GPT-355M", "0.5", "500,000", "80,000"),
-        _radius("2b", "GPT-2.0B", "0.4", "300,000", "60,000"),
+        _radius("355m", "GPT-355M", "0.5", 500_000, "80,000", 40),
+        _radius("2b", "GPT-2.0B", "0.4", 300_000, "60,000", 60),
         Lesson(
             name="scaling",
             title="Scaling study",
             about="GPT-2 medium by DDP on 1, 2, 4, ... nodes of one job: weak scaling (the same work for each GPU) and "
-            "strong scaling (the same work altogether). All in one job, so that they have the same nodes and hour.",
+            "strong scaling (the same work altogether).",
             work="scaling",
             recipe="gpt2-medium",
             ranks=32,
             gpu_memory_gb=40,
+            hours=0.75,
         ),
         Lesson(
             name="notebook",
             title="A notebook in a batch job",
-            about="Runs a lesson from first cell to last, without a browser; it starts its own ranks.",
+            about="Runs a lesson from first cell to last, without a browser; it starts its own ranks, on CPUs.",
             work="notebook",
-            hours=1,
+        ),
+        Lesson(
+            name="your_own",
+            title="Your own script",
+            about="Starts a train.py that was written for torchrun, with the environment variables that it expects.",
+            work="your_own",
+            ranks=16,
         ),
         Lesson(
             name="engines",
@@ -180,7 +193,7 @@ LESSONS: dict[str, Lesson] = {
             about="A rank for each GPU, which a notebook outside the job drives with %%px cells.",
             work="engines",
             ranks=16,
-            hours=1,
+            hours=0.75,
         ),
     )
 }

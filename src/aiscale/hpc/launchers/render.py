@@ -10,12 +10,15 @@ import functools
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
+from aiscale.config import remedy, require_writable
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, site
+from aiscale.recipes import recipe
 
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
@@ -33,77 +36,167 @@ def render_all(place: Site) -> dict[str, str]:
 
 def render(lesson: Lesson, place: Site) -> str:
     """The launcher of a lesson at a site; raises SiteError if the site is too small for it."""
-    nodes, kind = nodes_of(lesson, place), _kind(lesson, place)
-    longest = place.scheduler.hours_for(nodes, place.partition, place.qos)
-    if longest is None:
-        raise SiteError(f"{lesson.name} needs {nodes} nodes of {place.name}, more than its partition or QOS allows")
-    hours = min(lesson.hours, longest)
+    job = _Job.of(lesson, place)
+    edits, directives = _directives(job)
     text = (
         _environment()
         .get_template("body.sbatch.j2")
         .render(
             lesson=lesson,
             site=place,
-            nodes=nodes,
             ranks=place.node.ranks_per_node,
             settings=lesson.layout(place.node.gpus),
-            sbatch=_sbatch(lesson, place, nodes, kind, hours, longest),
-            no_chain=[name for name, qos in place.scheduler.qos.items() if not qos.may_chain],
+            steps=recipe(lesson.recipe).loop.steps if lesson.recipe else 0,
+            head=head(job),
+            edits=edits,
+            directives=directives,
         )
     )
     return _finish(text, place)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a launcher asks for."""
+
+    lesson: Lesson
+    place: Site
+    nodes: int
+    kind: GpuKind
+    hours: float
+    longest: float  #: hours that the site allows
+    partition: str
+
+    @classmethod
+    def of(cls, lesson: Lesson, place: Site) -> _Job:
+        nodes, rules = nodes_of(lesson, place), place.scheduler
+        kind = place.node.kind_for(lesson.gpu_memory_gb)
+        if kind is None:
+            raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
+        partition = place.partition or rules.default_partition
+        choices = [partition, *rules.partitions] if lesson.chain else [partition]  # days of training: the longest one
+        allowed = {name: rules.hours_for(nodes, name, place.qos) or 0.0 for name in choices}
+        partition = max(allowed, key=lambda name: min(allowed[name], lesson.hours))
+        if not allowed[partition]:
+            raise SiteError(f"{lesson.name} needs {nodes} nodes of {place.name}, more than its partition or QOS allows")
+        hours = min(lesson.hours, allowed[partition])
+        return cls(lesson, place, nodes, kind, hours, allowed[partition], partition)
+
+    @property
+    def is_small(self) -> bool:
+        return bool(self.place.small) and self.lesson.work == "notebook"
+
+    def price(self, starts: int = 1) -> str:
+        """The most that it costs, in words."""
+        rules, hours = self.place.scheduler, self.hours * starts
+        if self.is_small:
+            return f"{hours * self.place.small_share:.2g} {self.place.small_unit}"
+        spent, charged = self.nodes * hours, rules.charge(self.nodes, hours, self.place.qos)
+        unit = rules.charge_unit.removesuffix("s") if charged == 1 else rules.charge_unit
+        same = f"{charged:,.4g} {unit}"
+        return same if spent == charged else f"{spent:,.4g} node-hours ({same})"
+
+
+def head(job: _Job) -> list[str]:
+    """The comment at the top: what it does, how to submit it, and the most that it costs."""
+    lesson, place, name = job.lesson, job.place, f"{job.lesson.name}.sbatch"
+    size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h"
+    lines, calls = (
+        [f"{lesson.title} on {place.title}. {lesson.about}"],
+        [(f"aiscale submit {name}", "checks, then sbatch")],
+    )
+    if lesson.work == "train":
+        calls.append(
+            (f"sbatch {name} --set loop.seed=1 --set name=NAME", "what follows the name is for `aiscale train`")
+        )
+        again = f"CHAIN=1 sbatch --requeue {name} lets it requeue itself, {lesson.restarts} times at most"
+        if lesson.chain:
+            starts = lesson.restarts + 1
+            warning = (
+                f"THIS TRAINS FOR DAYS, and requeues itself {lesson.restarts} times at most: {size} x {starts} starts"
+            )
+            first = f"For a first try: CHAIN=0 sbatch -t 30 {name} --set loop.steps=50"
+            lines.insert(0, f"{warning} = {job.price(starts)}. {first}")
+        else:
+            lines.append(f"Costs at most {size} = {job.price()}; {again}: {job.price(lesson.restarts + 1)}.")
+    else:
+        calls += _CALLS[lesson.work](job)
+        lines.append(f"Costs at most {size} = {job.price()}.")
+    lines.append(f"Submit from {place.scratch}.")
+    width = max(len(words) for words, _ in calls if len(words) <= 56)
+    shown = [f"  {words:{width}}  {what}" for words, what in calls]
+    if lesson.variants:
+        shown.append(f"To compare with others: sbatch -J NAME {name} --set name=NAME, and")
+        shown += [f"  {' '.join(f'--set {word}' for word in each.settings)}  ({each.what})" for each in lesson.variants]
+    return [*lines, *shown]
+
+
+_CALLS = {
+    "scaling": lambda job: [
+        ("sbatch -N 16 scaling.sbatch", "on 1, 2, 4, 8 and 16 nodes; results in RUNS/scaling-JOBID.jsonl")
+    ],
+    "notebook": lambda job: [
+        ("sbatch notebook.sbatch 07 -p n_steps=20", "what follows the name is for `aiscale notebooks`"),
+    ],
+    "your_own": lambda job: [("sbatch your_own.sbatch train.py --epochs 3", "nothing of this kit is needed")],
+    "engines": lambda job: [
+        (
+            f'cluster.start({job.nodes * job.place.node.ranks_per_node}, engines="slurm")',
+            "in a notebook submits this by itself",
+        ),
+        ("sbatch engines.sbatch", "its output names the folder that cluster.start(..., engines=FOLDER) takes"),
+    ],
+}
 
 
 def nodes_of(lesson: Lesson, place: Site) -> int:
     return -(-max(1, lesson.ranks) // place.node.ranks_per_node)
 
 
-def _kind(lesson: Lesson, place: Site) -> GpuKind:
-    """The kind of node whose GPUs have enough memory; raises SiteError."""
-    kind = place.node.kind_for(lesson.gpu_memory_gb)
-    if kind is None:
-        raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
-    return kind
-
-
 def fits(lesson: Lesson, place: Site) -> bool:
-    if place.node.kind_for(lesson.gpu_memory_gb) is None:
+    try:
+        _Job.of(lesson, place)
+    except SiteError:
         return False
-    return place.scheduler.hours_for(nodes_of(lesson, place), place.partition, place.qos) is not None
+    return True
 
 
-def _sbatch(
-    lesson: Lesson, place: Site, nodes: int, kind: GpuKind, hours: float, longest: float
-) -> list[tuple[str, str]]:
-    """(option, comment) of every #SBATCH line."""
-    rules, lines = place.scheduler, []
-    lines.append((f"--account={rules.account_example}", f"EDIT: {rules.account_hint}"))
-    lines.append((f"--job-name={lesson.name}", "also the name of the output file"))
-    lines.append(
-        (f"--time={_clock(hours)}", f"EDIT: here at most {_clock(longest)} on {nodes} node{'s' * (nodes > 1)}")
-    )
-    ranks = f"{nodes * place.node.ranks_per_node} ranks, one for each {place.node.gpu}"
-    lines.append((f"--nodes={nodes}", ranks if lesson.ranks else ""))  # a notebook starts its own
-    lines.append((f"--ntasks-per-node={place.node.ranks_per_node}", ""))
+def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(option, comment) of the #SBATCH lines to edit, and of the others."""
+    lesson, place, nodes = job.lesson, job.place, job.nodes
+    rules, ranks = place.scheduler, place.node.ranks_per_node
+    edits = [(f"--account={rules.account_example}", rules.account_hint)]
+    limit = f"{_clock(job.longest)} at most on {nodes} node{'s' * (nodes > 1)}" if job.longest < 1000 else ""
+    edits.append((f"--time={_clock(job.hours)}", limit))
+    lines = [(f"--job-name={lesson.name}", ""), ("--output=%x-%j.out", "in the folder from which this is submitted")]
+    if job.is_small:
+        lines += [("--nodes=1", ""), ("--ntasks=1", "")]
+        return edits, lines + [_split(line) for line in place.small]
+    lines.append((f"--nodes={nodes}", f"{nodes * ranks} ranks, one for each {place.node.gpu}" if lesson.ranks else ""))
+    lines.append((f"--ntasks-per-node={ranks}", ""))
     if place.node.gpus:
         lines.append((f"--gpus-per-node={place.node.gpus}", ""))
-    if place.partition or rules.default_partition:
-        lines.append((f"--partition={place.partition or rules.default_partition}", ""))
+    if job.partition:
+        lines.append((f"--partition={job.partition}", ""))
     if place.qos:
         lines.append((f"--qos={place.qos}", f"the default is {rules.default_qos}" if rules.default_qos else ""))
-    if kind.constraint:
-        lines.append((f"--constraint={kind.constraint}", _why(kind.constraint, rules.features)))
-    lines += [(option, why.strip()) for option, _, why in (line.partition("  # ") for line in place.sbatch)]
-    lines.append(("--output=%x-%j.out", "in the folder from which this is submitted"))
+    if job.kind.constraint:
+        lines.append((f"--constraint={job.kind.constraint}", _why(job.kind.constraint, rules.features)))
+    lines += [_split(line) for line in place.sbatch]
     if lesson.work == "train":
         lines.append(
-            (f"--signal=B:USR1@{lesson.signal_s}", f"to this script, {lesson.signal_s} s before the time is up")
+            (f"--signal=USR1@{lesson.signal_s}", f"{lesson.signal_s} s before the end the ranks save and stop")
         )
-        lines.append(("--requeue", "after a node has failed, or another job had to go first"))
+        lines.append(("--requeue" if lesson.chain else "--no-requeue", ""))
         lines.append(("--open-mode=append", "what comes after a requeue goes on in the same file"))
-    if lesson.chain:
-        lines.append(("--dependency=singleton", "one job of this name at a time: two would write the same folder"))
-    return lines
+    if lesson.work in ("train", "scaling"):
+        lines.append(("--dependency=singleton", "two jobs of one name would write the same folder"))
+    return edits, lines
+
+
+def _split(line: str) -> tuple[str, str]:
+    option, _, why = line.partition("  # ")
+    return option, why.strip()
 
 
 def _why(constraint: str, features: Mapping[str, str]) -> str:
@@ -123,7 +216,8 @@ def sources_of(text: str, place: Site) -> str:
     """The sources named in brackets in a file, as comments for its end."""
     named = {key for group in re.findall(r"\[([a-z0-9, ]+)\]", text) for key in group.split(", ")}
     lines = [f"#   [{key}] {where}" for key, where in place.sources.items() if key in named]
-    return "\n".join(["", f"# Sources, as of {place.read}:", *lines, ""]) if lines else ""
+    by = f"# Rendered by `aiscale launchers` from what the sites' pages said on {place.read}:"
+    return "\n".join(["", by, *lines, ""]) if lines else ""
 
 
 def _tidy(text: str) -> str:
@@ -135,6 +229,11 @@ def _tidy(text: str) -> str:
 def _comment(text: str) -> str:
     paragraph = " ".join(text.split())
     return textwrap.fill(paragraph, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _comment_lines(lines: Iterable[str]) -> str:
+    """Each as a comment of its own; those that begin with a blank, commands, are left as they are."""
+    return "\n".join(f"# {line}" if line[0] == " " else _comment(line) for line in lines)
 
 
 def _aligned(pairs: Iterable[tuple[str, str]], lead: str = "") -> str:
@@ -153,19 +252,33 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"comment": _comment, "aligned": _aligned}
+    made.filters |= {"comment": _comment, "comment_lines": _comment_lines, "aligned": _aligned}
     return made
 
 
 def write(place: Site, out: str | Path) -> list[Path]:
     """Write the launchers of a site to `out`/NAME; returns the files."""
     folder, files = Path(out) / place.name, []
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in render_all(place).items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755 if name == BUILD else 0o644)
-        files.append(folder / name)
+    require_writable(folder, "--out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in render_all(place).items():
+            _replace(folder / name, text, 0o755 if name == BUILD else 0o644)
+            files.append(folder / name)
+    except OSError as error:
+        raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, '--out')}") from None
     return files
+
+
+def _replace(file: Path, text: str, mode: int) -> None:
+    """Write the whole file, or leave the one that is there."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.write_text(text)
+        partial.chmod(mode)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:

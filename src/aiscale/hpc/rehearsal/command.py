@@ -16,14 +16,24 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--site", default="generic", metavar="SITE", help="whose rules and nodes: a shipped profile, or a .toml file"
+        "--site",
+        default="generic",
+        metavar="SITE",
+        help="the site to play: the name of a profile, or a .toml file (default: generic)",
     )
-    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="virtual nodes (default: 4)")
-    parser.add_argument("--link", default="", metavar="RATE", help="of each node's network, such as 1gbit")
     parser.add_argument(
-        "--account", action="append", default=[], help="one that jobs may name besides the profile's example"
+        "--nodes", type=int, default=4, metavar="N", help="how many virtual nodes to start (default: 4)"
     )
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="default: a shell")
+    parser.add_argument("--link", default="", metavar="RATE", help="limit the network of each node, such as to 1gbit")
+    parser.add_argument(
+        "--account",
+        action="append",
+        default=[],
+        help="an account that jobs may use, besides the profile's example; may be repeated",
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run (default: a shell)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,6 +43,7 @@ HABITS = {
     "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb", slingshot=True),
     "perlmutter": Habits(slingshot=True, shifter=True, shared_qos="shared"),
     "lumi": Habits(gpu_flag="amd_gpu_env", slingshot=True),
+    "odo": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), slingshot=True),
 }
 
 
@@ -80,6 +81,13 @@ class Settings:
         """The constraints of the site's GPU nodes; every virtual node has all of them."""
         words = {word for kind in self.site.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
         return sorted(words)
+
+    @property
+    def accounts_known(self) -> list[str]:
+        """Every account that jobs may name, with the suffix that may be left out and without it."""
+        rules = self.site.scheduler
+        names = [name.lower() for name in (rules.account_example, *self.accounts)]
+        return list(dict.fromkeys([*names, *(name.removesuffix(rules.account_suffix) for name in names)]))
 
     @property
     def partitions(self) -> dict[str, float]:
@@ -145,7 +153,8 @@ class Settings:
             f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
         )
         gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
-        feature = f" Feature={','.join(self.features)}" if self.features else ""
+        features = sorted({*self.features, *self.site.scheduler.features})
+        feature = f" Feature={','.join(features)}" if features else ""
         return string.Template(_template("slurm.conf")).substitute(
             site=self.site.title,
             folder=self.folder,
@@ -170,17 +179,23 @@ class Settings:
         rules = self.site.scheduler
         return {
             **vars(rules),
-            "accounts": {name.lower(): True for name in (rules.account_example, *self.accounts)},
+            "accounts": dict.fromkeys(self.accounts_known, True),
             "required": {name: True for name in rules.required},
             "slingshot": self.habits.slingshot,
             "shared_qos": self.habits.shared_qos,
         }
+
+    def _seen(self, qos: str) -> list[str]:
+        prefix = self.site.scheduler.qos_prefix
+        return [qos, prefix + qos] if prefix else [qos]
 
     def _write_scripts(self, etc: Path) -> None:
         values = {
             "folder": self.folder,
             "nvme": self.habits.nvme,
             "closest": " ".join(map(str, self.habits.closest)),
+            "accounts": " ".join(self.accounts_known),
+            "qos": ",".join(name for known in self.site.scheduler.qos for name in self._seen(known)),
         }
         for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh"):
             path = etc / name
@@ -194,7 +209,7 @@ class Settings:
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
-SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz")
+SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz", "sacctmgr")
 
 
 def _build_shifter(etc: Path) -> None:

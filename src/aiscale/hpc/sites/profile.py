@@ -95,6 +95,7 @@ class Qos:
     max_jobs: int = 0  #: of a user, in any state; 0: no limit
     may_chain: bool = True  #: jobs may submit or requeue the next one
     preemptible: bool = False  #: the scheduler may end a job for another one
+    charge: float = 1.0  #: what a job is charged, over the usual charge
     source: str = ""
     verification: str = "primary"
 
@@ -106,6 +107,10 @@ class Scheduler:
     account_example: str
     account_pattern: str = ".+"  #: a regular expression that matches accounts which may use GPUs
     account_hint: str = "your project"  #: what to enter as the account
+    account_suffix: str = ""  #: of accounts for GPU nodes; may be left out of an account's name
+    qos_prefix: str = ""  #: in a job on GPU nodes, the QOS is called so and by its name: gpu_debug for -q debug
+    charge_unit: str = "node-hours"  #: in which the site counts
+    charge_per_node_hour: float = 1.0  #: charge_unit for a node and an hour
     default_partition: str = ""
     default_qos: str = ""
     max_jobs: int = 0  #: of a user, queued or running; 0: no limit
@@ -113,6 +118,21 @@ class Scheduler:
     features: Mapping[str, str] = field(default_factory=dict)  #: valid --constraint names, and what each is
     partitions: Mapping[str, Partition] = field(default_factory=dict)
     qos: Mapping[str, Qos] = field(default_factory=dict)
+
+    def qos_of(self, name: str) -> Qos | None:
+        """The QOS of that name, with or without the prefix that jobs see; None if it is unknown."""
+        return self.qos.get(name.removeprefix(self.qos_prefix) or self.default_qos)
+
+    @property
+    def unchained(self) -> list[str]:
+        """The QOS in which chains of jobs are forbidden, under all names that a job may see."""
+        names = [name for name, qos in self.qos.items() if not qos.may_chain]
+        return names + [self.qos_prefix + name for name in names if self.qos_prefix]
+
+    def charge(self, nodes: float, hours: float, qos: str = "") -> float:
+        """What a job is charged, in `charge_unit`."""
+        rate = entry.charge if (entry := self.qos_of(qos)) else 1.0
+        return nodes * hours * self.charge_per_node_hour * rate
 
     def hours_for(self, nodes: int, partition: str = "", qos: str = "") -> float | None:
         """The longest time limit of a job of `nodes` nodes, in partition and QOS; None if it is too large."""
@@ -122,7 +142,7 @@ class Scheduler:
             if longest is None:
                 return None
             hours.append(longest)
-        if entry := self.qos.get(qos or self.default_qos):
+        if entry := self.qos_of(qos):
             if entry.max_nodes and nodes > entry.max_nodes:
                 return None
             hours += [entry.max_hours] if entry.max_hours else []
@@ -134,13 +154,21 @@ class Shell:
     """Pieces of bash for launchers, each with its reasons and sources as comments."""
 
     modules: str = ""  #: what the site's software stack needs, before an environment is active
-    activate: str = ""  #: makes `python` the one with aiscale; may read $ENVIRONMENT, and set `python` words
+    activate: str = (
+        'export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1  # a venv or conda environment; nothing of $HOME'
+    )
+    #: makes `python` the one with aiscale; may read $ENVIRONMENT
+    python: str = (
+        "python=(python -u)  # -u: what is printed is seen at once"  #: sets the words that start Python in a step
+    )
+    unpack: str = ""  #: a folder on each node's own disk, for an environment that is one .tar.gz
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
-    caches: str = ""  #: where libraries may write
+    caches: str = ""  #: where libraries may write, below $caches
     proxy: str = ""  #: how a compute node reaches the internet; rendered as a comment
-    one_node: str = ""  #: before a step on one node, inside a job of several
-    many_nodes: str = ""  #: before a step on several nodes
+    one_node: str = ""  #: a command before a step on one node, inside a job of several
+    many_nodes: str = ""  #: a command before a step on several nodes
+    nodes_why: str = ""  #: the reason for these two
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +179,7 @@ class Build:
 
     python: str = ""  #: version
     torch: str = ""  #: version, also in the site's requirements.lock
-    torch_index: str = ""  #: where to find the address of its package index; empty: a module has torch
+    torch_index: str = ""  #: the address of its package index; empty: a module has torch
     torch_check: str = "True"  #: a Python expression that is true for the right build of torch (imported)
     where: str = ""  #: a good place for the environment, in a sentence
     modules: str = ""  #: modules to load
@@ -178,12 +206,26 @@ class Site:
     sbatch: tuple[str, ...] = ()  #: more #SBATCH options, as --option=value  # why
     srun: str  #: options of a step with one rank per GPU
     srun_why: str = ""  #: the reason, with its source
+    local_rank: str = "$SLURM_LOCALID"  #: LOCAL_RANK of scripts written for torchrun, which take it for their GPU
+    rank_env: Mapping[str, str] = field(default_factory=dict)  #: variables of each rank that srun would overwrite
+    small: tuple[str, ...] = ()  #: #SBATCH options of a job that needs no GPU; empty: it gets a whole node
+    small_share: float = 1.0  #: the part of a node that such a job is charged
+    small_unit: str = "node-hours"  #: in which
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
     scratch: str = ""  #: where to submit from, in a sentence
     jupyter: str = ""  #: where notebooks run, in a sentence
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
+
+    def step_prefix(self, nodes: int) -> list[str]:
+        """Words before a step's command that give its ranks what a launcher would export: the network's variables, and
+        those that srun overwrites."""
+        shell, given = self.shell, [f"{name}={value}" for name, value in self.rank_env.items()]
+        lines = [shell.network, shell.many_nodes if nodes > 1 else shell.one_node]
+        script = "\n".join(line.strip() for line in lines if line.strip())
+        words = ["bash", "-c", f'{script}\nexec "$@"', "rank"] if script else []
+        return words + (["env", *given] if given else [])
 
     def __post_init__(self) -> None:
         rules = self.scheduler
@@ -204,7 +246,7 @@ class Site:
             re.compile(rules.account_pattern)
         except re.error as error:
             raise SiteError(
-                f"scheduler.account_pattern {rules.account_pattern!r} is no regular expression: {error}"
+                f"scheduler.account_pattern {rules.account_pattern!r} is not a regular expression: {error}"
             ) from None
         if self.node.ranks_per_node * self.node.cpus_per_rank < 1:
             raise SiteError("node.cpus_per_rank must be at least 1")
@@ -251,7 +293,7 @@ def load(path: str | Path) -> Site:
             f"to copy from {_HERE.name}/"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SiteError(f"site profile {path} is no TOML: {error}") from None
+        raise SiteError(f"site profile {path} is not TOML: {error}") from None
     try:
         return _build(Site, tree, "")
     except SiteError as error:

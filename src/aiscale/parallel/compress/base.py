@@ -97,7 +97,7 @@ class Compressor:
     def state(self) -> dict:
         """What a checkpoint saves. Keys of what differs between ranks contain the rank: `rank0.NAME`."""
         if self._broken:
-            raise GradientError(f"nothing is saved after a step that was broken off: {self._broken}")
+            raise GradientError(f"nothing is saved after a step that was interrupted: {self._broken}")
         return {"step": self.step}
 
     def load(self, state: dict) -> None:
@@ -129,7 +129,7 @@ class Compressor:
     def after_backward(self) -> None:
         """Before clipping: send waiting buckets, and raise GradientError on all ranks if one of them had an error."""
         if self._broken:
-            raise GradientError(f"no step can follow one that was broken off: {self._broken}")
+            raise GradientError(f"no step can follow one that was interrupted: {self._broken}")
         if self._waiting:
             sizes = [len(packed) for _, packed in self._waiting]
             mean = self.share(torch.cat([packed for _, packed in self._waiting]))

@@ -53,17 +53,17 @@ def check(run: Run) -> None:
     )
     require(
         precision != "fp16",
-        "loop.precision fp16 with parallel.strategy megatron: only fp32, tf32, bf16 and fp64 are carried; set bf16",
+        "loop.precision fp16 with parallel.strategy megatron: it takes fp32, tf32, bf16 and fp64; set bf16",
     )
     require(
         precision != "fp64" or not layout.distributed_optimizer,
-        "loop.precision fp64 with parallel.distributed_optimizer: Megatron-Core's knows fp32, bf16 and fp16 only: "
+        "loop.precision fp64 with parallel.distributed_optimizer: Megatron-Core's takes fp32, bf16 and fp16 only: "
         "set distributed_optimizer to false, or precision to fp32",
     )
     require(
         run.optimizer.name == "adamw" or not layout.distributed_optimizer,
-        f"optimizer.name {run.optimizer.name} with parallel.distributed_optimizer: Megatron-Core's divides AdamW's "
-        "states only: set one of them to the other",
+        f"optimizer.name {run.optimizer.name} with parallel.distributed_optimizer: Megatron-Core divides the states "
+        "of AdamW only: set optimizer.name=adamw, or distributed_optimizer=false",
     )
     require(
         not layout.sequence_parallel or run.loop.seq_len % layout.tp == 0,
@@ -305,12 +305,12 @@ class MegatronEngine(Engine):
             changed = [key for key, value in vars(saved.model).items() if value != getattr(run.model, key)]
             raise CheckpointError(
                 f"{folder} holds a model with {changed[0]} {getattr(saved.model, changed[0])}, this run has "
-                f"{getattr(run.model, changed[0])}: give model.{changed[0]} the first value"
+                f"{getattr(run.model, changed[0])}: set model.{changed[0]}={getattr(saved.model, changed[0])}"
             )
         if saved.optimizer != run.optimizer.name:
             raise CheckpointError(
                 f"{folder} holds the states of optimizer {saved.optimizer}, this run has {run.optimizer.name}: "
-                "set optimizer.name to the first"
+                f"set optimizer.name={saved.optimizer}"
             )
         return saved
 

@@ -32,6 +32,7 @@ from aiscale.train.export import export
 #: The appendix's downstream tasks: the last word of a passage, perplexity of articles, the referent of a pronoun.
 TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
 OURS = Path(__file__).parent / "tasks"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
 BOOTSTRAP_DRAWS = 1000  #: for a perplexity's standard error; lm-eval's 100,000 take longer than a small evaluation
 
 
@@ -52,6 +53,9 @@ def evaluate(
     for name, value, least in (("limit", limit, 0), ("batch-size", batch_size, 1)):
         if value < least:
             raise ConfigError(f"--{name} is {value}: it must be at least {least}")
+    path = Path(path)
+    if not (path / "run.json").is_file() and not (path / "config.json").is_file():  # before seconds of imports
+        raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
     _require_harness()
     import lm_eval
 
@@ -113,10 +117,8 @@ def _exported(path: Path) -> Iterator[Path]:
     if (path / "run.json").is_file():
         with tempfile.TemporaryDirectory(prefix="aiscale-evaluate-") as folder:
             yield export(path, Path(folder) / "model")
-    elif (path / "config.json").is_file():
-        yield path
     else:
-        raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
+        yield path
 
 
 def _open(path: Path, batch_size: int, device: str):
@@ -127,11 +129,19 @@ def _open(path: Path, batch_size: int, device: str):
     from aiscale.train.evaluate.tokenizer import hugging_face_tokenizer
 
     ours, options = path / "aiscale_tokenizer.json", {}
-    if ours.is_file():
-        options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text()))
-    # transformers does not look up an absolute path on the hub. With its cache of logits, lm-eval 0.4.13 scores the
-    # wrong token if two requests split the same text at different places.
-    return HFLM(str(path.resolve()), batch_size=batch_size, device=device, logits_cache=False, **options)
+    if not any((path / name).is_file() for name in (ours.name, *_TOKENIZERS)):
+        raise ConfigError(f"{path} holds no tokenizer ({ours.name}, or {', '.join(_TOKENIZERS)}): copy it there, too")
+    try:
+        if ours.is_file():
+            options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text(encoding="utf-8")))
+        # transformers does not look up an absolute path on the hub. With its cache of logits, lm-eval 0.4.13 scores the
+        # wrong token if two requests split the same text at different places.
+        return HFLM(str(path.resolve()), batch_size=batch_size, device=device, logits_cache=False, **options)
+    except Exception as error:  # transformers passes on the errors of its many readers
+        reason = f"{type(error).__name__}: {_first_line(error)[:200]}"
+        raise ConfigError(
+            f"{path} cannot be read ({reason}): copy the whole folder again, or export it again"
+        ) from error
 
 
 def _tasks(names: list[str], include_path: str | Path | None):
@@ -158,6 +168,8 @@ def _device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"--device is {name!r}: it must be auto, cpu or cuda")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}, but torch sees no GPU here: use --device cpu")
     return name
@@ -169,9 +181,17 @@ def _first_line(error: Exception) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
-    parser.add_argument("--tasks", default=",".join(TASKS), help=f"names, comma between (default: {','.join(TASKS)})")
-    parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N documents of each; 0: all")
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="sequences at once (default: 8)")
+    parser.add_argument(
+        "--tasks", default=",".join(TASKS), help=f"comma-separated names of tasks (default: {','.join(TASKS)})"
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=0,
+        metavar="N",
+        help="use only the first N documents of each task; 0: all (default: 0)",
+    )
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="sequences in a batch (default: 8)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     parser.add_argument("--include-path", metavar="DIR", help="a folder of tasks in lm-eval's YAML format")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")

@@ -76,6 +76,10 @@ end
 local function check_qos(job, nodes, uid)
   local name = missing(job.qos) and site.default_qos or job.qos
   if name == "" then return slurm.SUCCESS end
+  local prefix = site.qos_prefix
+  if prefix ~= "" and string.sub(name, 1, #prefix) == prefix then
+    return refuse(slurm.ERROR, "Job request does not match any supported policy.")
+  end
   local qos = site.qos[name]
   if qos == nil then return refuse(INVALID_QOS) end
   if qos.max_nodes > 0 and nodes > qos.max_nodes then return refuse(POLICY, "QOSMaxNodePerJobLimit") end
@@ -85,9 +89,11 @@ local function check_qos(job, nodes, uid)
   if qos.max_jobs > 0 and waiting_or_running(uid, name) >= qos.max_jobs then
     return refuse(POLICY, "QOSMaxSubmitJobPerUserLimit")
   end
-  local inside = job.environment and job.environment["SLURM_JOB_QOS"] == name -- submitted by a job of this QOS
+  local seen = name -- what the job is told, as where there is a database
+  if prefix ~= "" and string.find(job.features or "", "gpu", 1, true) then seen = prefix .. name end
+  local inside = job.environment and job.environment["SLURM_JOB_QOS"] == seen -- submitted by a job of this QOS
   job.admin_comment = "qos=" .. name
-  if job.environment then job.environment["SLURM_JOB_QOS"] = name end -- as where there is a database
+  if job.environment then job.environment["SLURM_JOB_QOS"] = seen end
   if qos.preemptible then job.partition = "preemptible" end
   if not qos.may_chain then
     job.requeue = 0

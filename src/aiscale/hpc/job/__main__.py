@@ -1,0 +1,31 @@
+"""Prints job.sh for `eval`, after what it must know of this site; standard library only, so that it starts fast."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from aiscale.hpc.sites import Site, SiteError, here
+
+
+def facts(site: Site | None, qos: str) -> dict[str, str]:
+    """What job.sh reads: the charge of a node and an hour, its unit, and the QOS in which chains are forbidden."""
+    if site is None:
+        return {"charge": "1", "unit": "node-hours", "unchained": "debug"}
+    rules = site.scheduler
+    return {"charge": f"{rules.charge(1, 1, qos):g}", "unit": rules.charge_unit, "unchained": " ".join(rules.unchained)}
+
+
+def main() -> None:
+    try:
+        site = here()
+    except SiteError:  # AISCALE_SITE names a profile that is not here: nothing to end a job for
+        site = None
+    for name, value in facts(site, os.environ.get("SLURM_JOB_QOS", "")).items():
+        print(f"job_{name}={shlex.quote(value)}")
+    print((Path(__file__).parent / "job.sh").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""`aiscale submit`: every fault that a job would find after hours in a queue is named before, in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiscale import cost
+from aiscale.cli import main
+from aiscale.hpc import rehearsal
+from aiscale.hpc.launchers import LESSONS, SHIPPED
+from aiscale.hpc.sites import site
+from aiscale.hpc.submit import Launcher, SubmitError
+from aiscale.hpc.submit.checks import checkpoint_bytes
+from aiscale.hpc.submit.launcher import hours_of
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "launchers"
+
+#: stand in for the site's programs on this machine; the test with a real Slurm is below
+PROGRAMS = {
+    "sacctmgr": 'echo "m1234_g|gpu_regular,gpu_debug"; echo "m1234|regular"',
+    "sbatch": 'echo "$*" >> "$CALLS"; cp "${2:-$1}" "$CALLS.file" 2> /dev/null || cp "$1" "$CALLS.file"; '
+    '[[ "$*" != *--test-only* ]] || echo "sbatch: Job 7 to start at now" >&2',
+    "lfs": 'echo "     /x  ${LFS_USED:-1}  ${LFS_QUOTA:-0} ${LFS_QUOTA:-0}  -  5 0 0 -"',
+}
+#: `module` as a function of every shell, where one module is missing
+MODULE = (
+    '() { [ "$2" != pytorch/2.13.0 ] || [ -z "$MISSING" ] || '
+    '{ echo "The following module(s) are unknown: $2" >&2; return 1; }; }'
+)
+
+
+@pytest.fixture
+def login(tmp_path, monkeypatch):
+    """A login node of Perlmutter, in a folder from which jobs are submitted."""
+    (tmp_path / "bin").mkdir()
+    for name, line in PROGRAMS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "env/bin").mkdir(parents=True)
+    (tmp_path / "env/bin/python").symlink_to(sys.executable)
+    python = f'#!/bin/bash\nPYTHONPATH={ROOT / "src"} exec {sys.executable} "$@"\n'
+    (tmp_path / "env/bin/python").unlink()
+    (tmp_path / "env/bin/python").write_text(python)
+    (tmp_path / "env/bin/python").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("BASH_FUNC_module%%", MODULE)
+    monkeypatch.setenv("AISCALE_SITE", "perlmutter")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "m1234")
+    monkeypatch.setenv("AISCALE_ENVIRONMENT", str(tmp_path / "env"))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def submit(*words: str, capsys, file: str = "perlmutter/fsdp.sbatch") -> tuple[int, list[str], str]:
+    """(exit status, the lines of the checks, what was printed)"""
+    status = main(["submit", *words[:0], "--sbatch", "", str(FOLDER / file), *words])
+    said = capsys.readouterr()
+    return status, said.err.splitlines(), said.out
+
+
+def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
+    status, lines, _ = submit("--set", "loop.steps=7", capsys=capsys)
+    assert status == 0, lines
+    marks = {line.split()[1]: line[0] for line in lines if line[0] in "✓!✗"}
+    assert marks.pop("versions") in "✓!" and set(marks.values()) == {"✓"}
+    assert set(marks) == {"environment", "corpus", "space", "account", "time", "modules", "Slurm", "price"}
+    tested, submitted = (login / "calls").read_text().splitlines()
+    assert tested.startswith("--test-only") and submitted.endswith("fsdp.sbatch --set loop.steps=7")
+    assert "#SBATCH --account=m1234 " in (login / "calls.file").read_text(), "the account of the environment"
+    (price,) = [line for line in lines if "price" in line]
+    assert "at most 4 nodes x 0.5 h = 2 node-hours; charged: 2 GPU node-hours" in price
+
+
+@pytest.mark.parametrize(
+    "fault, env, words, told",
+    [
+        (
+            "environment",
+            {"AISCALE_ENVIRONMENT": "/nowhere"},
+            [],
+            "/nowhere has no bin/python → launchers/perlmutter/build",
+        ),
+        (
+            "corpus",
+            {"AISCALE_CORPUS": "corpora/openwebtext"},
+            [],
+            "corpora/openwebtext' does not exist → make it with `aiscale",
+        ),
+        (
+            "account",
+            {"SBATCH_ACCOUNT": "m7777"},
+            [],
+            "m7777 is not yours: m1234, m1234_g → export SBATCH_ACCOUNT=YOURS",
+        ),
+        (
+            "QOS",
+            {"SBATCH_QOS": "preempt"},
+            [],
+            "preempt is not open to m1234: debug, regular → aiscale submit --sbatch",
+        ),
+        ("space", {"LFS_USED": "1000", "LFS_QUOTA": "2000"}, [], "1 MB are left of your quota → free some space"),
+        (
+            "time",
+            {"SBATCH_TIMELIMIT": "2-01:00:00"},
+            [],
+            "49 h on 4 nodes in QOS regular, which allows 48 h → --sbatch '-t 2880'",
+        ),
+        ("modules", {"MISSING": "yes"}, [], "pytorch/2.13.0 cannot be loaded: The following module(s) are unknown"),
+    ],
+)
+def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, words, told, login, capsys, monkeypatch):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    status, lines, _ = submit(*words, capsys=capsys)
+    (wrong,) = [line for line in lines if line.startswith("✗")]
+    assert status == 1 and wrong.split()[1] == fault and told in wrong and " → " in wrong, wrong
+    assert lines[-1] == f"not submitted: {fault}"
+    assert not [line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line]
+
+
+def test_a_dry_run_prints_the_file_and_submits_nothing(login, capsys, monkeypatch):
+    monkeypatch.setenv("SBATCH_QOS", "debug")
+    monkeypatch.setenv("SBATCH_RESERVATION", "class")
+    (login / "runs").mkdir()
+    (login / "runs/.hung-nodes").write_text("1 0 nid5\n1 1 nid5\n1 1 nid6\n")
+    assert main(["submit", "--dry-run", "--sbatch", "-t 20", str(FOLDER / "perlmutter/fsdp.sbatch")]) == 0
+    text = capsys.readouterr().out
+    wanted = {"--qos=debug", "--account=m1234", "--time=20", "--reservation=class", "--exclude=nid5"}
+    assert wanted <= set(re.findall(r"^#SBATCH (\S+)", text, re.M))
+    assert "aiscale train" in text and "--test-only" in (login / "calls").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("path", [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS])
+def test_every_launcher_is_read_without_being_run(path, monkeypatch):
+    for name in ("SBATCH_ACCOUNT", "SBATCH_QOS", "CHAIN"):
+        monkeypatch.delenv(name, raising=False)
+    place, lesson = site(path.split("/")[0]), LESSONS[Path(path).stem]
+    job = Launcher.read(FOLDER / path, place)
+    lines = (FOLDER / path).read_text().splitlines()
+    assert job.final().splitlines() == lines, "every option is kept, and nothing else changes"
+    assert job.nodes >= 1 and 0 < job.hours <= 24 and job.starts == 1 + lesson.restarts * lesson.chain
+    run = job.run()
+    assert (run is None) == (lesson.work != "train")
+    if run:
+        assert run.loop.steps == lesson.steps and run.data.corpus == lesson.corpus
+        run.check_world(job.ranks)
+    assert [word for word in job.modules if "/" in word] or "$" in job.text
+
+
+def test_the_size_of_checkpoints_is_weights_and_moments_and_what_radius_keeps_on_each_rank():
+    big = Launcher.read(FOLDER / "frontier/3d_175b.sbatch", site("frontier"))
+    assert checkpoint_bytes(big.run(), big.ranks) == pytest.approx(2.1e12, rel=0.01)
+    radius = Launcher.read(FOLDER / "perlmutter/radius_355m.sbatch", site("perlmutter"))
+    run = radius.run()
+    assert checkpoint_bytes(run, 64) == 12 * cost.parameter_count(run.model) + 64 * cost.radius_held(run)
+
+
+@pytest.mark.parametrize("time, hours", [("30", 0.5), ("30:00", 0.5), ("1:30:00", 1.5), ("2-1", 49), ("1-00:30", 24.5)])
+def test_times_are_read_as_sbatch_reads_them(time, hours):
+    assert hours_of(time) == hours
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        (None, "cannot be read: no such file or directory"),
+        ("echo\n", "is no batch script: its first line must be #!/bin/bash"),
+        ("#!/bin/bash\n", "has no --time: add #SBATCH --time=00:30:00"),
+        ("#!/bin/bash\n#SBATCH --time=soon\n", "--time is soon: it must be minutes"),
+    ],
+)
+def test_what_is_no_launcher_is_refused_in_one_line(text, told, tmp_path):
+    if text is not None:
+        (tmp_path / "job.sbatch").write_text(text)
+    with pytest.raises(SubmitError, match=re.escape(told)):
+        _ = Launcher.read(tmp_path / "job.sbatch", site("generic")).hours
+
+
+@pytest.mark.slurm
+@pytest.mark.extended
+def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(place):
+    file, env = FOLDER / "perlmutter/ddp.sbatch", {"AISCALE_ENVIRONMENT": str(place / "env"), "CALLS": "/dev/null"}
+    (place / "env/bin").mkdir(parents=True)
+    python = place / "env/bin/python"
+    quick = 'case "$*" in *"aiscale train"*) sleep 3; exit ;; *doctor*) exit ;; esac'
+    python.write_text(f'#!/bin/bash\n{quick}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    words = [sys.executable, "-m", "aiscale", "submit", "--json", "--site", "perlmutter"]
+    with rehearsal.Cluster(site="perlmutter", nodes=2) as nodes:
+
+        def checks(*options: str, dry: bool = True, **more: str) -> dict[str, dict]:
+            command = [*words, *(["--dry-run"] if dry else []), "--sbatch", " ".join(options), file]
+            done = nodes.login(command, env={**env, **more}, cwd=place, capture_output=True)
+            end = done.stdout.rindex("}") + 1
+            return {each["name"]: each for each in json.loads(done.stdout[:end])["findings"]}
+
+        for options, more, name in (
+            (("-N2", "-t 10"), {"SBATCH_ACCOUNT": "m7777"}, "account"),
+            (("-N2", "-t 40", "-q debug"), {}, "time"),
+            (("-N2", "-t 10", "-q fast"), {}, "QOS"),
+            (("-N2", "-t 10"), {"AISCALE_ENVIRONMENT": "/nowhere"}, "environment"),
+        ):
+            found = checks(*options, **more)
+            assert found[name]["state"] == "wrong" and found[name]["remedy"], found[name]
+            assert (found["Slurm"]["state"] == "wrong") == (name != "environment"), "Slurm refuses it too"
+        found = checks("-N2", "-t 10", dry=False)
+        assert {each["state"] for name, each in found.items() if name != "versions"} <= {"ok"}, found
+        job = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i"], capture_output=True).stdout.strip()
+        assert nodes.wait(job) == "COMPLETED"
+        counted = ["sacct", "--completion", "--noheader", "--parsable2", "--jobs", job, "--format=ElapsedRaw,NNodes"]
+        elapsed, size = map(int, nodes.login(counted, capture_output=True).stdout.strip().split("|"))
+        (log,) = place.glob("ddp-*.out")
+        told = float(re.search(r"price of this start: ([\d.]+) node-hours", log.read_text())[1])
+        assert size == 2 and told * 3600 / size == pytest.approx(elapsed, abs=2)
