@@ -52,6 +52,7 @@ FIGURES = {
     "stages of ZeRO": lambda: plots.zero_stages(4),
     "a step of FSDP": lambda: plots.fsdp_step(3, 4),
     "field map": lambda: plots.field_map(),
+    "rendezvous": lambda: plots.rendezvous(),
     "divided": lambda: plots.divided("ddp"),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
 }
