@@ -285,16 +285,13 @@ def test_the_schedules_order_equals_torchs(schedule, pp, n_micro, virtual_stages
 # The measured timeline -----------------------------------------------------------------------------------------------
 
 TRACED = """
-from aiscale.parallel.trace import PipelineTrace
+from aiscale.parallel.trace import pipeline_step
 for schedule, pieces in TRACED:
     settings = ["parallel.pp=2", f"parallel.schedule={schedule}", f"parallel.virtual_stages={pieces}"]
-    engine = build(Run().override(*BASE, "parallel.strategy=pipeline", *settings), world)
-    trace = PipelineTrace(engine, forward_s=0.01, backward_s=0.02)
-    for step in range(2):
-        world.barrier()
-        trace.start()
-        train(engine, step, step + 1)
-    events = world.gather(trace.stop())
+    run = Run().override(*BASE, "parallel.strategy=pipeline", *settings)
+    tokens = torch.randint(0, 256, (8, 17), generator=torch.Generator().manual_seed(0))
+    micro_batches = [(part[:, :-1], part[:, 1:]) for part in tokens.chunk(8)]
+    events = world.gather(pipeline_step(run, world, micro_batches, steps=3, forward_s=0.01, backward_s=0.02))
     if world.rank == 0:
         say(json.dumps([event for mine in events for event in mine]))
 """
@@ -324,6 +321,28 @@ def test_the_plot_has_a_row_per_model_chunk_and_numbers_every_micro_batch():
     assert len(lanes) == 2 * 2
     assert {text.get_text() for text in ax.texts} == {"0", "1", "2", "3"}
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+
+
+def test_a_prediction_is_a_strip_below_the_measured_boxes_of_its_lane():
+    predicted = cost.pipeline_timeline("interleaved", 2, 4, 2)
+    late = [event._replace(start_s=event.start_s + 1, end_s=event.end_s + 2) for event in predicted]
+    ax = plots.pipeline(late, predicted)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
+    boxes = [bar for bar in ax.containers if bar.get_label().startswith("_measured")]
+    strips = [bar for bar in ax.containers if bar.get_label().startswith("_predicted")]
+    assert len(boxes) == len(strips) == len(predicted)
+    for (box,), (strip,) in zip(boxes, strips, strict=True):
+        assert 0 < strip.get_y() - (box.get_y() + box.get_height()) < strip.get_height() < box.get_height()
+
+
+def test_tensor_parallelism_cuts_an_mlps_first_matrix_by_columns_and_its_second_by_rows():
+    ax = plots.mlp_cut(2)
+    cut = {box.get_label(): box.get_bbox() for box in ax.patches}
+    assert {"_x:all", "_y:all", "_A:0", "_A:1", "_B:0", "_B:1"} <= cut.keys()
+    assert cut["_A:0"].x1 == pytest.approx(cut["_A:1"].x0) and cut["_A:0"].y0 == cut["_A:1"].y0
+    assert cut["_B:0"].y1 == pytest.approx(cut["_B:1"].y0) and cut["_B:0"].x0 == cut["_B:1"].x0
+    with pytest.raises(ConfigError, match="mlp_cut draws 1 to 8 ranks, not 9"):
+        plots.mlp_cut(9)
 
 
 def test_the_grid_numbers_ranks_as_megatron_core_does_and_frames_one_ranks_groups():

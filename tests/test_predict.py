@@ -205,3 +205,8 @@ def test_an_answer_above_its_question_is_found_in_source_and_output(above, measu
 )
 def test_numbers_that_are_not_the_answer_are_left_alone(above, measured, unit):
     assert given_away(executed(above, measured=measured, unit=unit)) == []
+
+
+def test_what_a_formula_says_is_not_called_measured(capsys):
+    assert "guessed 4, computed 8" in predict("the most that 8 cores gain", 4).against(8, found="computed").text
+    assert predict("bytes", None).against(8, found="computed").text == "computed 8, without a guess"

@@ -85,17 +85,20 @@ class Guess:
     def __init__(self, name: str, guess: object, unit: str = "", hints: Mapping[float, str] | None = None) -> None:
         self.name, self.unit, self.hints = name, unit, hints or {}
         self.guess = None if guess is None else self.read(guess, "the guess")
-        self.measured, self.verdict = None, None
+        self.measured, self.verdict, self.found = None, None, "measured"
 
     def _ipython_display_(self) -> None:
         pass  # it was shown when it was made
 
-    def against(self, measured: object, hints: Mapping[float, str] | None = None) -> Verdict:
-        """Show the guess beside what was measured, and return the verdict."""
+    def against(
+        self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
+    ) -> Verdict:
+        """Show the guess beside what was measured, and return the verdict; found="computed" for a formula's value."""
+        self.found = found
         self.measured = self.read(measured, "what was measured")
         self.hints = {**self.hints, **(hints or {})}
         if self.guess is None:
-            self.verdict = Verdict(f"measured {self.say(self.measured)}, without a guess")
+            self.verdict = Verdict(f"{found} {self.say(self.measured)}, without a guess")
         else:
             self.verdict = self.compare()
         kept = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
@@ -128,7 +131,7 @@ class Guess:
 
     def compare(self) -> Verdict:
         guess, measured = self.guess, self.measured
-        said = f"guessed {self.say(guess)}, measured {self.say(measured)}"
+        said = f"guessed {self.say(guess)}, {self.found} {self.say(measured)}"
         if math.isclose(guess, measured, rel_tol=1e-9):
             return Verdict(f"{said}: exactly right", "exact", 1.0)
         if not measured or guess / measured <= 0:
@@ -138,9 +141,9 @@ class Guess:
         grade = "close" if factor <= 1.1 else "near" if factor <= 2 else "off"
         hints = {**_HINTS, **(_BYTE_HINTS if self.unit == "bytes" else {}), **self.hints}
         hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= _HINT_WITHIN), "")
-        what = f"off by a factor of {factor:.3g}" if hint or grade == "off" else _GRADES[grade]
+        what = f"off by a factor of {factor:.3g}" if grade == "off" or hint and factor > 1.5 else _GRADES[grade]
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
-        return Verdict(f"{said}, guess / measured = {ratio:.3g}: {what}", grade, ratio)
+        return Verdict(f"{said}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
 
     def say(self, value: object) -> str:
         """A number for a person, in its unit."""
@@ -224,8 +227,10 @@ class Grid(Guess):
             (r, c) for r, row in enumerate(pairs) for c, (guess, truth) in enumerate(row) if not _same(guess, truth)
         ]
 
-    def against(self, measured: object, hints: Mapping[float, str] | None = None) -> Verdict:
-        verdict = super().against(measured, hints)
+    def against(
+        self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
+    ) -> Verdict:
+        verdict = super().against(measured, hints, found=found)
         if shell():
             from aiscale import plots  # here, because matplotlib loads slowly
 

@@ -4,6 +4,7 @@
     trace = PipelineTrace(engine)   # a PipelineEngine
     trace = GatherTrace(engine)     # an FSDPEngine
     world.barrier(); trace.start(); engine.step(micro_batches, lr); events = trace.stop()
+    events = pipeline_step(run, world, micro_batches, forward_s=0.02, backward_s=0.04)  # the fastest of some steps
     plots.timeline(events)          # events gathered from all ranks; plots.pipeline(events) for stages
 
 Each trace uses a hook that its library offers: DDP's communication hook, torch's pipeline stages, FSDP's custom
@@ -26,7 +27,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from aiscale.config import Run
 from aiscale.cost import Event, Work, event_name
+from aiscale.distributed import World
+from aiscale.parallel.build import build
 
 if TYPE_CHECKING:
     from aiscale.parallel.fsdp import FSDPEngine
@@ -119,6 +123,22 @@ class PipelineTrace(Trace):
         yield
         self.sleep_until(began + self._least_s[kind] / self._pieces)
         self.mark(event_name(Work(kind, piece, micro_batch), self._pp, self._pieces), began, kind)
+
+
+def pipeline_step(run: Run, world: World, micro_batches: list, *, steps: int = 4, **least_s: float) -> list[Event]:
+    """This rank's events in the fastest step of strategy "pipeline", after a first one that warms up; `least_s` as for
+    PipelineTrace. All ranks agree which step was the fastest."""
+    engine = build(run, world)
+    trace, found = PipelineTrace(engine, **least_s), []
+    for _ in range(steps):
+        world.barrier()
+        trace.start()
+        engine.step(micro_batches, lr=0.0)
+        found.append(trace.stop())
+    engine.close()
+    ends_s = world.gather([events[-1].end_s for events in found[1:]])
+    took_s = [max(step) for step in zip(*ends_s, strict=True)]
+    return found[1 + took_s.index(min(took_s))]
 
 
 class GatherTrace(Trace):

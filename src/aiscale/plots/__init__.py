@@ -14,7 +14,7 @@ from aiscale.plots.curves import loss_curves, loss_difference, loss_vs_batch, sp
 from aiscale.plots.field import divided, field_map
 from aiscale.plots.numbers import FORMATS, matrices, number_formats, value_range
 from aiscale.plots.one_step import memory_over_time, pipeline, step_memory, timeline
-from aiscale.plots.placement import rank_grid, shards
+from aiscale.plots.placement import mlp_cut, rank_grid, shards
 from aiscale.plots.radius_study import radius_long_curves, radius_page
 from aiscale.plots.rendezvous import rendezvous
 from aiscale.plots.sparsity import (

@@ -1,7 +1,8 @@
-"""Where each rank sits in the parallel grid, and which rows of each tensor it holds.
+"""Where each rank sits in the parallel grid, and which part of each tensor it holds.
 
 plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)  # rank = tp + tp (dp + dp pp), Megatron-Core's order
 plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor are on which rank
+plots.mlp_cut(4)                                          # tensor parallelism: columns of A, rows of B, f and g
 """
 
 from __future__ import annotations
@@ -112,3 +113,51 @@ def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int, *, ax: Axes | None
     more = [Rectangle((0, 0), 1, 1, label="padding", **hollow)] if padded else []
     style.legend_above(ax, style.legend_handles(colors, more, bars=True))
     return ax
+
+
+def mlp_cut(ranks: int, *, ax: Axes | None = None) -> Axes:
+    """y = GELU(x A) B on tensor-parallel ranks: A cut by columns, B by rows, in the colour of the rank that holds them.
+
+    What every rank holds whole is grey. f and g mark where ranks talk (Shoeybi et al. 2019, figure 3).
+    """
+    if not 1 <= ranks <= len(style.RANK_COLORS):
+        raise ConfigError(f"mlp_cut draws 1 to {len(style.RANK_COLORS)} ranks, not {ranks}")
+    ax = style.new_axes(ax, 7.5, 2.9)
+    tokens, narrow, wide, gap = 1.3, 1.6, 4.0, 1.1  # T, D and the hidden width as drawn; between two tensors
+    names = {"x": "x", "A": "A, by columns", "h": "hidden = GELU(x A)", "B": "B, by rows", "y": "y"}
+    stream, hidden = (narrow, tokens), (wide, tokens)
+    sizes = {"x": stream, "A": (wide, narrow), "h": hidden, "B": (narrow, wide), "y": stream}
+    left = 0.0
+    for part, (width, height) in sizes.items():
+        top = (wide - height) / 2
+        cut = {"A": (width / ranks, 0), "h": (width / ranks, 0), "B": (0, height / ranks)}.get(part)
+        for rank in range(ranks if cut else 1):
+            dx, dy = cut or (0, 0)
+            color = style.RANK_COLORS[rank] if cut else style.FAINT
+            place = (left + rank * dx, top + rank * dy)
+            box = Rectangle(place, dx or width, dy or height, facecolor=color, edgecolor=style.PAPER, linewidth=1)
+            box.set_label(f"_{part}:{rank if cut else 'all'}")
+            ax.add_patch(box)
+        ax.text(left + width / 2, top - 0.15, names[part], ha="center", va="bottom", fontsize=9, color=style.INK)
+        if part in "xB":
+            _talk(ax, left + width + gap / 2, wide / 2, *_TALKS[part])
+        left += width + gap
+    ax.set_xlim(-0.1, left - gap + 0.1)
+    ax.set_ylim(wide + 1.3, -0.7)
+    style.bare(ax)
+    shown = {f"rank {rank}": style.RANK_COLORS[rank] for rank in range(ranks)} | {"every rank": style.FAINT}
+    style.legend_above(ax, style.legend_handles(shown, bars=True))
+    return ax
+
+
+#: Name, and what it does forward and backward.
+_TALKS = {"x": ("f", "forward nothing,\nbackward a sum"), "B": ("g", "forward a sum,\nbackward nothing")}
+
+
+def _talk(ax: Axes, x: float, y: float, name: str, does: str) -> None:
+    """An arrow through which ranks talk, with what it does at the bottom."""
+    look = {"ha": "center", "color": _COLORS["tensor"]}
+    ax.annotate("", (x + 0.4, y), (x - 0.4, y), arrowprops={"arrowstyle": "->", "color": _COLORS["tensor"], "lw": 1.8})
+    ax.text(x, y - 0.2, name, va="bottom", fontsize=12, fontstyle="italic", **look)
+    ax.plot([x, x], [y + 0.15, 4.25], color=_COLORS["tensor"], linewidth=0.8, linestyle=":")
+    ax.text(x, 4.35, does, va="top", fontsize=8, linespacing=1.3, **look)
