@@ -1,0 +1,134 @@
+"""Glossary and cheat sheet are true: commands exist, numbers are `cost`'s, terms occur in the lessons they name."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shlex
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from aiscale import cost, machines
+from aiscale.cli import _parser
+from aiscale.recipes import recipe
+
+ROOT = Path(__file__).parents[1]
+SHEET = (ROOT / "workshop" / "cheat_sheet.html").read_text()
+GLOSSARY = (ROOT / "workshop" / "glossary.md").read_text()
+TABLES = re.findall(r"(?:^\|.*\n)+", GLOSSARY, re.M)
+CODES = [html.unescape(re.sub(r"\s+", " ", code)) for code in re.findall(r"<code.*?>(.*?)</code>", SHEET, re.S)]
+AISCALE = [shlex.split(code.partition("aiscale ")[2]) for code in CODES if re.search(r"\baiscale [a-z]", code)]
+LESSONS = {
+    path.name[:2]: "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+    for path in sorted((ROOT / "notebooks").glob("0[0-8]_*.ipynb"))
+}
+#: What the sheet may name without explaining: lessons, scripts to take home, launchers.
+SHOWN = "\n".join([*LESSONS.values(), *(path.read_text() for path in (ROOT / "launchers").rglob("*.sbatch"))])
+
+GPT2 = recipe("gpt2").model
+A100 = machines.find("a100-sxm4-80gb")
+LINK = cost.Link(latency_s=10e-6, bandwidth_bytes_s=25e9)
+BYTES = {row.name: row.total for row in cost.CONVENTIONS}
+FLOPS = cost.flops_per_token(GPT2, seq_len=1024)
+#: What `data-n` names, by `cost`.
+NUMBERS = {
+    "gpt2 12Ldd": cost.approximate_parameter_count(GPT2),
+    "gpt2 parameters": cost.parameter_count(GPT2),
+    "gpt2 GFLOPs a token": FLOPS / 1e9,
+    "gpt2 6N GFLOPs": cost.six_n_flops_per_token(GPT2) / 1e9,
+    "a100 bf16 TFLOP/s": A100.peak_flops("bf16") / 1e12,
+    "gpt2 tokens/s": 0.4 * A100.peak_flops("bf16") / FLOPS,
+    "fp32 bytes": BYTES["slide, fp32 AdamW"],
+    "mixed bytes": BYTES["ZeRO paper"],
+    "megatron bytes": BYTES["Megatron-Core, bf16"],
+    **{f"zero{stage} GB": sum(cost.zero_state_bytes(7.5e9, stage, dp=64).values()) / 1e9 for stage in range(4)},
+    "checkpoint GB": 12 * cost.parameter_count(GPT2) / 1e9,
+    "ring MB": cost.wire_bytes("all_reduce", 100, world=8),
+    "ring steps": cost.collective_terms("all_reduce", 100, world=8)[0],
+    "ring ms": LINK.seconds("all_reduce", 100e6, world=8) * 1e3,
+    "activations GiB": cost.korthikanti_activation_bytes(GPT2, 1, 1024) / 2**30,
+    "activations selective GiB": cost.korthikanti_activation_bytes(GPT2, 1, 1024, recompute="selective") / 2**30,
+    "activations full MiB": cost.korthikanti_activation_bytes(GPT2, 1, 1024, recompute="full") / 2**20,
+    "bubble %": 100 * cost.bubble("1f1b", 8, 64),
+    "bubble of the step %": 100 / (1 + 1 / cost.bubble("1f1b", 8, 64)),
+    "bubble interleaved %": 100 * cost.bubble("interleaved", 8, 64, virtual_stages=2),
+}
+
+
+def test_numbers_on_the_sheet_are_those_of_cost():
+    printed = dict(re.findall(r'data-n="(.*?)">(.*?)<', SHEET))
+    assert printed.keys() == NUMBERS.keys()
+    for name, text in printed.items():
+        assert f"{NUMBERS[name]:,.{len(text.partition('.')[2])}f}" == text, name
+
+
+@pytest.mark.parametrize("words", [words for words in AISCALE if words[0] != "submit"], ids=" ".join)
+def test_aiscale_commands_parse_and_their_settings_exist(words):
+    args = _parser(words[0] if words[1:] else "").parse_args(words)  # "": imports no command
+    if words[0] == "train":
+        recipe(args.recipe or "laptop").override(*args.set)
+    if words[0] == "plan":
+        assert args.run(args) == 0
+
+
+def test_submit_has_the_options_and_the_file():  # read, not parsed: its parser imports torch
+    [(_, launcher, *options)] = [words for words in AISCALE if words[0] == "submit"]
+    source = (ROOT / "src" / "aiscale" / "hpc" / "submit" / "command.py").read_text()
+    assert (ROOT / launcher).exists() and all(f'"{option}"' in source for option in options)
+
+
+def test_other_programs_have_these_options():
+    torch = metadata.distribution("torch")
+    torchrun = Path(torch.locate_file("torch/distributed/run.py")).read_text()
+    for code in CODES:
+        program, *words = code.split()
+        options = [word.partition("=")[0] for word in words if word.startswith("--")]
+        if program in ("torchrun", "torchfrtrace"):
+            assert program in {entry.name for entry in torch.entry_points}
+            assert [option for option in options if f'"{option}"' not in torchrun] == []
+        elif program in ("srun", "py-spy"):
+            assert [option for option in options if option not in SHOWN] == []
+        elif program == "make":
+            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M)
+        for script in re.findall(r"\b\w+\.(?:py|sh)\b", code):
+            assert (ROOT / "workshop" / "your_own" / script).exists(), script
+
+
+def test_variables_are_those_of_lessons_and_launchers():
+    variables = {name for code in CODES for name in re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b", code)}
+    assert len(variables) > 8
+    assert [name for name in variables if name not in SHOWN] == []
+
+
+def test_the_sheet_asks_nothing_of_the_network():
+    assert re.findall(r"https?:|<script|<link|<img|<iframe|@import|url\((?!#)|\b(?:src|href)=", SHEET) == []
+
+
+def plain(text: str) -> str:
+    return re.sub(r"[-_]", " ", text.lower())
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_terms_of_the_glossary_occur_in_the_lessons_they_name():
+    texts = {number: plain(text) for number, text in LESSONS.items()}
+    terms = {term: lesson for table in TABLES for term, _, lesson, *_ in rows(table)}
+    assert len(terms) > 60
+    for term, lesson in terms.items():
+        found = [number for number, text in texts.items() if re.search(rf"\b{re.escape(plain(term))}", text)]
+        assert lesson in found or (lesson == "–" and not found), f"{term}: glossary {lesson}, lessons {found}"
+
+
+def test_rows_of_the_glossary_have_the_columns_of_their_table():
+    for table in TABLES:
+        assert len({len(line.split("|")) for line in table.splitlines()}) == 1, table.splitlines()[2]
+
+
+def test_the_readme_leads_to_both():
+    readme = (ROOT / "README.md").read_text()
+    assert "(workshop/glossary.md)" in readme and "(workshop/cheat_sheet.html)" in readme
