@@ -137,7 +137,7 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
     ),
     "submit": (
         WRITES_NOTHING,
-        Case("--json {launcher} >full", PRINTS),
+        "its report goes to standard error",
         Case("{folder}/none.sbatch", r"none.sbatch is not a file: name a launcher, such as"),
         Case("--site {half}/site.toml {launcher}", r"site.toml"),
         Case("--dyr-run {launcher}", r"unknown option --dyr-run: did you mean --dry-run\?"),
