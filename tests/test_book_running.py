@@ -21,6 +21,7 @@ from aiscale import book
 from aiscale.book import running
 from aiscale.book.command import progress
 from aiscale.book.running import Failure, Result
+from aiscale.config import ConfigError
 from aiscale.processes import marked
 from lessons import code, lesson, prose, write
 
@@ -245,7 +246,7 @@ def test_the_command_runs_reports_and_builds_the_gallery(tmp_path):
 def test_an_output_folder_that_cannot_be_written_is_refused(tmp_path):
     write(lesson(), tmp_path / "notebooks" / "03_small.ipynb")
     (tmp_path / "file").touch()
-    with pytest.raises(book.BookError, match="cannot be written .*: name another folder with --out"):
+    with pytest.raises(ConfigError, match="cannot be written .*: name another folder with --out"):
         book.run(root=tmp_path / "notebooks", out=tmp_path / "file")
 
 

@@ -176,9 +176,10 @@ def test_custom_tasks_are_read_from_a_folder(trained, tmp_path):
         (["x", "--device", "cuda:7"], "--device cuda:7, but torch sees no GPU here: use --device cpu"),
     ],
 )
-def test_bad_input_ends_in_one_line(arguments, line, capsys, monkeypatch):
+def test_bad_input_ends_in_one_line(trained, arguments, line, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     tasks = [] if "--tasks" in arguments else ["--tasks", "aiscale_rolling"]
+    arguments = [str(trained) if word == "x" else word for word in arguments]
     assert cli.main(["evaluate", *arguments, *tasks]) == 2
     assert re.fullmatch(f"aiscale: {line}\n", capsys.readouterr().err)
 
@@ -203,7 +204,7 @@ def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_pa
         evaluate(trained, ["far"], include_path=tmp_path)
 
 
-def test_without_the_harness_one_line_says_how_to_get_it(monkeypatch, capsys):
+def test_without_the_harness_one_line_says_how_to_get_it(trained, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert cli.main(["evaluate", "runs/laptop"]) == 2
+    assert cli.main(["evaluate", str(trained)]) == 2
     assert capsys.readouterr().err.endswith("the lm-eval harness: `make setup` installs it\n")

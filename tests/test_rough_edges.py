@@ -135,6 +135,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--rows {half}/rows.csv", r"--rows .*rows.csv cannot be read: .*unexpected end of data"),
         Case("--model gpt2 --machine frontier --nodes two", r"--nodes is 'two': it must be a whole number"),
     ),
+    "submit": (
+        WRITES_NOTHING,
+        "its report goes to standard error",
+        Case("{folder}/none.sbatch", r"none.sbatch is not a file: name a launcher, such as"),
+        Case("--site {half}/site.toml {launcher}", r"site.toml"),
+        Case("--dyr-run {launcher}", r"unknown option --dyr-run: did you mean --dry-run\?"),
+    ),
     "rehearse": (
         PRINTS_ONLY,
         "it prints what its command prints",
@@ -198,6 +205,7 @@ def places(tmp_path_factory):
     (at["half"] / "half.ipynb").write_text('{"cells": [')
     (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
+    at["launcher"] = Path(__file__).parents[1] / "launchers" / "frontier" / "ddp.sbatch"
     return at
 
 
@@ -287,6 +295,7 @@ LONG: dict[str, tuple[str, str] | str] = {
     "kernel install": "it is over in a moment",
     "launchers": "it is over in a moment",
     "plan": "it is over in a moment",
+    "submit": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
 }

@@ -341,7 +341,7 @@ def test_a_login_node_without_slurm_or_site_is_one_line(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     for options, text in (
         ({"site": "frontier"}, "engines='slurm' at Frontier (OLCF) needs account=..., or SBATCH_ACCOUNT"),
-        ({"account": "a"}, "it is not known which site this is: site='frontier' or"),
+        ({"account": "a"}, "this site is unknown: set site='frontier' or"),
         ({"site": "frontier", "account": "a"}, "engines='slurm' needs sbatch, and there is none on PATH"),
         ({"site": "frontier", "account": "a", "nodes": 1}, "17 ranks on 1 nodes of Frontier (OLCF), which has 8"),
         ({"site": "frontir"}, "did you mean frontier?"),

@@ -1,6 +1,7 @@
 """The map of the field: how each strategy divides data and model among ranks, and what the ranks then send.
 
 plots.field_map()                       # all nine, small
+plots.field_map("workshop/field_map.svg")   # the README's copy; a test holds it to this drawing
 plots.divided("fsdp")                   # one of them, larger; ZeRO's stages: plots.divided("zero1", "zero2", "zero3")
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import PathLike
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -100,9 +102,16 @@ def divided(*names: str) -> np.ndarray:
     return axes
 
 
-def field_map() -> np.ndarray:
-    """All strategies as small multiples: what is divided among ranks, what is sent, and when."""
-    return divided(*_WAYS)
+def field_map(path: str | PathLike = "") -> np.ndarray:
+    """All strategies as small multiples: what is divided among ranks, what is sent, and when.
+
+    path: an SVG file to write as well, the same bytes each time.
+    """
+    axes = divided(*_WAYS)
+    if path:
+        with plt.rc_context({"svg.hashsalt": "aiscale", "svg.fonttype": "none"}):
+            axes[0].figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    return axes
 
 
 def _panel(ax: Axes, way: _Way) -> None:
@@ -130,11 +139,12 @@ def _panel(ax: Axes, way: _Way) -> None:
 def _part(ax: Axes, left: float, top: float, tall: float, part: str, held: list[list[bool]]) -> None:
     """Four layers of four rows: filled where held, with an outline around all."""
     wide, row_tall = _LAYERS * _WIDE, tall / _ROWS
-    for row, layers in enumerate(held):
-        for layer, is_held in enumerate(layers):
-            if is_held:
-                place = (left + layer * _WIDE, top + row * row_tall)
-                ax.add_patch(Rectangle(place, _WIDE, row_tall, facecolor=style.MEMORY_COLORS[part], linewidth=0))
+    for layer in range(_LAYERS):
+        rows = [row for row in range(_ROWS) if held[row][layer]]
+        if rows:  # one rectangle for all: what a rank holds of a layer lies together
+            place = (left + layer * _WIDE, top + rows[0] * row_tall)
+            color = style.MEMORY_COLORS[part]
+            ax.add_patch(Rectangle(place, _WIDE, len(rows) * row_tall, facecolor=color, linewidth=0))
     for layer in range(1, _LAYERS):
         ax.plot([left + layer * _WIDE] * 2, [top, top + tall], color=style.PAPER, linewidth=0.7, solid_capstyle="butt")
     ax.add_patch(Rectangle((left, top), wide, tall, fill=False, edgecolor=style.FAINT, linewidth=0.8))

@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     dry = args.dry_run or "--dry-run" in args.args
     rest = [word for word in args.args if word != "--dry-run"]
     path = Path(args.file)
+    if not path.is_file():
+        raise SubmitError(f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch")
     job = Launcher.read(path, _site(args.site, path), sbatch=args.sbatch, args=rest)
     found = []
     for finding in [*examine(job), price(job)]:
@@ -49,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
             print(_line(finding), file=sys.stderr, flush=True)
     wrong = [finding for finding in found if finding.state == "wrong"]
     if args.json:
-        print(json.dumps({"ready": not wrong, "findings": [asdict(finding) for finding in found]}, indent=2))
+        print(
+            json.dumps({"ready": not wrong, "findings": [asdict(finding) for finding in found]}, indent=2), flush=True
+        )
     if wrong:
         print(f"not submitted: {', '.join(finding.name for finding in wrong)}", file=sys.stderr)
         return 1
@@ -78,7 +82,9 @@ def _site(name: str | None, path: Path) -> Site:
     folder = path.absolute().parent.name
     if folder in names():
         return find(folder)
-    raise SubmitError(f"no telling which site this is: --site {', '.join(names())}, or a profile of your own (.toml)")
+    raise SubmitError(
+        f"this site is unknown: set --site to {', '.join(names())} or a profile of your own (.toml), before the file"
+    )
 
 
 def _line(finding: Finding) -> str:
