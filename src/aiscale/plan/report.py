@@ -12,7 +12,7 @@ def page(answer: Answer, title: str, tokens: float, found: Found | None = None) 
     lines = [
         f"{title}: {shape.parameters / 1e9:.3g} B parameters, {shape.layers} layers of {shape.hidden}, "
         f"sequences of {shape.seq}, {layout.global_batch} a step",
-        f"on {answer.nodes:g} nodes, {layout.gpus} x {answer.platform.name}",
+        f"on {answer.nodes:g} node{'s' * (answer.nodes != 1)}, {layout.gpus} x {answer.platform.name}",
         "",
         f"layout     {layout.name()}",
         f"step       {step.total_s:.3g} s, {answer.tokens_per_s:,.0f} tokens/s a device, "
