@@ -188,6 +188,7 @@ def ending_in_order() -> Iterator[None]:
             signal.signal(number, handler)
         if presses:  # only Python's own end remains, which another Ctrl-C must not disturb
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # at its end Python undoes the line above
 
 
 def may_be_a_rank() -> bool:
