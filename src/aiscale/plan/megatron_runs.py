@@ -20,8 +20,6 @@ MEGATRON_2021 = Software(
     counter="smi",
     split="even",
 )
-
-
 DEEPSPEED = replace(MEGATRON_2021, bucket_bytes=2e9)
 
 
@@ -121,17 +119,7 @@ def _heads(hidden: int) -> int:
 
 def forge(rows: list[dict]) -> Iterator[Run]:
     """GPT-NeoX of 2022 on Frontier, without fused attention. The row without its micro-batches is left out."""
-    software = Software(
-        flash=False,
-        fused_kernels=False,
-        overlap=False,
-        tp_overlap="none",
-        fused_optimizer=True,
-        peer_launches=False,
-        fp32_gradients=False,
-        counter="smi",
-        split="even",
-    )
+    software = replace(MEGATRON_2021, fused_kernels=False)
     for row in rows:
         if row["grad_accum"] is None:
             continue

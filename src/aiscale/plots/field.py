@@ -58,11 +58,7 @@ _WAYS = {
     "zero1": _Way("ZeRO-1", "gradients, then new weights,\nonce a step", _flat("optimizer states")),
     "zero2": _Way("ZeRO-2", "each gradient to its owner,\nthen new weights", _flat("optimizer states", "gradients")),
     "zero3": _Way("ZeRO-3", "a layer's weights before each use,\ngradients to their owners", _row),
-    "fsdp": _Way(
-        "FSDP",
-        "a layer's weights before each use,\ngradients to their owners",
-        _row,
-    ),
+    "fsdp": _Way("FSDP", "a layer's weights before each use,\ngradients to their owners", _row),
     "tp": _Way("tensor parallel", "activations, in every layer", _row, (0, 0, 0, 0)),
     "pp": _Way("pipeline parallel", "activations, from stage to stage", _layer, (0, 0, 0, 0)),
     "ep": _Way(
