@@ -23,7 +23,7 @@ lab:  ## start here: install what the lessons need, and open notebook 00 in Jupy
 workshop: setup  ## install everything, run every notebook without a browser, and build the gallery
 	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
 
-test: setup  ## run the tests: every promise once, on real processes (a quarter of an hour)
+test: setup  ## run the tests: every promise once, on real processes (about twenty minutes on two cores)
 	@$(PYTEST) -m "not extended" $(ARGS)
 
 test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults
