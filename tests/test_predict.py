@@ -182,7 +182,8 @@ def printed(text: str):
         (printed("sent 3.00 MiB"), 3145728, "bytes", "3.00 MiB"),
         (printed("sent 3.15 MB a step"), 3145728, "bytes", "3.15 MB"),
         (printed("a model of 124 M"), 124_439_808, "", "124 M"),
-        (printed("loss 5.55"), 5.5512, "", "5.55"),
+        (prose("loss 5.55"), 5.5512, "", "5.55"),
+        (printed("loss 5.551"), 5.5512, "", "5.551"),
         (printed("took 251.3 ms"), 0.25131, "s", "251.3 ms"),
     ],
 )
@@ -199,6 +200,9 @@ def test_an_answer_above_its_question_is_found_in_source_and_output(above, measu
         (prose("About 3 MiB, or 3.1 MB."), 3145728, "bytes"),
         (prose("Twelve: 12."), 12, ""),
         (printed("took 251 ms"), 0.251, "s"),  # three digits may be chance
+        (printed("speed-up 1.83"), 1.8250734759470169, "times"),
+        (prose("1.83 times"), 1.8250734759470169, "times"),
+        (printed("0.137 of the peak"), 0.13711, ""),
         (prose("The shape is (1,2,3)."), 123, ""),
         (prose("version 2.1.30"), 2.1, ""),
     ],

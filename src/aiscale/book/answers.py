@@ -4,8 +4,8 @@
 
 `aiscale.book.running` asks this of every notebook that it ran. `predict` and `.against(...)` leave the name and what
 was measured in their outputs' metadata; every number of three or more significant digits above the cell of `predict`,
-in source or output, is compared with it, in any unit (4,096; 4.00 KiB). Seconds and rates differ from run to run, so
-a number must share four digits with them.
+in source or output, is compared with it, in any unit (4,096; 4.00 KiB). What differs from run to run (seconds, rates,
+ratios of times, and fractions that a cell printed) may share three digits by chance, so four are asked for.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def _first(cells: list[NotebookNode], value: float, unit: str) -> str:
     """The first cell that shows the value, and how; empty if none does."""
     for number, cell in enumerate(cells, 1):
         for text in (cell.source, *_shown(cell)):
+            varies = not isinstance(value, int) and text is not cell.source
             for literal, suffix in _NUMBER.findall(text):
-                if _equal(literal, suffix, value, unit):
+                if _equal(literal, suffix, value, unit, varies):
                     return f"cell {number} shows {literal} {suffix}".rstrip()
     return ""
 
@@ -72,12 +73,12 @@ def _shown(cell: NotebookNode) -> Iterator[str]:
         yield data.get("text/markdown", "")
 
 
-def _equal(literal: str, suffix: str, value: float, unit: str) -> bool:
+def _equal(literal: str, suffix: str, value: float, unit: str, varies: bool) -> bool:
     """Whether a number with this suffix says the value, to the digits that it has."""
     text = literal.replace(",", "").replace("_", "")
     mantissa = re.split("[eE]", text)[0]
     digits = len(mantissa.replace(".", "").lstrip("0"))
-    noisy = unit == "s" or "/s" in unit
+    noisy = varies or unit == "s" or "/s" in unit or unit.startswith("times")
     if digits < (_NOISY_DIGITS if noisy else _DIGITS) or not value:
         return False
     scale = _SCALES.get(unit, _SCALES[""]).get(suffix, 1.0)
