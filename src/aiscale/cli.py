@@ -357,9 +357,14 @@ def _add_delegated(commands, wanted: str) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    """The plan; with --launcher also the batch file of the layout, from the site's profile."""
+    """The plan; with --launcher the batch file of the layout, from the site's profile; with --page the page."""
     from aiscale.plan import command
 
+    if args.page:
+        from aiscale.plan.browser import write_page
+
+        print(write_page(Path(args.page)))
+        return 0
     if not args.launcher:
         return command.run(args)
     from aiscale.hpc.launchers.lessons import Lesson
