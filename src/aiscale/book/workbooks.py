@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from aiscale.book.form import check_cells, strip
 from aiscale.book.grading import Exercise
 from aiscale.book.notebook import BookError, Notebook
-from aiscale.usage import hint
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -52,7 +51,7 @@ def lessons(names: Sequence[str] = (), root: str | Path | None = None) -> dict[s
     for name in names or there:
         picked = [stem for stem in there if name in (stem, stem[3:]) or re.match(rf"{name.zfill(2)}_", stem)]
         if not picked:
-            raise BookError(f"no exercises are called {name}: {hint(name, there)}")
+            raise BookError(f"no exercises are called {name}: there are {', '.join(there) or 'none'}")
         chosen[picked[0]] = there[picked[0]]
     return chosen
 
@@ -74,7 +73,7 @@ def find(id: str) -> tuple[str, Exercise]:
             there = exercises(path)
             if id in there:
                 return stem, there[id]
-    raise BookError(f"there is no exercise {id}: {hint(str(id), there, 'write it as 03.2')}")
+    raise BookError(f"there is no exercise {id}: there are {', '.join(there) or 'none of this lesson'}")
 
 
 # sections and solutions ---------------------------------------------------------------------------------------------
