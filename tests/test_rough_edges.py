@@ -150,6 +150,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--site {half}/site.toml -- true", r"site.toml"),
         Case("--nodes two -- true", r"--nodes is 'two': it must be a whole number"),
     ),
+    "exercises": (
+        Case("03 --out {file}/e", rf"{FILE} folder with --out"),
+        Case("03 --out {full}/e", rf"{FULL} folder with --out"),
+        Case("--grade {folder}/none.ipynb", r"none.ipynb cannot be read: No such file"),
+        Case("--grade {half}/half.ipynb", r"half.ipynb is not a notebook \(.*\): open and save it in Jupyter"),
+        Case("--check 3.5", r"no exercises are called 3.5: "),
+    ),
     "notebooks": (
         Case("01 --out {file}/b", rf"{FILE} folder with --out"),
         Case("01 --out {full}/b", rf"{FULL} folder with --out"),
@@ -298,6 +305,7 @@ LONG: dict[str, tuple[str, str] | str] = {
     "plan": "it is over in a moment",
     "submit": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
+    "exercises": ("--check 03", ""),
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
 }
 #: What may stay: a run that can be resumed, a corpus that can be gone on with, and the results of notebooks.

@@ -342,6 +342,11 @@ _DELEGATED = {
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.command",
     ),
+    "exercises": (
+        "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",
+        "aiscale exercises --check 03",
+        "aiscale.book.exercise_command",
+    ),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 
