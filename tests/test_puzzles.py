@@ -1,0 +1,191 @@
+"""The puzzles of workshop/puzzles: solutions meet their targets, wrong answers are told what is wrong with them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aiscale import cost
+from puzzle_answers import WRONG
+
+WORKSHOP = Path(__file__).parents[1] / "workshop"
+sys.path.insert(0, str(WORKSHOP / "puzzles"))
+
+from simulated import SimulationError, best_answers, checking  # noqa: E402
+from simulated.problems import PUZZLES  # noqa: E402
+from simulated.ranks import Costs  # noqa: E402
+from simulated.world import World  # noqa: E402
+
+
+def source_cells() -> list[str]:
+    cells = json.loads((WORKSHOP / "solutions" / "puzzles.ipynb").read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def changed(name: str, old: str, new: str) -> Callable:
+    """The solution's program with one passage replaced."""
+    program, source = best_answers()[name]
+    assert source.count(old) == 1, f"{name}: {old!r} stands {source.count(old)} times in the solution"
+    names = dict(program.__globals__, check=lambda *_: None)
+    exec(compile(source.replace(old, new), "wrong", "exec"), names)
+    return names[program.__name__]
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_the_solution_meets_its_targets_and_not_lower_ones(name):
+    program = best_answers()[name][0]
+    outcome = checking.check(name, program)
+    assert outcome.solved, outcome.text
+    assert "the best answer that we know" in outcome.text
+    puzzle = PUZZLES[name]
+    for place, case in enumerate(puzzle.cases):
+        for what, target in case.targets.items():
+            assert outcome.figures[place][what] == target, (
+                f"{name}: the target of {what} is not what the solution needs"
+            )
+            lower = dataclasses.replace(case, targets={what: target - 0.5})
+            assert f"{what} {target:g}" in checking._missed(puzzle, lower, outcome.figures[place])
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [pytest.param(n, *rest, id=f"{n}: {what}") for n, answers in WRONG.items() for what, *rest in answers],
+)
+def test_a_wrong_answer_is_told_what_is_wrong(name, old, new, said):
+    outcome = checking.check(name, changed(name, old, new))
+    assert not outcome.solved
+    assert said in outcome.text
+
+
+def test_every_puzzle_has_wrong_answers_and_a_stub_that_fails():
+    assert set(WRONG) == set(PUZZLES) and all(len(answers) >= 4 for answers in WRONG.values())
+
+    def stub(rank, *sizes):
+        raise NotImplementedError("write this program")
+
+    for name in PUZZLES:
+        outcome = checking.check(name, stub)
+        assert not outcome.solved and outcome.text.endswith("not solved yet")
+
+
+def test_the_participants_notebook_is_the_solutions_without_the_answers():
+    mine, theirs = (json.loads((WORKSHOP / f / "puzzles.ipynb").read_text())["cells"] for f in ("puzzles", "solutions"))
+    assert [cell["id"] for cell in mine] == [cell["id"] for cell in theirs]
+    stubs = 0
+    for stub, solved in zip(mine, theirs, strict=True):
+        source, solution = "".join(stub["source"]), "".join(solved["source"])
+        head, marker, rest = solution.partition("    ### BEGIN SOLUTION\n")
+        if marker:
+            answer, _, tail = rest.partition("    ### END SOLUTION\n")
+            assert source == f'{head}    raise NotImplementedError("write this program")\n{tail}'
+            stubs += 1
+        else:
+            assert source == solution
+    assert stubs == len(PUZZLES)
+
+
+def test_cells_are_short():
+    for source in source_cells():
+        ast.parse(source)
+        assert len(source.splitlines()) <= 30
+
+
+# the simulation ------------------------------------------------------------------------------------------------------
+
+
+def simulated(name: str, program: Callable, ranks: int, **sizes: int) -> World:
+    world, verify = PUZZLES[name].prepare(np.random.default_rng(0), ranks, **sizes)
+    assert verify(world.run(program)) == ""
+    return world
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "pieces"),
+    [("1f1b", "1f1b", 1), ("interleaved", "interleaved", 2), ("zero-bubble", "zero-bubble", 1)],
+)
+@pytest.mark.parametrize(("ranks", "micro"), [(4, 8), (3, 6), (2, 4)])
+def test_a_pipelines_time_and_memory_are_those_of_cost(name, schedule, pieces, ranks, micro):
+    if schedule == "interleaved" and ranks == 2:
+        pytest.skip("with 2 ranks both neighbours are the same")
+    world = simulated(name, best_answers()[name][0], ranks, micro=micro, pieces=pieces)
+    assert world.time_s == pytest.approx(3 * micro * (1 + cost.bubble(schedule, ranks, micro, pieces)))
+    assert [world.peak_gb(r) for r in range(ranks)] == cost.in_flight(schedule, ranks, micro, pieces)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_a_ring_sends_what_cost_says(ranks):
+    world = simulated("ring", best_answers()["ring"][0], ranks)
+    assert world.sent_gb == pytest.approx(cost.wire_bytes("all_reduce", ranks, ranks))
+    assert world.time_s == pytest.approx(
+        cost.Link(latency_s=0.0, bandwidth_bytes_s=1.0).seconds("all_reduce", ranks, ranks)
+    )
+
+
+def test_a_deadlock_names_who_waits_for_whom_and_where():
+    def program(rank):
+        rank.recv((rank.index + 1) % rank.world_size)
+
+    with pytest.raises(SimulationError) as raised:
+        World(3, Costs()).run(program)
+    assert "deadlock: nobody can go on" in str(raised.value)
+    assert "rank 2 has waited since 0 s for a message from rank 0\n    line " in str(raised.value)
+
+
+def test_a_rank_that_ended_is_named():
+    with pytest.raises(SimulationError, match="for a message from rank 0: the program has ended on rank 0"):
+        World(2, Costs()).run(lambda rank: rank.recv(0) if rank.index else None)
+
+
+def test_a_value_of_another_rank_cannot_be_used():
+    smuggled = {}
+
+    def program(rank):
+        if rank.index == 0:
+            smuggled["x"] = rank.give("chunk 0", "other", 1.0, np.zeros(1))
+            rank.send(1, smuggled["x"])
+        else:
+            rank.recv(0)
+            rank.free(smuggled["x"])
+
+    with pytest.raises(SimulationError, match="rank 1 at 0 s: free uses chunk 0 of rank 0: it must be sent"):
+        World(2, Costs()).run(program)
+
+
+def test_different_collectives_are_named():
+    def program(rank):
+        x = rank.give("gradient of layer 0", "gradients", 1.0, np.zeros(2), layer=0)
+        rank.all_reduce(x) if rank.index else rank.reduce_scatter(x)
+
+    with pytest.raises(
+        SimulationError, match="calls all_reduce of gradient of layer 0, while rank 0 calls reduce_scatter"
+    ):
+        World(2, Costs()).run(program)
+
+
+def test_a_loop_without_end_is_stopped():
+    def program(rank):
+        x = rank.give("chunk 0", "other", 1.0, np.zeros(1))
+        while True:
+            rank.send(1 - rank.index, x)
+
+    with pytest.raises(SimulationError, match="does a loop never end"):
+        World(2, Costs()).run(program)
+
+
+def test_messages_to_one_rank_arrive_one_after_another():
+    def program(rank):
+        if rank.index:
+            rank.send(0, rank.give("chunk 0", "other", 1.0, np.zeros(1)))
+        else:
+            [rank.recv(r) for r in (1, 2, 3)]
+
+    world = World(4, Costs(link_s_per_gb=1))
+    world.run(program)
+    assert world.time_s == 3 and sorted(m.arrived_s for m in world.messages) == [1, 2, 3]
