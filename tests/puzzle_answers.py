@@ -257,4 +257,21 @@ WRONG = {
             "sent rank 0 2 messages that it never received",
         ),
     ],
+    "broadcast-again": [
+        (
+            "the chain",
+            "me, n = rank.index",
+            "return broadcast(rank, n_chunks)\n    me, n = rank.index",
+            "time 14 s instead of 10 s. That is the chain",
+        ),
+        ("never the last chunk", "mine >= 0", "0 <= mine < n_chunks - 1", "deadlock: nobody can go on"),
+        (
+            "a fixed number",
+            "n.bit_length() - 1",
+            "3",
+            "rank 0 at 0 s: sends to rank 4, but ranks are 0 to 3 (with 4 ranks, 5 chunks)",
+        ),
+        ("to rank 0 too", "other > 0 and", "", "that it never received"),
+        ("the last one first", "return [have[c]", "return [have[n_chunks - 1 - c]", "in another order, or one twice"),
+    ],
 }

@@ -43,7 +43,7 @@ def test_the_solution_meets_its_targets_and_not_lower_ones(name):
     program = best_answers()[name][0]
     outcome = checking.check(name, program)
     assert outcome.solved, outcome.text
-    assert "the best answer that we know" in outcome.text
+    assert "our answer" in outcome.text
     puzzle = PUZZLES[name]
     for place, case in enumerate(puzzle.cases):
         for what, target in case.targets.items():
@@ -107,13 +107,14 @@ def simulated(name: str, program: Callable, ranks: int, **sizes: int) -> World:
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule", "pieces"),
-    [("1f1b", "1f1b", 1), ("interleaved", "interleaved", 2), ("zero-bubble", "zero-bubble", 1)],
+    ("name", "schedule", "pieces", "ranks", "micro"),
+    [
+        *[("1f1b", "1f1b", 1, *sizes) for sizes in ((4, 8), (3, 6), (2, 4))],
+        *[("zero-bubble", "zero-bubble", 1, *sizes) for sizes in ((4, 8), (3, 6), (2, 4))],
+        *[("interleaved", "interleaved", 2, *sizes) for sizes in ((4, 8), (3, 6))],
+    ],
 )
-@pytest.mark.parametrize(("ranks", "micro"), [(4, 8), (3, 6), (2, 4)])
 def test_a_pipelines_time_and_memory_are_those_of_cost(name, schedule, pieces, ranks, micro):
-    if schedule == "interleaved" and ranks == 2:
-        pytest.skip("with 2 ranks both neighbours are the same")
     world = simulated(name, best_answers()[name][0], ranks, micro=micro, pieces=pieces)
     assert world.time_s == pytest.approx(3 * micro * (1 + cost.bubble(schedule, ranks, micro, pieces)))
     assert [world.peak_gb(r) for r in range(ranks)] == cost.in_flight(schedule, ranks, micro, pieces)

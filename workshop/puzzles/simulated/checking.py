@@ -2,8 +2,8 @@
 
     check("ring", ring)          # draws the ranks; says what is wrong or too much, or that it is solved
 
-New numbers are drawn for each check, and further numbers of ranks are tried. Once solved, the best answer that we know
-is shown: it comes from workshop/solutions/puzzles.ipynb, and its figures are measured as the participant's are.
+New numbers are drawn for each check, and further numbers of ranks are tried. Once solved, our answer is shown: it comes
+from workshop/solutions/puzzles.ipynb, and its figures are measured as the participant's are.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _beside(puzzle: Puzzle, best: tuple[Callable, str] | None) -> str:
     case = next(case for case in reversed(puzzle.cases) if case.shown)
     figures = measured(run(puzzle, case, best[0])[0])
     said = ", ".join(f"{what} {figures[what]:g} {UNITS[what]}" for what in case.targets)
-    return f"\n  the best answer that we know, {_sizes(case)}: {said}"
+    return f"\n  our answer, {_sizes(case)}: {said}"
 
 
 def _page(text: str, best: tuple[Callable, str] | None) -> str:

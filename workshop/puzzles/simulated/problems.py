@@ -322,14 +322,13 @@ PUZZLES = {
         arguments=("chunks",),
         cases=(
             Case(ranks=8, sizes={"chunks": 1}, targets={"time": 3}),
-            Case(ranks=8, sizes={"chunks": 8}, targets={"time": 14, "sent": 8}),
+            Case(ranks=8, sizes={"chunks": 8}, targets={"time": 14}),
             Case(ranks=5, sizes={"chunks": 6}, shown=False),
         ),
         hints={
             ("time", 7): "Rank 0 sends all messages, or each rank waits for the one before: who could send at 1 s?",
             ("time", 24): "All chunks go down a tree, round by round. What does a rank do while it waits?",
             ("time", None): "Which ranks have something to send, and do not?",
-            ("sent", None): "A rank need not send a chunk more than once.",
         },
     ),
     "ring": Puzzle(
@@ -449,6 +448,19 @@ PUZZLES = {
             ("memory", 8): "All forward passes come first.",
             ("memory", None): "Ranks run too far ahead.",
             ("time", None): "Ranks wait because others do not run far enough ahead, or do the layers in another order.",
+        },
+    ),
+    "broadcast-again": Puzzle(
+        title="Broadcast again",
+        prepare=broadcast,
+        arguments=("chunks",),
+        cases=(
+            Case(ranks=8, sizes={"chunks": 8}, targets={"time": 10}),
+            Case(ranks=4, sizes={"chunks": 5}, targets={"time": 6}, shown=False),
+        ),
+        hints={
+            ("time", 14): "That is the chain: most ranks have one partner only.",
+            ("time", None): "Which ranks have something that another one lacks, and do not send it?",
         },
     ),
     "zero-bubble": Puzzle(
