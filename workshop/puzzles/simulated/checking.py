@@ -97,7 +97,7 @@ def _missed(puzzle: Puzzle, case: Case, figures: dict[str, float]) -> str:
     said = [f"{what} {value:g} {UNITS[what]} instead of {case.targets[what]:g} {UNITS[what]}" for what, value in over]
     hints = [puzzle.hints.get(miss, puzzle.hints.get((miss[0], None), "")) for miss in over]
     where = "" if case is puzzle.cases[0] else _with(case, always=True)
-    return f"right, but it takes {' and '.join(said)}{where}. {' '.join(filter(None, hints))}".rstrip()
+    return f"the result is right, but {' and '.join(said)}{where}. {' '.join(filter(None, hints))}".rstrip()
 
 
 def _figures(case: Case, figures: dict[str, float]) -> str:
@@ -163,7 +163,7 @@ def _page(text: str, best: tuple[Callable, str] | None) -> str:
     head, _, rest = text.partition("\n")
     source = ""
     if best:
-        code = "\n".join(line for line in best[1].splitlines() if "### " not in line)
-        source = f"<details><summary>its code</summary><pre>{html.escape(code)}</pre></details>"
+        code = "\n".join(line for line in best[1].splitlines() if not line.startswith(("    ### ", "check(")))
+        source = f"<details><summary>its code</summary><pre>{html.escape(code.strip())}</pre></details>"
     band = "border-left: 4px solid #1b7a41; padding: 0.1em 0.8em; white-space: pre-line"
     return f'<div style="{band}"><b>✓ {html.escape(head)}</b>\n{html.escape(rest)}{source}</div>'

@@ -24,7 +24,9 @@ def draw(world: World, targets: Mapping[str, float] | None = None, span_s: float
     targets = targets or {}
     holds = world.memory_gb > 0 and (not targets or "memory" in targets)
     span_s = max(world.time_s, targets.get("time", 0.0), span_s, 1.0)
-    rows = 0.9 + 0.52 * world.size
+    pieces = max(1, world.layers // world.size) if world.labels == "micro" else 1
+    tall = 0.62 if pieces > 1 else 0.5 if world.layers else 0.36
+    rows = 0.9 + tall * world.size
     heights = [rows, 1.7] if holds else [rows]
     figure, axes = plt.subplots(
         len(heights), 1, figsize=(7.5, sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
@@ -47,9 +49,16 @@ def _work(ax: Axes, world: World, span_s: float) -> None:
     elif world.events:
         rows = {"pipeline": plots.pipeline, "timeline": plots.timeline}
         rows["pipeline" if world.labels == "micro" else "timeline"](world.events, ax=ax)
+    for rank, (since_s, what) in world.stuck.items():
+        look = {"facecolor": style.EVENT_COLORS["wait"], "edgecolor": style.MUTED, "hatch": "//", "alpha": 0.6}
+        ax.barh(rank, max(0.3, span_s - since_s), left=since_s, height=0.3, linewidth=0, **look)
+        said = f"  waits for {what.partition(' of ')[0]}"
+        paper = {"boxstyle": "square,pad=0.15", "facecolor": style.PAPER, "edgecolor": "none"}
+        ax.text(0.99 * span_s, rank, said, ha="right", va="center", fontsize=8, color=style.INK, bbox=paper)
     ax.set(xlim=(0, 1.015 * span_s), ylim=(world.size - 0.45, -0.55), xlabel="time (s)")
+    style.steps_axis(ax.xaxis)
     ax.set_yticks(range(world.size), [f"rank {r}" for r in range(world.size)])
-    edge = 0.18 if chunks else 0.42
+    edge = 0.26 if chunks else 0.42
     for m in world.messages:
         step = 1 if m.to > m.source else -1
         far = abs(m.to - m.source) > 1 and world.size > 2
@@ -66,7 +75,7 @@ def _chunks(ax: Axes, events: Sequence[Event]) -> None:
         number = event.name.split()[-1]
         color = style.RANK_COLORS[int(number) % len(style.RANK_COLORS)]
         width = event.end_s - event.start_s
-        ax.barh(event.rank, width, left=event.start_s, height=0.36, facecolor=color, edgecolor=style.PAPER)
+        ax.barh(event.rank, width, left=event.start_s, height=0.5, facecolor=color, edgecolor=style.PAPER)
         words = {"ha": "center", "va": "center", "fontsize": 8, "color": style.text_color(color)}
         ax.text(event.start_s + width / 2, event.rank, number, **words)
     style.for_bars(ax)
@@ -93,6 +102,7 @@ def _memory(ax: Axes, world: World, targets: Mapping[str, float], span_s: float)
     style.legend_above(ax, handles)
     top = max(world.memory_gb, targets.get("memory", 0.0))
     ax.set(xlim=(0, 1.015 * span_s), ylim=(0, 1.2 * top), xlabel="time (s)", ylabel=f"rank {fullest} (GB)")
+    style.steps_axis(ax.xaxis)
     if "memory" in targets:
         _target(ax, targets["memory"], f"target {targets['memory']:g} GB", vertical=False)
 

@@ -35,6 +35,7 @@ class World:
         self.labels = "layer"  #: what is written into a pass: layer or micro
         self.events: list[Event] = []
         self.messages: list[Message] = []
+        self.stuck: dict[int, tuple[float, str]] = {}  #: after a deadlock: since when a rank waits, and for what
         self.channels: dict[tuple[int, int], deque] = defaultdict(deque)
         self.collectives: dict[int, dict] = defaultdict(dict)
         self.ranks = [Rank(self, index) for index in range(size)]
@@ -85,8 +86,9 @@ class World:
             _, what, for_ranks, line = self._waiting[index]
             ended = [str(r) for r in for_ranks if r not in left]
             why = f": the program has ended on rank {', '.join(ended)}" if ended else ""
-            clock = self.ranks[index]._clock_s
-            lines.append(f"rank {index} has waited since {clock:g} s for {what}{why}{line}")
+            since_s = self.ranks[index]._clock_s
+            self.stuck[index] = since_s, what
+            lines.append(f"rank {index} has waited since {since_s:g} s for {what}{why}{line}")
         return "deadlock: nobody can go on\n  " + "\n  ".join(lines)
 
     def event(self, rank: Rank, name: str, start_s: float, end_s: float, kind: str) -> None:
