@@ -4,7 +4,12 @@
 WRONG = {
     "broadcast": [
         ("one rank too few", "while reached < n:", "while 2 * reached < n:", "rank 4 returns [None]"),
-        ("a chain for one chunk", "if n_chunks > 1:", "if n_chunks > 0:", "the result is right, but time 7 s instead of 3 s. Rank 0"),
+        (
+            "a chain for one chunk",
+            "if n_chunks > 1:",
+            "if n_chunks > 0:",
+            "the result is right, but time 7 s instead of 3 s. Rank 0",
+        ),
         ("another order", "return chunks\n", "return chunks[::-1]\n", "chunks in another order"),
         ("the last rank sends", "if me < n - 1:", "if me < n:", "rank 7 at 7 s: sends to rank 8, but ranks are 0 to 7"),
         (

@@ -9,16 +9,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from aiscale import cost
+from aiscale import cost, plots
 from puzzle_answers import WRONG
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
 sys.path.insert(0, str(WORKSHOP / "puzzles"))
 
 from simulated import SimulationError, best_answers, checking  # noqa: E402
+from simulated import __main__ as making  # noqa: E402
+from simulated.drawing import draw  # noqa: E402
 from simulated.problems import PUZZLES  # noqa: E402
 from simulated.ranks import Costs  # noqa: E402
 from simulated.world import World  # noqa: E402
@@ -76,19 +79,14 @@ def test_every_puzzle_has_wrong_answers_and_a_stub_that_fails():
 
 
 def test_the_participants_notebook_is_the_solutions_without_the_answers():
-    mine, theirs = (json.loads((WORKSHOP / f / "puzzles.ipynb").read_text())["cells"] for f in ("puzzles", "solutions"))
-    assert [cell["id"] for cell in mine] == [cell["id"] for cell in theirs]
-    stubs = 0
-    for stub, solved in zip(mine, theirs, strict=True):
-        source, solution = "".join(stub["source"]), "".join(solved["source"])
-        head, marker, rest = solution.partition("    ### BEGIN SOLUTION\n")
-        if marker:
-            answer, _, tail = rest.partition("    ### END SOLUTION\n")
-            assert source == f'{head}    raise NotImplementedError("write this program")\n{tail}'
-            stubs += 1
-        else:
-            assert source == solution
-    assert stubs == len(PUZZLES)
+    text = making.NOTEBOOK.read_text()
+    assert text == making.without_solutions(), "make it again: cd workshop/puzzles && python -m simulated"
+    assert text.count("raise NotImplementedError") == len(PUZZLES)
+    notebook = "".join(source for cell in json.loads(text)["cells"] for source in cell["source"])
+    for name, (_, source) in best_answers().items():
+        answer = source.partition("### BEGIN SOLUTION\n")[2].partition("    ### END")[0].splitlines()
+        passages = ["\n".join(answer[at : at + 3]) for at in range(len(answer) - 2)]
+        assert passages and not any(passage in notebook for passage in passages), f"{name}: its solution can be read"
 
 
 def test_cells_are_short():
@@ -190,3 +188,19 @@ def test_messages_to_one_rank_arrive_one_after_another():
     world = World(4, Costs(link_s_per_gb=1))
     world.run(program)
     assert world.time_s == 3 and sorted(m.arrived_s for m in world.messages) == [1, 2, 3]
+
+
+def test_a_picture_shows_targets_memory_messages_and_who_waits():
+    plots.use_style()
+    world = simulated("ring", best_answers()["ring"][0], 4)
+    work, memory = draw(world, {"time": 6, "memory": 5})
+    assert len(work.patches) == 2 * len(world.messages) == 48  # a bar and an arrow for each
+    assert "target 6 s" in [text.get_text() for text in work.texts]
+    assert "target 5 GB" in [text.get_text() for text in memory.texts]
+
+    world = World(2, Costs())
+    with pytest.raises(SimulationError):
+        world.run(lambda rank: rank.recv(1 - rank.index))
+    (work,) = draw(world, {"time": 6})
+    assert "  waits for a message from rank 0" in [text.get_text() for text in work.texts]
+    plt.close("all")
