@@ -84,7 +84,8 @@ def _difference(found, expected, what: str, scale: Mapping, causes: Mapping, rto
     ratio = float((mine * truth).sum()) / square if square else 0.0
     if ratio and np.allclose(mine, ratio * truth, rtol=0, atol=rtol * abs(ratio) * np.abs(truth).max()):
         why = next((text for key, text in scale.items() if abs(ratio / key - 1) < 0.001), "")
-        factor = f"{ratio:.4g} times" if abs(ratio) >= 1 else f"1/{1 / ratio:.4g} of"
+        part = abs(ratio) < 1 and abs(1 / ratio - round(1 / ratio)) < 0.001
+        factor = f"1/{round(1 / ratio)} of" if part else f"{ratio:.4g} times"
         how = "the negative of" if abs(ratio + 1) < 1e-6 else factor
         return f"{what} is {how} what it should be" + (f": {why}" if why else "")
     if mine.ndim == 2 and _close(mine.T, truth, rtol):

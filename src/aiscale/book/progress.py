@@ -31,7 +31,7 @@ from pathlib import Path
 
 def _folder() -> Path:
     here = Path.cwd()
-    checkout = next((tree for tree in here.parents if (tree / "workshop" / "graders").is_dir()), here)
+    checkout = next((tree for tree in here.parents if (tree / "workshop" / "exercises").is_dir()), here)
     return Path(os.environ.get("AISCALE_PROGRESS") or checkout / "progress").absolute()
 
 
