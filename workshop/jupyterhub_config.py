@@ -75,7 +75,8 @@ else:
 # What each gets ------------------------------------------------------------------------------------------------------
 
 # Copied by the participant's own process, with their rights; what they have changed is never overwritten.
-START = 'for folder in notebooks workshop/exercises; do mkdir -p "$folder"; for each in "$AISCALE_TREE/$folder"/*.ipynb; '
+START = 'for folder in notebooks workshop/exercises; do mkdir -p "$folder"; '
+START += 'for each in "$AISCALE_TREE/$folder"/*.ipynb; '
 START += 'do mine="$folder/${each##*/}"; [ -e "$mine" ] || cp "$each" "$mine"; done; done; exec "$AISCALE_SERVER" "$@"'
 c.Spawner.cmd = ["/bin/sh", "-c", START, "sh"]
 c.Spawner.environment = {

@@ -90,7 +90,7 @@ def draw(ranks: int, length: int) -> list[torch.Tensor]:
     inplace=True,
     hints=[
         "Two cases, `if rank == 0:` and `else:`. What does each do first: send or receive?",
-        "Rank 0 receives into a tensor of its own, `torch.empty_like(x)`, and adds it to x, for each other rank in turn.",
+        "Rank 0 receives into a tensor of its own, `torch.empty_like(x)`, and adds it to x, for each rank in turn.",
         "When rank 0 has all, it sends x to each. The others wait for it: `dist.recv(x, src=0)`.",
     ],
 )
@@ -195,7 +195,7 @@ through_one_rank.refuses("hard-coded for the shown numbers", "x", "x.copy_(torch
     ranks=True,
     inplace=True,
     hints=[
-        "In step 0 rank r sends its own chunk, r. In the next step it sends what has just arrived. Which chunk is that?",
+        "In step 0 rank r sends its own chunk, r. In the next it sends what has just arrived. Which chunk is that?",
         "In step s rank r sends chunk (r - s) and receives chunk (r - s - 1), both modulo the number of ranks.",
         "Start the send with `dist.isend`, then `dist.recv` into the chunk, then `wait()`, as in the lesson's ring.",
     ],

@@ -56,9 +56,11 @@ def same_on_ranks(found: Sequence, expected: Sequence, what: str, **how: Any) ->
     for k in range(1, n):
         if all(_close(found[r], expected[(r + k) % n], rtol) for r in range(n)):
             raise Wrong(f"{what}: each rank r has what rank (r + {k}) % {n} should have: off by {k}")
-    rank = wrong[0]
-    who = f"{what} on rank {rank}" + (f" (ranks {wrong} are wrong)" if len(wrong) < n else " (all ranks are wrong)")
-    raise Wrong(_difference(found[rank], expected[rank], who, how.get("scale") or {}, {}, rtol))
+    told = [_difference(found[r], expected[r], what, how.get("scale") or {}, {}, rtol) for r in wrong]
+    alike = len(wrong) == n and len(set(told)) == 1
+    where = "every rank" if alike else f"rank {wrong[0]}"
+    others = "" if alike or len(wrong) == 1 else f" (and wrong on rank {', '.join(map(str, wrong[1:]))})"
+    raise Wrong(told[0].replace(what, f"{what} on {where}", 1) + others)
 
 
 def _difference(found, expected, what: str, scale: Mapping, causes: Mapping, rtol: float) -> str:

@@ -152,7 +152,7 @@ def summary(lessons: Mapping[str, Mapping]) -> str:
     held = sum(grade in ("exact", "close") for grade in grades)
     minutes = sum(entry.get("taken", 0) for entry in done)
     exercises = f"{len(done)} of {len(entries)} exercises that you tried are done, in {minutes:.0f} minutes"
-    return f"{exercises}; {held} of {len(grades)} predictions held"
+    return exercises + (f"; {held} of {len(grades)} predictions held" if grades else "")
 
 
 check.card = card

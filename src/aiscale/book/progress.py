@@ -24,6 +24,7 @@ import contextlib
 import html
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -55,7 +56,8 @@ def show(text: str, grade: str | None = None, page: str = "", **facts: object) -
     if not page:
         name, _, rest = text.partition(": ")
         band = f"border-left: 4px solid {_COLORS[grade]}; padding: 0.1em 0.8em; white-space: pre-line"
-        page = f'<div style="{band}"><b>{html.escape(name)}</b>: {html.escape(rest)}</div>'
+        rest = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(rest))
+        page = f'<div style="{band}"><b>{html.escape(name)}</b>: {rest}</div>'
     display({"text/plain": text, "text/html": page}, raw=True, metadata={"aiscale": facts})
 
 
