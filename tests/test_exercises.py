@@ -201,6 +201,10 @@ def test_a_check_that_compared_nothing_is_a_fault_of_the_grader():
         graded(lambda f: require(True, "fine"), lambda x: x)
 
 
+def test_an_answer_that_the_grader_cannot_use_is_refused():
+    assert "cannot be used (TypeError" in graded(lambda f: same(f(1)[0], 1, "x"), lambda x: None).text
+
+
 def test_an_answer_that_never_ends_is_refused():
     def forever(x):
         while True:

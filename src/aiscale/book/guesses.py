@@ -59,10 +59,7 @@ _made: dict[str, Guess] = {}  #: this process's predictions by name, in the orde
 
 
 class GuessError(BookError):
-    """A guess or a measured value of the wrong type; a notebook shows the one line, without a traceback."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"GuessError: {self}"]
+    """A guess or a measured value of the wrong type."""
 
 
 @dataclass(frozen=True)
