@@ -38,14 +38,13 @@ kept on this machine's disk: see `aiscale.book.progress`.
 from __future__ import annotations
 
 import contextlib
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
 from aiscale.book.notebook import BookError
-from aiscale.book.progress import save, shell, show
+from aiscale.book.progress import save, shell, show, show_table
 
 KB, MB, GB = 10**3, 10**6, 10**9
 KiB, MiB, GiB = 2**10, 2**20, 2**30
@@ -59,10 +58,7 @@ _made: dict[str, Guess] = {}  #: this process's predictions by name, in the orde
 
 
 class GuessError(BookError):
-    """A guess or a measured value of the wrong type; a notebook shows the one line, without a traceback."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"GuessError: {self}"]
+    """A guess or a measured value of the wrong type."""
 
 
 @dataclass(frozen=True)
@@ -296,11 +292,7 @@ def card() -> None:
         wrong = made.verdict.text.partition(";")[0] if made.kind == "grid" else "wrong"
         last = f"{ratio:.3g}" if ratio is not None else {None: "", "exact": "right"}.get(grade, wrong)
         table.append((made.name, guess, made.say(made.measured), last))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-    rows = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table]
-    head = rows[0].replace("td>", "th>")
-    show("\n".join([title, *text]), page=f"<b>{title}</b><table>{head}{''.join(rows[1:])}</table>")
+    show_table(title, table)
 
 
 predict.card = card
