@@ -9,7 +9,8 @@
 
 `notebook` reads them, `form` checks them, `running` starts and watches `execute`, which runs papermill, `gallery`
 shows them, `command` is `aiscale notebooks`. `core` knows which cells are optional, `pace` estimates a reader's
-minutes, `guesses` is `predict`, which lessons import, and `answers` sees that no answer stands above its question.
+minutes, `guesses` is `predict`, which lessons import, `answers` sees that no answer stands above its question, and
+`gpu` runs GPU kernels on any machine (appendix A2).
 """
 
 from aiscale.book.form import check, strip
