@@ -80,6 +80,18 @@ def test_a_grid_is_compared_cell_by_cell():
     assert predict("a row", [1, 2]).against([1, 2]).grade == "exact"
 
 
+def test_rows_and_columns_of_a_grid_may_have_names():
+    names = {"rows": ["stage 1", "stage 2"], "columns": ["all-reduce", "all-gather"]}
+    verdict = predict("what is sent", [[1, 0], [0, 1]], **names).against([[1, 1], [0, 1]])
+    first, *rows = verdict.text.splitlines()
+    assert first == "3 of 4 cells right; wrong: stage 1 all-gather"
+    assert rows[0].split() == ["stage", "1:", "1", "0!", "truth:", "1", "1"]
+    ax = plots.guessed([[1, 0], [0, 1]], [[1, 1], [0, 1]], **names)
+    drawn = [text.get_text() for text in ax.texts]
+    assert drawn.count("all-gather") == 2 and "stage 2" in drawn
+    plots.style.plt.close("all")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -87,6 +99,7 @@ def test_a_grid_is_compared_cell_by_cell():
         ({"guess": True}, "n: the guess is True, but it must be a number"),
         ({"guess": float("inf")}, "n: the guess is inf, but it must be a finite number"),
         ({"guess": 3, "choices": ["a", "b"]}, "n: the guess is 3, but it must be 1 to 2, or one of 'a', 'b'"),
+        ({"guess": [[1]], "columns": ["a", "b"]}, "n: columns has 2 names, a, b, but the grid has 1"),
         ({"guess": [[1, 2]]}, "n: what was measured has rows of [1] cells, but the grid has rows of [2]"),
     ],
 )
