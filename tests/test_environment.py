@@ -120,7 +120,7 @@ def third_party(file: Path) -> set[str]:
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add(node.module.split(".")[0])
-    return found - sys.stdlib_module_names - {"aiscale"}
+    return found - sys.stdlib_module_names - {"aiscale", "__main__"}
 
 
 #: What only these files import is in an extra, which `make lab` does not install.
