@@ -141,6 +141,16 @@ def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monke
     assert [path.name for path in kept.parent.iterdir()] == ["03_ddp.json"]
 
 
+def test_a_name_with_a_colon_is_shown_whole(monkeypatch):
+    import IPython.display
+
+    pages = []
+    monkeypatch.setattr(progress, "shell", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", lambda shown, **_: pages.append(shown["text/html"]))
+    predict("two ranks: the loss", 1.0).against(1.0)
+    assert all("<b>two ranks: the loss</b>: " in page for page in pages) and len(pages) == 2
+
+
 def test_a_disk_that_cannot_be_written_to_does_not_fail_the_cell(kept):
     kept.parent.write_text("a file where the folder would be")
     assert predict("a", 1).against(1).grade == "exact"
