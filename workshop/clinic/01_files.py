@@ -1,6 +1,6 @@
 """Trains on a text that is divided among ranks, and saves the model after each epoch.
 
-    torchrun --nproc-per-node=2 01_files.py --epochs 2
+torchrun --nproc-per-node=2 01_files.py --epochs 2
 """
 
 import argparse
@@ -19,8 +19,7 @@ def load(windows, batch, seed):
     return DataLoader(mine, batch // dist.get_world_size(), shuffle=True, generator=order)
 
 
-def main(args):
-    dist.init_process_group("gloo")
+def train(args):
     rank = dist.get_rank()
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(LM())
@@ -42,6 +41,11 @@ def main(args):
         if rank == 0:
             torch.save(model.module.state_dict(), args.save)
         dist.barrier()  # whoever goes on may read the file
+
+
+def main(args):
+    dist.init_process_group("gloo")
+    train(args)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,6 @@
 """Data-parallel training: a batch is divided among all ranks, so that more ranks read more of the text in a step.
 
-    torchrun --nproc-per-node=4 03_scaling.py --epochs 2
+torchrun --nproc-per-node=4 03_scaling.py --epochs 2
 """
 
 import argparse
@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 
-def main(args):
-    dist.init_process_group("gloo")
+def train(args):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)  # the same weights everywhere
     model = DistributedDataParallel(LM())
@@ -33,6 +32,11 @@ def main(args):
             dist.all_reduce(mean, dist.ReduceOp.AVG)
             if rank == 0:
                 print(f"step {epoch * steps_per_epoch + step} loss {mean.item():.6f}", flush=True)
+
+
+def main(args):
+    dist.init_process_group("gloo")
+    train(args)
     dist.destroy_process_group()
 
 

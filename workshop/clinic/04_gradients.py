@@ -1,6 +1,6 @@
 """Data-parallel training without DDP: gradients are packed into one message, as one would with MPI.
 
-    torchrun --nproc-per-node=2 04_gradients.py --steps 12
+torchrun --nproc-per-node=2 04_gradients.py --steps 12
 """
 
 import argparse

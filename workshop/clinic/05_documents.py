@@ -14,8 +14,7 @@ from model import LM, PAD, padded, read_documents
 from torch.nn.parallel import DistributedDataParallel
 
 
-def main(args):
-    dist.init_process_group("gloo")
+def train(args):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(LM())
@@ -40,6 +39,11 @@ def main(args):
         dist.all_reduce(total, dist.ReduceOp.AVG)
         if rank == 0:
             print(f"step {step} loss {total:.6f} norm {norm:.6f}", flush=True)
+
+
+def main(args):
+    dist.init_process_group("gloo")
+    train(args)
     dist.destroy_process_group()
 
 

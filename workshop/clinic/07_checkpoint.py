@@ -1,7 +1,7 @@
 """Trains a model that FSDP has cut among ranks, saves it, and goes on from what was saved.
 
-    torchrun --nproc-per-node=2 07_checkpoint.py --steps 6
-    torchrun --nproc-per-node=2 07_checkpoint.py --steps 12      # goes on at step 6
+torchrun --nproc-per-node=2 07_checkpoint.py --steps 6
+torchrun --nproc-per-node=2 07_checkpoint.py --steps 12      # goes on at step 6
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Trains on documents of unequal length on four ranks; those of similar length share a batch, to fill up less.
 
-    torchrun --nproc-per-node=4 08_speed.py --steps 12
+torchrun --nproc-per-node=4 08_speed.py --steps 8
 """
 
 import argparse
@@ -21,8 +21,7 @@ def share(documents, rank, size, per_rank, seed):
     return [padded(batches[i]) for i in order]
 
 
-def main(args):
-    dist.init_process_group("gloo")
+def train(args):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(LM())
@@ -43,12 +42,17 @@ def main(args):
             print(f"step {step} loss {mean.item():.6f}", flush=True)
     seconds, computed = time.perf_counter() - begin, time.process_time() - computed
     print(f"rank {rank}: computed {computed:.2f} of {seconds:.2f} s", flush=True)
+
+
+def main(args):
+    dist.init_process_group("gloo")
+    train(args)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--batch", type=int, default=32, help="documents in one step, over all ranks")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=128, help="documents in one step, over all ranks")
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())

@@ -166,7 +166,9 @@ def explain(args) -> dict:
     if not args.json:
         print(f"{case.EXPLANATION}\nOne way to mend it:")
         for old, new in case.MENDED:
-            print("", *(f"- {line}" for line in old.splitlines()), *(f"+ {line}" for line in new.splitlines()), sep="\n")
+            print(
+                "", *(f"- {line}" for line in old.splitlines()), *(f"+ {line}" for line in new.splitlines()), sep="\n"
+            )
     return {"case": name, "right": case.RIGHT, "explanation": case.EXPLANATION, "change": change}
 
 

@@ -67,7 +67,8 @@ class Job:
         errors = {rank: (self.said(rank, "err").strip().splitlines() or ["no message"])[-1] for rank in failed}
         # A rank that only lost its connection explains nothing.
         first = [rank for rank in failed if not re.search("onnection|peer", errors[rank])] or failed
-        return f"rank {first[0]} fails: {errors[first[0]][:300]}" if failed else ""
+        begun = ", ".join(f"rank {rank} {seen['begun']}" for rank, seen in enumerate(self.ranks) if "begun" in seen)
+        return f"rank {first[0]} fails: {errors[first[0]][:200]} (steps begun: {begun})" if failed else ""
 
 
 def start(program, ranks, folder=None, **arguments):

@@ -4,6 +4,7 @@ Shapes: B sequences, T bytes to predict (a window has T + 1), D width.
 """
 
 import pydoc_data.topics
+import re
 from pathlib import Path
 
 import torch
@@ -22,8 +23,8 @@ def read_windows(n):
 
 def read_documents(n):
     """n documents, each a tensor of 5 to CONTEXT + 1 bytes."""
-    lines = [line.strip()[: CONTEXT + 1] for line in TEXT.read_bytes().split(rb"\n")]
-    return [torch.tensor(list(line)) for line in lines if len(line) >= 5][:n]
+    phrases = [phrase.strip()[: CONTEXT + 1] for phrase in re.split(rb"[.,;:()\n]", TEXT.read_bytes())]
+    return [torch.tensor(list(phrase)) for phrase in phrases if len(phrase) >= 5][:n]
 
 
 def padded(documents):

@@ -35,7 +35,7 @@ MENDED = [
 WRONG = {
     "the barrier removed": (
         [("        dist.barrier()  # whoever goes on may read the file\n", "")],
-        "rank 0 has taken|lost|fails|hangs",
+        "fails: .*steps begun: rank 0 19, rank 1 18",
     ),
     "a longer time-out": (
         [
@@ -45,7 +45,10 @@ WRONG = {
         "it hangs: rank 0 stands in .*; rank 1 stands in",
     ),
     "most of the data dropped": (
-        [("        for batch in load(", "        for _, batch in zip(range(5), load("), ("args.seed + epoch):", "args.seed + epoch)):")],
+        [
+            ("        for batch in load(", "        for _, batch in zip(range(5), load("),
+            ("args.seed + epoch):", "args.seed + epoch)):"),
+        ],
         "read only 40 of 73",
     ),
 }
@@ -54,18 +57,17 @@ SYMPTOM = "it hangs: rank 0 stands in .*; rank 1 stands in barrier"
 
 def check(program, seed):
     epochs, windows = 2, 73
-    job = start(program, RANKS, epochs=epochs, windows=windows, seed=seed)
+    job = ran(start(program, RANKS, epochs=epochs, windows=windows, seed=seed))
     took = [len(rank["steps"]) for rank in job.ranks]
-    if job.trouble() and min(took) and took[0] != took[1]:
-        raise Unmended(f"rank 0 has taken {took[0]} steps and rank 1 {took[1]}: {job.trouble()}")
-    ran(job)
     if took[0] != took[1]:
-        raise Unmended(f"rank 0 has taken {took[0]} steps and rank 1 {took[1]}: the last of them had no partner")
+        raise Unmended(f"rank 0 has taken {took[0]} steps and rank 1 {took[1]}: some of them had no partner")
     losses = all_steps(job, took[0])
     steps = [[tuple(w) for rank in job.ranks for w in rank["steps"][step]["windows"]] for step in range(took[0])]
     epoch = [window for step in steps[: took[0] // epochs] for window in step]
     if len(set(epoch)) < windows - 8:
-        raise Unmended(f"no hang, but an epoch has read only {len(set(epoch))} of {windows} windows: lose a few at most")
+        raise Unmended(
+            f"no hang, but an epoch has read only {len(set(epoch))} of {windows} windows: lose a few at most"
+        )
     full = next((i for i, step in enumerate(steps) if len(step) < 8), len(steps))
     right = train(seed, steps[:full], adamw)
     equal(losses[:full], [loss for loss, _ in right], why="Each step should use the mean gradient of both ranks")

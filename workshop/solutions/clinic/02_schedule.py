@@ -86,7 +86,9 @@ SYMPTOM = "it hangs: rank 0 stands in send.*; rank 1 stands in send"
 def check(program, seed):
     job = ran(start(program, RANKS, steps=6, micro_batches=4, seed=seed))
     right = train(seed, read_windows(48).split(8), adamw, make=lambda: LM(64))
-    equal(all_steps(job, 6, rank=1), [loss for loss, _ in right], why="Was a message overwritten, or taken for another?")
+    equal(
+        all_steps(job, 6, rank=1), [loss for loss, _ in right], why="Was a message overwritten, or taken for another?"
+    )
     held = job.ranks[0]["in_flight"]
     if held > 2:
         raise Unmended(

@@ -50,7 +50,10 @@ WRONG = {
     ),
     "each rank a quarter, always in the same order": (
         [
-            ("DataLoader(windows, args.batch // size, shuffle=True, generator=order)", "DataLoader(windows[rank::size], args.batch // size)"),
+            (
+                "DataLoader(windows, args.batch // size, shuffle=True, generator=order)",
+                "DataLoader(windows[rank::size], args.batch // size)",
+            ),
         ],
         "epoch 1 repeats the order of epoch 0",
     ),

@@ -39,19 +39,19 @@ MENDED = [
 WRONG = {
     "weighted within a rank only": (
         [(_PER_PART, ""), (_LOSS, "                loss = model(part).sum() / tokens\n"), (_ZERO, _COUNT + _ZERO)],
-        "loss .* at step 0.*the same for one token of any rank",
+        "loss .*depends on the part or the rank",
     ),
     "divided by the ranks twice": (
         [(_PER_PART, ""), (_LOSS, "                loss = model(part).sum() / tokens\n"), MENDED[2]],
-        "the first norm is 0.50 times",
+        "The first norm is 0.50 times",
     ),
     "divided by what fills up, too": (
         [(_PER_PART, "                tokens = part[:, 1:].numel()\n")],
-        "loss .* at step 0",
+        "loss .* in one process",
     ),
     "multiplied by the ranks twice": (
         [*MENDED[:1], (_LOSS, "                loss = model(part).sum() * size * size / tokens\n"), MENDED[2]],
-        "the first norm is 2.00 times",
+        "The first norm is 2.00 times",
     ),
 }
 SYMPTOM = "loss .* at step 0, and .* in one process"
@@ -63,6 +63,10 @@ def check(program, seed):
     right = train(seed, [documents[i : i + 8] for i in range(0, 80, 8)], sgd)
     norms = [norm for _, norm in job.logged("norm")]
     ratio = norms[0] / right[0][1] if norms else 0
-    why = f"The weight must be the same for one token of any rank and part; the first norm is {ratio:.2f} times the right one"
+    why = "How much a byte counts still depends on the part or the rank that it is in"
+    if abs(ratio - 1 / RANKS) < 0.01:
+        why = "The first norm is 0.50 times the right one: DDP has divided by the number of ranks already"
+    elif abs(ratio - RANKS) < 0.01:
+        why = "The first norm is 2.00 times the right one: multiplied by the number of ranks once too often"
     equal(losses, [loss for loss, _ in right], why=why)
     equal(norms, [norm for _, norm in right], "norm", why)

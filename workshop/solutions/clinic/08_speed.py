@@ -15,7 +15,7 @@ HINTS = [
     "Which rank computes most, and which waits? Compare the last lines of the log.",
     "Print `batch.shape` on each rank, in one step.",
     "After sorting, the last quarter of the list holds the longest documents. Who gets it?",
-    "Let ranks share each run of 32 documents of similar length: documents[rank::size] of the sorted list.",
+    "Let ranks share each run of 128 documents of similar length: documents[rank::size] of the sorted list.",
 ]
 EXPLANATION = """\
 Sorting by length saves padding, and cutting the sorted list into four runs gives the last rank all the long documents:
@@ -33,14 +33,19 @@ MENDED = [(_MINE, "    mine = documents[rank::size]\n")]
 WRONG = {
     "dealt out, but not sorted": (
         [*MENDED, (_SORTED, "")],
-        "as much as|fills up",
+        "computes .* times as many bytes",
     ),
     "all padded to one length": (
-        [("        tokens = (batch[:, 1:] != PAD).sum()\n", "        batch = torch.nn.functional.pad(batch, (0, 33 - batch.shape[1]))\n        tokens = (batch[:, 1:] != PAD).sum()\n")],
+        [
+            (
+                "        tokens = (batch[:, 1:] != PAD).sum()\n",
+                "        batch = torch.nn.functional.pad(batch, (0, 33 - batch.shape[1]))\n        tokens = (batch[:, 1:] != PAD).sum()\n",
+            )
+        ],
         "computes .* times as many bytes",
     ),
     "long documents cut short": (
-        [(_MINE, _MINE + "    mine = [document[:12] for document in mine]\n")],
+        [(_MINE, _MINE + "    mine = [document[:10] for document in mine]\n")],
         "bytes of the documents are never read",
     ),
     "each rank the same documents": (
@@ -49,7 +54,7 @@ WRONG = {
     ),
 }
 SYMPTOM = "the busiest rank of a step computes .* times the mean"
-STEPS, BATCH = 12, 32
+STEPS, BATCH = 8, 128
 
 
 def check(program, seed):

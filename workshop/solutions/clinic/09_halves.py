@@ -47,7 +47,10 @@ WRONG = {
         "hidden units .* same mask",
     ),
     "no dropout on the residual": ([("dropout(out, self.p)", "out")], "no dropout is drawn .*residual"),
-    "no dropout at all": ([("LM(D, layers=0)", "LM(D, layers=0).eval()"), (" if p else x", " if p < 0 else x")], "no dropout is drawn"),
+    "no dropout at all": (
+        [("LM(D, layers=0)", "LM(D, layers=0).eval()"), (" if p else x", " if p < 0 else x")],
+        "no dropout is drawn",
+    ),
     "gradients of the copies averaged": (
         [
             (
@@ -58,7 +61,12 @@ WRONG = {
         "another loss",
     ),
     "the printed loss averaged": (
-        [("        loss.backward()\n        optimizer", "        loss.backward()\n        dist.all_reduce(loss.detach(), dist.ReduceOp.AVG)\n        optimizer")],
+        [
+            (
+                "        loss.backward()\n        optimizer",
+                "        loss.backward()\n        dist.all_reduce(loss.detach(), dist.ReduceOp.AVG)\n        optimizer",
+            )
+        ],
         "different masks",
     ),
 }

@@ -1,8 +1,8 @@
 """Proves that the clinic's programs and checks do what they should.
 
-    python workshop/solutions/clinic/prove.py               # each program shows its symptom, mended it passes,
-    python workshop/solutions/clinic/prove.py 01 04         # and plausible wrong repairs are refused
-    python workshop/solutions/clinic/prove.py --times 20    # the symptoms alone, that many times, with new seeds
+python workshop/solutions/clinic/prove.py               # each program shows its symptom, mended it passes,
+python workshop/solutions/clinic/prove.py 01 04         # and plausible wrong repairs are refused
+python workshop/solutions/clinic/prove.py --times 20    # the symptoms alone, that many times, with new seeds
 """
 
 import argparse
@@ -65,7 +65,9 @@ def repeat(name, times):
     case, before = solution(name), cpu_s()
     said = [verdict(case, PROGRAMS / f"{name}.py") for _ in range(times)]
     shown = sum(bool(re.search(case.SYMPTOM, line)) for line in said)
-    print(f"{name}: the symptom in {shown} of {times} runs, {(cpu_s() - before) / times:.1f} CPU seconds each", flush=True)
+    print(
+        f"{name}: the symptom in {shown} of {times} runs, {(cpu_s() - before) / times:.1f} CPU seconds each", flush=True
+    )
     return shown == times
 
 

@@ -7,8 +7,10 @@ from model import LM, PAD, padded
 TOLERANCE = 5e-4  # fp32 sums in another order, a dozen steps; the faults are worth 5e-3 and more
 
 
-def train(seed, batches, optimizer, make=LM, loss_of=None, max_norm=None):
-    """[(loss, gradient norm), ...]; a batch is a list of documents, and each byte of it counts alike."""
+def train(seed, batches, optimizer, make=LM, loss_of=None, max_norm=None, change=None):
+    """[(loss, gradient norm), ...]; a batch is a list of documents, and each byte of it counts alike.
+
+    `change(model, batch)` may spoil the gradients, to see whether a program made that mistake."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = make()
@@ -24,6 +26,8 @@ def train(seed, batches, optimizer, make=LM, loss_of=None, max_norm=None):
         loss.backward()
         grads = [p.grad for p in model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
+        if change:
+            change(model, batch)
         if max_norm:
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
@@ -51,8 +55,15 @@ def all_steps(job, steps, rank=0):
     printed = job.logged("loss", rank)
     if [step for step, _ in printed] != list(range(steps)):
         said = f"steps {printed[0][0]} to {printed[-1][0]}" if printed else "none"
-        raise Unmended(f"there should be a line of each step, 0 to {steps - 1}, with its loss; rank {rank} printed {said}")
+        raise Unmended(
+            f"there should be a line of each step, 0 to {steps - 1}, with its loss; rank {rank} printed {said}"
+        )
     return [loss for _, loss in printed]
+
+
+def agree(found, serial):
+    pairs = zip(found, serial, strict=True)
+    return all(abs(mine - right) <= TOLERANCE * max(1, abs(right)) for mine, right in pairs)
 
 
 def equal(found, serial, what="loss", why=""):
@@ -60,8 +71,3 @@ def equal(found, serial, what="loss", why=""):
     for step, (mine, right) in enumerate(zip(found, serial, strict=True)):
         if not abs(mine - right) <= TOLERANCE * max(1, abs(right)):
             raise Unmended(f"{what} {mine:.4f} at step {step}, and {right:.4f} in one process on the same data. {why}")
-
-
-def step_windows(job, step):
-    """All that the ranks read in a step, by rank."""
-    return [rank["steps"][step]["windows"] for rank in job.ranks]
