@@ -23,7 +23,7 @@ def train(args):
     for epoch in range(args.epochs):
         order = torch.Generator().manual_seed(args.seed + epoch)  # a new order in each epoch
         loader = DataLoader(windows, args.batch // size, shuffle=True, generator=order)
-        for step, batch in zip(range(steps_per_epoch), loader):
+        for step, batch in zip(range(steps_per_epoch), loader, strict=False):
             optimizer.zero_grad()
             loss = model(batch).mean()
             loss.backward()

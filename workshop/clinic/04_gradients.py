@@ -47,7 +47,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch", type=int, default=4, help="sequences in one step, over all ranks")
-    parser.add_argument("--lr", type=float, default=0.5)
+    parser.add_argument("--lr", type=float, default=0.2)
     parser.add_argument("--max-norm", type=float, default=0.5, help="gradients are clipped to this norm")
     parser.add_argument("--seed", type=int, default=0)
     main(parser.parse_args())

@@ -18,7 +18,7 @@ def train(args):
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(LM())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     documents = read_documents(args.steps * args.batch)
     per_rank = args.batch // size
 

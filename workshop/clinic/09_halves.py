@@ -70,7 +70,7 @@ def main(args):
     model = LM(D, layers=0)
     layers = nn.ModuleList(Layer(args.dropout) for _ in range(2))
     torch.manual_seed(args.seed + 1 + dist.get_rank())  # each rank has random numbers of its own
-    optimizer = torch.optim.SGD([*model.parameters(), *layers.parameters()], lr=0.5)
+    optimizer = torch.optim.SGD([*model.parameters(), *layers.parameters()], lr=0.2)
 
     for step, batch in enumerate(read_windows(args.steps * args.batch).split(args.batch)):
         optimizer.zero_grad()

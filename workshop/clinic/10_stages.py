@@ -53,7 +53,7 @@ def main(args):
     torch.manual_seed(args.seed)
     model = LM(WIDTH, tied=True)
     blocks, parameters = stage_of(model, rank)
-    optimizer = torch.optim.SGD(parameters, lr=0.3)
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
 
     for step, batch in enumerate(read_windows(args.steps * args.batch).split(args.batch)):
         optimizer.zero_grad()

@@ -17,14 +17,20 @@ PAD = 0  # fills short documents up; occurs in no text
 
 
 def read_windows(n):
-    """(n, CONTEXT + 1): pieces of a text; the last byte of each begins the next."""
-    return torch.tensor(list(TEXT.read_bytes()[: n * CONTEXT + 1])).unfold(0, CONTEXT + 1, CONTEXT)
+    """(n, CONTEXT + 1): pieces of a text, mixed; the first n of always the same order."""
+    text = torch.tensor(list(TEXT.read_bytes()[1000:20000]))
+    return shuffled(text.unfold(0, CONTEXT + 1, CONTEXT))[:n]
 
 
 def read_documents(n):
-    """n documents, each a tensor of 5 to CONTEXT + 1 bytes."""
+    """Documents, mixed, each a tensor of 5 to CONTEXT + 1 bytes; the first n of always the same order."""
     phrases = [phrase.strip()[: CONTEXT + 1] for phrase in re.split(rb"[.,;:()\n]", TEXT.read_bytes())]
-    return [torch.tensor(list(phrase)) for phrase in phrases if len(phrase) >= 5][:n]
+    phrases = [phrase for phrase in phrases if len(phrase) >= 5]
+    return [torch.tensor(list(phrases[i])) for i in shuffled(torch.arange(len(phrases)))[:n]]
+
+
+def shuffled(rows):
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
 
 
 def padded(documents):

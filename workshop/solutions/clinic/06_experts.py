@@ -91,14 +91,14 @@ class Experts(nn.Module):
 
 
 def check(program, seed):
-    job = ran(start(program, RANKS, steps=STEPS, lr=0.3, seed=seed))
+    job = ran(start(program, RANKS, steps=STEPS, lr=0.2, seed=seed))
     shares = read_windows(STEPS * 8).split(4)
     batches = [
         (shares[2 * step : 2 * step + 2], [(2 * step + r + step // 2) % 2 for r in (0, 1)]) for step in range(STEPS)
     ]
 
     def sgd(parameters):
-        return optim.SGD(parameters, lr=0.3)
+        return optim.SGD(parameters, lr=0.2)
 
     def both(model, batch):
         return sum(model.loss(share, kind) for share, kind in zip(*batch, strict=True)) / 2

@@ -15,7 +15,7 @@ HINTS = [
     "Which rank computes most, and which waits? Compare the last lines of the log.",
     "Print `batch.shape` on each rank, in one step.",
     "After sorting, the last quarter of the list holds the longest documents. Who gets it?",
-    "Let ranks share each run of 128 documents of similar length: documents[rank::size] of the sorted list.",
+    "Let ranks share each run of 384 documents of similar length: documents[rank::size] of the sorted list.",
 ]
 EXPLANATION = """\
 Sorting by length saves padding, and cutting the sorted list into four runs gives the last rank all the long documents:
@@ -54,7 +54,7 @@ WRONG = {
     ),
 }
 SYMPTOM = "the busiest rank of a step computes .* times the mean"
-STEPS, BATCH = 8, 128
+STEPS, BATCH = 6, 384
 
 
 def check(program, seed):

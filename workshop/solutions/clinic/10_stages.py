@@ -56,7 +56,7 @@ def check(program, seed):
 
     def curve(change=None):
         make, batches = lambda: LM(32, tied=True), read_windows(STEPS * 8).split(8)
-        return [loss for loss, _ in train(seed, batches, lambda p: optim.SGD(p, lr=0.3), make=make, change=change)]
+        return [loss for loss, _ in train(seed, batches, lambda p: optim.SGD(p, lr=0.1), make=make, change=change)]
 
     def halved(model, batch):
         model.token.weight.grad /= 2

@@ -40,7 +40,7 @@ def adamw(parameters):
 
 
 def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.5)
+    return torch.optim.SGD(parameters, lr=0.2)
 
 
 def ran(job):
