@@ -18,7 +18,7 @@ HINTS = [
     "Run it with --dropout 0. What remains to look at?",
     "Which activations are the same on both ranks by design, and which are halves of something?",
     "After Leave all ranks hold the same `out`. What must be true of the mask that is applied to it? And of hidden's?",
-    "Two generators: one of the same seed on all ranks, for what all hold; one of each rank's own, for what is divided.",
+    "Two generators: one of the same seed on all ranks, for what all hold; one of a rank's own, for what is divided.",
 ]
 EXPLANATION = """\
 Tensor parallelism keeps two kinds of activations. The residual stream is the same on all ranks; hidden units are
@@ -55,7 +55,8 @@ WRONG = {
         [
             (
                 "        optimizer.step()\n",
-                "        for p in model.parameters():\n            dist.all_reduce(p.grad, dist.ReduceOp.AVG)\n        optimizer.step()\n",
+                "        for p in model.parameters():\n            dist.all_reduce(p.grad, dist.ReduceOp.AVG)\n"
+                "        optimizer.step()\n",
             )
         ],
         "another loss",

@@ -15,7 +15,7 @@ REPLIES = {
 }
 HINTS = [
     "In a step where the ranks' kinds differ, which parameters have a gradient on rank 0, and which on rank 1?",
-    "Write down the all_reduce calls of both ranks in order. How does one know that it belongs to which tensor of the other?",
+    "Write down the all_reduce calls of both ranks in order. How does a call know its partner?",
     "It does not: the n-th call of one meets the n-th of the other. Experts have equal shapes, so nobody complains.",
     "All ranks must make the same calls: a parameter without gradient contributes zeros.",
 ]
@@ -56,7 +56,8 @@ WRONG = {
         [
             (
                 "        optimizer.step()\n",
-                "        optimizer.step()\n        for p in model.parameters():\n            dist.broadcast(p.data, 0)\n",
+                "        optimizer.step()\n        for p in model.parameters():\n"
+                "            dist.broadcast(p.data, 0)\n",
             )
         ],
         "rank .* at step",
@@ -65,8 +66,8 @@ WRONG = {
         [
             (
                 _SKIP,
-                _ZEROS
-                + "        if parameter.grad.any():\n            dist.all_reduce(parameter.grad)\n            parameter.grad /= dist.get_world_size()\n",
+                _ZEROS + "        if parameter.grad.any():\n            dist.all_reduce(parameter.grad)\n"
+                "            parameter.grad /= dist.get_world_size()\n",
             )
         ],
         "rank .* at step",

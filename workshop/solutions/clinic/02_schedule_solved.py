@@ -14,19 +14,19 @@ REPLIES = {
 }
 HINTS = [
     "Take both stacks. Which call is each rank in, and which call of the other would let it return?",
-    "Write down each rank's first four calls, one below the other: rank 0 send, send, recv, ...; rank 1 recv, send, ...",
+    "Write down each rank's first calls, one below the other: rank 0 send, send, recv, ...; rank 1 recv, send, ...",
     "A send returns when the other has posted its recv (MPI calls that synchronous; small messages may be buffered).",
     "Start the receive of the gradient before, or together with, the send: dist.isend, then recv, then wait.",
 ]
 EXPLANATION = """\
 Rank 0 sends activations of micro-batch 1 while rank 1 sends the gradient of micro-batch 0. Each send returns when the
 other side has posted its receive, and neither does, since each is busy sending. GPipe never meets this (all activations
-go one way, then all gradients the other); 1F1B sends both ways at once. MPI and NCCL buffer small messages, or run them
-on a stream: there the same program runs until the messages grow.
+go one way, then all gradients the other); 1F1B sends both ways at once. MPI buffers small messages: there the same
+program runs until the messages grow.
 
 The remedy is to send without waiting (`isend`, and wait for it later), or both directions as one operation
-(`batch_isend_irecv`; Megatron-Core's send_forward_recv_backward). Sorting the calls by hand on one side, as below in
-words (one stage receives before it sends), works for two stages, and is easily broken by the next change.
+(`batch_isend_irecv`; Megatron-Core's send_forward_recv_backward). Sorting the calls on one side by hand, so that one
+stage receives before it sends, works for two stages, and is easily broken by the next change.
 """
 MENDED = [
     (
@@ -36,7 +36,8 @@ MENDED = [
     ("        self.other = 1 - self.rank\n", "        self.other, self.sending = 1 - self.rank, []\n"),
     (
         "        optimizer.step()\n",
-        "        for work, _ in stage.sending:\n            work.wait()\n        stage.sending.clear()\n        optimizer.step()\n",
+        "        for work, _ in stage.sending:\n            work.wait()\n        stage.sending.clear()\n"
+        "        optimizer.step()\n",
     ),
 ]
 _BOTH_RECEIVE = [

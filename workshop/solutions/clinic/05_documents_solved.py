@@ -8,7 +8,7 @@ RANKS = 2
 RIGHT = "b"
 REPLIES = {
     "a": "Padding has no loss and no gradient: `losses` gives 0 there, and the tokens are counted without it.",
-    "c": "`no_sync` only delays the all-reduce. With --micro-batches 1 it is never entered, and the curves still differ.",
+    "c": "`no_sync` only delays the all-reduce. With --micro-batches 1 it is never entered, and curves still differ.",
     "d": "The curves agree where all documents are of one length, on 2 ranks as on 1: so gradients are averaged.",
 }
 HINTS = [

@@ -9,7 +9,7 @@ RIGHT = "c"
 REPLIES = {
     "a": "A slow network delays all ranks alike. Here rank 3 computes nearly all the time: it waits for nobody.",
     "b": "A slow core would be slow in another job too, and after ranks change places. It is always the last rank.",
-    "d": "The all-reduce sends the same number of bytes with any documents; the time is lost in waiting for it to begin.",
+    "d": "The all-reduce sends the same number of bytes with any documents; the time is lost before it begins.",
 }
 HINTS = [
     "Which rank computes most, and which waits? Compare the last lines of the log.",
@@ -25,7 +25,8 @@ its slowest rank in each step. In a trace of rank 0 this looks like a slow netwo
 
 Deal the sorted documents out like cards: `documents[rank::size]`. The four batches of a step then have nearly one
 length. What counts is the largest share in each step, not the sum over steps: drawing at random balances the sum, and
-leaves a long document in nearly every step. Padding everything to one length balances too, and doubles the work.
+leaves a long document in nearly every batch. Padding everything to one length
+balances too, and computes half as much again.
 """
 _MINE = "    mine = documents[rank * len(documents) // size : (rank + 1) * len(documents) // size]\n"
 _SORTED = "    documents = sorted(documents, key=len)\n"
@@ -39,7 +40,8 @@ WRONG = {
         [
             (
                 "        tokens = (batch[:, 1:] != PAD).sum()\n",
-                "        batch = torch.nn.functional.pad(batch, (0, 33 - batch.shape[1]))\n        tokens = (batch[:, 1:] != PAD).sum()\n",
+                "        batch = torch.nn.functional.pad(batch, (0, 33 - batch.shape[1]))\n"
+                "        tokens = (batch[:, 1:] != PAD).sum()\n",
             )
         ],
         "computes .* times as many bytes",
