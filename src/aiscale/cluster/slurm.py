@@ -36,8 +36,8 @@ _PATIENCE_S = 60.0  #: if Slurm does not answer, before giving up a job in which
 class SlurmLauncher(LocalLauncher):
     remote = True
 
-    def __init__(self, size: int, folder: Path, job: Job, files: Path | None = None) -> None:
-        super().__init__(size, folder, job, files)
+    def __init__(self, size: int, folder: Path, job: Job) -> None:
+        super().__init__(size, folder, job)
         self.job = ""  #: the job's id, once there is one
         self._is_ours = job.is_own or "SLURM_JOB_ID" not in os.environ
         self._state: queue.State | None = None
@@ -75,7 +75,7 @@ class SlurmLauncher(LocalLauncher):
 
     def _share_temporary_files(self) -> None:
         """Put this kernel's temporary files where ranks see them: each node has its own /tmp."""
-        self._tmp = tempfile.mkdtemp(prefix="tmp-", dir=self.files)
+        self._tmp = tempfile.mkdtemp(prefix="tmp-", dir=self.folder)
         tempfile.tempdir = self._tmp
 
     def _end_sharing(self) -> None:
@@ -160,7 +160,7 @@ class SlurmLauncher(LocalLauncher):
         return self._ends
 
     def _look(self) -> list[Exit]:
-        log = self.files / "launcher.log"
+        log = self.folder / "launcher.log"
         parts = log.read_text(errors="replace").split(_NEW_RANKS) if log.exists() else []
         if len(parts) > self._replaced:
             if first := first_end(parts[-1], self.job, self._state):
@@ -184,7 +184,7 @@ class SlurmLauncher(LocalLauncher):
     def _ask(self) -> None:
         self._state = queue.ask(self.job) or self._state
 
-    def stop(self, useless: bool) -> None:
+    def stop(self) -> None:
         """End the step, and the job if we submitted it."""
         self._end_sharing()
         for srun in self.processes:  # ends a step that has not started
@@ -200,44 +200,6 @@ class SlurmLauncher(LocalLauncher):
             return all(process.poll() is not None for process in self.processes)
         state = queue.ask(self.job)
         return state is None or state.is_over
-
-
-class FolderLauncher(SlurmLauncher):
-    """Some or all ranks of a job that was submitted by hand; engines.sbatch prints the folder in which they are
-    found."""
-
-    used = True
-
-    def __init__(self, size: int, folder: Path, job: Job, files: Path) -> None:
-        super().__init__(size, folder, job, files)
-        self._is_ours = True  # so that Slurm is asked about it
-
-    folder_for = staticmethod(LocalLauncher.folder_for)
-
-    def start(self, env: Mapping[str, str]) -> None:
-        try:
-            self.job = (self.files / "step").read_text().partition(".")[0]
-            there = int((self.files / "ranks").read_text())
-        except OSError:
-            raise ClusterError(
-                f"engines={str(self.files)!r} has no ranks: the job that engines.sbatch started has not come to them "
-                "yet, or has ended; else engines is local, mpi or slurm"
-            ) from None
-        if there < self.size:
-            raise ClusterError(
-                f"job {self.job} has {there} ranks, not {self.size}: cluster.start({there}), or a job of more, by "
-                f"AISCALE_RANKS={self.size} sbatch engines.sbatch"
-            )
-        self._share_temporary_files()
-
-    def keeps_job(self) -> bool:
-        return False
-
-    def stop(self, useless: bool) -> None:
-        """Leave the ranks to the next notebook, unless they served this one and no longer answer."""
-        self._end_sharing()
-        if useless:
-            guard.cancel(str(self.files))
 
 
 _TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: (.*)$", re.MULTILINE)

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 
 from aiscale.plan.constants import FILE, FITTED, TABLE, constants
 from aiscale.plan.memory import capacity_bytes, needed_bytes, peak_bytes
-from aiscale.plan.runs import Run
-from aiscale.plan.sources import SOURCES, runs
+from aiscale.plan.runs import SOURCES, Run, runs
 from aiscale.plan.step import step_seconds
 
 STALL = 2.5

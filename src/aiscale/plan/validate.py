@@ -22,8 +22,7 @@ from aiscale.config import ConfigError
 from aiscale.plan.constants import CONSTANTS, constants
 from aiscale.plan.fit import HALVES, STALL
 from aiscale.plan.memory import fits, peak_bytes
-from aiscale.plan.runs import Run
-from aiscale.plan.sources import SOURCES, runs
+from aiscale.plan.runs import SOURCES, Run, runs
 from aiscale.plan.step import step_seconds
 
 LEAST_RANKED = 5

@@ -144,7 +144,6 @@ _CALLS = {
             f'cluster.start({job.nodes * job.place.node.ranks_per_node}, engines="slurm")',
             "in a notebook submits this by itself",
         ),
-        ("sbatch engines.sbatch", "its output names the folder that cluster.start(..., engines=FOLDER) takes"),
     ],
 }
 
