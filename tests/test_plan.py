@@ -21,11 +21,10 @@ from aiscale.plan.answer import plan, simulate
 from aiscale.plan.command import SHAPES
 from aiscale.plan.constants import CONSTANTS, FITTED, LEFT_OUT, TABLE
 from aiscale.plan.hardware import find_accelerator, platform_of
-from aiscale.plan.layout import Layout, Software
+from aiscale.plan.layout import Layout, Shape, Software
 from aiscale.plan.memory import needed_bytes, one_stage, stage_memory
 from aiscale.plan.runs import SOURCES, runs
 from aiscale.plan.search import search
-from aiscale.plan.shapes import Shape
 from aiscale.plan.step import product_seconds, seconds, stage_seconds, step_seconds, wave_share
 
 SELENE = platform_of(find_machine("selene"))
@@ -318,7 +317,6 @@ def test_spearman_shares_ranks_among_equals():
 
 @pytest.mark.extended
 def test_the_fit_repeats_itself():
-    from aiscale.plan import fit
 
-    first, second = (fit.fit(fit.rows_of(["internevo_7b", "korthikanti_table5"])) for _ in range(2))
+    first, second = (validate.fit(validate.rows_of(["internevo_7b", "korthikanti_table5"])) for _ in range(2))
     assert first == second

@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import engine, guard, local, processes, queue
+from aiscale.cluster import engine, guard, local, processes
+from aiscale.cluster import job as queue
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.local import LocalLauncher
 from aiscale.cluster.slurm import SlurmLauncher, first_end

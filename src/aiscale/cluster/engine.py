@@ -67,7 +67,7 @@ def _preload() -> None:
 
 def _fork(folder: Path, size: int, ranks: list[str]) -> None:
     """Fork the ranks, wait for them, and write each end to FOLDER/exits as "RANK STATUS"."""
-    from aiscale.distributed.forking import Forked
+    from aiscale.distributed.spawn import Forked
 
     rank_of = {Forked(["-m", "aiscale.cluster", str(folder), str(size), rank], {}).pid: rank for rank in ranks}
     with open(folder / "exits", "a", buffering=1) as exits:

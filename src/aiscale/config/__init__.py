@@ -12,10 +12,9 @@ connect.
 """
 
 from aiscale.config.errors import ConfigError, remedy, require_writable
-from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import CompressionConfig, ParallelConfig
 from aiscale.config.run import Run
-from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
+from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
 
 __all__ = [
     "CompressionConfig",

@@ -14,9 +14,8 @@ from functools import cached_property
 from aiscale import cost
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout
+from aiscale.plan.layout import Layout, Shape
 from aiscale.plan.memory import capacity_bytes, needed_bytes, stage_memory
-from aiscale.plan.shapes import Shape
 from aiscale.plan.step import Step, message_of_stage, stage_seconds, step_seconds
 
 

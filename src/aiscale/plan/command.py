@@ -20,10 +20,9 @@ from aiscale.config import ConfigError, HFModelConfig, Run
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import Platform, platform_of
-from aiscale.plan.layout import Layout
+from aiscale.plan.layout import Layout, Shape, shape_of
 from aiscale.plan.memory import CATEGORIES
 from aiscale.plan.search import TUNED, Found, search
-from aiscale.plan.shapes import Shape, shape_of
 from aiscale.recipes import RECIPES, recipe
 
 #: Shapes that no recipe trains, by the names people use.
@@ -182,11 +181,11 @@ def _rows(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from aiscale.plan import fit, validate
+    from aiscale.plan import validate
 
     if args.refit:
-        text = fit.written(*fit.fit_all())
-        fit.FILE.write_text(text, encoding="utf-8")
+        text = validate.written(*validate.fit_all())
+        validate.FILE.write_text(text, encoding="utf-8")
         print("constants.toml is written; run aiscale plan --validate for its scoreboard", file=sys.stderr)
         return 0
     left_out, whole, halves = validate.scoreboard(), validate.scoreboard(left_out=False), validate.halves()

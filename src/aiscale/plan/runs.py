@@ -17,8 +17,7 @@ from functools import lru_cache
 from aiscale import published
 from aiscale.machines import find_machine
 from aiscale.plan.hardware import Platform, platform, platform_of
-from aiscale.plan.layout import Layout, Software
-from aiscale.plan.shapes import Shape
+from aiscale.plan.layout import Layout, Shape, Software
 
 GIB = 2.0**30
 COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables

@@ -22,9 +22,8 @@ from functools import lru_cache
 
 from aiscale import cost
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout, Stage
+from aiscale.plan.layout import Layout, Shape, Stage
 from aiscale.plan.memory import stage_parameters
-from aiscale.plan.shapes import Shape
 
 #: Tiles of a product: rows, columns, share of the best rate.
 TILES = (

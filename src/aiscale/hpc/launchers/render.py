@@ -6,8 +6,10 @@ drift("launchers")                           # the files in launchers/ that diff
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ import jinja2
 
 from aiscale.config import remedy, require_writable
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
-from aiscale.hpc.sites import GpuKind, Site, SiteError, site
+from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
 from aiscale.recipes import recipe
 
 BUILD = "build_environment.sh"  #: makes the environment of a site
@@ -293,3 +295,47 @@ def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:
                 problems.append(f"{path} differs from what its template and profile give")
         problems += [f"{path} has no lesson" for path in sorted(folder.glob("*.sbatch")) if path.name not in wanted]
     return problems
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--site",
+        metavar="FILE",
+        help=f"a profile of your own (.toml), or one of {', '.join(names())} (default: {' and '.join(SHIPPED)})",
+    )
+    parser.add_argument("--out", default="launchers", metavar="DIR", help="where files go (default: launchers)")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--check", action="store_true", help="write nothing; say what would change")
+    task.add_argument("--list", action="store_true", help="name the files, what each is for and what it asks for")
+
+
+def run(args: argparse.Namespace) -> int:
+    places = [find(args.site)] if args.site else [site(name) for name in SHIPPED]
+    if args.list:
+        for place in places:
+            _list(place)
+        return 0
+    if args.check:
+        problems = drift(args.out, places)
+        print(*problems, sep="\n", end="\n" * bool(problems))
+        if problems:
+            print("to put this right: aiscale launchers", file=sys.stderr)
+        else:
+            print(f"{args.out}: the files of {', '.join(place.name for place in places)} are up to date")
+        return 1 if problems else 0
+    for place in places:
+        print(*write(place, args.out), sep="\n")
+    return 0
+
+
+def _list(place: Site) -> None:
+    print(f"{place.title}, as of {place.read}:")
+    for lesson in LESSONS.values():
+        if fits(lesson, place):
+            nodes = nodes_of(lesson, place)
+            print(f"  {place.name + '/' + lesson.name + '.sbatch':32} {lesson.title}; {nodes} nodes")
+    if place.build.create:
+        print(f"  {place.name + '/' + BUILD:32} makes the environment in which they run")
