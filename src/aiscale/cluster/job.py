@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 import os
 import re
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from aiscale.cluster import guard
 from aiscale.cluster.cells import InPlace, in_kernel
 from aiscale.cluster.errors import ClusterError
+from aiscale.config import hint
 from aiscale.hpc.sites import Site, SiteError, find, here, names
 
 #: Variables that the job must not get: the notebook server's, with its secrets, and those of the job that we are in.
@@ -50,8 +50,8 @@ class Job:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, [*known, "engines", "threads", "device", "env"], n=1)
-                meant = f"did you mean {near[0]}?" if near else f"a job has {', '.join(known)}"
+                every = [*known, "engines", "threads", "device", "env"]
+                meant = hint(name, every, f"a job has {', '.join(known)}")
                 raise ClusterError(f"cluster.start: there is no option {name}: {meant}")
         return cls(**options)
 

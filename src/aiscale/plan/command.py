@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import difflib
 import json
 import sys
 from collections.abc import Iterable
 from dataclasses import fields, replace
 
-from aiscale.config import ConfigError, HFModelConfig, Run
+from aiscale.config import ConfigError, HFModelConfig, Run, hint
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import Platform, platform_of
@@ -111,9 +110,7 @@ def find_shape(args: argparse.Namespace) -> Shape:
         shape = shape_of(run.model, run.loop.seq_len)
     else:
         known = [*SHAPES, *RECIPES]
-        close = difflib.get_close_matches(args.model.lower(), known, n=1, cutoff=0.3)
-        hint = f"did you mean {close[0]}?" if close else f"it may be one of {', '.join(known)}"
-        raise ConfigError(f"unknown model {args.model!r}: {hint}")
+        raise ConfigError(f"unknown model {args.model!r}: {hint(args.model.lower(), known)}")
     return replace(shape, seq=args.seq) if args.seq is not None else shape
 
 
@@ -132,8 +129,7 @@ def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.3)
-            raise ConfigError(f"--layout: unknown key {key!r}: did you mean {(close or ['tp'])[0]}?")
+            raise ConfigError(f"--layout: unknown key {key!r}: {hint(key, known)}")
         try:
             kind = known[key]
             values[key] = (

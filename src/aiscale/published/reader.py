@@ -13,13 +13,12 @@ papers/, none of which are ours, as hollow diamonds (`plots.style`). A long tabl
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
 
 _FOLDER = resources.files("aiscale.published") / "papers"
 _MEASURED = resources.files("aiscale.published") / "measured"
@@ -57,10 +56,9 @@ def _read(name: str, kind: str) -> str:
     if packed.is_file():
         return gzip.decompress(packed.read_bytes()).decode()
     if not file.is_file():
-        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]}?" if close and close[0] != name else f"there are {', '.join(names())}"
         noun = "table" if kind == "csv" else "document"
-        raise ConfigError(f"no published {noun} is called {name!r}: {hint}")
+        others = [other for other in names() if other != name]
+        raise ConfigError(f"no published {noun} is called {name!r}: {hint(name, others)}")
     return file.read_text(encoding="utf-8")
 
 

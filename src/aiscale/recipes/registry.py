@@ -10,10 +10,9 @@ Counts of parameters are those of `cost.parameter_count`, a tied head counted on
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
-from aiscale.config import ConfigError, DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Run
+from aiscale.config import ConfigError, DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Run, hint
 
 RECIPES: dict[str, Callable[[], Run]] = {}
 
@@ -26,9 +25,7 @@ OSCAR = DataConfig(corpus="corpora/oscar", tokenizer="bpe", bpe_vocab_size=50257
 def recipe(name: str) -> Run:
     """The run of that name; raises ConfigError, naming the nearest, if there is none."""
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"it may be one of {', '.join(RECIPES)}"
-        raise ConfigError(f"unknown recipe {name!r}: {hint}")
+        raise ConfigError(f"unknown recipe {name!r}: {hint(name, RECIPES)}")
     return RECIPES[name]()
 
 

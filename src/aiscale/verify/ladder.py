@@ -14,7 +14,6 @@ cause differences of 1e-3 or more.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 import re
@@ -34,7 +33,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aiscale import checkpoint
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
 from aiscale.distributed.starter import Starter, StarterError
 from aiscale.model import GPT
 from aiscale.train import load_run, read_metrics
@@ -137,9 +136,8 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
     for pattern in list(patterns) or ["*"]:
         found = fnmatch.filter(rungs.RUNGS, pattern)
         if not found:
-            near = difflib.get_close_matches(pattern, rungs.RUNGS, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else "aiscale verify --list names them"
-            raise ConfigError(f"unknown rung {pattern!r}: {hint}")
+            told = hint(pattern, rungs.RUNGS, "aiscale verify --list names them")
+            raise ConfigError(f"unknown rung {pattern!r}: {told}")
         chosen.update(dict.fromkeys(found))
     return [rungs.RUNGS[name] for name in rungs.RUNGS if name in chosen]
 

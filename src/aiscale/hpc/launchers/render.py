@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,7 @@ from aiscale.recipes import recipe
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 _WIDTH = 120
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_all(place: Site) -> dict[str, str]:
@@ -32,7 +34,7 @@ def render_all(place: Site) -> dict[str, str]:
     the profile has one."""
     files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
     if place.build.create:
-        files[BUILD] = _finish(_environment().get_template(BUILD + ".j2").render(site=place), place)
+        files[BUILD] = _finish(templates(_TEMPLATES).get_template(BUILD + ".j2").render(site=place), place)
     return files
 
 
@@ -41,7 +43,7 @@ def render(lesson: Lesson, place: Site) -> str:
     job = _Job.of(lesson, place)
     edits, directives = _directives(job)
     text = (
-        _environment()
+        templates(_TEMPLATES)
         .get_template("body.sbatch.j2")
         .render(
             lesson=lesson,
@@ -245,15 +247,15 @@ def _aligned(pairs: Iterable[tuple[str, str]], lead: str = "") -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def templates(folder: Path) -> jinja2.Environment:
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"comment": _comment, "comment_lines": _comment_lines, "aligned": _aligned}
+    made.filters |= {"comment": _comment, "comment_lines": _comment_lines, "aligned": _aligned, "quote": shlex.quote}
     return made
 
 
@@ -264,14 +266,14 @@ def write(place: Site, out: str | Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in render_all(place).items():
-            _replace(folder / name, text, 0o755 if name == BUILD else 0o644)
+            replace_file(folder / name, text, 0o755 if name == BUILD else 0o644)
             files.append(folder / name)
     except OSError as error:
         raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, '--out')}") from None
     return files
 
 
-def _replace(file: Path, text: str, mode: int) -> None:
+def replace_file(file: Path, text: str, mode: int) -> None:
     """Write the whole file, or leave the one that is there."""
     partial = file.with_name(f".{file.name}.partial")
     try:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import fnmatch
 import json
 import logging
@@ -27,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
 from aiscale.data import Tokenizer
 from aiscale.data.tokenizers import WORD
 from aiscale.train.export import export
@@ -164,9 +163,8 @@ def _tasks(names: list[str], include_path: str | Path | None):
         unknown = [name for name in names if not fnmatch.filter(manager.all_tasks, name)]
         if not unknown:
             return manager
-    near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {len(manager.all_tasks)}; or give --include-path"
-    raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: {hint}")
+    told = hint(unknown[0], manager.all_tasks, f"there are {len(manager.all_tasks)}; or give --include-path")
+    raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: {told}")
 
 
 def _device(name: str) -> str:
