@@ -17,7 +17,7 @@ class ConfigError(ValueError):
 def hint(word: str, known: Iterable[str], none: str = "") -> str:
     """`did you mean X?` for the nearest known word; else `none`, or the list of all."""
     known = list(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else none or f"it may be one of {', '.join(known)}"
 
 
