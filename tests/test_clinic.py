@@ -51,24 +51,38 @@ def test_a_case_is_complete_and_its_page_gives_nothing_away(name):
             assert told[:60] not in text
 
 
+#: What a participant does, in one process, which loads torch once.
+AS_A_PARTICIPANT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {clinic!r})
+import clinic
+mine = Path("mine")
+def say(*words):
+    print("status", clinic.main([*words, f"--mine={{mine}}"]))
+say("check", "04", "--because", "b")
+say("explain", "04")
+copy = mine / "04_gradients.py"
+lines = copy.read_text().splitlines(keepends=True)
+at = next(i for i, line in enumerate(lines) if "clip_grad_norm_" in line)
+lines[at : at + 2] = lines[at + 1], lines[at]
+copy.write_text("".join(lines))
+say("check", "04", "--because", "a")
+say("list")
+"""
+
+
 def test_a_case_from_copy_to_card(tmp_path):
-    """Case 04 as a participant takes it: the wrong diagnosis, the right one, the repair, the card."""
-    first = clinic("check", "04", "--because", "b", "--json", cwd=tmp_path)
-    said = json.loads(first.stdout)
-    assert first.returncode == 1 and not said["solved"], first.stderr
-    assert "--max-norm 1000" in said["diagnosis"] and "in one process" in said["mended"]
-    refused = clinic("explain", "04", cwd=tmp_path)
-    assert refused.returncode == 2 and "not solved yet" in refused.stderr and "--give-up" in refused.stderr
-    copy = tmp_path / "mine" / "04_gradients.py"
-    lines = copy.read_text().splitlines(keepends=True)
-    at = next(i for i, line in enumerate(lines) if "clip_grad_norm_" in line)
-    lines[at : at + 2] = lines[at + 1], lines[at]
-    copy.write_text("".join(lines))
-    solved = clinic("check", "04", "--because", "a", cwd=tmp_path)
-    assert solved.returncode == 0 and "Case 04_gradients is solved" in solved.stdout, solved.stderr
+    """Case 04: the wrong diagnosis and the faulty program, the right one and a repair, the card."""
+    done = start("-c", AS_A_PARTICIPANT.format(clinic=str(CLINIC)), cwd=tmp_path)
+    first, refused, solved, listed, _ = re.split(r"status \d\n", done.stdout)
+    assert re.findall(r"status (\d)", done.stdout) == list("1200"), done.stderr
+    assert "✗ diagnosis: " in first and "--max-norm 1000" in first and re.search("✗ mended: .*in one process", first)
+    assert not refused and "not solved yet" in done.stderr and "--give-up" in done.stderr
+    assert "✓ diagnosis" in solved and "✓ mended" in solved and "Case 04_gradients is solved" in solved
+    assert re.search(r"04_gradients .* solved", listed)
     card = json.loads((tmp_path / "progress" / "clinic.json").read_text())["predictions"]["clinic 04_gradients"]
     assert card["grade"] == "exact" and card["guess"] == "diagnosis and mended"
-    assert re.search(r"04_gradients .* solved", clinic("list", cwd=tmp_path).stdout)
 
 
 def test_wrong_words_are_refused_in_one_line(tmp_path):
