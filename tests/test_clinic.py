@@ -81,8 +81,8 @@ def test_a_case_from_copy_to_card(tmp_path):
     assert not refused and "not solved yet" in done.stderr and "--give-up" in done.stderr
     assert "✓ diagnosis" in solved and "✓ mended" in solved and "Case 04_gradients is solved" in solved
     assert re.search(r"04_gradients .* solved", listed)
-    card = json.loads((tmp_path / "progress" / "clinic.json").read_text())["predictions"]["clinic 04_gradients"]
-    assert card["grade"] == "exact" and card["guess"] == "diagnosis and mended"
+    card = json.loads((tmp_path / "progress" / "clinic.json").read_text())["exercises"]["clinic.04"]
+    assert card["state"] == "right" and card["tries"] == 2 and not card["solution"]
 
 
 def test_wrong_words_are_refused_in_one_line(tmp_path):
