@@ -1,4 +1,4 @@
-"""Decks: figures and numbers come from the package, nothing is fetched, nothing overflows, and a PDF has every slide."""
+"""Decks: figures and numbers come from the package, nothing is fetched or overflows, and a PDF has every slide."""
 
 from __future__ import annotations
 

@@ -3,19 +3,7 @@
     aiscale slides                  # all: build/slides/NAME.html, PDFs where there is a Chromium, and an index
     aiscale slides 03_ddp --as-is   # one, with the notebooks' figures as they were last run
 
-A deck is one HTML file with reveal.js in it, which opens without a network. Its source:
-
-    title: Data parallelism            front matter; also subtitle, minutes, color (a strategy's)
-    large = recipe("22b")              a name for its expressions
-    ---                                between slides
-    ## Every rank holds everything     the title of a slide; `# ` makes a slide of one sentence
-    GPT-2 has {{ count(cost.parameter_count(recipe("gpt2").model)) }} parameters.
-    |||                                what follows stands in a second column
-    ![what it shows](plots:field_map())               a figure of `aiscale.plots`
-    ![what it shows](notebook:03_ddp#c20c3268)        the figure of a cell of an executed notebook
-    Source: predicted by `cost`        under the figure: measured here, predicted, published or drawn
-    Note: what the speaker says, until the end of the slide
-
+A deck is one HTML file with reveal.js in it, which opens without a network; `aiscale.book.decks` says how to write one.
 An expression is Python, with the names of NAMES. One that fails stops the build, and so do a figure that is not there,
 a figure or a number without a source, and a number with a unit that is written out: it could go stale.
 """
@@ -24,17 +12,15 @@ from __future__ import annotations
 
 import argparse
 import base64
-import difflib
 import html
 import io
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -46,13 +32,12 @@ import numpy
 from markupsafe import Markup
 
 from aiscale import cost, machines, plots, published
-from aiscale.book.core import is_optional
+from aiscale.book.decks import FIGURE, KINDS, NUMBER, Deck, decks, problems
 from aiscale.book.notebook import BookError, find_root, notebooks, read
 from aiscale.config import ModelConfig, require_writable
 from aiscale.recipes import recipe
 
 SIZE = (1280, 720)  #: of a slide, in pixels
-KINDS = ("measured here", "predicted", "published", "drawn")
 NAMES = {
     "np": numpy,
     "cost": cost,
@@ -70,12 +55,6 @@ NAMES = {
     "excerpt": lambda path, first, lines: _excerpt(path, first, lines),
     "axes": lambda width, height: plots.style.new_axes(None, width, height),
 }
-_NUMBER = re.compile(r"\{\{(.+?)\}\}", re.S)
-_FIGURE = re.compile(r"^!\[([^\]]+)\]\((plots|notebook):(.*?)\)$(?=\n\s*\n|\n*\Z|\n\|\|\||\nSource:)", re.M | re.S)
-#: A number that belongs to the package: with a unit, outside expressions and code.
-_WRITTEN_OUT = re.compile(
-    r"\d[\d.,]*[  ]?(?:[KMGT]i?B(?:/s)?\b|%|TFLOP|PFLOP|µs\b|ms\b|GB/s|[MB] parameters|(?:million|billion)\b)"
-)
 
 
 @dataclass
@@ -84,93 +63,11 @@ class Slide:
 
     title: Markup
     statement: bool = False  #: one sentence, on colour
+    lead: Markup = Markup()  #: above two columns
     columns: list[list[Markup]] = field(default_factory=list)
     source: Markup = Markup()
     kind: str = ""  #: one of KINDS
     notes: Markup = Markup()
-
-
-@dataclass(frozen=True)
-class Deck:
-    name: str
-    about: dict[str, str]  #: title, subtitle, minutes, color
-    texts: tuple[str, ...]  #: of the slides
-    names: dict[str, str] = field(default_factory=dict)  #: expressions of its own, by name
-
-    @property
-    def notebooks(self) -> set[str]:
-        """The names of the notebooks whose figures it shows."""
-        return {
-            what.partition("#")[0] for text in self.texts for _, kind, what in _FIGURE.findall(text) if kind != "plots"
-        }
-
-    @property
-    def color(self) -> str:
-        return plots.STRATEGY_COLORS[self.about.get("color", "serial")]
-
-
-# reading ------------------------------------------------------------------------------------------------------------
-
-
-def decks(names: Sequence[str] = (), root: str | Path | None = None) -> list[Deck]:
-    """The decks of a folder, or those that `names` select by name, number or path."""
-    root = Path(root) if root else find_root().parent / "slides"
-    found = {path.stem: path for path in sorted(root.glob("*.md"))}
-    if not names:
-        if not found:
-            raise BookError(f"there is no deck in {root}: run this in the project's folder, or name files")
-        return [_read(path) for path in found.values()]
-    return [_read(_choose(name, found)) for name in names]
-
-
-def _choose(name: str, found: dict[str, Path]) -> Path:
-    if name.endswith(".md"):
-        if not Path(name).is_file():
-            raise BookError(f"there is no file {name}: check the path, or name a deck: {', '.join(found)}")
-        return Path(name)
-    for stem, path in found.items():
-        if name in (stem, stem.partition("_")[0]):
-            return path
-    close = difflib.get_close_matches(name, found, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(found)}"
-    raise BookError(f"no deck is called {name}: {hint}")
-
-
-def _read(path: Path) -> Deck:
-    try:
-        head, *texts = re.split(r"^---$", path.read_text(encoding="utf-8"), flags=re.M)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BookError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
-    about = dict(re.findall(r"^(\w+): *(.+)$", head, re.M))
-    if not {"title", "minutes"} <= about.keys() or not texts:
-        raise BookError(f"{path} is not a deck: it begins with `title:`, `minutes:` and a line ---, then its slides")
-    names = dict(re.findall(r"^(\w+) = (.+)$", head, re.M))
-    return Deck(path.stem, about, tuple(text.strip() for text in texts), names)
-
-
-def problems(deck: Deck) -> Iterator[str]:
-    """What keeps a deck from being built, apart from its expressions: without running a notebook."""
-    sources = {name: {cell["id"]: cell for cell in notebooks([name])[0].content.cells} for name in deck.notebooks}
-    for number, text in enumerate(deck.texts, 2):
-        where, body = f"slide {number}", text.partition("\nNote:")[0]
-        if not body.startswith(("# ", "## ")):
-            yield f"{where} has no title: begin it with ## "
-        prose = re.sub(r"^Source:.*$", "", body, flags=re.M)
-        if (_FIGURE.search(prose) or _NUMBER.search(prose)) and not re.search(
-            rf"^Source: ({'|'.join(KINDS)})", body, re.M
-        ):
-            yield f"{where} has a figure or a number, but no line `Source: ` with {', '.join(KINDS)}"
-        plain = _FIGURE.sub("", re.sub(r"^```.*?^```", "", _NUMBER.sub("", body), flags=re.M | re.S))
-        if written := _WRITTEN_OUT.search(re.sub(r"`[^`\n]*`", "", plain)):
-            yield f"{where} says {written[0]!r} in so many words: write {{{{ an expression }}}} that gives it"
-        for _, kind, what in _FIGURE.findall(body):
-            name, _, cell = what.partition("#")
-            if kind == "notebook" and (cell not in sources[name] or is_optional(sources[name][cell])):
-                yield f"{where} shows cell {cell!r} of {name}, whose core path has no such cell"
-            elif kind == "notebook" and not re.search(r"plots\.|plt\.", sources[name][cell].source):
-                yield f"{where} shows cell {cell!r} of {name}, which draws no figure"
-        if "![" in _FIGURE.sub("", body):
-            yield f"{where} has a figure that is neither plots:CALL() nor notebook:NAME#CELL on a line of its own"
 
 
 # building -----------------------------------------------------------------------------------------------------------
@@ -211,16 +108,19 @@ def _write(path: Path, text: str) -> Path:
 
 
 def _slide(text: str, at: _Place) -> Slide:
-    text = _NUMBER.sub(lambda found: str(_value(found[1], at)), text)
+    text = NUMBER.sub(lambda found: str(_value(found[1], at)), text)
     body, _, notes = text.partition("\nNote:")
     title, _, body = body.partition("\n")
     source = re.search(r"^Source: (.+)$", body, re.M)
     body = body.replace(source[0], "") if source else body
+    columns = re.split(r"^\|\|\|$", body, flags=re.M)
+    lead, columns = (columns[0], columns[1:]) if len(columns) == 3 else ("", columns)
     kind = next((kind for kind in KINDS if source and source[1].startswith(kind)), "")
     return Slide(
         title=_inline(title.lstrip("# ")),
         statement=title.startswith("# "),
-        columns=[_parts_of(column, at) for column in re.split(r"^\|\|\|$", body, flags=re.M)],
+        lead=_html(lead),
+        columns=[_parts_of(column, at) for column in columns],
         source=_inline(source[1][len(kind) :].lstrip(" ,:")) if source else Markup(),
         kind=kind,
         notes=_html(notes.strip()),
@@ -230,7 +130,7 @@ def _slide(text: str, at: _Place) -> Slide:
 def _parts_of(text: str, at: _Place) -> list[Markup]:
     """Prose and figures in their order."""
     parts, end = [], 0
-    for found in _FIGURE.finditer(text):
+    for found in FIGURE.finditer(text):
         parts += [_html(text[end : found.start()])]
         alt, kind, what = found.groups()
         if kind == "plots":
@@ -259,7 +159,7 @@ def _html(text: str) -> Markup:
 
 
 def _inline(text: str) -> Markup:
-    return Markup(re.sub(r"^<p>(.*)</p>$", r"\1", _html(text).strip(), flags=re.S))
+    return Markup(re.sub(r"^<p>(.*)</p>$", r"\1", str(_html(text)).strip(), flags=re.S))
 
 
 def _value(expression: str, at: _Place) -> object:
@@ -357,18 +257,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("names", nargs="*", metavar="NAME", help="a deck's name, number or path (default: all of slides/)")
     add("--pdf", action=argparse.BooleanOptionalAction, help="print PDFs too (default: where there is a Chromium)")
     add("--as-is", action="store_true", help="run no notebook: take their figures as they were last run, or leave room")
-    add("--list", action="store_true", help="list the decks and exit")
     add("--out", default="build", metavar="DIR", help="the decks go to DIR/slides (default: build)")
-    add("--json", action="store_true", help="print the names of the files as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command with these arguments; returns the exit status."""
     chosen = decks(args.names)
-    if args.list:
-        for deck in chosen:
-            print(f"{deck.name}: {deck.about['title']}, {len(deck.texts) + 1} slides, {deck.about['minutes']} min")
-        return 0
     require_writable(args.out, "--out")
     pdf = bool(find_chromium()) if args.pdf is None else args.pdf
     if pdf and not find_chromium():
@@ -396,7 +290,7 @@ def _make(chosen: list[Deck], args: argparse.Namespace, pdf: bool) -> int:
         )
     if not args.names:
         made += [write_index(chosen, args.out)]
-    print(json.dumps([str(path) for path in made]) if args.json else f"slides: {made[-1].resolve()}")
+    print(f"slides: {made[-1].resolve()}")
     return 0
 
 
