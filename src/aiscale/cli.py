@@ -342,6 +342,7 @@ _DELEGATED = {
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.command",
     ),
+    "slides": ("build the decks, with figures and numbers of today", "aiscale slides 03_ddp", "aiscale.book.slides"),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 

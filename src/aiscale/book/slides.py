@@ -239,7 +239,7 @@ def find_chromium() -> str:
 def print_pdf(page: Path) -> Path:
     """The deck as a PDF beside it, a page for each slide, printed by a Chromium that reaches no network."""
     pdf = page.with_suffix(".pdf")
-    options = "--headless --disable-gpu --disable-dev-shm-usage --no-pdf-header-footer --virtual-time-budget=20000"
+    options = "--headless --disable-gpu --disable-dev-shm-usage --no-pdf-header-footer --virtual-time-budget=5000"
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     closed = ["--host-resolver-rules=MAP * ~NOTFOUND", f"--print-to-pdf={pdf}", f"{page.resolve().as_uri()}?print-pdf"]
     command = [find_chromium(), *options.split(), *root, *closed]
@@ -285,7 +285,7 @@ def _make(chosen: list[Deck], args: argparse.Namespace, pdf: bool) -> int:
         print(f"{deck.name}: {len(deck.texts) + 1} slides", file=sys.stderr, flush=True)
     if not pdf:
         print(
-            "no PDFs: they need a Chromium, and --pdf" if args.pdf is False else "no PDFs: no Chromium here",
+            "no PDFs: they need a Chromium, and --pdf" if args.pdf is False else "no PDFs: there is no Chromium here",
             file=sys.stderr,
         )
     if not args.names:
