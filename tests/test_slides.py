@@ -12,7 +12,7 @@ from aiscale import plots
 from aiscale.book import slides
 from aiscale.book.notebook import BookError
 from aiscale.config import ConfigError
-from aiscale.machines import MACHINES, find_machine
+from aiscale.machines import find_machine
 from browser import Browser, find_browser
 
 ROOT = Path(__file__).parents[1]
@@ -127,9 +127,13 @@ def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
     if not find_browser():
         pytest.skip("no Chromium on this machine")
     made = [slides.build(deck, tmp_path, as_is=True) for deck in DECKS]
+    too_long = slides.build(small(tmp_path, SMALL + "- a line\n" * 14), tmp_path)
     found = {}
     with Browser(tmp_path, size=slides.SIZE) as browser:
         page = browser.page()
+        assert show(page, too_long) == 3 and page.evaluate(f"Reveal.slide(2), {OUTSIDE}"), (
+            "the check sees what overflows"
+        )
         for deck, html in zip(DECKS, made, strict=True):
             count = show(page, html)
             assert count == len(deck.texts) + 1
@@ -176,15 +180,6 @@ def test_a_node_shows_as_many_devices_links_and_adapters_as_the_catalogue_has(na
     links = [patch for patch in left.patches if type(patch).__name__ == "FancyArrowPatch"]
     assert len(links) == pairs + ring + (node.devices // 2 if node.mate_gb_s else 0)
     assert any(text.get_text() == f"{1000 * node.accelerator.memory_tb_s:,.4g}" for text in right.texts)
-
-
-def test_every_machine_of_the_catalogue_can_be_drawn():
-    import matplotlib.pyplot as plt
-
-    for machine in MACHINES.values():
-        if machine.node.accelerator.memory_tb_s:
-            plots.node(machine)
-            plt.close("all")
 
 
 def test_a_dragonfly_says_how_many_groups_there_are_and_refuses_another_topology():
