@@ -131,9 +131,8 @@ def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
     found = {}
     with Browser(tmp_path, size=slides.SIZE) as browser:
         page = browser.page()
-        assert show(page, too_long) == 3 and page.evaluate(f"Reveal.slide(2), {OUTSIDE}"), (
-            "the check sees what overflows"
-        )
+        show(page, too_long)
+        assert page.evaluate(f"Reveal.slide(2), {OUTSIDE}"), "the check sees what overflows"
         for deck, html in zip(DECKS, made, strict=True):
             count = show(page, html)
             assert count == len(deck.texts) + 1
