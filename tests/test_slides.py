@@ -163,6 +163,19 @@ def test_without_a_chromium_a_pdf_is_refused_and_left_out_by_itself(tmp_path, mo
     assert "no PDFs: there is no Chromium here" in capsys.readouterr().err
 
 
+def test_notebooks_run_again_as_they_last_ran(tmp_path, monkeypatch):
+    """`make workshop` ran them whole: decks must not replace that by their core path."""
+    from aiscale.book import results, running
+
+    ran = []
+    there = {name: results.Result(name, "passed", 1, 1, core=name == "04_zero") for name in ("03_ddp", "04_zero")}
+    monkeypatch.setattr(results, "load_results", lambda folder: there)
+    run = lambda names, core, **options: ran.append((names, core, options["resume"])) or []  # noqa: E731
+    monkeypatch.setattr(running, "run", run)
+    assert slides._run_notebooks(["03_ddp", "04_zero", "05_fsdp"], str(tmp_path)) == 0
+    assert ran == [(["03_ddp"], False, True), (["04_zero", "05_fsdp"], True, True)]
+
+
 # machines -----------------------------------------------------------------------------------------------------------
 
 

@@ -283,11 +283,8 @@ def _make(chosen: list[Deck], args: argparse.Namespace, pdf: bool) -> int:
         page = build(deck, args.out, args.as_is)
         made += [page, *([print_pdf(page)] if pdf else [])]
         print(f"{deck.name}: {len(deck.texts) + 1} slides", file=sys.stderr, flush=True)
-    if not pdf:
-        print(
-            "no PDFs: they need a Chromium, and --pdf" if args.pdf is False else "no PDFs: there is no Chromium here",
-            file=sys.stderr,
-        )
+    if not pdf and args.pdf is None:
+        print("no PDFs: there is no Chromium here", file=sys.stderr)
     if not args.names:
         made += [write_index(chosen, args.out)]
     print(f"slides: {made[-1].resolve()}")
@@ -295,16 +292,24 @@ def _make(chosen: list[Deck], args: argparse.Namespace, pdf: bool) -> int:
 
 
 def _run_notebooks(names: Sequence[str], out: str) -> int:
-    """Run the core path of those notebooks that have changed since they last ran; returns an exit status."""
+    """Run those notebooks that have changed since they last ran, as they ran then: their core path, or whole."""
     from rich.console import Console
 
     from aiscale.book.command import progress
+    from aiscale.book.results import load_results
     from aiscale.book.running import run as run_notebooks
 
+    earlier = load_results(Path(out) / "notebooks")
+    whole = [name for name in names if (found := earlier.get(notebooks([name])[0].name)) and not found.core]
+    ways = ((whole, False), ([name for name in names if name not in whole], True))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must end the kernels too
-    with progress(notebooks(names), Console(stderr=True), core=True) as tell:
-        results = run_notebooks(names, out=out, core=True, resume=True, progress=tell)
-    failed = [result for result in results if result.state != "passed"]
-    for result in failed:
-        print(f"\n{result.describe()}", file=sys.stderr)
-    return 0 if not failed else 130 if failed[-1].state == "interrupted" else 1
+    for chosen, core in ways:
+        if not chosen:
+            continue
+        with progress(notebooks(chosen), Console(stderr=True), core=core) as tell:
+            results = run_notebooks(chosen, out=out, core=core, resume=True, progress=tell)
+        for result in results:
+            if result.state != "passed":
+                print(f"\n{result.describe()}", file=sys.stderr)
+                return 130 if result.state == "interrupted" else 1
+    return 0
