@@ -75,6 +75,19 @@ def test_pages_load_nothing_and_show_formulas_drawn(shelf, tmp_path):
     assert 'src="data:image/png;base64' in text
 
 
+def test_a_figure_is_described_by_what_it_says_else_by_its_section(shelf, tmp_path):
+    described = new_output(
+        "display_data", {"image/png": PNG}, metadata={"image/png": {"alt": "Lines. Up: <b>, 1 to 2."}}
+    )
+    executed(shelf, tmp_path, "03_ddp", described, display(image_png=PNG))
+    text = build_gallery(shelf, tmp_path).read_text()
+    assert 'alt="Lines. Up: &lt;b&gt;, 1 to 2."' in text
+    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
+    assert (
+        'alt="Lines. Up: &lt;b&gt;, 1 to 2."' in text and 'alt="Figure in the section “You will be able to”."' in text
+    )
+
+
 def test_output_that_would_load_something_is_shown_as_text(shelf, tmp_path):
     script = display(text_html="<script src='https://example.org/x.js'></script>", text_plain="a widget")
     picture = display(text_html="<img src='https://example.org/x.png'>", text_plain="a picture")

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import pytest
 from aiscale import cli
 from ranks import processes_with, run_ranks, wait_until
 
+ROOT = Path(__file__).parents[1]
 extended = pytest.mark.extended
 TINY = ["--quiet", "--set", "model.n_layer=1", "--set", "loop.device=cpu"]
 
@@ -149,6 +151,20 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--site {half}/site.toml -- true", r"site.toml"),
         Case("--nodes two -- true", r"--nodes is 'two': it must be a whole number"),
     ),
+    "class pack": (
+        Case("{file}/class.tar.gz", rf"{FILE} folder$"),
+        Case("{full}/class.tar.gz", rf"{FULL} folder$"),
+        Case("{folder}/class.tar.gz --wheels {folder}/none", r"none holds no wheels: `pip download .*` makes some"),
+        Case("{folder}/class.tar.gz --wheels {half}", r"torch.whl is not a wheel, or only a part of one: download it"),
+        Case("", rf"OUT is missing: aiscale class pack {HELP}"),
+    ),
+    "class reset": (
+        Case("{file}/seat --yes", rf"{FILE} folder$"),
+        Case("{full} --yes", rf"{FULL} folder$"),
+        Case("{folder} --from {folder}/none.tar.gz --yes", r"--from .*none.tar.gz cannot be read: there is no such"),
+        Case("{folder} --from {half}/class.tar.gz --yes", r"class.tar.gz is not an archive, or only a part of one \("),
+        Case("--form x", r"unknown option --form: did you mean --from\?"),
+    ),
     "notebooks": (
         Case("01 --out {file}/b", rf"{FILE} folder with --out"),
         Case("01 --out {full}/b", rf"{FULL} folder with --out"),
@@ -205,7 +221,11 @@ def places(tmp_path_factory):
     (at["half"] / "half.ipynb").write_text('{"cells": [')
     (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
-    at["launcher"] = Path(__file__).parents[1] / "launchers" / "frontier" / "ddp.sbatch"
+    (at["half"] / "torch.whl").write_bytes(b"PK\x03\x04")
+    with tarfile.open(at["half"] / "class.tar.gz", "w:gz") as archive:
+        archive.add(ROOT / "notebooks", "aiscale/notebooks")
+    _cut(at["half"] / "class.tar.gz")
+    at["launcher"] = ROOT / "launchers" / "frontier" / "ddp.sbatch"
     return at
 
 
@@ -296,6 +316,8 @@ LONG: dict[str, tuple[str, str] | str] = {
     "launchers": "it is over in a moment",
     "plan": "it is over in a moment",
     "submit": "it is over in a moment",
+    "class pack": "it is over in a moment, and writes to a partial file (tests/test_classroom.py)",
+    "class reset": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
 }

@@ -342,6 +342,11 @@ _DELEGATED = {
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.command",
     ),
+    "class": (
+        "pack what a class needs, or make a seat as new",
+        "aiscale class pack class.tar.gz",
+        "aiscale.book.classroom",
+    ),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 

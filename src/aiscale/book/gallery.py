@@ -35,7 +35,8 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
-from aiscale.book.core import is_optional
+from aiscale.book.core import headings, is_optional
+from aiscale.book.execute import SKIPPED
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
 from aiscale.book.results import load_results
 
@@ -70,7 +71,7 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
         copy = executed / f"{notebook.name}.ipynb"
         result = results.get(notebook.name) if copy.exists() else None
         content = read(copy) if result else notebook.content
-        cells = [_cell(number, cell) for number, cell in _numbered(notebook, content)]
+        cells = _cells(notebook, content)
         text = _template("page").render(
             notebook=notebook,
             header=notebook.header,
@@ -82,8 +83,8 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
             css=Markup(_style()),
         )
         _write(folder / f"{notebook.name}.html", text)
-        figure = _save_figure(content, folder / "figures" / f"{notebook.name}.png")
-        cards.append({"notebook": notebook, "result": result, "figure": figure})
+        figure, alt = _save_figure(content, folder / "figures" / f"{notebook.name}.png")
+        cards.append({"notebook": notebook, "result": result, "figure": figure, "alt": alt})
     text = _template("index").render(cards=cards, css=Markup(_style()), **_facts(cards))
     _write(folder / "index.html", text, allowed="img src=figures/")
     return folder / "index.html"
@@ -112,15 +113,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
-def _save_figure(content: NotebookNode, path: Path) -> str:
+def _save_figure(content: NotebookNode, path: Path) -> tuple[str, str]:
+    """(the figure of a notebook's card, its description), empty if it has none."""
     path.unlink(missing_ok=True)
     cells = sorted(content.cells, key=lambda cell: "cover" not in tags(cell))
-    outputs = (output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
-    image = next((data["image/png"] for data in outputs if "image/png" in data), None)
-    if image is None:
-        return ""
-    path.write_bytes(base64.b64decode(image))
-    return f"{path.parent.name}/{path.name}"
+    outputs = (output for cell in cells for output in cell.get("outputs", []))
+    output = next((output for output in outputs if "image/png" in output.get("data", {})), None)
+    if output is None:
+        return "", ""
+    path.write_bytes(base64.b64decode(output["data"]["image/png"]))
+    return f"{path.parent.name}/{path.name}", _description(output)
+
+
+def _description(output: NotebookNode) -> str:
+    """What `plots.describe` said of the figure when it was shown."""
+    return output.get("metadata", {}).get("image/png", {}).get("alt", "")
 
 
 def _facts(cards: list[dict]) -> dict[str, object]:
@@ -145,7 +152,15 @@ def _numbered(notebook: Notebook, executed: NotebookNode) -> Iterator[tuple[int,
     return ((numbers.get(cell.get("id"), 0), cell) for cell in executed.cells if cell.cell_type != "raw")
 
 
-def _cell(number: int, cell: NotebookNode) -> Cell:
+def _cells(notebook: Notebook, executed: NotebookNode) -> list[Cell]:
+    cells, section = [], notebook.header.title
+    for number, cell in _numbered(notebook, executed):
+        section = next((title for _, title in reversed(headings(cell))), section)
+        cells.append(_cell(number, cell, section))
+    return cells
+
+
+def _cell(number: int, cell: NotebookNode, section: str) -> Cell:
     if cell.cell_type == "markdown":
         source, kind = cell.source, "prose"
         if number == 1:  # the page has its own head with title, promise and table
@@ -156,37 +171,37 @@ def _cell(number: int, cell: NotebookNode) -> Cell:
     given = "parameters of this run" if number == 0 else ""
     ran = cell.execution_count is not None
     seconds = cell.metadata.get("papermill", {}).get("duration") if ran else None
-    skipped = "left out of this run" if is_optional(cell) and "papermill" in cell.metadata and not ran else ""
+    skipped = "left out of this run" if SKIPPED in tags(cell) else ""
     took = _duration(seconds) if seconds and seconds >= 0.05 else ""
     return Cell(
         kind="code",
         number=number,
         body=Markup(Highlight2HTML()(cell.source, "ipython3")),
-        outputs=tuple(Markup(text) for output in cell.outputs if (text := _output(output, number))),
+        outputs=tuple(Markup(text) for output in cell.outputs if (text := _output(output, section))),
         note=" · ".join(part for part in (where, given, skipped, took) if part),
         optional=is_optional(cell),
     )
 
 
-def _output(output: NotebookNode, number: int) -> str:
+def _output(output: NotebookNode, section: str) -> str:
     if output.output_type == "stream":
         return f'<pre class="{output.name}" tabindex="0">{ansi2html(output.text)}</pre>'
     if output.output_type == "error":
         text = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
         return f'<pre class="error" tabindex="0">{ansi2html(text)}</pre>'
-    return _rich(output.get("data", {}), number)
+    return _rich(output.get("data", {}), _description(output) or f"Figure in the section “{section}”.")
 
 
-def _rich(data: Mapping[str, str], number: int) -> str:
+def _rich(data: Mapping[str, str], alt: str) -> str:
     """The richest format that is self-contained; widgets and scripts are not, so their text is shown."""
     if "text/html" in data and "<script" not in data["text/html"].lower() and not loads(data["text/html"]):
         return f'<div class="wide" tabindex="0">{data["text/html"]}</div>'
     if "image/svg+xml" in data:
-        return f'<figure role="img" aria-label="figure of cell {number}">{data["image/svg+xml"]}</figure>'
+        return f'<figure role="img" aria-label="{html.escape(alt)}">{data["image/svg+xml"]}</figure>'
     for mime, kind in _IMAGES.items():
         if mime in data:
             encoded = data[mime].replace("\n", "")
-            return f'<figure><img src="data:image/{kind};base64,{encoded}" alt="figure of cell {number}"></figure>'
+            return f'<figure><img src="data:image/{kind};base64,{encoded}" alt="{html.escape(alt)}"></figure>'
     if "text/markdown" in data or "text/latex" in data:
         return f'<div class="prose">{to_html(data.get("text/markdown") or data["text/latex"])}</div>'
     plain = data.get("text/plain", "")
