@@ -1,4 +1,5 @@
-"""The gallery: build/gallery/index.html with a card per notebook, and each executed notebook as a page beside it.
+"""The gallery, the course's page: build/gallery/index.html with a card per notebook and what the course has beside them
+(`aiscale.book.course`), and each executed notebook as a page.
 
     build_gallery(out="build")    # -> Path("build/gallery/index.html")
     loads(text)                   # -> [] or what a browser would fetch to show this HTML
@@ -36,8 +37,9 @@ from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
 from aiscale.book.core import headings, is_optional
+from aiscale.book.course import page_name, shelves
 from aiscale.book.execute import SKIPPED
-from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
+from aiscale.book.notebook import BookError, Notebook, find_root, notebooks, read, tags
 from aiscale.book.results import load_results
 
 _FORMULA_PX = 19
@@ -85,9 +87,53 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
         _write(folder / f"{notebook.name}.html", text)
         figure, alt = _save_figure(content, folder / "figures" / f"{notebook.name}.png")
         cards.append({"notebook": notebook, "result": result, "figure": figure, "alt": alt})
-    text = _template("index").render(cards=cards, css=Markup(_style()), **_facts(cards))
+    workshop = (Path(root) if root else find_root()).parent / "workshop"
+    beside = shelves(workshop, Path(out), folder, lambda *what: _sheet(workshop, folder, *what))
+    for card in cards:
+        number = card["notebook"].header.number
+        with_lessons = [shelf for shelf in beside if shelf.name in ("exercises", "decks")]
+        card["more"] = [(s.heading, i.href) for s in with_lessons for i in s.items if number and i.lesson == number]
+    text = _template("index").render(
+        cards=cards, shelves=beside, map=_field_map(workshop, folder), css=Markup(_style()), **_facts(cards)
+    )
     _write(folder / "index.html", text, allowed="img src=figures/")
     return folder / "index.html"
+
+
+def _field_map(workshop: Path, folder: Path) -> str:
+    """The map of the field beside the gallery; empty if there is none."""
+    if not (source := workshop / "field_map.svg").exists():
+        return ""
+    (folder / "figures" / source.name).write_bytes(source.read_bytes())
+    return f"figures/{source.name}"
+
+
+def _sheet(workshop: Path, folder: Path, title: str, source: Path, cells: list[tuple[str, str]]) -> str:
+    """Write a page of Markdown and code that was not run; returns its file name."""
+    name, parts = page_name(source, workshop), []
+    for kind, text in cells:
+        if kind == "markdown":
+            text = re.sub(rf"\A\s*#+ +{re.escape(title)}\s*$", "", text, count=1, flags=re.M)  # the page's own heading
+            parts.append(Cell("prose", 0, Markup(_relinked(to_html(text, pages=False), source, workshop))))
+        else:
+            parts.append(Cell("code", 0, Markup(Highlight2HTML()(text, "ipython3"))))
+    where = source.relative_to(workshop.parent) if source.suffix != ".md" else ""
+    page = _template("sheet").render(title=title, where=where, cells=parts, css=Markup(_style()))
+    _write(folder / name, page)
+    return name
+
+
+def _relinked(text: str, source: Path, workshop: Path) -> str:
+    """Links to files that are pages here lead to them; others, which a reader of the gallery lacks, become text."""
+
+    def lead(link: re.Match) -> str:
+        path, _, anchor = html.unescape(link[1]).partition("#")
+        if not path or re.match(r"\w+:", path):
+            return link[0]
+        name = page_name(source.parent / path, workshop)
+        return f'<a href="{name}{"#" + anchor if anchor else ""}">{link[2]}</a>' if name else link[2]
+
+    return re.sub(r'<a href="([^"]*)">(.*?)</a>', lead, text, flags=re.S)
 
 
 @cache
@@ -102,7 +148,7 @@ def _template(name: str) -> jinja2.Template:
 def _style() -> str:
     """The style sheet, with syntax colours for light and dark mode."""
     text = (files("aiscale.book") / "templates" / "book.css").read_text()
-    light = HtmlFormatter(style="friendly").get_style_defs(".highlight")
+    light = HtmlFormatter(style="xcode").get_style_defs(".highlight")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".highlight")
     # Backgrounds are the page's own.
     light, dark = (re.sub(r"^(pre|td\.|span\.|\.highlight \{).*$", "", part, flags=re.M) for part in (light, dark))
@@ -235,12 +281,14 @@ class _Renderer(IPythonRenderer):
         return f"<pre>{self.escape_html(code)}</pre>"  # mermaid would come from the network
 
 
-def to_html(source: str, attachments: dict | None = None) -> str:
-    """A notebook's Markdown as HTML; links to notebooks lead to their pages."""
+def to_html(source: str, attachments: dict | None = None, pages: bool = True) -> str:
+    """A notebook's Markdown as HTML; with `pages`, links to notebooks beside it lead to their pages."""
     text = MarkdownWithMath(renderer=_Renderer(escape=False, attachments=attachments or {})).render(source)
-    text = text.replace("&#182;", "#")
+    text = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", text.replace("&#182;", "#"))  # an empty corner heads nothing
     # A wide table scrolls by itself instead of widening the page.
     text = re.sub(r"<table.*?</table>", lambda t: f'<div class="wide" tabindex="0">{t[0]}</div>', text, flags=re.S)
+    if not pages:
+        return text
     return re.sub(r'href="(?:\./|\.\./|appendix/)?((?:\d\d|A\d)_\w+)\.ipynb', r'href="\1.html', text)
 
 
