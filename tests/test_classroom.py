@@ -41,6 +41,7 @@ def seat(packed, tmp_path):
     (place / LESSON).write_text("my own notes")
     (place / "notebooks/progress").mkdir()
     (place / "notebooks/progress/00_start_here.json").write_text("{}")
+    (place / "progress").mkdir()
     (place / "notebooks/mine.ipynb").write_text("another notebook of mine")
     return place
 
@@ -83,13 +84,13 @@ def test_packing_that_is_interrupted_leaves_nothing(packed, tmp_path, monkeypatc
 
 def test_a_seat_is_as_new_and_what_was_written_there_is_kept(seat, packed):
     said = classroom.reset(seat, packed[0], yes=True)
-    assert "1 changed notebooks, 0 missing ones, progress in 1 folders" in said
+    assert "1 changed files, 0 missing ones, progress in 2 folders" in said
     assert json.loads((seat / LESSON).read_text())["cells"]
-    assert not (seat / "notebooks/progress").exists()
+    assert not (seat / "notebooks/progress").exists() and not (seat / "progress").exists()
     assert (seat / "notebooks/mine.ipynb").exists(), "what is no lesson stays where it is"
     (kept,) = (seat / "kept").iterdir()
     assert (kept / LESSON).read_text() == "my own notes" and (kept / "notebooks/progress/00_start_here.json").exists()
-    assert "0 changed notebooks" in classroom.reset(seat, packed[0], yes=True), "there is nothing more to do"
+    assert "0 changed files" in classroom.reset(seat, packed[0], yes=True), "there is nothing more to do"
 
 
 def test_without_an_answer_nothing_changes(seat, packed, monkeypatch):

@@ -131,9 +131,10 @@ def reset(seat: str | Path = ".", archive: str | Path | None = None, yes: bool =
         raise BookError(f"{seat} has none of the class's notebooks: name the folder that notebooks/ is in")
     changed = [path for path, there in present.items() if there.read_bytes() != originals[path]]
     missing = [path for path in originals if path not in present and (seat / path).parent.exists()]
-    progress = sorted(path for shelf in SHELVES for path in (seat / shelf).rglob("progress") if path.is_dir())
+    folders = [seat / "progress", *(path for shelf in SHELVES for path in (seat / shelf).rglob("progress"))]
+    progress = [path for path in folders if path.is_dir()]
     clusters = engines(seat)
-    what = f"{len(changed)} changed notebooks, {len(missing)} missing ones, progress in {len(progress)} folders, "
+    what = f"{len(changed)} changed files, {len(missing)} missing ones, progress in {len(progress)} folders, "
     what += f"{len(clusters)} clusters that still run"
     if not yes and not _agreed(f"{seat}: {what}. Reset it? [y/N] "):
         return "nothing was changed"
