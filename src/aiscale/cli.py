@@ -347,6 +347,11 @@ _DELEGATED = {
         "aiscale class pack class.tar.gz",
         "aiscale.book.classroom",
     ),
+    "exercises": (
+        "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",
+        "aiscale exercises --check 03",
+        "aiscale.book.exercise_command",
+    ),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 
@@ -362,9 +367,14 @@ def _add_delegated(commands, wanted: str) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    """The plan; with --launcher also the batch file of the layout, from the site's profile."""
+    """The plan; with --launcher the batch file of the layout, from the site's profile; with --page the page."""
     from aiscale.plan import command
 
+    if args.page:
+        from aiscale.plan.browser import write_page
+
+        print(write_page(Path(args.page)))
+        return 0
     if not args.launcher:
         return command.run(args)
     from aiscale.hpc.launchers.lessons import Lesson

@@ -111,7 +111,7 @@ class Guess:
         if self.guess is not None:
             verdict = self.verdict or Verdict("")
             entry = {"kind": self.kind, "unit": self.unit, "guess": self.guess, "measured": self.measured}
-            save(self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
+            save("predictions", self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
 
     def opening(self) -> str:
         """What the cell shows that asks for the guess."""

@@ -88,6 +88,11 @@ def stop() -> None:
         _current.stop()
 
 
+def current() -> Ranks | None:
+    """The ranks of this kernel that can be used, if there are any."""
+    return None if _current is None or _current._stopped else _current
+
+
 def _check(size: int, engines: str, threads: int, link_mbit_s: float) -> None:
     if not isinstance(size, int) or size < 1:
         raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")

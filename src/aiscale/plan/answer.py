@@ -75,6 +75,7 @@ class Answer:
         step, total = self.step, self.step.total_s
         return {
             "layout": self.layout.name(),
+            "option": self.layout.option(),
             "gpus": self.layout.gpus,
             "params_B": round(self.shape.parameters / 1e9, 4),
             "step_time_s": _digits(total),

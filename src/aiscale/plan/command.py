@@ -4,6 +4,7 @@ aiscale plan --model forge-m --machine frontier --nodes 64
 aiscale plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json
 aiscale plan --rows runs.csv --json
 aiscale plan --validate
+aiscale plan --page build/planner        # sliders in a browser, which computes by itself
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--validate", action="store_true", help="hold the formulas to every published run")
     parser.add_argument("--refit", action="store_true", help="with --validate: fit the constants anew, and store them")
     parser.add_argument("--launcher", metavar="FILE", help="write the batch file of the layout, for --machine's site")
+    parser.add_argument("--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("model", "machine"):
         if not getattr(args, name):
             raise ConfigError(f"--{name} is missing: try aiscale plan --model forge-m --machine frontier --nodes 64")
-    shape, batch, platform = find_shape(args), _batch(args), platform_of(find_machine(args.machine))
+    shape, batch, platform = find_shape(args), batch_of(args), platform_of(find_machine(args.machine))
     if not 1 <= args.nodes <= MOST_NODES:
         raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most {MOST_NODES}")
     answer, found = choose(args, shape, platform, batch)
@@ -89,7 +91,7 @@ def launch_plan(args: argparse.Namespace) -> tuple[tuple[str, ...], Answer]:
     if args.model not in RECIPES or not args.machine:
         raise ConfigError("--launcher starts a recipe on a machine: name both with --model and --machine")
     shape, platform = find_shape(args), platform_of(find_machine(args.machine))
-    answer, found = choose(args, shape, platform, _batch(args))
+    answer, found = choose(args, shape, platform, batch_of(args))
     return runnable(recipe(args.model), found.ranked if found else [answer])
 
 
@@ -118,7 +120,7 @@ def find_shape(args: argparse.Namespace) -> Shape:
     return replace(shape, seq=args.seq) if args.seq is not None else shape
 
 
-def _batch(args: argparse.Namespace) -> int:
+def batch_of(args: argparse.Namespace) -> int:
     default = recipe(args.model).loop.global_batch if args.model in RECIPES else 2048
     batch = default if args.batch is None else args.batch
     if not 1 <= batch <= 10**8:

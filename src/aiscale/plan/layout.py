@@ -7,7 +7,7 @@ layout.check(shape)                                          # ConfigError with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -113,6 +113,13 @@ class Layout:
         parts += ["fsdp"] if self.fsdp else [f"zero {self.zero_stage}"]
         parts += ["offload"] if self.offload else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"])
+
+    def option(self) -> str:
+        """The text for `aiscale plan --layout` that names this layout again."""
+        given = ("dp", "tp", "pp", "micro_batch")
+        left = ("global_batch", "precision", "software")  # they have options of their own, or none
+        chosen = [f for f in fields(self) if f.name in given or getattr(self, f.name) != f.default]
+        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in chosen if f.name not in left)
 
     def check(self, shape: Shape) -> None:
         """Raise ConfigError where the pieces do not fit together."""
