@@ -61,9 +61,9 @@ def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
         assert measure(LESSONS[number].cells, core=True).minutes <= int(minutes), row
 
 
-def test_two_days_have_every_lesson_once_in_order():
+def test_two_days_have_every_block_once_in_order():
     days = AGENDAS["Two days, first day"] + AGENDAS["Two days, second day"]
-    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(BLOCKS) == [n for n in LESSONS if n < "09"]
+    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(BLOCKS)
 
 
 # pages ---------------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_links_and_their_anchors_lead_somewhere(path):
 
 
 def test_a_block_has_the_title_the_sections_and_the_numbers_of_its_lesson():
-    assert len(BLOCKS) == 9
+    assert BLOCKS.keys() <= LESSONS.keys()
     for number, text in BLOCKS.items():
         title = re.match(rf"# {number} · (.*)\n", text)[1]
         assert title == LESSONS[number].header.title
@@ -138,9 +138,10 @@ RUN_BY = {
     "aiscale plan --model forge-m --machine frontier --nodes 64": "here",
     "aiscale plan --model gpt2-xl --machine perlmutter-80gb --nodes 4": "here",
     "aiscale plan --validate": "test_plan.py",
+    "aiscale plan --page build/planner": "test_plan_page.py",
     "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait launchers/frontier/ddp.sbatch": "test_rehearsal.py",
     "aiscale submit --dry-run": "test_submit.py",
-    "aiscale exercises --collect cards/": "comes with the exercises",
+    "aiscale exercises --collect cards/": "here",
     "jupyterhub -f workshop/jupyterhub_config.py": "test_jupyterhub.py",
     "make lab": "test_setup.py",
     "make slides": "comes with the slides",
@@ -177,7 +178,12 @@ def clone(tmp_path_factory):
 
 
 def test_the_quick_commands_of_the_page_do_what_it_says(clone):
-    (clone / "notebooks/00_start_here.ipynb").write_text("changed")
+    card = {
+        "version": 1,
+        "lessons": {"03_ddp": {"exercises": {"03.1": {"state": "right", "title": "A", "minutes": 5}}}},
+    }
+    (clone / "cards").mkdir()
+    (clone / "cards/anna.json").write_text(json.dumps(card))
     for command in [command for command, where in RUN_BY.items() if where == "here"]:
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         if "pack" in command:  # with the originals
@@ -222,7 +228,7 @@ ANSWERS = {
 
 
 def test_each_answer_of_the_quiz_is_said_in_its_lesson_and_computed_where_it_is_a_number():
-    assert len(QUESTIONS) == 10 and {q["lesson"] for q in QUESTIONS} == set(BLOCKS)
+    assert len(QUESTIONS) == 10 and {q["lesson"] for q in QUESTIONS} == {f"0{n}" for n in range(9)}
     assert {q["computed"] for q in QUESTIONS if "computed" in q} == set(ANSWERS)
     for question in QUESTIONS:
         assert question["says"] in TEXTS[question["lesson"]], question["says"]
