@@ -37,6 +37,7 @@ class Shelf:
     items: tuple[Item, ...]
 
 
+_PAGES = re.compile(r"glossary\.md|blocks/\w+\.md|(exercises|clinic|puzzles)/\w+\.ipynb|clinic/\d\d_\w+\.py")
 COPIED = ("cheat_sheet.html", "quiz.html")
 #: Writes a page (its title, where its source lies, its cells of Markdown or code) and returns its file name.
 Page = Callable[[str, Path, list[tuple[str, str]]], str]
@@ -81,12 +82,14 @@ def page_name(path: Path, workshop: Path) -> str:
     path, workshop = path.resolve(), workshop.resolve()
     if workshop.parent / "notebooks" in path.parents and path.suffix == ".ipynb":
         return f"{path.stem}.html"
-    if workshop not in path.parents or path.suffix not in (".md", ".ipynb", ".py", ".html"):
+    if workshop not in path.parents or not path.exists():
         return ""
-    place = path.relative_to(workshop)
-    if path.suffix == ".html":
-        return place.name if place.name in COPIED else ""
-    return "instructor.html" if place.name == "README.md" else "_".join(place.with_suffix(".html").parts)
+    place = str(path.relative_to(workshop))
+    if place in COPIED:
+        return place
+    if place == "README.md":
+        return "instructor.html"
+    return str(Path(place).with_suffix(".html")).replace("/", "_") if _PAGES.fullmatch(place) else ""
 
 
 def _notebooks(folder: Path, page: Page) -> Iterator[Item]:
@@ -145,4 +148,5 @@ def _opening(text: str, path: Path) -> tuple[str, str]:
 
 def _title_of(path: Path) -> str:
     found = re.search(r"<title>(.*?)</title>", path.read_text(encoding="utf-8"), re.S)
-    return html.unescape(found[1]).strip() if found else path.stem
+    title = html.unescape(found[1]).strip().removeprefix("aiscale: ") if found else path.stem
+    return title[:1].upper() + title[1:]

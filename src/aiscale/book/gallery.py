@@ -133,7 +133,13 @@ def _relinked(text: str, source: Path, workshop: Path) -> str:
         name = page_name(source.parent / path, workshop)
         return f'<a href="{name}{"#" + anchor if anchor else ""}">{link[2]}</a>' if name else link[2]
 
+    # Anchors as GitHub makes them, where these pages are read too.
+    text = re.sub(r'(<h\d id="|class="anchor-link" href="#)([^"]*)', lambda found: found[1] + _anchor(found[2]), text)
     return re.sub(r'<a href="([^"]*)">(.*?)</a>', lead, text, flags=re.S)
+
+
+def _anchor(escaped: str) -> str:
+    return re.sub(r"[^\w-]", "", html.unescape(escaped)).lower()
 
 
 @cache
