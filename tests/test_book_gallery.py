@@ -157,6 +157,8 @@ def test_everything_a_browser_would_fetch_is_found(text):
 
 def test_links_between_notebooks_lead_to_pages():
     assert 'href="02_serial.html#x"' in to_html("[two](02_serial.ipynb#x)")
+    assert 'href="exercises_03_ddp.html"' in to_html("[its exercises](../workshop/exercises/03_ddp.ipynb)")
+    assert "your_own" not in to_html("[a script](../workshop/your_own/ddp.py)")
 
 
 def test_a_formula_that_cannot_be_drawn_stays_readable():

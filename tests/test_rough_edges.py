@@ -133,7 +133,6 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
     "plan": (
         Case("--page {file}/p", rf"{FILE} folder with --page"),
         Case("--page {full}/p", rf"{FULL} folder with --page"),
-        Case("--model gpt2 --machine frontier >full", PRINTS),
         Case("--rows {folder}/none.csv", r"--rows .*none.csv cannot be read: .*No such file"),
         Case("--rows {half}/rows.csv", r"--rows .*rows.csv cannot be read: .*unexpected end of data"),
         Case("--model gpt2 --machine frontier --nodes two", r"--nodes is 'two': it must be a whole number"),

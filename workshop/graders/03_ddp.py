@@ -257,10 +257,9 @@ def fill(sizes: list[int], cap: int) -> list[list[int]]:
 def buckets_by_hand(all_reduce_in_buckets):
     for _ in range(2):
         n = all_reduce_in_buckets.size
-        shapes = [(random.randint(2, 6), random.randint(2, 9)) for _ in range(random.randint(6, 9))]
-        cap = random.choice([256, 384, 512])
-        # A tensor larger than the cap has a bucket to itself.
-        shapes[random.randrange(len(shapes))] = (8, 10)
+        shapes = [(random.randint(2, 4), random.randint(2, 6)) for _ in range(random.randint(8, 12))]
+        shapes[random.randrange(len(shapes))] = (8, 10)  # larger than the cap: it has a bucket to itself
+        cap = random.choice([384, 448, 512])
         gradients = [[torch.randn(shape).double() for shape in shapes] for _ in range(n)]
         expected = [torch.stack(tensors).mean(0) for tensors in zip(*gradients, strict=True)]
         found = all_reduce_in_buckets.each(gradients, [cap] * n)

@@ -56,9 +56,11 @@ def same_on_ranks(found: Sequence, expected: Sequence, what: str, **how: Any) ->
     for k in range(1, n):
         if all(_close(found[r], expected[(r + k) % n], rtol) for r in range(n)):
             raise Wrong(f"{what}: each rank r has what rank (r + {k}) % {n} should have: off by {k}")
-    rank = wrong[0]
-    who = f"{what} on rank {rank}" + (f" (ranks {wrong} are wrong)" if len(wrong) < n else " (all ranks are wrong)")
-    raise Wrong(_difference(found[rank], expected[rank], who, how.get("scale") or {}, {}, rtol))
+    told = [_difference(found[r], expected[r], what, how.get("scale") or {}, {}, rtol) for r in wrong]
+    alike = len(wrong) == n and len(set(told)) == 1
+    where = "every rank" if alike else f"rank {wrong[0]}"
+    others = "" if alike or len(wrong) == 1 else f" (and wrong on rank {', '.join(map(str, wrong[1:]))})"
+    raise Wrong(told[0].replace(what, f"{what} on {where}", 1) + others)
 
 
 def _difference(found, expected, what: str, scale: Mapping, causes: Mapping, rtol: float) -> str:
@@ -84,7 +86,8 @@ def _difference(found, expected, what: str, scale: Mapping, causes: Mapping, rto
     ratio = float((mine * truth).sum()) / square if square else 0.0
     if ratio and np.allclose(mine, ratio * truth, rtol=0, atol=rtol * abs(ratio) * np.abs(truth).max()):
         why = next((text for key, text in scale.items() if abs(ratio / key - 1) < 0.001), "")
-        factor = f"{ratio:.4g} times" if abs(ratio) >= 1 else f"1/{1 / ratio:.4g} of"
+        part = abs(ratio) < 1 and abs(1 / ratio - round(1 / ratio)) < 0.001
+        factor = f"1/{round(1 / ratio)} of" if part else f"{ratio:.4g} times"
         how = "the negative of" if abs(ratio + 1) < 1e-6 else factor
         return f"{what} is {how} what it should be" + (f": {why}" if why else "")
     if mine.ndim == 2 and _close(mine.T, truth, rtol):

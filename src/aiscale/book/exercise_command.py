@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -95,28 +95,24 @@ def _report(rows: list[Row], found: Mapping[str, list[str]], as_json: bool) -> i
 
 
 def _collect(folder: Path, as_json: bool) -> int:
-    cards = _cards(folder)
-    entries: dict[str, list[dict]] = {}
-    for card in cards.values():
-        for lesson in card.values():
-            for id, entry in lesson.get("exercises", {}).items():
-                entries.setdefault(id, []).append(entry)
-    rows = {id: _row(of) for id, of in sorted(entries.items())}
-    done = {
-        who: sum(e["state"] == "right" for part in card.values() for e in part.get("exercises", {}).values())
-        for who, card in cards.items()
-    }
+    """For each exercise who has tried and done it, with medians; then how many participants have done how many."""
+    entries, done = defaultdict(list), Counter()
+    for who, lessons_of in _cards(folder).items():
+        done[who] = 0
+        for lesson in lessons_of.values():
+            for id, entry in lesson["exercises"].items():
+                entries[id].append(entry)
+                done[who] += entry["state"] == "right"
+    rows = {id: _row(entries[id]) for id in sorted(entries)}
     if as_json:
-        print(json.dumps({"participants": len(cards), "exercises": rows, "done": done}, indent=1))
+        print(json.dumps({"participants": len(done), "exercises": rows, "done": done}, indent=1))
         return 0
-    table = Table("exercise", "tried", "done", "tries", "hints", "minutes", "planned", box=None, pad_edge=False)
+    table = Table("exercise", *list(next(iter(rows.values()), {}))[1:], box=None, pad_edge=False)
     for id, row in rows.items():
-        table.add_row(
-            f"{id} {row['title']}",
-            *(str(row[key]) for key in ("tried", "done", "tries", "hints", "minutes", "planned")),
-        )
+        title, *numbers = row.values()
+        table.add_row(f"{id} {title}", *map(str, numbers))
     Console(markup=False, highlight=False).print(table)
-    print(f"\n{len(cards)} participants; tries, hints and minutes are medians. Exercises done by each:")
+    print(f"\n{len(done)} participants; tries, hints and minutes are medians. Exercises done by each:")
     for count, people in sorted(Counter(done.values()).items()):
         print(f"{count:3} {'█' * people} {people}")
     return 0
@@ -124,41 +120,23 @@ def _collect(folder: Path, as_json: bool) -> int:
 
 def _row(entries: list[dict]) -> dict:
     right = [entry for entry in entries if entry["state"] == "right"]
-    median = {
-        key: statistics.median(e.get(key, 0) for e in right) if right else "" for key in ("tries", "hints", "taken")
-    }
-    return {
-        "title": entries[0]["title"],
-        "tried": len(entries),
-        "done": len(right),
-        "tries": median["tries"],
-        "hints": median["hints"],
-        "minutes": median["taken"],
-        "planned": entries[0]["minutes"],
-    }
+    names = {"tries": "tries", "hints": "hints", "taken": "minutes"}
+    medians = {name: statistics.median(e.get(key, 0) for e in right) if right else "" for key, name in names.items()}
+    counts = {"title": entries[0]["title"], "tried": len(entries), "done": len(right)}
+    return {**counts, **medians, "planned": entries[0]["minutes"]}
 
 
 def _cards(folder: Path) -> dict[str, dict]:
     """Each participant's lessons: of FOLDER/anna.json, or of FOLDER/anna/card.json."""
-    found = {}
-    for path in sorted(folder.rglob("*.json")):
-        who = Path(path.relative_to(folder).parts[0]).stem
+    found, what = {}, "collect the files progress/card.json that check.card() writes"
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*/card.json")]):
         try:
-            lessons_of = json.loads(path.read_text())["lessons"]
-            _ = [
-                (entry["state"], entry["minutes"], entry["title"])
-                for part in lessons_of.values()
-                for entry in part["exercises"].values()
-            ]
+            card = json.loads(path.read_text())["lessons"]
+            for entry in (entry for lesson in card.values() for entry in lesson["exercises"].values()):
+                _ = entry["state"], entry["title"], entry["minutes"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            if path.name == "card.json" or path.parent == folder:
-                raise BookError(
-                    f"{path} is not a card: collect the files progress/card.json that check.card() writes"
-                ) from None
-            continue
-        found[who] = lessons_of
+            raise BookError(f"{path} is not a card: {what}") from None
+        found[Path(path.relative_to(folder).parts[0]).stem] = card
     if not found:
-        raise BookError(
-            f"there are no cards in {folder}: collect the files progress/card.json that check.card() writes"
-        )
+        raise BookError(f"there are no cards in {folder}: {what}")
     return found

@@ -127,21 +127,11 @@ def card() -> None:
             done += " after the solution" if entry["state"] == "right" and entry["solution"] else ""
             numbers = (entry["tries"], entry["hints"], entry.get("taken", ""), entry["minutes"])
             table.append((f"{id} {entry['title']}", done, *map(str, numbers)))
-    title = summary(lessons)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-    rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in table]
-    head, *rest = (f"<tr>{row}</tr>" for row in rows)
     try:
-        where = (
-            f"kept in {progress.write('card.json', {'version': 1, 'lessons': lessons})}; nothing leaves this machine"
-        )
+        note = f"kept in {progress.write('card.json', {'version': 1, 'lessons': lessons})}; nothing leaves this machine"
     except OSError:
-        where = "it cannot be kept: this folder cannot be written"
-    page = (
-        f"<b>{title}</b><table>{head.replace('td>', 'th>')}{''.join(rest)}</table><small>{html.escape(where)}</small>"
-    )
-    progress.show("\n".join([title, *text, where]), page=page)
+        note = "it cannot be kept: this folder cannot be written"
+    progress.show_table(summary(lessons), table, note)
 
 
 def summary(lessons: Mapping[str, Mapping]) -> str:
@@ -152,7 +142,7 @@ def summary(lessons: Mapping[str, Mapping]) -> str:
     held = sum(grade in ("exact", "close") for grade in grades)
     minutes = sum(entry.get("taken", 0) for entry in done)
     exercises = f"{len(done)} of {len(entries)} exercises that you tried are done, in {minutes:.0f} minutes"
-    return f"{exercises}; {held} of {len(grades)} predictions held"
+    return exercises + (f"; {held} of {len(grades)} predictions held" if grades else "")
 
 
 check.card = card

@@ -295,6 +295,8 @@ def to_html(source: str, attachments: dict | None = None, pages: bool = True) ->
     text = re.sub(r"<table.*?</table>", lambda t: f'<div class="wide" tabindex="0">{t[0]}</div>', text, flags=re.S)
     if not pages:
         return text
+    text = re.sub(r'href="(?:\.\./)+workshop/exercises/(\w+)\.ipynb', r'href="exercises_\1.html', text)
+    text = re.sub(r'<a href="\.\./workshop/[^"]*">(.*?)</a>', r"\1", text)  # which no page shows
     return re.sub(r'href="(?:\./|\.\./|appendix/)?((?:\d\d|A\d)_\w+)\.ipynb', r'href="\1.html', text)
 
 

@@ -36,6 +36,7 @@ from typing import Any
 from aiscale.book.comparing import Wrong, compared, require, same, same_on_ranks
 from aiscale.book.notebook import BookError
 from aiscale.cluster import RankError, Ranks
+from aiscale.config import ConfigError
 
 TIME_LIMIT_S = 30.0
 __all__ = ["Exercise", "Graded", "Refused", "exercise", "require", "same", "same_on_ranks"]
@@ -101,6 +102,11 @@ class Exercise:
             state, text = "empty", str(error)
         except Wrong as error:
             state, text = "wrong", str(error)
+        except ConfigError:  # of the ranks, not of the answer
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            back = f"what {self.function} gives back cannot be used ({type(error).__name__}: {error})"
+            state, text = "wrong", f"{back}: is it what its docstring says?"
         if state == "right" and not (answer.calls and compared):
             raise BookError(f"the grader of {self.id} called {self.function} {answer.calls} times and compared nothing")
         return Graded(state, text, seed, time.monotonic() - began)
@@ -183,6 +189,8 @@ class _Answer:
         if kind == "NotImplementedError" and self._task.id in message:
             line = f'raise NotImplementedError("{self._task.id}")'
             raise Empty(f"nothing written yet. Replace `{line}` in the cell above, run the cell, and check again")
+        if "timed out" in message.lower():
+            raise Wrong("it hangs: some rank waits for one that never comes. Which sends before it receives?")
         raise Wrong(all_ranks or f"{self._task.function} raised {kind}: {message}{where}")
 
 

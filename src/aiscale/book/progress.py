@@ -24,14 +24,16 @@ import contextlib
 import html
 import json
 import os
+import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 
 def _folder() -> Path:
     here = Path.cwd()
-    checkout = next((tree for tree in here.parents if (tree / "workshop" / "graders").is_dir()), here)
+    checkout = next((tree for tree in here.parents if (tree / "workshop" / "exercises").is_dir()), here)
     return Path(os.environ.get("AISCALE_PROGRESS") or checkout / "progress").absolute()
 
 
@@ -53,10 +55,21 @@ def show(text: str, grade: str | None = None, page: str = "", **facts: object) -
     from IPython.display import display
 
     if not page:
-        name, _, rest = text.partition(": ")
+        name = facts.get("predict") or facts.get("against") or text.partition(": ")[0]  # a name may have a colon
+        rest = text.removeprefix(f"{name}: ")
         band = f"border-left: 4px solid {_COLORS[grade]}; padding: 0.1em 0.8em; white-space: pre-line"
-        page = f'<div style="{band}"><b>{html.escape(name)}</b>: {html.escape(rest)}</div>'
+        rest = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(rest))
+        page = f'<div style="{band}"><b>{html.escape(name)}</b>: {rest}</div>'
     display({"text/plain": text, "text/html": page}, raw=True, metadata={"aiscale": facts})
+
+
+def show_table(title: str, table: Sequence[Sequence[str]], note: str = "") -> None:
+    """Print, or in a notebook display, rows of text; the first is the heading."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    rows = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table]
+    page = f"<b>{title}</b><table>{rows[0].replace('td>', 'th>')}{''.join(rows[1:])}</table>"
+    show("\n".join([title, *text, *([note] if note else [])]), page=f"{page}<small>{html.escape(note)}</small>")
 
 
 def load(kind: str, lesson: str) -> dict[str, dict]:

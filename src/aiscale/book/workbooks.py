@@ -20,6 +20,7 @@ import copy
 import importlib.util
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,11 +149,8 @@ def problems(lesson: str, root: Path) -> list[str]:
     found += [f"{id} stands in the notebook, but has no grader" for id in parts if id and id not in tasks]
     for id, task in tasks.items():
         found += [f"{id}: {problem}" for problem in _misfits(task, cells, parts.get(id, []))]
-    names = [task.function for task in tasks.values()]
-    found += [
-        f"two exercises ask for {name}: give each a name of its own"
-        for name in {n for n in names if names.count(n) > 1}
-    ]
+    twice = Counter(task.function for task in tasks.values()) - Counter({task.function for task in tasks.values()})
+    found += [f"two exercises ask for {name}: give each a name of its own" for name in twice]
     if not found and (not target.exists() or target.read_text(encoding="utf-8") != make(lesson, root)):
         found.append(f"{target} is not what its source makes: run aiscale exercises")
     return found + leaks(lesson, root)
@@ -176,20 +174,14 @@ def _misfits(task: Exercise, cells: Sequence[NotebookNode], mine: Sequence[Noteb
 
 
 def leaks(lesson: str, root: Path) -> list[str]:
-    """Lines of solutions that stand in what participants get."""
-    source, target = (root / folder / f"{lesson}.ipynb" for folder in ("solutions", "exercises"))
-    if not target.exists():
-        return []
-    given = "\n".join(_BLOCK.sub("", cell.source) for cell in Notebook(source).cells if cell.cell_type == "code")
-    shown = target.read_text(encoding="utf-8")
-    secret = [
-        line.strip()
-        for cell in Notebook(source).cells
-        for block in _BLOCK.finditer(cell.source)
-        for line in block["code"].splitlines()
-    ]
-    text = "\n".join(cell.source for cell in Notebook(target).cells)
-    found = [line for line in secret if len(line) >= _MOST_ALIKE and line in text and line not in given]
-    return [f"a solution's line stands in {target}: {line}" for line in found] + [
-        f"{target} holds {mark!r}" for mark in ("BEGIN SOLUTION", "END SOLUTION") if mark in shown
-    ]
+    """Lines of this lesson's solutions that stand in what participants get."""
+    cells = [cell for cell in Notebook(root / "solutions" / f"{lesson}.ipynb").cells if cell.cell_type == "code"]
+    given = "\n".join(_BLOCK.sub("", cell.source) for cell in cells)
+    blocks = "\n".join(block["code"] for cell in cells for block in _BLOCK.finditer(cell.source))
+    secret = {line for line in map(str.strip, blocks.splitlines()) if len(line) >= _MOST_ALIKE and line not in given}
+    found = []
+    for path in sorted((root / "exercises").glob("*.ipynb")):
+        text = "\n".join(cell.source for cell in Notebook(path).cells)
+        found += [f"a solution's line stands in {path}: {line}" for line in sorted(secret) if line in text]
+        found += [f"{path} holds a solution's marker"] * bool(re.search("(BEGIN|END) SOLUTION", text))
+    return found

@@ -25,8 +25,8 @@ from pathlib import Path
 from aiscale.config import ConfigError, require_writable
 from aiscale.machines import MACHINES
 from aiscale.plan import command
+from aiscale.plan.answer import simulate
 from aiscale.plan.hardware import platform_of
-from aiscale.plan.simulate import simulate
 from aiscale.recipes import RECIPES
 
 PYODIDE = "314.0.7"  #: Python 3.14
@@ -78,8 +78,9 @@ def pipeline(*argv: str) -> str:
     if 2 * layout.pp * layout.virtual_stages * layout.micro_batches > MOST_EVENTS:
         return json.dumps({"events": [], "micro_batches": layout.micro_batches})
     run = simulate(shape, layout, platform)
-    events = [[event.rank, event.kind, event.start_s, event.end_s] for event in run.events]
-    return json.dumps({"total_s": run.total_s, "events": events, "micro_batches": layout.micro_batches})
+    events = [[event.rank, event.kind, event.start_s, event.end_s] for event in run]
+    total_s = max(event.end_s for event in run)
+    return json.dumps({"total_s": total_s, "events": events, "micro_batches": layout.micro_batches})
 
 
 def _args(argv: list[str]) -> argparse.Namespace:
