@@ -68,9 +68,6 @@ def test_two_days_have_every_block_once_in_order():
 
 # pages ---------------------------------------------------------------------------------------------------------------
 
-#: Folders that come with another branch.
-COMING = {"clinic", "puzzles"}
-
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
@@ -83,8 +80,6 @@ def test_links_and_their_anchors_lead_somewhere(path):
     for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
         file, _, anchor = link.partition("#")
         target = (path.parent / file).resolve() if file else path
-        if file.rpartition("/")[2] in COMING:
-            continue
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text()), link
 

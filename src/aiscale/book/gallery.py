@@ -291,7 +291,8 @@ def to_html(source: str, attachments: dict | None = None, pages: bool = True) ->
     """A notebook's Markdown as HTML; with `pages`, links to notebooks beside it lead to their pages."""
     text = MarkdownWithMath(renderer=_Renderer(escape=False, attachments=attachments or {})).render(source)
     text = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", text.replace("&#182;", "#"))  # an empty corner heads nothing
-    # A wide table scrolls by itself instead of widening the page.
+    # Wide code and tables scroll by themselves instead of widening the page, also by keyboard.
+    text = text.replace("<pre>", '<pre tabindex="0">')
     text = re.sub(r"<table.*?</table>", lambda t: f'<div class="wide" tabindex="0">{t[0]}</div>', text, flags=re.S)
     if not pages:
         return text
