@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import pytest
 from aiscale import cli
 from ranks import processes_with, run_ranks, wait_until
 
+ROOT = Path(__file__).parents[1]
 extended = pytest.mark.extended
 TINY = ["--quiet", "--set", "model.n_layer=1", "--set", "loop.device=cpu"]
 
@@ -131,7 +133,6 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
     "plan": (
         Case("--page {file}/p", rf"{FILE} folder with --page"),
         Case("--page {full}/p", rf"{FULL} folder with --page"),
-        Case("--model gpt2 --machine frontier >full", PRINTS),
         Case("--rows {folder}/none.csv", r"--rows .*none.csv cannot be read: .*No such file"),
         Case("--rows {half}/rows.csv", r"--rows .*rows.csv cannot be read: .*unexpected end of data"),
         Case("--model gpt2 --machine frontier --nodes two", r"--nodes is 'two': it must be a whole number"),
@@ -149,6 +150,20 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--site frontir -- true", r"unknown site 'frontir': did you mean frontier\?"),
         Case("--site {half}/site.toml -- true", r"site.toml"),
         Case("--nodes two -- true", r"--nodes is 'two': it must be a whole number"),
+    ),
+    "class pack": (
+        Case("{file}/class.tar.gz", rf"{FILE} folder$"),
+        Case("{full}/class.tar.gz", rf"{FULL} folder$"),
+        Case("{folder}/class.tar.gz --wheels {folder}/none", r"none holds no wheels: `pip download .*` makes some"),
+        Case("{folder}/class.tar.gz --wheels {half}", r"torch.whl is not a wheel, or only a part of one: download it"),
+        Case("", rf"OUT is missing: aiscale class pack {HELP}"),
+    ),
+    "class reset": (
+        Case("{file}/seat --yes", rf"{FILE} folder$"),
+        Case("{full} --yes", rf"{FULL} folder$"),
+        Case("{folder} --from {folder}/none.tar.gz --yes", r"--from .*none.tar.gz cannot be read: there is no such"),
+        Case("{folder} --from {half}/class.tar.gz --yes", r"class.tar.gz is not an archive, or only a part of one \("),
+        Case("--form x", r"unknown option --form: did you mean --from\?"),
     ),
     "exercises": (
         Case("03 --out {file}/e", rf"{FILE} folder with --out"),
@@ -221,7 +236,11 @@ def places(tmp_path_factory):
     (at["half"] / "half.md").write_text("title: half a de")
     (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
-    at["launcher"] = Path(__file__).parents[1] / "launchers" / "frontier" / "ddp.sbatch"
+    (at["half"] / "torch.whl").write_bytes(b"PK\x03\x04")
+    with tarfile.open(at["half"] / "class.tar.gz", "w:gz") as archive:
+        archive.add(ROOT / "notebooks", "aiscale/notebooks")
+    _cut(at["half"] / "class.tar.gz")
+    at["launcher"] = ROOT / "launchers" / "frontier" / "ddp.sbatch"
     return at
 
 
@@ -312,6 +331,8 @@ LONG: dict[str, tuple[str, str] | str] = {
     "launchers": "it is over in a moment",
     "plan": "it is over in a moment",
     "submit": "it is over in a moment",
+    "class pack": "it is over in a moment, and writes to a partial file (tests/test_classroom.py)",
+    "class reset": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
     "exercises": ("--check 03", ""),
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),

@@ -342,6 +342,11 @@ _DELEGATED = {
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.cluster",
     ),
+    "class": (
+        "pack what a class needs, or make a seat as new",
+        "aiscale class pack class.tar.gz",
+        "aiscale.book.classroom",
+    ),
     "exercises": (
         "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",
         "aiscale exercises --check 03",
