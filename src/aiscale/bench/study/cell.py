@@ -256,7 +256,7 @@ def main(spec_file: str, out: str) -> None:
         no_room = isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError) or "allocate" in str(error)
         why = {"status": "out of memory" if no_room else "failed", "error": f"{type(error).__name__}: {error}"}
         Path(f"{out}.failed").write_text(json.dumps(why))
-        raise
+        raise SystemExit(1) from None
     if world.is_main:
         here = machine(world.device)
         device = here["processor"] if here["device"] == "cpu" else here["device"]
