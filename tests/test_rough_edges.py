@@ -74,9 +74,7 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
             "study {folder}/none.toml",
             r"none.toml cannot be read \(No such file.*\): name a TOML file, or laptop",
         ),
-        Case(
-            "report {half}/rows.csv", r"rows.csv cannot be read as a study's CSV .*: name a file of aiscale bench"
-        ),
+        Case("report {half}/rows.csv", r"rows.csv cannot be read as a study's CSV .*: name a file of aiscale bench"),
         Case("gpu --steps few", r"--steps is 'few': it must be a whole number"),
     ),
     "doctor": (

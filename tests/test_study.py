@@ -48,15 +48,6 @@ def test_the_kits_studies_are_sound(name):
         check(cell)
 
 
-def test_a_job_with_fewer_tasks_than_a_cell_needs_is_refused_before_anything_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setenv("SLURM_NTASKS", "1")
-    study = study_of(tiny(cross=[{"ranks": [2], "strategy": ["ddp"]}]))
-    with pytest.raises(ConfigError, match="a cell needs 2 ranks, but this job has 1 tasks"):
-        run_study(study, tmp_path / "a.csv")
-    assert not (tmp_path / "a.csv").exists()
-
-
 @pytest.fixture
 def played(monkeypatch):
     """Runs whose seconds are made up; the list of cells that were run."""

@@ -16,8 +16,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -60,14 +58,13 @@ def run_study(
     Raises ConfigError if `out` holds another study or cannot be written; then the finished cells are in it.
     """
     out = Path(out)
-    _refuse_too_many_ranks(study)
     require_writable(out.parent, "--out")
     rows = _of_this_study(load(out) if out.exists() else [], study, out)
     done = {(row["id"], row["round"], row["turn"]) for row in rows}
     waiting = [turn for turn in turns(study) if (_id(turn), turn.round, turn.turn) not in done]
     minutes = budget_minutes or study.budget_minutes
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
-    with tempfile.TemporaryDirectory(prefix="aiscale-study-", dir=_shared_folder(out)) as folder:
+    with tempfile.TemporaryDirectory(prefix="aiscale-study-") as folder:
         for number, turn in enumerate(waiting):
             usual_s = max([float(row["seconds"]) for row in rows if row["id"] == _id(turn)], default=0.0)
             if time.monotonic() + usual_s > deadline:
@@ -195,35 +192,11 @@ def _predicted(cell: Cell) -> dict:
 
 
 def _start(ranks: int, argv: list[str]) -> int:
-    """`python ARGV` as connected ranks: by srun inside an allocation, else on this machine; the exit status."""
-    if "SLURM_JOB_ID" in os.environ:
-        options = [f"--ntasks={ranks}", "--kill-on-bad-exit=1", f"--nodes={-(-ranks // _tasks_per_node())}"]
-        return subprocess.run(["srun", *options, sys.executable, *argv]).returncode
+    """`python ARGV` as connected ranks on this machine; the exit status."""
     from aiscale.distributed import launch
     from aiscale.parallel import preload
 
     return launch(ranks, argv, warm_up=functools.partial(preload, "ddp"))
-
-
-def _tasks_per_node() -> int:
-    return int(os.environ.get("SLURM_NTASKS_PER_NODE") or os.environ.get("SLURM_NTASKS", "1"))
-
-
-def _refuse_too_many_ranks(study: Study) -> None:
-    cells = (study.base, *study.cells, *(cell for cell, _ in study.largest))
-    most, there = max(int(cell["ranks"]) for cell in cells), os.environ.get("SLURM_NTASKS")
-    if "SLURM_JOB_ID" in os.environ and there and most > int(there):
-        raise ConfigError(
-            f"study: a cell needs {most} ranks, but this job has {there} tasks: lower ranks, or ask for more"
-        )
-
-
-def _shared_folder(out: Path) -> Path | None:
-    """Where all ranks can read: in an allocation beside the results, else the system's temporary files."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return out.parent
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

@@ -239,7 +239,7 @@ def _check_value(axis: str, value: object) -> None:
         if type(value) is not int or value < low:
             raise ConfigError(f"study: {axis} is {value!r}: it must be a whole number, at least {low}")
         if axis == "ranks" and value > MOST_RANKS:
-            raise ConfigError(f"study: ranks is {value}: at most {MOST_RANKS}")
+            raise ConfigError(f"study: ranks is {value}, but a study runs on one machine: at most {MOST_RANKS}")
 
 
 def _product(base: Cell, grid: object) -> list[Cell]:
