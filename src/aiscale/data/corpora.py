@@ -28,7 +28,7 @@ from aiscale.config import ConfigError
 from aiscale.data.toy import toy_text
 
 BUILT_IN = ("embedded", "toy", "stdlib")
-DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar")  #: names for `aiscale data prepare NAME`
+DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar", "pile")  #: names for `aiscale data prepare NAME`
 READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 
