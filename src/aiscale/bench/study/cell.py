@@ -33,6 +33,8 @@ from aiscale.meter import held_bytes, step_peak_bytes, wire_bytes
 from aiscale.parallel import Engine, build
 from aiscale.train.records import machine, versions
 
+INTERRUPTED = 130  #: exit status of a rank after Ctrl-C
+
 MASK, MASKED_SHARE = 1, 0.15  #: a byte that no text has, for the tokens to be guessed, and their share (BERT's)
 NEW_TOKENS = 64  #: of a generated text, after a prompt of half a sequence
 
@@ -248,6 +250,7 @@ def _synchronize(world: World) -> None:
 def main(spec_file: str, out: str) -> None:
     spec = json.loads(Path(spec_file).read_text())
     signal.setitimer(signal.ITIMER_REAL, spec["limit_s"])  # ends the rank, whatever it waits for
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # Ctrl-C is no result of this cell
     world = connect(spec["device"])
     try:
         cell = spec["cell"]

@@ -30,6 +30,7 @@ from aiscale.bench.study.results import load
 from aiscale.config import ConfigError, ModelConfig, remedy, require_writable
 from aiscale.data.corpora import find_text
 
+INTERRUPTED = 130  #: status of ranks after Ctrl-C
 BASE_EVERY = 5  #: cells between two runs of the base
 MEASURED = (
     *("first_epoch_s", "epoch_s", "slowest_rank_s", "step_s", "ready_s", "stage_s", "steps", "tokens_per_s"),
@@ -132,6 +133,8 @@ def attempt(
         old.unlink()
     status = _start(int(cell["ranks"]), ["-m", "aiscale.bench.study.cell", str(spec), str(out)])
     failed = Path(f"{out}.failed")
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
     if status == 0 and out.exists():
         return json.loads(out.read_text())
     if failed.exists():
