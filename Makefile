@@ -18,7 +18,7 @@ help:  ## show this list
 
 lab:  ## start here: install what the lessons need, and open notebook 00 in JupyterLab
 	@scripts/setup.sh lessons
-	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/00_start_here.ipynb $(ARGS) notebooks
+	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS) .
 
 workshop: setup  ## install everything, run every notebook without a browser, and build the gallery
 	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)

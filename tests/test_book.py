@@ -103,7 +103,7 @@ def test_parameters_are_refused_before_any_notebook_starts(shelf, tmp_path):
 
 
 def problems(tmp_path, notebook, name="03_small") -> list[str]:
-    return book.check(write(notebook, tmp_path / f"{name}.ipynb"))
+    return book.check_form(write(notebook, tmp_path / f"{name}.ipynb"))
 
 
 def test_a_valid_notebook_has_no_problems(tmp_path):
@@ -215,7 +215,7 @@ def dirty():
 
 def test_strip_brings_a_notebook_into_its_committed_form(tmp_path):
     path = write(dirty(), tmp_path / "03_small.ipynb")
-    assert book.strip(path) and book.check(path) == []
+    assert book.strip(path) and book.check_form(path) == []
     assert not book.strip(path), "a second time there is nothing to do"
     content = book.read(path)
     assert content.cells[9].source == '%%px\n# % stays\nx = {"a": 1}\n%time print( x )'
@@ -290,12 +290,12 @@ def appendix(shelf):
 def test_an_appendix_is_found_by_name_and_comes_last(shelf, appendix, name):
     assert [notebook.name for notebook in book.notebooks([name], shelf)] == ["A1_more"]
     assert [notebook.name for notebook in book.notebooks(root=shelf)][-2:] == ["10_forge", "A1_more"]
-    assert book.check(appendix) == []
+    assert book.check_form(appendix) == []
 
 
 def test_an_appendix_with_the_number_of_a_lesson_is_reported(shelf):
     path = write(lesson(number="03"), shelf / "appendix" / "03_more.ipynb")
-    assert "the file is called 03_more: it must be A and a digit, _ and words_in_lower_case" in book.check(path)
+    assert "the file is called 03_more: it must be A and a digit, _ and words_in_lower_case" in book.check_form(path)
 
 
 def test_the_core_path_of_all_is_that_of_the_lessons(shelf, appendix, monkeypatch, tmp_path):

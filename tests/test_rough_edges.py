@@ -132,7 +132,8 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--chekc", r"unknown option --chekc: did you mean --check\?"),
     ),
     "plan": (
-        WRITES_NOTHING,
+        Case("--page {file}/p", rf"{FILE} folder with --page"),
+        Case("--page {full}/p", rf"{FULL} folder with --page"),
         Case("--model gpt2 --machine frontier >full", PRINTS),
         Case("--rows {folder}/none.csv", r"--rows .*none.csv cannot be read: .*No such file"),
         Case("--rows {half}/rows.csv", r"--rows .*rows.csv cannot be read: .*unexpected end of data"),
@@ -151,6 +152,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--site frontir -- true", r"unknown site 'frontir': did you mean frontier\?"),
         Case("--site {half}/site.toml -- true", r"site.toml"),
         Case("--nodes two -- true", r"--nodes is 'two': it must be a whole number"),
+    ),
+    "exercises": (
+        Case("03 --out {file}/e", rf"{FILE} folder with --out"),
+        Case("03 --out {full}/e", rf"{FULL} folder with --out"),
+        Case("--grade {folder}/none.ipynb", r"none.ipynb cannot be read: No such file"),
+        Case("--grade {half}/half.ipynb", r"half.ipynb is not a notebook \(.*\): open and save it in Jupyter"),
+        Case("--check 3.5", r"no exercises are called 3.5: "),
     ),
     "notebooks": (
         Case("01 --out {file}/b", rf"{FILE} folder with --out"),
@@ -300,6 +308,7 @@ LONG: dict[str, tuple[str, str] | str] = {
     "plan": "it is over in a moment",
     "submit": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
+    "exercises": ("--check 03", ""),
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
 }
 #: What may stay: a run that can be resumed, a corpus that can be gone on with, and the results of notebooks.

@@ -112,7 +112,7 @@ def test_make_lab_installs_the_lessons_part_and_opens_the_first_notebook(clone):
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # as if no make ran this
     done = subprocess.run(["make", "-n", "lab"], cwd=clone.folder, env=alone, capture_output=True, text=True)
     setup, lab = done.stdout.splitlines()
-    assert setup == "scripts/setup.sh lessons" and "/lab/tree/00_start_here.ipynb" in lab
+    assert setup == "scripts/setup.sh lessons" and "/lab/tree/notebooks/00_start_here.ipynb" in lab
 
 
 def test_a_second_setup_starts_nothing(clone):

@@ -75,12 +75,13 @@ else:
 # What each gets ------------------------------------------------------------------------------------------------------
 
 # Copied by the participant's own process, with their rights; what they have changed is never overwritten.
-START = 'mkdir -p notebooks; for each in "$AISCALE_NOTEBOOKS"/*.ipynb; do mine="notebooks/${each##*/}"; '
-START += '[ -e "$mine" ] || cp "$each" "$mine"; done; exec "$AISCALE_SERVER" "$@"'
+START = 'for folder in notebooks workshop/exercises; do mkdir -p "$folder"; '
+START += 'for each in "$AISCALE_TREE/$folder"/*.ipynb; '
+START += 'do mine="$folder/${each##*/}"; [ -e "$mine" ] || cp "$each" "$mine"; done; done; exec "$AISCALE_SERVER" "$@"'
 c.Spawner.cmd = ["/bin/sh", "-c", START, "sh"]
 c.Spawner.environment = {
     "PATH": f"{BIN}:{os.environ.get('PATH', os.defpath)}",  # mpiexec, torchrun and aiscale are called by name
-    "AISCALE_NOTEBOOKS": str(NOTEBOOKS),
+    "AISCALE_TREE": str(NOTEBOOKS.parent),
     "AISCALE_SERVER": str(BIN / "jupyterhub-singleuser"),
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the cores to others
 }

@@ -1,6 +1,6 @@
 """Where a step of ddp.py spends its time: a trace of each rank, for https://ui.perfetto.dev or chrome://tracing.
 
-    torchrun --nproc-per-node=2 profiled.py --traces traces
+torchrun --nproc-per-node=2 profiled.py --traces traces
 """
 
 import argparse

@@ -64,7 +64,7 @@ STUDIES = {
 #: benchmark -> options that only it has, as they are written
 _OWN = {
     "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
-    "radius": {"sweep": "--sweep", "out": "--out", "budget": "--budget", "link": "--link"},
+    "radius": {"sweep": "--sweep", "out": "--out", "link": "--link"},
 }
 
 
@@ -100,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--link", choices=("emulated", "shaped"), help="links emulated by the ranks, or slowed by the kernel on nodes"
     )
     own.add_argument("--sweep", action="store_true", default=None, help="train for perplexities: days, in any portions")
-    own = parser.add_argument_group("options of bench study, of bench report (--out), and of the sweep of bench radius")
-    own.add_argument("--out", metavar="FILE", help="finished runs; the same command resumes from them")
+    own.add_argument("--out", metavar="FILE", help="finished runs of the sweep, or of bench study; the page of report")
+    own = parser.add_argument_group("options of bench study only")
     own.add_argument("--budget", type=float, metavar="MINUTES", help="begin no run that would end later")
     own.add_argument("--list", action="store_true", help="of bench study: name the runs of a round and exit")
 
@@ -111,8 +111,10 @@ def run(args: argparse.Namespace) -> int:
         from aiscale.bench.study import command
 
         return command.run(args)
-    if args.files or args.list:
-        raise ConfigError(f"bench {args.name} takes no file and no --list: only bench {', '.join(STUDIES)} do")
+    if args.files or args.list or args.budget is not None:
+        raise ConfigError(
+            f"bench {args.name} takes no file, --list or --budget: those are for bench {', '.join(STUDIES)}"
+        )
     _, measure, show = BENCHMARKS[args.name]
     own = {name: getattr(args, name) for names in _OWN.values() for name in names}
     own = {name: value for name, value in own.items() if value is not None}
@@ -120,12 +122,10 @@ def run(args: argparse.Namespace) -> int:
         given = " and ".join(flag for name, flag in names.items() if name in own)
         if given and owner != args.name:
             raise ConfigError(f"bench {args.name} takes no {given}: only bench {owner} does")
-    if ("out" in own or "budget" in own) and "sweep" not in own:
-        raise ConfigError("--out and --budget belong to the sweep of bench radius: add --sweep")
+    if "out" in own and "sweep" not in own:
+        raise ConfigError("--out belongs to the sweep of bench radius: add --sweep")
     if "link" in own and "sweep" in own:
         raise ConfigError("--link belongs to the steps of bench radius, and its sweep sends nothing: give one of them")
-    if own.get("budget", 1) <= 0:
-        raise ConfigError(f"--budget {args.budget:g}: it must be more than 0 minutes")
     if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:
         raise ConfigError(f"--batch {args.batch}, --steps {args.steps}: both must be at least 1")
 

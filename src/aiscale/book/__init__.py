@@ -2,7 +2,7 @@
 
     from aiscale import book
     book.run(["03"], {"steps": 5})          # -> [Result(name="03_ddp", state="passed", seconds=41.2, ...)]
-    book.check("notebooks/03_ddp.ipynb")    # -> [] or one line per problem
+    book.check_form("notebooks/03_ddp.ipynb")    # -> [] or one line per problem
 
     from aiscale.book.gallery import build_gallery      # loads nbconvert, which takes a second
     build_gallery()                         # -> build/gallery/index.html
@@ -10,9 +10,13 @@
 `notebook` reads them, `form` checks them, `running` starts and watches `execute`, which runs papermill, `gallery`
 shows them, `command` is `aiscale notebooks`. `core` knows which cells are optional, `pace` estimates a reader's
 minutes, `guesses` is `predict`, which lessons import, and `answers` sees that no answer stands above its question.
+`exercises` is `check`, which exercises import; `grading` and `comparing` are what graders are written with, `workbooks`
+makes the participants' notebooks from the solutions, and `exercise_command` is `aiscale exercises`. `gpu` runs GPU
+kernels on any machine (appendix A2).
 """
 
-from aiscale.book.form import check, strip
+from aiscale.book.exercises import check
+from aiscale.book.form import check_form, strip
 from aiscale.book.guesses import GB, KB, MB, GiB, GuessError, KiB, MiB, predict
 from aiscale.book.notebook import BookError, Header, Notebook, Parameter, notebooks, read
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Failure, Result, run
@@ -34,6 +38,7 @@ __all__ = [
     "Parameter",
     "Result",
     "check",
+    "check_form",
     "notebooks",
     "predict",
     "read",

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from aiscale.book.core import is_optional
-from aiscale.book.form import check, strip
+from aiscale.book.form import check_form, strip
 from aiscale.book.notebook import BookError, Notebook, notebooks
 from aiscale.book.pace import Pace, measure
 from aiscale.book.results import load_results
@@ -125,7 +125,7 @@ def _paces(notebook: Notebook, out: str) -> dict[str, Pace]:
 
 
 def _check(args: argparse.Namespace) -> int:
-    found = {notebook.name: check(notebook.path) for notebook in notebooks(args.names, args.root)}
+    found = {notebook.name: check_form(notebook.path) for notebook in notebooks(args.names, args.root)}
     if args.json:
         print(json.dumps(found, indent=1))
     else:

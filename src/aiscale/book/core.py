@@ -1,6 +1,6 @@
 """The core path of a notebook: its cells that are not tagged `optional`.
 
-    check_sections(cells); check_names(cells)    # -> one line for each problem; both are part of `aiscale.book.check`
+    check_sections(cells); check_names(cells)    # -> one line for each problem; parts of `aiscale.book.check_form`
 
 An optional section is optional as a whole, its heading included, which ends with "(optional)"; it ends at the next
 heading of its level or above. A core section may have optional subsections. No core cell uses what only optional cells

@@ -1,6 +1,6 @@
 """Checks the form of the notebooks in notebooks/, and restores it.
 
-    check("notebooks/03_ddp.ipynb")    # -> ["cell 7 has 31 lines: at most 25", ...]
+    check_form("notebooks/03_ddp.ipynb")    # -> ["cell 7 has 31 lines: at most 25", ...]
     strip("notebooks/03_ddp.ipynb")    # removes outputs, execution counts, editors' metadata; True if the file changed
 
 The form ensures that a notebook runs offline, says what it is, can be read cell by cell, and is committed without
@@ -60,8 +60,8 @@ _RUFF_CHECK = ("check", "--select=E,F,I,UP,B,W", "--output-format=json", f"--con
 _HIDDEN = "# IPython: %"  #: how a line of IPython in a %%px cell is passed to ruff
 
 
-def check(path: str | Path) -> list[str]:
-    """The problems of a notebook, one line each; empty if there are none."""
+def check_form(path: str | Path) -> list[str]:
+    """The problems of a lesson's notebook, one line each; empty if there are none."""
     notebook = Notebook(Path(path))
     cells = list(enumerate(notebook.content.cells, 1))
     code = [(number, cell) for number, cell in cells if cell.cell_type == "code"]
@@ -69,15 +69,19 @@ def check(path: str | Path) -> list[str]:
         *_check_file(notebook),
         *notebook.header.problems,
         *_check_parameters(code),
-        *_check_lengths(code),
-        *_check_turns(cells),
         *check_sections(cells),
         *check_names(cells),
-        *_check_ranks(code),
         *_check_end(cells),
-        *_check_words(cells),
-        *_lint(notebook),
+        *check_cells(notebook),
     ]
+
+
+def check_cells(notebook: Notebook) -> list[str]:
+    """The problems of the cells alone, in any notebook."""
+    cells = list(enumerate(notebook.content.cells, 1))
+    code = [(number, cell) for number, cell in cells if cell.cell_type == "code"]
+    found = (_check_lengths(code), _check_turns(cells), _check_ranks(code), _check_words(cells), _lint(notebook))
+    return [problem for problems in found for problem in problems]
 
 
 def strip(path: str | Path) -> bool:

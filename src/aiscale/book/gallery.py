@@ -226,6 +226,7 @@ def to_html(source: str, attachments: dict | None = None) -> str:
     text = text.replace("&#182;", "#")
     # A wide table scrolls by itself instead of widening the page.
     text = re.sub(r"<table.*?</table>", lambda t: f'<div class="wide" tabindex="0">{t[0]}</div>', text, flags=re.S)
+    text = re.sub(r'<a href="\.\./workshop/[^"]*">(.*?)</a>', r"\1", text)  # which no page shows
     return re.sub(r'href="(?:\./|\.\./|appendix/)?((?:\d\d|A\d)_\w+)\.ipynb', r'href="\1.html', text)
 
 

@@ -27,6 +27,8 @@ A grid, row by row; None stands for a cell that is left open, and in the truth f
     ], rows="rank", columns="step")
     guess.against([[0, 1, 2], [1, 0, 2]])         # draws the guess beside the truth, wrong cells marked
 
+`rows` and `columns` may also be lists of names, as columns=["all-reduce", "all-gather"].
+
 At the end of a lesson, each prediction with guess, measured value and ratio, under "6 of 9 right or within 10 %":
 
     predict.card()
@@ -38,14 +40,13 @@ kept on this machine's disk: see `aiscale.book.progress`.
 from __future__ import annotations
 
 import contextlib
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
 from aiscale.book.notebook import BookError
-from aiscale.book.progress import save, shell, show
+from aiscale.book.progress import save, shell, show, show_table
 
 KB, MB, GB = 10**3, 10**6, 10**9
 KiB, MiB, GiB = 2**10, 2**20, 2**30
@@ -55,14 +56,13 @@ _BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes
 _HINT_WITHIN = 0.02
 _GRADES = {"exact": "exactly right", "close": "within 10 %", "near": "within a factor of 2"}
 
+Names = str | Sequence[str]  #: one word that is numbered, or a name for each
+
 _made: dict[str, Guess] = {}  #: this process's predictions by name, in the order in which they were first made
 
 
 class GuessError(BookError):
-    """A guess or a measured value of the wrong type; a notebook shows the one line, without a traceback."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"GuessError: {self}"]
+    """A guess or a measured value of the wrong type."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Guess:
         if self.guess is not None:
             verdict = self.verdict or Verdict("")
             entry = {"kind": self.kind, "unit": self.unit, "guess": self.guess, "measured": self.measured}
-            save(self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
+            save("predictions", self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
 
     def opening(self) -> str:
         """What the cell shows that asks for the guess."""
@@ -192,10 +192,12 @@ class Choice(Guess):
 class Grid(Guess):
     kind = "grid"
 
-    def __init__(self, name: str, guess: Sequence, rows: str, columns: str) -> None:
-        self.rows, self.columns = rows, columns
+    def __init__(self, name: str, guess: Sequence, rows: Names, columns: Names) -> None:
         cells = self.shaped(guess, "the guess")
         self.shape = [len(row) for row in cells]
+        self.rows = _names(rows, len(cells), f"{name}: rows")
+        self.columns = _names(columns, max(self.shape), f"{name}: columns")
+        self.titles = {"rows": rows, "columns": columns}
         super().__init__(name, None if all(_nothing(cell) for row in cells for cell in row) else cells)
 
     def opening(self) -> str:
@@ -234,14 +236,14 @@ class Grid(Guess):
         if shell():
             from aiscale import plots  # here, because matplotlib loads slowly
 
-            plots.guessed(self.guess, self.measured, rows=self.rows, columns=self.columns, same=_same)
+            plots.guessed(self.guess, self.measured, **self.titles, same=_same)
         return verdict
 
     def compare(self) -> Verdict:
         wrong, total = self.wrong(), sum(self.shape)
         if not wrong:
             return Verdict(f"all {total} cells right", "exact")
-        where = ", ".join(f"{self.rows} {r} {self.columns} {c}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
+        where = ", ".join(f"{self.rows[r]} {self.columns[c]}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
         grade = "near" if 2 * len(wrong) <= total else "off"
         text = f"{total - len(wrong)} of {total} cells right; wrong: {where}"
         return Verdict(text if shell() else f"{text}\n{self._as_text()}", grade)
@@ -251,10 +253,11 @@ class Grid(Guess):
         return f"{sum(self.shape)} cells" if shell() else " | ".join(" ".join(map(_cell, row)) for row in value)
 
     def _as_text(self) -> str:
-        wrong, lines = self.wrong(), []
+        wrong, lines, longest = self.wrong(), [], max(map(len, self.rows))
         for r, (guess, truth) in enumerate(zip(self.guess, self.measured, strict=True)):
-            marked = [f"{_cell(cell) + ('!' if (r, c) in wrong else ' '):>6}" for c, cell in enumerate(guess)]
-            lines.append(f"{self.rows} {r}:{''.join(marked)}   truth:{''.join(f'{_cell(cell):>6}' for cell in truth)}")
+            marked = "".join(f"{_cell(cell) + ('!' if (r, c) in wrong else ' '):>6}" for c, cell in enumerate(guess))
+            right = "".join(f"{_cell(cell):>6}" for cell in truth)
+            lines.append(f"{self.rows[r] + ':':{longest + 1}}{marked}   truth:{right}")
         return "\n".join(lines)
 
 
@@ -265,8 +268,8 @@ def predict(
     unit: str = "",
     choices: Sequence[str] | None = None,
     hints: Mapping[float, str] | None = None,
-    rows: str = "row",
-    columns: str = "column",
+    rows: Names = "row",
+    columns: Names = "column",
 ) -> Guess:
     """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made."""
     if choices is not None:
@@ -296,17 +299,22 @@ def card() -> None:
         wrong = made.verdict.text.partition(";")[0] if made.kind == "grid" else "wrong"
         last = f"{ratio:.3g}" if ratio is not None else {None: "", "exact": "right"}.get(grade, wrong)
         table.append((made.name, guess, made.say(made.measured), last))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]
-    rows = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table]
-    head = rows[0].replace("td>", "th>")
-    show("\n".join([title, *text]), page=f"<b>{title}</b><table>{head}{''.join(rows[1:])}</table>")
+    show_table(title, table)
 
 
 predict.card = card
 
 
 # a cell of a grid ---------------------------------------------------------------------------------------------------
+
+
+def _names(given: Names, count: int, what: str) -> list[str]:
+    """The names of a grid's rows or columns: as they are given, or "rank 0", "rank 1" from "rank"."""
+    if isinstance(given, str):
+        return [f"{given} {i}" for i in range(count)]
+    if len(given) != count:
+        raise GuessError(f"{what} has {len(given)} names, {', '.join(given)}, but the grid has {count}")
+    return list(given)
 
 
 def _nothing(cell: object) -> bool:

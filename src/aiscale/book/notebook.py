@@ -64,7 +64,10 @@ class _Node(dict):
 
 
 class BookError(ConfigError):
-    """A bad request about notebooks; the message is one line that says what to change."""
+    """A bad request about notebooks; the message is one line that says what to change, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)

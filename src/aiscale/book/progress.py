@@ -1,16 +1,21 @@
-"""How a prediction is shown, in a notebook or a terminal, and kept on the participant's own disk.
+"""How a prediction or a check is shown, in a notebook or a terminal, and kept on the participant's own disk.
 
     show("bytes of a step: within 10 %", "close", against="bytes of a step", measured=4096)
-    save("bytes of a step", {"kind": "number", "guess": 4000, ...})    # -> progress/03_ddp.json
+    save("predictions", "bytes of a step", {"kind": "number", "guess": 4000, ...})    # -> progress/03_ddp.json
+    load("exercises", "03_ddp")                                                       # -> {"03.1": {...}, ...}
 
-The file is `$AISCALE_PROGRESS/LESSON.json`, or progress/LESSON.json in the notebook's folder. It holds guesses only:
+The file is LESSON.json in `$AISCALE_PROGRESS`, else in progress/ of the checkout that holds the notebook, else of the
+notebook's folder. It holds guesses and what was checked, and no name of a person:
 
     {"version": 1, "lesson": "03_ddp", "predictions": {NAME: {
         "kind": "number" | "choice" | "grid", "unit": "bytes", "guess": 1572864, "measured": 3145728 | null,
         "ratio": 0.5 | null,                                              guess / measured, of numbers
         "grade": "exact" | "close" | "near" | "off" | null,               close: within 10 %; near: a factor of 2, or
                                                                           at least half the cells; null: not measured
-        "at": "2026-11-22T13:30:00+00:00"}}}
+        "at": "2026-11-22T13:30:00+00:00"}},
+     "exercises": {"03.1": {
+        "state": "right" | "wrong", "title": "Unequal shares", "tries": 3, "hints": 1, "solution": false,
+        "minutes": 10, "taken": 7.5, "at": ...}}}                         minutes: planned; taken: until it was right
 """
 
 from __future__ import annotations
@@ -19,11 +24,20 @@ import contextlib
 import html
 import json
 import os
+import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-_FOLDER = Path(os.environ.get("AISCALE_PROGRESS") or "progress").absolute()  # now: a lesson may change its folder
+
+def _folder() -> Path:
+    here = Path.cwd()
+    checkout = next((tree for tree in here.parents if (tree / "workshop" / "exercises").is_dir()), here)
+    return Path(os.environ.get("AISCALE_PROGRESS") or checkout / "progress").absolute()
+
+
+_FOLDER = _folder()  # now: a lesson may change its folder
 _COLORS = {"exact": "#1b7a41", "close": "#1b7a41", "near": "#b98900", "off": "#b3261e", None: "#8a94a3"}
 
 
@@ -41,23 +55,51 @@ def show(text: str, grade: str | None = None, page: str = "", **facts: object) -
     from IPython.display import display
 
     if not page:
-        name, _, rest = text.partition(": ")
+        name = facts.get("predict") or facts.get("against") or text.partition(": ")[0]  # a name may have a colon
+        rest = text.removeprefix(f"{name}: ")
         band = f"border-left: 4px solid {_COLORS[grade]}; padding: 0.1em 0.8em; white-space: pre-line"
-        page = f'<div style="{band}"><b>{html.escape(name)}</b>: {html.escape(rest)}</div>'
+        rest = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(rest))
+        page = f'<div style="{band}"><b>{html.escape(name)}</b>: {rest}</div>'
     display({"text/plain": text, "text/html": page}, raw=True, metadata={"aiscale": facts})
 
 
-def save(name: str, entry: dict) -> None:
-    """Keep one prediction, replacing an earlier one of this name; a folder that cannot be written disturbs nobody."""
-    lesson = Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem  # set by Jupyter's server
-    path = _FOLDER / f"{lesson}.json"
-    kept = {}
+def show_table(title: str, table: Sequence[Sequence[str]], note: str = "") -> None:
+    """Print, or in a notebook display, rows of text; the first is the heading."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    text = [" | ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    rows = [f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in table]
+    page = f"<b>{title}</b><table>{rows[0].replace('td>', 'th>')}{''.join(rows[1:])}</table>"
+    show("\n".join([title, *text, *([note] if note else [])]), page=f"{page}<small>{html.escape(note)}</small>")
+
+
+def load(kind: str, lesson: str) -> dict[str, dict]:
+    """What is kept of a lesson: its "predictions", or its "exercises"."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = dict(json.loads(path.read_text())["predictions"])
-    kept[name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
+        return dict(json.loads((_FOLDER / f"{lesson}.json").read_text())[kind])
+    return {}
+
+
+def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
+    """Keep one entry, replacing an earlier one of this name; a folder that cannot be written disturbs nobody."""
+    lesson = lesson or Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem  # set by Jupyter's server
+    kept = {kind: load(kind, lesson) for kind in ("predictions", "exercises")}
+    kept[kind][name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        tree = {"version": 1, "lesson": lesson, "predictions": kept}
-        partial.write_text(json.dumps(tree, indent=1, default=str) + "\n")
-        partial.replace(path)
+        write(f"{lesson}.json", {"version": 1, "lesson": lesson, **{kind: kept[kind] for kind in kept if kept[kind]}})
+
+
+def write(name: str, tree: dict) -> Path:
+    """Write a file of the folder, whole or not at all."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    partial = _FOLDER / f"{name}.{os.getpid()}.partial"
+    partial.write_text(json.dumps(tree, indent=1, default=str) + "\n")
+    return partial.replace(_FOLDER / name)
+
+
+def kept() -> dict[str, dict]:
+    """All that is kept, by lesson."""
+    found = {
+        path.stem: {kind: load(kind, path.stem) for kind in ("predictions", "exercises")}
+        for path in sorted(_FOLDER.glob("[0-9A]*_*.json"))
+    }
+    return {lesson: kinds for lesson, kinds in found.items() if any(kinds.values())}

@@ -28,7 +28,7 @@ from aiscale.bench.ranks import Report, silent
 from aiscale.bench.study.grid import AXES, Cell, Study, identity, run_of
 from aiscale.bench.study.results import load
 from aiscale.config import ConfigError, ModelConfig, remedy, require_writable
-from aiscale.data.corpora import find_text
+from aiscale.data.corpus import find_text
 
 INTERRUPTED = 130  #: status of ranks after Ctrl-C
 BASE_EVERY = 5  #: cells between two runs of the base

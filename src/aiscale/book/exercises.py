@@ -1,0 +1,148 @@
+"""`check`: a participant's exercises, graded where they stand, with a ladder of hints and a card.
+
+    from aiscale.book import check
+
+    check("03.2")                   # right, or in which way it is wrong; each further failing try shows one more hint
+    check("03.2", hint=2)           # the first two hints
+    check("03.2", solution=True)    # at the end of the ladder
+    check.card()                    # what is done, in how many minutes, and which predictions held
+
+A call grades the function in this notebook, or on its ranks, with newly drawn inputs. It raises nothing for a wrong
+answer, so that the notebook goes on. What it finds is kept on this machine's disk (`aiscale.book.progress`) and goes
+nowhere else. The graders are in workshop/graders/ (`aiscale.book.grading`), the solutions in workshop/solutions/.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Mapping
+
+from aiscale import cluster
+from aiscale.book import progress
+from aiscale.book.grading import Exercise, Graded
+from aiscale.book.workbooks import find, solution_of
+
+_began = time.monotonic()  #: of the exercise at hand: when the one before was done, or this was imported
+_entries: dict[str, dict] = {}  #: of this process, where the disk cannot be written
+
+
+class Verdict(Graded):
+    """What a check found; it has been shown already."""
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+def check(id: str, *, hint: int = 0, solution: bool = False) -> Verdict | None:
+    """Grade an exercise and show what was found; or show its first hints, or its solution."""
+    lesson, task = find(id)
+    entry = {"title": task.title, "minutes": task.minutes, "state": "", "tries": 0, "hints": 0, "solution": False}
+    entry |= progress.load("exercises", lesson).get(id, {}) | _entries.get(id, {})
+    if solution:
+        return _show_solution(lesson, task, entry)
+    if hint:
+        entry["hints"] = max(entry["hints"], min(hint, len(task.hints)))
+        progress.show(f"{id}: {task.title}{_ladder(task, entry)}", "near")
+        return _keep(lesson, id, entry)
+    import __main__
+
+    shell = progress.shell()
+    verdict = Verdict(**vars(task.graded(shell.user_ns if shell else vars(__main__), cluster.current())))
+    if verdict.state == "empty":
+        progress.show(f"{id}: {verdict.text}", None, check=id, state="empty")
+        return verdict
+    _count(task, entry, verdict.state)
+    said = (
+        f"✓ {verdict.text}" if verdict.state == "right" else f"not yet. {_sentence(verdict.text)}{_ladder(task, entry)}"
+    )
+    progress.show(f"{id}: {said}", "exact" if verdict.state == "right" else "off", check=id, state=verdict.state)
+    _keep(lesson, id, entry)
+    return verdict
+
+
+def _count(task: Exercise, entry: dict, state: str) -> None:
+    """Note one try; a failing try after the first shows one more hint."""
+    global _began
+    if entry["state"] == "right":  # done before; a later try takes nothing away
+        return
+    entry["tries"] += 1
+    entry["state"] = state
+    if state == "right":
+        entry["taken"] = round((time.monotonic() - _began) / 60, 1)
+        _began = time.monotonic()
+    elif entry["tries"] > 1:
+        entry["hints"] = min(max(entry["hints"], entry["tries"] - 1), len(task.hints))
+
+
+def _ladder(task: Exercise, entry: dict) -> str:
+    """The hints reached so far, and how to reach the next rung."""
+    shown, steps = entry["hints"], len(task.hints)
+    lines = [f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)]
+    if shown < steps:
+        lines.append(f'Another try shows hint {shown + 1}, and so does check("{task.id}", hint={shown + 1}).')
+    else:
+        lines.append(f'That was the last hint. check("{task.id}", solution=True) shows a solution.')
+    return "\n" + "\n".join(lines)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith((".", "?")) else ".")
+
+
+def _show_solution(lesson: str, task: Exercise, entry: dict) -> None:
+    if entry["hints"] < len(task.hints) and entry["state"] != "right":
+        progress.show(f"{task.id}: the solution is at the end of the ladder{_ladder(task, entry)}", "near")
+        return
+    source = solution_of(lesson, task.id)
+    if not source:
+        where = f"workshop/solutions/{lesson}.ipynb is not on this machine"
+        progress.show(f"{task.id}: {where}: ask your instructor for it", "near")
+        return
+    head = f"{task.id}: a solution"
+    page = f'<b>{head}</b><pre style="padding: 0.5em 0.8em">{html.escape(source)}</pre>'
+    progress.show(f"{head}\n{source}", "near", page)
+    entry["solution"] = entry["solution"] or entry["state"] != "right"
+    _keep(lesson, task.id, entry)
+
+
+def _keep(lesson: str, id: str, entry: dict) -> None:
+    _entries[id] = entry
+    progress.save("exercises", id, entry, lesson)
+
+
+# the card -----------------------------------------------------------------------------------------------------------
+
+
+def card() -> None:
+    """Show what this participant has done in all lessons, and write it to progress/card.json."""
+    lessons = progress.kept()
+    for id, entry in _entries.items():
+        lesson = find(id)[0]
+        lessons.setdefault(lesson, {"predictions": {}, "exercises": {}})["exercises"][id] = entry
+    table = [("exercise", "", "tries", "hints", "minutes", "planned")]
+    for lesson in lessons.values():
+        for id, entry in sorted(lesson["exercises"].items()):
+            done = "✓" if entry["state"] == "right" else "seen the solution" if entry["solution"] else "open"
+            done += " after the solution" if entry["state"] == "right" and entry["solution"] else ""
+            numbers = (entry["tries"], entry["hints"], entry.get("taken", ""), entry["minutes"])
+            table.append((f"{id} {entry['title']}", done, *map(str, numbers)))
+    try:
+        note = f"kept in {progress.write('card.json', {'version': 1, 'lessons': lessons})}; nothing leaves this machine"
+    except OSError:
+        note = "it cannot be kept: this folder cannot be written"
+    progress.show_table(summary(lessons), table, note)
+
+
+def summary(lessons: Mapping[str, Mapping]) -> str:
+    """One line: exercises done, minutes taken, predictions that held."""
+    entries = [entry for lesson in lessons.values() for entry in lesson["exercises"].values()]
+    done = [entry for entry in entries if entry["state"] == "right"]
+    grades = [made["grade"] for lesson in lessons.values() for made in lesson["predictions"].values() if made["grade"]]
+    held = sum(grade in ("exact", "close") for grade in grades)
+    minutes = sum(entry.get("taken", 0) for entry in done)
+    exercises = f"{len(done)} of {len(entries)} exercises that you tried are done, in {minutes:.0f} minutes"
+    return exercises + (f"; {held} of {len(grades)} predictions held" if grades else "")
+
+
+check.card = card

@@ -1,0 +1,259 @@
+"""What the graders in workshop/graders/ are written with: exercises, comparisons, and wrong answers that they refuse.
+
+    from aiscale.book.grading import exercise, require, same
+
+    @exercise("03.1", "Unequal shares", "weighted", minutes=10, hints=["Which share counts more?", "..."])
+    def unequal_shares(weighted):                   # the participant's function `weighted`
+        for _ in range(3):
+            parts, sizes = draw()                   # newly drawn: torch, numpy and random are seeded anew
+            same(weighted(parts, sizes), reference(parts, sizes), "the gradient", scale={4: "divide by the ranks"})
+
+    unequal_shares.refuses("mean of unequal parts", "3 sequences count", "return sum(parts) / len(parts)")
+
+With `ranks=True` the function lives on the ranks (a %%px cell): `weighted(x)` calls it with the same arguments on each,
+`weighted.each(xs, ys)` with xs[r], ys[r] on rank r. Both return a list in rank order; `weighted.size` is the number of
+ranks, and `weighted.sent` says for each rank what it handed over: {"all_reduce": (calls, bytes)}; `weighted.on_ranks(f,
+x)` calls a function of the grader's. With `inplace=True`
+a call returns the first argument as the function left it. Expected values come from a library or from serial training.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import secrets
+import signal
+import textwrap
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiscale.book.comparing import Wrong, compared, require, same, same_on_ranks
+from aiscale.book.notebook import BookError
+from aiscale.cluster import RankError, Ranks
+from aiscale.config import ConfigError
+
+TIME_LIMIT_S = 30.0
+__all__ = ["Exercise", "Graded", "Refused", "exercise", "require", "same", "same_on_ranks"]
+
+
+class Empty(Exception):
+    """There is no answer yet."""
+
+
+@dataclass(frozen=True)
+class Graded:
+    state: str  #: right, wrong or empty
+    text: str  #: what the grader says of it
+    seed: int = 0  #: of what was drawn
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A plausible wrong answer: what stands in place of the solution, and a part of what must be said of it."""
+
+    name: str
+    said: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    id: str
+    title: str
+    function: str  #: the name of what the participant writes
+    grade: Callable
+    hints: Sequence[str]
+    minutes: int
+    core: bool = True
+    ranks: bool = False
+    inplace: bool = False
+    refused: list[Refused] = field(default_factory=list)
+
+    @property
+    def heading(self) -> str:
+        """The heading of its section in the notebook."""
+        return f"## {self.id} · {self.title} ({'core' if self.core else 'extra'}, {self.minutes} minutes)"
+
+    def refuses(self, name: str, said: str, source: str) -> None:
+        """Record a wrong answer, which `aiscale exercises --check` tries."""
+        self.refused.append(Refused(name, said, textwrap.dedent(source).strip("\n")))
+
+    def graded(
+        self, namespace: Mapping, ranks: Ranks | None, *, seed: int | None = None, limit_s: float = TIME_LIMIT_S
+    ) -> Graded:
+        """Grade what stands in a notebook's namespace, or on its ranks. Raises BookError on a fault of the grader."""
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        began, state = time.monotonic(), "right"
+        answer = _Answer(self, namespace, ranks)
+        compared.clear()
+        try:
+            with _seeded(seed), _limited(limit_s):
+                answer.find()
+                self.grade(answer)
+            text = f"right, in {len(compared)} comparisons with newly drawn inputs"
+        except Empty as error:
+            state, text = "empty", str(error)
+        except Wrong as error:
+            state, text = "wrong", str(error)
+        except ConfigError:  # of the ranks, not of the answer
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            back = f"what {self.function} gives back cannot be used ({type(error).__name__}: {error})"
+            state, text = "wrong", f"{back}: is it what its docstring says?"
+        if state == "right" and not (answer.calls and compared):
+            raise BookError(f"the grader of {self.id} called {self.function} {answer.calls} times and compared nothing")
+        return Graded(state, text, seed, time.monotonic() - began)
+
+
+def exercise(
+    id: str,
+    title: str,
+    function: str,
+    *,
+    minutes: int,
+    hints: Sequence[str],
+    core: bool = True,
+    ranks: bool = False,
+    inplace: bool = False,
+) -> Callable[[Callable], Exercise]:
+    """Make an exercise of a grader, a function that gets the answer and raises by `same` or `require`."""
+    return lambda grade: Exercise(id, title, function, grade, tuple(hints), minutes, core, ranks, inplace)
+
+
+# the answer ---------------------------------------------------------------------------------------------------------
+
+
+class _Answer:
+    """The participant's function, as graders call it."""
+
+    def __init__(self, task: Exercise, namespace: Mapping, ranks: Ranks | None) -> None:
+        self._task, self._namespace, self._ranks = task, namespace, ranks
+        self.calls, self.sent = 0, []
+
+    @property
+    def size(self) -> int:
+        return len(self._ranks)
+
+    def find(self) -> None:
+        name, there = self._task.function, "here"
+        if self._task.ranks:
+            if self._ranks is None:
+                raise Empty("no ranks are running: run the set-up cell at the top, and the cells of this exercise")
+            there, known = "on the ranks", self._ranks.run(_knows, name)
+        else:
+            known = [callable(self._namespace.get(name))]
+        if not all(known):
+            raise Empty(f"there is no function {name} {there}: run the cell above that defines it")
+
+    def __call__(self, *args: Any) -> Any:
+        """The function's result; on ranks a list of results, each of a call with these arguments."""
+        return self.each(*[[arg] * self.size for arg in args]) if self._task.ranks else self._here(args)
+
+    def _here(self, args: Sequence) -> Any:
+        self.calls += 1
+        args = copy.deepcopy(args)  # it may change them
+        try:
+            result = self._namespace[self._task.function](*args)
+        except Exception as error:
+            frames = [f for f in traceback.extract_tb(error.__traceback__)[1:] if "ipython" in f.filename.lower()]
+            where = f", at `{frames[-1].line}`" if frames and frames[-1].line else ""
+            self._failed(type(error).__name__, str(error), where)
+        return args[0] if self._task.inplace else result
+
+    def each(self, *args: Sequence) -> list:
+        """Call it on every rank, on rank r with args[0][r], args[1][r], ...; results in rank order."""
+        self.calls += 1
+        mine = [[arg[rank] for arg in args] for rank in range(self.size)]
+        try:
+            done = self._ranks.run(_call, self._task.function, mine, self._task.inplace)
+        except RankError as error:
+            first = error.failures[0] if error.failures else None
+            self._failed(first.name if first else "", first.message if first else str(error), "", str(error))
+        self.sent = [sent for _, sent in done]
+        return [result for result, _ in done]
+
+    def on_ranks(self, function: Callable, *args: Any) -> list:
+        """Call a function of the grader's on every rank; it imports what it needs itself. Results in rank order."""
+        sent = types.FunctionType(function.__code__, {}, function.__name__, function.__defaults__)
+        sent.__module__ = "__main__"  # or the ranks would import the grader's file
+        return self._ranks.run(sent, *args)
+
+    def _failed(self, kind: str, message: str, where: str, all_ranks: str = "") -> None:
+        if kind == "NotImplementedError" and self._task.id in message:
+            line = f'raise NotImplementedError("{self._task.id}")'
+            raise Empty(f"nothing written yet. Replace `{line}` in the cell above, run the cell, and check again")
+        if "timed out" in message.lower():
+            raise Wrong("it hangs: some rank waits for one that never comes. Which sends before it receives?")
+        raise Wrong(all_ranks or f"{self._task.function} raised {kind}: {message}{where}")
+
+
+def _knows(name: str) -> bool:
+    """On a rank: whether its cells have defined a function."""
+    from IPython import get_ipython
+
+    return callable(get_ipython().user_ns.get(name))
+
+
+def _call(name: str, args_by_rank: Sequence, inplace: bool) -> tuple[object, dict]:
+    """On a rank: the result of a call, and what the rank sent meanwhile."""
+    from IPython import get_ipython
+
+    names = get_ipython().user_ns
+    args = args_by_rank[names["rank"]]
+    before = names["world"].traffic.snapshot()
+    result = names[name](*args)
+    sent: dict[str, tuple[int, int]] = {}
+    for (op, _), count in names["world"].traffic.since(before).items():
+        calls, nbytes = sent.get(op, (0, 0))
+        sent[op] = (calls + count.calls, nbytes + count.payload_bytes)
+    return args[0] if inplace else result, sent
+
+
+# chance and time ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """New random numbers for a grader; the notebook's own go on afterwards as if nothing had happened."""
+    import numpy as np
+    import torch
+
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0]), np.random.set_state(before[1])
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Refuse an answer that takes longer, as one whose ranks wait for each other; the ranks can be used again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    rang = []
+
+    def ring(*_: object) -> None:
+        rang.append(True)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not rang:
+            raise
+        raise Wrong(f"no answer after {seconds:g} s: it hangs. Does some rank wait for one that never comes?") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,187 @@
+"""The notebooks of exercises: the participants' in workshop/exercises/, made from the solutions in workshop/solutions/.
+
+    make("03_ddp")                  # the text of exercises/03_ddp.ipynb: solutions replaced by a line that raises
+    problems("03_ddp")              # where source, graders and the participants' notebook do not fit: one line each
+    answered(cells, "03.1", code)   # the cells, with this code in place of the solution
+
+A source is a notebook with nbgrader's markers. Its first code cell, the set-up, stands alone; then follows, for each
+exercise, the heading that its grader states (`## 03.1 · Unequal shares (core, 10 minutes)`), its goal, code, and a cell
+`check("03.1")`. One cell holds the solution, inside a function:
+
+    def weighted(parts, sizes):
+        ### BEGIN SOLUTION
+        return ...
+        ### END SOLUTION
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiscale.book.form import check_cells, strip
+from aiscale.book.grading import Exercise
+from aiscale.book.notebook import BookError, Notebook
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+# where they are -----------------------------------------------------------------------------------------------------
+
+
+def workshop() -> Path:
+    """The folder workshop/ of the working directory or above it, else that of the source tree."""
+    here = Path.cwd()
+    trees = [here, *here.parents, Path(__file__).resolve().parents[3]]
+    found = next((tree / "workshop" for tree in trees if (tree / "workshop" / "graders").is_dir()), None)
+    if found is None:
+        raise BookError("there is no folder workshop/graders here or above: run this in the project's folder")
+    return found
+
+
+def lessons(names: Sequence[str] = (), root: str | Path | None = None) -> dict[str, Path]:
+    """The lessons that have graders, such as 03_ddp, and their files; those that `names` select by name or number."""
+    there = {path.stem: path for path in sorted((Path(root or workshop()) / "graders").glob("[0-9][0-9]_*.py"))}
+    chosen = {}
+    for name in names or there:
+        picked = [stem for stem in there if name in (stem, stem[3:]) or re.match(rf"{name.zfill(2)}_", stem)]
+        if not picked:
+            raise BookError(f"no exercises are called {name}: there are {', '.join(there) or 'none'}")
+        chosen[picked[0]] = there[picked[0]]
+    return chosen
+
+
+def exercises(grader: Path) -> dict[str, Exercise]:
+    """The exercises of a lesson's file of graders, by their ids."""
+    spec = importlib.util.spec_from_file_location(f"graders_{grader.stem}", grader)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = [value for value in vars(module).values() if isinstance(value, Exercise)]
+    return {task.id: task for task in found}
+
+
+def find(id: str) -> tuple[str, Exercise]:
+    """(lesson, exercise) of an id such as 03.2."""
+    there = {}
+    for stem, path in lessons().items():
+        if stem[:2] == str(id)[:2]:
+            there = exercises(path)
+            if id in there:
+                return stem, there[id]
+    raise BookError(f"there is no exercise {id}: there are {', '.join(there) or 'none of this lesson'}")
+
+
+# sections and solutions ---------------------------------------------------------------------------------------------
+
+_BLOCK = re.compile(r"^(?P<indent>[ \t]*)### BEGIN SOLUTION\n(?P<code>.*?)^[ \t]*### END SOLUTION[^\n]*$", re.M | re.S)
+_HEADING = re.compile(r"^## (\d\d\.\d+) · .*$", re.M)
+_MOST_ALIKE = 24  #: characters of a line of a solution that nothing else says by chance
+
+
+def sections(cells: Sequence[NotebookNode]) -> dict[str, list[NotebookNode]]:
+    """The code cells of the set-up ("") and of each exercise, without those that check; the rest belongs to nobody."""
+    found: dict[str, list[NotebookNode]] = {"": []}
+    now: str | None = ""
+    for cell in cells:
+        if cell.cell_type == "markdown" and re.search(r"^## ", cell.source, re.M):
+            heading = _HEADING.search(cell.source)
+            now = heading[1] if heading else None
+            found.setdefault(now, [])
+        elif cell.cell_type == "code" and now is not None and not cell.source.lstrip().startswith("check"):
+            found[now].append(cell)
+    found.pop(None, None)
+    return found
+
+
+def solution_of(lesson: str, id: str) -> str:
+    """The source of a solution; empty if this machine has none."""
+    path = workshop() / "solutions" / f"{lesson}.ipynb"
+    cells = sections(Notebook(path).cells).get(id, []) if path.exists() else []
+    blocks = [block["code"] for cell in cells for block in _BLOCK.finditer(cell.source)]
+    return textwrap.dedent("".join(blocks)).rstrip()
+
+
+def answered(cells: Sequence[NotebookNode], code: str) -> list[str]:
+    """The sources of an exercise's cells, with this code in place of the solution."""
+    return [_BLOCK.sub(lambda block: textwrap.indent(code, block["indent"]), cell.source) for cell in cells]
+
+
+def make(lesson: str, root: Path) -> str:
+    """The text of the participants' notebook."""
+    import nbformat
+
+    content = copy.deepcopy(Notebook(root / "solutions" / f"{lesson}.ipynb").content)
+    for id, cells in sections(content.cells).items():
+        for cell, source in zip(cells, answered(cells, f'raise NotImplementedError("{id}")'), strict=True):
+            cell.source = source
+    return nbformat.writes(content, indent=1).rstrip("\n") + "\n"
+
+
+def make_all(chosen: Sequence[str], root: Path, out: Path) -> Iterator[Path]:
+    """Bring the sources into their committed form and write the participants' notebooks that have changed."""
+    out.mkdir(parents=True, exist_ok=True)
+    for lesson in chosen:
+        strip(root / "solutions" / f"{lesson}.ipynb")
+        text, target = make(lesson, root), out / f"{lesson}.ipynb"
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            partial = target.with_suffix(".partial")
+            partial.write_text(text, encoding="utf-8")
+            yield partial.replace(target)
+
+
+# do they fit? -------------------------------------------------------------------------------------------------------
+
+
+def problems(lesson: str, root: Path) -> list[str]:
+    """Where a lesson's source, graders and participants' notebook do not fit together; one line each."""
+    source, target = (root / folder / f"{lesson}.ipynb" for folder in ("solutions", "exercises"))
+    if not source.exists():
+        return [f"there is no {source}, but graders for it"]
+    tasks, cells = exercises(root / "graders" / f"{lesson}.py"), Notebook(source).cells
+    found = [f"solutions: {problem}" for problem in check_cells(Notebook(source))]
+    parts = sections(cells)
+    found += [f"{id} stands in the notebook, but has no grader" for id in parts if id and id not in tasks]
+    for id, task in tasks.items():
+        found += [f"{id}: {problem}" for problem in _misfits(task, cells, parts.get(id, []))]
+    twice = Counter(task.function for task in tasks.values()) - Counter({task.function for task in tasks.values()})
+    found += [f"two exercises ask for {name}: give each a name of its own" for name in twice]
+    if not found and (not target.exists() or target.read_text(encoding="utf-8") != make(lesson, root)):
+        found.append(f"{target} is not what its source makes: run aiscale exercises")
+    return found + leaks(lesson, root)
+
+
+def _misfits(task: Exercise, cells: Sequence[NotebookNode], mine: Sequence[NotebookNode]) -> Iterator[str]:
+    if task.heading not in "\n".join(cell.source for cell in cells if cell.cell_type == "markdown").splitlines():
+        yield f"its heading must be {task.heading!r}"
+    blocks = [block for cell in mine for block in _BLOCK.finditer(cell.source)]
+    if len(blocks) != 1 or not blocks[0]["indent"]:
+        yield f"{len(blocks)} solutions stand between the markers: it must be one, inside a function"
+    if not any(re.search(rf"^def {task.function}\(", cell.source, re.M) for cell in mine):
+        yield f"no cell defines {task.function}"
+    if not any(cell.source.strip() == f'check("{task.id}")' for cell in cells):
+        yield f'no cell is check("{task.id}")'
+    names = [wrong.name for wrong in task.refused]
+    if len(names) < 4 or not any("hard-coded" in name for name in names):
+        yield f"it refuses {names}: it must refuse four wrong answers, one of them hard-coded for the shown input"
+    if not 2 <= len(task.hints) <= 4:
+        yield f"it has {len(task.hints)} hints: it must have 2 to 4"
+
+
+def leaks(lesson: str, root: Path) -> list[str]:
+    """Lines of this lesson's solutions that stand in what participants get."""
+    cells = [cell for cell in Notebook(root / "solutions" / f"{lesson}.ipynb").cells if cell.cell_type == "code"]
+    given = "\n".join(_BLOCK.sub("", cell.source) for cell in cells)
+    blocks = "\n".join(block["code"] for cell in cells for block in _BLOCK.finditer(cell.source))
+    secret = {line for line in map(str.strip, blocks.splitlines()) if len(line) >= _MOST_ALIKE and line not in given}
+    found = []
+    for path in sorted((root / "exercises").glob("*.ipynb")):
+        text = "\n".join(cell.source for cell in Notebook(path).cells)
+        found += [f"a solution's line stands in {path}: {line}" for line in sorted(secret) if line in text]
+        found += [f"{path} holds a solution's marker"] * bool(re.search("(BEGIN|END) SOLUTION", text))
+    return found

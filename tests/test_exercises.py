@@ -1,0 +1,353 @@
+"""Exercises: what `check` says and keeps, and graders that are themselves graded."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from aiscale import cli
+from aiscale.book import BookError, check, exercises, progress, workbooks
+from aiscale.book.comparing import Wrong, require, same, same_on_ranks
+from aiscale.book.grading import exercise
+from lessons import code, prose, write
+
+extended = pytest.mark.extended
+ROOT = Path(__file__).parents[1]
+HEADING = "## 09.1 · Twice (core, 5 minutes)"
+SOLUTION = """def twice(x):
+    ### BEGIN SOLUTION
+    doubled = x + x + 0 * x + 0
+    return doubled
+    ### END SOLUTION"""
+GRADER = """
+import random
+from aiscale.book.grading import exercise, same
+
+@exercise("09.1", "Twice", "twice", minutes=5, hints=["More than once.", "Add it to itself."])
+def twice(twice):
+    for x in random.sample(range(5, 99), 3):
+        same(twice(x), [x, x] and 2 * x, "the double", scale={0.5: "that is x itself"}, causes={"a square": x * x})
+
+twice.refuses("x itself", "that is x itself", "return x")
+twice.refuses("a square", "a square", "return x * x")
+twice.refuses("minus", "the negative of", "return -2 * x")
+twice.refuses("hard-coded for the shown 2", "the double", "return 4")
+"""
+
+
+@pytest.fixture
+def workshop(tmp_path, monkeypatch):
+    """A workshop with one exercise, and a participant who has done nothing yet."""
+    from nbformat.v4 import new_notebook
+
+    from aiscale.book.form import METADATA
+
+    cells = [
+        prose("# Exercises 09"),
+        code("from aiscale.book import check"),
+        prose(HEADING),
+        code(SOLUTION),
+        prose(),
+        code('check("09.1")'),
+    ]
+    for i, cell in enumerate(cells):
+        cell.id = f"cell-{i:02d}"
+    root = tmp_path / "workshop"
+    write(new_notebook(metadata=METADATA, cells=cells), root / "solutions/09_twice.ipynb")
+    (root / "graders").mkdir()
+    (root / "graders/09_twice.py").write_text(GRADER)
+    list(workbooks.make_all(["09_twice"], root, root / "exercises"))
+    monkeypatch.chdir(root / "exercises")
+    monkeypatch.setattr(progress, "_FOLDER", tmp_path / "progress")
+    monkeypatch.setattr(exercises, "_entries", {})
+    return root
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """answer(function) writes a function into the notebook."""
+    import __main__
+
+    return lambda function: monkeypatch.setattr(__main__, "twice", function, raising=False)
+
+
+def unwritten(x):
+    raise NotImplementedError("09.1")
+
+
+# what is said --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "v is None: does the function return it?"),
+        ("four", "v is str 'four', but it must be numbers"),
+        ([[2, 4, 6], [8, 10, 13]], "5 of 6 numbers are right; the first wrong one, at [1, 2], is 13 and should be 12"),
+        ([[8, 16, 24], [32, 40, 48]], "v is 4 times what it should be: divide by the ranks"),
+        ([[0.5, 1, 1.5], [2, 2.5, 3]], "v is 1/4 of what it should be"),
+        ([[-2, -4, -6], [-8, -10, -12]], "v is the negative of what it should be"),
+        ([[2, 8], [4, 10], [6, 12]], "v has the shape (3, 2), but it must have (2, 3) (the axes are swapped)"),
+        ([[2, 4, 6], [8, 10, float("nan")]], "v holds nan"),
+        ([[4, 2, 6], [8, 10, 12]], "v has the right numbers in the wrong order"),
+        ([[0, 0, 0], [0, 0, 0]], "v is 0"),
+        ([[1, 2, 3], [4, 5, 7]], "v: stale"),
+    ],
+)
+def test_a_wrong_value_is_told_by_its_kind(found, said):
+    expected = torch.tensor([[2.0, 4, 6], [8, 10, 12]])
+    same(expected.tolist(), expected, "v")
+    with pytest.raises(Wrong) as raised:
+        same(found, expected, "v", scale={4: "divide by the ranks"}, causes={"stale": [[1, 2, 3], [4, 5, 7]]})
+    assert said in str(raised.value)
+
+
+def test_a_square_of_numbers_that_is_transposed_is_told():
+    with pytest.raises(Wrong, match="v is transposed: the axes are swapped"):
+        same(np.array([[1, 2], [3, 4]]).T, [[1, 2], [3, 4]], "v")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([2, 3, 5, 1], r"x: each rank r has what rank \(r \+ 1\) % 4 should have: off by 1"),
+        ([1, 2, 3, 10], r"x on rank 3 is 2 times what it should be: a sum"),
+        ([7, 7, 7, 7], "x: the same everywhere"),
+        ([0, 0, 1, 1], r"x on rank 0 is 0 \(and wrong on rank 1, 2, 3\)"),
+        ([3, 6, 9, 15], r"x on every rank is 3 times what it should be"),
+    ],
+)
+def test_a_value_on_the_wrong_rank_is_told(found, said):
+    same_on_ranks([1, 2, 3, 5], [1, 2, 3, 5], "x")
+    with pytest.raises(Wrong, match=said):
+        same_on_ranks(found, [1, 2, 3, 5], "x", scale={2: "a sum"}, causes={"the same everywhere": [7] * 4})
+
+
+# check ---------------------------------------------------------------------------------------------------------------
+
+
+def test_hints_come_one_by_one_and_then_the_solution(workshop, answer, capsys):
+    def said(function=None, **how):
+        if function:
+            answer(function)
+        check("09.1", **how)
+        return capsys.readouterr().out
+
+    assert said(unwritten).startswith('09.1: nothing written yet. Replace `raise NotImplementedError("09.1")`')
+    first, second, third = said(lambda x: x), said(lambda x: x), said(lambda x: 1 / 0)
+    assert "Not yet" not in first and "not yet. The double is 1/2 of what it should be: that is x itself." in first
+    assert "Hint" not in first and 'check("09.1", hint=1)' in first
+    assert "Hint 1 of 2: More than once." in second and "Hint 2" not in second
+    assert "solution" in said(solution=True) and "doubled = x" not in capsys.readouterr().out
+    assert "raised ZeroDivisionError" in third and "Hint 2 of 2: Add it to itself." in third
+    assert 'check("09.1", solution=True) shows a solution' in third
+    assert "doubled = x + x" in said(solution=True)
+    assert said(lambda x: 2 * x).startswith("09.1: ✓ right")
+    kept = json.loads((workshop.parent / "progress/09_twice.json").read_text())["exercises"]["09.1"]
+    assert (kept["state"], kept["tries"], kept["hints"], kept["solution"]) == ("right", 4, 2, True)
+
+
+def test_hints_may_be_asked_for_and_a_machine_without_solutions_says_so(workshop, answer, capsys):
+    (workshop / "solutions/09_twice.ipynb").unlink()
+    check("09.1", hint=2)
+    check("09.1", solution=True)
+    shown, missing = capsys.readouterr().out.split("09.1: workshop")
+    assert "Hint 1 of 2" in shown and "Hint 2 of 2" in shown
+    assert missing.strip() == "/solutions/09_twice.ipynb is not on this machine: ask your instructor for it"
+
+
+def test_the_card_counts_what_is_done_and_which_predictions_held(workshop, answer, capsys):
+    progress.save("predictions", "bytes", {"grade": "close"}, "09_twice")
+    progress.save("predictions", "seconds", {"grade": "off"}, "09_twice")
+    answer(lambda x: 2 * x)
+    check("09.1")
+    capsys.readouterr()
+    check.card()
+    title, head, row, where = capsys.readouterr().out.splitlines()
+    assert title == "1 of 1 exercises that you tried are done, in 0 minutes; 1 of 2 predictions held"
+    assert row.split(" | ")[:2] == ["09.1 Twice", "✓       "] or "✓" in row
+    assert where.endswith("card.json; nothing leaves this machine")
+    assert json.loads((workshop.parent / "progress/card.json").read_text())["lessons"]["09_twice"]["exercises"]
+
+
+def test_what_is_done_stays_done(workshop, answer):
+    for function in (lambda x: 2 * x, lambda x: x):
+        answer(function)
+        check("09.1")
+    assert progress.load("exercises", "09_twice")["09.1"]["state"] == "right"
+
+
+def test_an_unknown_exercise_is_answered_by_those_there_are(workshop):
+    with pytest.raises(BookError, match=r"there is no exercise 09\.2: there are 09\.1"):
+        check("09.2")
+
+
+def graded(grade, function, **how):
+    task = exercise("09.1", "t", "f", minutes=1, hints=[])(grade)
+    return task.graded({"f": function}, None, **how)
+
+
+def test_a_check_that_compared_nothing_is_a_fault_of_the_grader():
+    with pytest.raises(BookError, match="called f 1 times and compared nothing"):
+        graded(lambda f: f(1), lambda x: x)
+    with pytest.raises(BookError, match="called f 0 times"):
+        graded(lambda f: require(True, "fine"), lambda x: x)
+
+
+def test_an_answer_that_the_grader_cannot_use_is_refused():
+    assert "cannot be used (TypeError" in graded(lambda f: same(f(1)[0], 1, "x"), lambda x: None).text
+
+
+def test_an_answer_that_never_ends_is_refused():
+    def forever(x):
+        while True:
+            pass
+
+    assert "it hangs" in graded(lambda f: same(f(1), 1, "x"), forever, limit_s=0.3).text
+
+
+def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
+    drawn = []
+    torch.manual_seed(0), random.seed(0)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(0), random.seed(0)
+    for _ in range(2):
+        graded(lambda f: same(f(torch.rand(1)), drawn[-1], "x"), lambda x: drawn.append(x) or x)
+    assert drawn[0] != drawn[1] and (torch.rand(1), random.random()) == expected
+
+
+def test_an_answer_that_changes_its_inputs_does_not_change_the_graders():
+    x = torch.ones(2)
+    graded(lambda f: same(f(x), torch.zeros(2), "x"), lambda x: x.zero_())
+    assert x.tolist() == [1, 1]
+
+
+# sources, and what is made of them ------------------------------------------------------------------------------------
+
+
+def test_every_lessons_exercises_are_in_step():
+    lessons = workbooks.lessons(root=ROOT / "workshop")
+    assert {lesson: workbooks.problems(lesson, ROOT / "workshop") for lesson in lessons} == {
+        name: [] for name in lessons
+    }
+    assert {path.stem for path in (ROOT / "workshop/exercises").glob("*.ipynb")} == set(lessons)
+
+
+def change(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        (
+            "solutions/09_twice.ipynb",
+            "So it goes",
+            "So it went",
+            "is not what its source makes: run aiscale exercises",
+        ),
+        (
+            "solutions/09_twice.ipynb",
+            "core, 5",
+            "core, 6",
+            "09.1: its heading must be '## 09.1 · Twice (core, 5 minutes)'",
+        ),
+        ("solutions/09_twice.ipynb", "def twice", "def thrice", "09.1: no cell defines twice"),
+        ("solutions/09_twice.ipynb", "### END", "# END", "09.1: 0 solutions stand between the markers"),
+        ("solutions/09_twice.ipynb", "So it goes", "doubled = x + x + 0 * x + 0", "a solution's line stands in"),
+        (
+            "graders/09_twice.py",
+            'twice.refuses("minus"',
+            '0 and twice.refuses("minus"',
+            "it must refuse four wrong answers",
+        ),
+        ("graders/09_twice.py", '"09.1"', '"09.2"', "09.1 stands in the notebook, but has no grader"),
+    ],
+)
+def test_what_does_not_fit_together_is_named(workshop, file, old, new, said):
+    assert workbooks.problems("09_twice", workshop) == []
+    change(workshop / file, old, new)
+    if said.startswith("a solution"):
+        list(workbooks.make_all(["09_twice"], workshop, workshop / "exercises"))
+    assert any(said in problem for problem in workbooks.problems("09_twice", workshop))
+
+
+def test_a_grader_that_accepts_a_wrong_answer_fails_the_check(workshop):
+    command = [sys.executable, "-m", "aiscale", "exercises", "--check", "--json"]
+    change(workshop / "graders/09_twice.py", "same(twice(x), [x, x] and 2 * x,", "same(abs(twice(x)), 2 * x,")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    rows = {row["answer"]: row for row in json.loads(done.stdout)["answers"]}
+    assert done.returncode == 1, done.stderr
+    assert {name for name, row in rows.items() if not row["ok"]} == {"minus"} and rows["stub"]["state"] == "empty"
+
+
+def test_cards_become_a_table_of_the_class(tmp_path, capsys):
+    def card(who: str, **states: str) -> None:
+        entries = {
+            f"09.{id[1:]}": {"title": "T", "state": state, "tries": 2, "hints": 1, "minutes": 5, "taken": 4.0}
+            for id, state in states.items()
+        }
+        (tmp_path / who).write_text(json.dumps({"version": 1, "lessons": {"09_twice": {"exercises": entries}}}))
+
+    card("anna.json", e1="right", e2="wrong"), card("ben.json", e1="right")
+    assert cli.main(["exercises", "--collect", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exercises"]["09.1"] | {"title": ""} == {
+        **{"title": "", "tried": 2, "done": 2, "tries": 2, "hints": 1, "minutes": 4.0, "planned": 5}
+    }
+    assert found["done"] == {"anna": 1, "ben": 1}
+    assert cli.main(["exercises", "--collect", str(tmp_path)]) == 0
+    assert "2 participants" in (shown := capsys.readouterr().out) and "  1 ██ 2" in shown
+    (tmp_path / "eve.json").write_text("[1]")
+    assert cli.main(["exercises", "--collect", str(tmp_path)]) == 2
+    assert "eve.json is not a card" in capsys.readouterr().err
+
+
+# all of them, on real ranks -------------------------------------------------------------------------------------------
+
+
+@extended
+def test_every_solution_passes_and_every_stub_and_wrong_answer_is_refused():
+    command = [sys.executable, "-m", "aiscale", "exercises", "--check", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    rows = json.loads(done.stdout)["answers"]
+    assert done.returncode == 0, [row for row in rows if not row["ok"]]
+    assert len({row["exercise"] for row in rows}) >= 7 and len(rows) >= 6 * len({row["exercise"] for row in rows})
+
+
+@extended
+def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
+    """In a real kernel, with answers of the participant's: one right, one wrong, one not written."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "workshop/exercises/03_ddp.ipynb", as_version=4)
+    right = (
+        "dist.all_reduce(total := torch.tensor(n_samples)); gradient *= n_samples / total; dist.all_reduce(gradient)"
+    )
+    answers = {"03.1": right, "03.2": "return mse_loss(ddp(micro_batches[0][0]), micro_batches[0][1])"}
+    for cell in notebook.cells:
+        for id, text in answers.items():
+            cell.source = cell.source.replace(f'raise NotImplementedError("{id}")', text)
+    path = tmp_path / "mine.ipynb"
+    nbformat.write(notebook, path)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [out.data["text/plain"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    shown = "\n".join(outputs)
+    assert "03.1: ✓ right" in shown and "03.2: not yet. " in shown and "03.3: nothing written yet" in shown
+    assert "1 of 2 exercises that you tried are done" in shown
+    kept = json.loads((tmp_path / "progress/card.json").read_text())["lessons"]["03_ddp"]["exercises"]
+    assert {id: entry["state"] for id, entry in kept.items()} == {"03.1": "right", "03.2": "wrong"}
+    command = [sys.executable, "-m", "aiscale", "exercises", "--grade", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    rows = {row["exercise"]: row["state"] for row in json.loads(done.stdout)["answers"]}
+    assert done.returncode == 1 and rows == {"03.1": "right", "03.2": "wrong", "03.3": "empty"}

@@ -1,0 +1,349 @@
+"""Graders of the exercises on DDP: what the ranks compute is compared with one process and the whole batch."""
+
+import random
+
+import torch
+from torch import nn
+
+from aiscale.book.grading import exercise, require, same_on_ranks
+
+
+def serial_gradient(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The gradient of the mean loss of all samples, in this process."""
+    model.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def draw_model() -> nn.Module:
+    width = random.randint(3, 7)
+    return nn.Sequential(nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def draw_batch(model: nn.Module, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(samples, model[0].in_features).double(), torch.randn(samples, 1).double()
+
+
+# 03.1 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "03.1",
+    "Unequal shares",
+    "average_unequal",
+    minutes=8,
+    ranks=True,
+    inplace=True,
+    hints=[
+        "A rank's gradient is a mean over its own samples. Times their number it is a sum, and sums of ranks add up.",
+        "By what do you divide the sum of all ranks? One more all_reduce, of one number, tells every rank.",
+    ],
+)
+def unequal_shares(average_unequal):
+    for _ in range(2):
+        model = draw_model()
+        sizes = random.sample(range(1, 9), average_unequal.size)
+        x, y = draw_batch(model, sum(sizes))
+        whole = serial_gradient(model, x, y)
+        parts = [serial_gradient(model, *share) for share in zip(x.split(sizes), y.split(sizes), strict=True)]
+        found = average_unequal.each(parts, sizes)
+        mean, total, n = sum(parts) / len(parts), sum(sizes), len(sizes)
+        scales = {
+            1 / n: "the weights add up to 1 already, so nothing is left to divide by",
+            total: "divide by all samples",
+        }
+        causes = {
+            "this is the mean of the ranks: a rank with 1 sample counts as much as one with 8": [mean] * n,
+            "this is the sum of the ranks' means": [sum(parts)] * n,
+            "nothing has arrived from the other ranks": parts,
+            "each rank divides by its own number of samples, not by that of all ranks": [
+                whole * total / s for s in sizes
+            ],
+        }
+        same_on_ranks(found, [whole] * n, "the gradient", scale=scales, causes=causes, rtol=1e-6)
+
+
+unequal_shares.refuses(
+    "mean of the ranks",
+    "counts as much as one with 8",
+    """
+    dist.all_reduce(gradient)
+    gradient /= world_size
+    """,
+)
+unequal_shares.refuses(
+    "sum of the ranks' means",
+    "the sum of the ranks' means",
+    "dist.all_reduce(gradient)",
+)
+unequal_shares.refuses(
+    "divided by the world size as well",
+    "nothing is left to divide by",
+    """
+    total = torch.tensor(n_samples)
+    dist.all_reduce(total)
+    gradient *= n_samples / total
+    dist.all_reduce(gradient)
+    gradient /= world_size
+    """,
+)
+unequal_shares.refuses(
+    "divided by its own samples",
+    "by its own number of samples",
+    """
+    gradient *= n_samples
+    dist.all_reduce(gradient)
+    gradient /= n_samples
+    """,
+)
+unequal_shares.refuses(
+    "never divided",
+    "divide by all samples",
+    """
+    gradient *= n_samples
+    dist.all_reduce(gradient)
+    """,
+)
+unequal_shares.refuses(
+    "a new tensor, not in place",
+    "nothing has arrived",
+    """
+    total = torch.tensor(n_samples)
+    dist.all_reduce(total)
+    gradient = gradient * n_samples / total
+    dist.all_reduce(gradient)
+    """,
+)
+unequal_shares.refuses(
+    "hard-coded for the shown 8 samples",
+    "times what it should be",
+    """
+    gradient *= n_samples / 8
+    dist.all_reduce(gradient)
+    """,
+)
+
+
+# 03.2 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "03.2",
+    "Send once",
+    "accumulate",
+    minutes=10,
+    ranks=True,
+    hints=[
+        "DDP sends during `backward`, unless that runs under `with ddp.no_sync():`. Which one should send?",
+        "Each `backward` adds to the gradients. The mean over all samples needs every loss divided by a number: which?",
+        "The forward pass of a micro-batch belongs under no_sync() too, not its backward pass alone.",
+    ],
+)
+def send_once(accumulate):
+    for _ in range(2):
+        model, n, parts = draw_model(), accumulate.size, random.randint(3, 5)
+        x, y = draw_batch(model, 2 * parts * n)
+        whole = serial_gradient(model, x, y)
+        one_step = sum(p.numel() for p in model.parameters()) * 8
+        mine = [
+            list(zip(xs.chunk(parts), ys.chunk(parts), strict=True))
+            for xs, ys in zip(x.chunk(n), y.chunk(n), strict=True)
+        ]
+        alone = [serial_gradient(model, xs, ys) for xs, ys in zip(x.chunk(n), y.chunk(n), strict=True)]
+        last = sum(serial_gradient(model, *micro_batches[-1]) for micro_batches in mine) / n
+        found = accumulate.each([model] * n, mine)
+        scales = {
+            parts: "the losses of the micro-batches are added up, but never divided by their number",
+            1 / n: "DDP divides by the number of ranks already",
+        }
+        causes = {
+            "this is each rank's own gradient: nothing was sent": alone,
+            "this is the gradient of the last micro-batch alone": [last] * n,
+            "this is the last micro-batch's, divided by their number": [last / parts] * n,
+        }
+        same_on_ranks(found, [whole] * n, "the gradient", scale=scales, causes=causes, rtol=1e-6)
+        sent = accumulate.sent[0].get("all_reduce", (0, 0))[1]
+        times = round(sent / one_step)
+        require(
+            times == 1, f"the gradient is right, but each rank sent it {times} times: all {parts} backward passes send"
+        )
+
+
+send_once.refuses(
+    "no division by the micro-batches",
+    "never divided by their number",
+    """
+    for x, y in micro_batches[:-1]:
+        with ddp.no_sync():
+            mse_loss(ddp(x), y).backward()
+    x, y = micro_batches[-1]
+    mse_loss(ddp(x), y).backward()
+    """,
+)
+send_once.refuses(
+    "every micro-batch is sent",
+    "sent it",
+    """
+    for x, y in micro_batches:
+        (mse_loss(ddp(x), y) / len(micro_batches)).backward()
+    """,
+)
+send_once.refuses(
+    "nothing is sent",
+    "nothing was sent",
+    """
+    with ddp.no_sync():
+        for x, y in micro_batches:
+            (mse_loss(ddp(x), y) / len(micro_batches)).backward()
+    """,
+)
+send_once.refuses(
+    "gradients set to zero in the loop",
+    "last micro-batch",
+    """
+    for x, y in micro_batches:
+        ddp.zero_grad()
+        (mse_loss(ddp(x), y) / len(micro_batches)).backward()
+    """,
+)
+send_once.refuses(
+    "divided by the ranks as well",
+    "DDP divides by the number of ranks already",
+    """
+    for i, (x, y) in enumerate(micro_batches):
+        with ddp.no_sync() if i < len(micro_batches) - 1 else torch.enable_grad():
+            (mse_loss(ddp(x), y) / len(micro_batches) / world_size).backward()
+    """,
+)
+send_once.refuses(
+    "hard-coded for the shown 2 micro-batches",
+    "the gradient",
+    """
+    with ddp.no_sync():
+        (mse_loss(ddp(micro_batches[0][0]), micro_batches[0][1]) / 2).backward()
+    (mse_loss(ddp(micro_batches[1][0]), micro_batches[1][1]) / 2).backward()
+    """,
+)
+
+
+# 03.3 ---------------------------------------------------------------------------------------------------------------
+
+
+def fill(sizes: list[int], cap: int) -> list[list[int]]:
+    """The sizes of the tensors in each bucket, filled greedily, from the last tensor to the first."""
+    buckets: list[list[int]] = []
+    for size in reversed(sizes):
+        if buckets and sum(buckets[-1]) + size <= cap:
+            buckets[-1].append(size)
+        else:
+            buckets.append([size])
+    return buckets
+
+
+@exercise(
+    "03.3",
+    "Buckets by hand",
+    "all_reduce_in_buckets",
+    minutes=15,
+    core=False,
+    ranks=True,
+    inplace=True,
+    hints=[
+        "Two loops: one makes lists of tensors, none with more bytes than the cap; one sends a list as one tensor.",
+        "`torch.cat([t.reshape(-1) for t in bucket])` packs. A tensor has `numel() * element_size()` bytes.",
+        "Unpack with `flat.split([t.numel() for t in bucket])`; `t.copy_(piece.view_as(t))` writes in place.",
+    ],
+)
+def buckets_by_hand(all_reduce_in_buckets):
+    for _ in range(2):
+        n = all_reduce_in_buckets.size
+        shapes = [(random.randint(2, 4), random.randint(2, 6)) for _ in range(random.randint(8, 12))]
+        shapes[random.randrange(len(shapes))] = (8, 10)  # larger than the cap: it has a bucket to itself
+        cap = random.choice([384, 448, 512])
+        gradients = [[torch.randn(shape).double() for shape in shapes] for _ in range(n)]
+        expected = [torch.stack(tensors).mean(0) for tensors in zip(*gradients, strict=True)]
+        found = all_reduce_in_buckets.each(gradients, [cap] * n)
+        calls, nbytes = all_reduce_in_buckets.sent[0].get("all_reduce", (0, 0))
+        for i, mean in enumerate(expected):
+            causes = {
+                "nothing has arrived from the other ranks: is what was sent written back?": [g[i] for g in gradients],
+            }
+            mine = [tensors[i] for tensors in found]
+            scale = {n: "this is the sum of the ranks, not the mean"}
+            same_on_ranks(mine, [mean] * n, f"gradient {i}", scale=scale, causes=causes, rtol=1e-6)
+        sizes = [8 * a * b for a, b in shapes]
+        fewest = len(fill(sizes, cap))
+        require(
+            nbytes == sum(sizes), f"right, but a rank handed over {nbytes} bytes, and the gradients have {sum(sizes)}"
+        )
+        require(calls < len(sizes), f"right, but {calls} messages for {len(sizes)} tensors: that is one for each")
+        require(
+            calls >= fewest, f"right, but in {calls} messages of more than {cap} bytes: {fewest} buckets are needed"
+        )
+        require(
+            calls <= fewest + 2,
+            f"right, but in {calls} messages, and {fewest} would do: fill a bucket before you send it",
+        )
+
+
+buckets_by_hand.refuses(
+    "one message for each tensor",
+    "that is one for each",
+    """
+    for g in gradients:
+        dist.all_reduce(g)
+        g /= world_size
+    """,
+)
+buckets_by_hand.refuses(
+    "one bucket for everything",
+    "of more than",
+    """
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size
+    for g, piece in zip(gradients, flat.split([g.numel() for g in gradients])):
+        g.copy_(piece.view_as(g))
+    """,
+)
+_BUCKETS = """
+buckets = [[]]
+for g in reversed(gradients):
+    if buckets[-1] and sum(t.nbytes for t in buckets[-1]) + g.nbytes > cap_bytes:
+        buckets.append([])
+    buckets[-1].append(g)
+for bucket in buckets:
+    flat = torch.cat([g.reshape(-1) for g in bucket])
+    dist.all_reduce(flat)
+"""
+buckets_by_hand.refuses("never unpacked", "written back", _BUCKETS)
+buckets_by_hand.refuses(
+    "sum for mean",
+    "the sum of the ranks, not the mean",
+    _BUCKETS
+    + """
+    for g, piece in zip(bucket, flat.split([g.numel() for g in bucket])):
+        g.copy_(piece.view_as(g))
+""",
+)
+buckets_by_hand.refuses(
+    "unpacked in the other order",
+    "raised",
+    _BUCKETS
+    + """
+    for g, piece in zip(reversed(bucket), flat.split([g.numel() for g in bucket])):
+        g.copy_(piece.view_as(g) / world_size)
+""",
+)
+buckets_by_hand.refuses(
+    "hard-coded for the shown cap, by count of tensors",
+    "right, but in",
+    """
+    for k in range(0, len(gradients), 4):
+        flat = torch.cat([g.reshape(-1) for g in gradients[k : k + 4]])
+        dist.all_reduce(flat)
+        flat /= world_size
+        for g, piece in zip(gradients[k : k + 4], flat.split([g.numel() for g in gradients[k : k + 4]])):
+            g.copy_(piece.view_as(g))
+    """,
+)
