@@ -70,10 +70,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--lst", r"unknown option --lst: did you mean --list\?"),
     ),
     "bench": (
-        PRINTS_ONLY,
-        "its table comes after minutes of measuring",
-        Case("modle", r"unknown benchmark 'modle': did you mean model\?"),
-        READS_NOTHING,
+        Case("study quick --out {file}/s.csv", rf"{FILE} folder with --out"),
+        Case("study quick --out {full}/s.csv", rf"{FULL} folder with --out"),
+        Case(
+            "study {folder}/none.toml",
+            r"none.toml cannot be read \(No such file.*\): name a TOML file, or laptop",
+        ),
+        Case("report {half}/rows.csv", r"rows.csv cannot be read as a study's CSV .*: name a file of aiscale bench"),
         Case("gpu --steps few", r"--steps is 'few': it must be a whole number"),
     ),
     "doctor": (
