@@ -24,7 +24,7 @@ CUDA=cu130
 ROCM=rocm7.2
 # Megabytes to download, and on disk once compiled: wheels for Python 3.11 on Linux, installed and measured.
 LESSONS_MB="145 790"
-EVERYTHING_MB="340 1700"
+EVERYTHING_MB="404 1920"
 CPU_MB="192 760"
 CUDA_MB="2730 6000" # its wheels' sizes at PyPI; on disk an estimate
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from aiscale import checkpoint
-from aiscale.verify.jobs import Jobs
+from aiscale.verify.ladder import Jobs
 from ranks import without_greetings
 
 TINY = (

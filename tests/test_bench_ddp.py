@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from ranks import aiscale
 
 
+@pytest.mark.extended
 def test_the_benchmark_reports_its_three_times_and_their_ratio():
     done = aiscale("bench", "ddp", "--quick", "--json")
     assert done.returncode == 0, done.stderr

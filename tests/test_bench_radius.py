@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from aiscale import published
-from aiscale.bench.radius import runs as radius_runs
 from aiscale.bench.radius import sweep as radius_sweep
 from aiscale.bench.radius.nodes import why_no_nodes
 from aiscale.bench.radius.study import bench_radius, checks, reckon
@@ -145,34 +144,11 @@ def test_the_table_compares_each_case_at_its_best_rate_with_dense_seed_by_seed()
     assert 0.4 < sparse["wire_share"] < 0.42  # every 200th step is dense, and biases are always sent
 
 
-def test_other_seeds_run_after_every_learning_rate():
-    grid = radius_sweep.Grid()
-    first = grid.pending([])
-    assert {job.seed for job in first} == {0} and first[0].case == "dense"
-    losses = (1.2, 1.0, 1.1, 1.3)
-    rows = [_row("dense", 0, rate, loss) for rate, loss in zip(radius_sweep.RATES, losses, strict=True)]
-    others = [job for job in grid.pending(rows) if job.case == "dense" and job.steps == 500]
-    assert [(job.lr, job.seed) for job in others] == [(radius_sweep.RATES[i], seed) for i in (1, 2) for seed in (1, 2)]
-    assert grid.left(rows) == grid.left([]) - 4
-
-
-def test_a_longer_run_uses_the_learning_rate_tuned_on_a_shorter_one():
-    grid, case = radius_sweep.Grid(), "radius d 0.9 T 50 mean switch 0.2"
-    rows = [_row(case, 0, rate, loss) for rate, loss in zip(radius_sweep.RATES, (1.2, 1.0, 1.1, 1.3), strict=True)]
-    rows += [_row(case, seed, rate, 0.8 * rate / 3e-3) for seed in (1, 2) for rate in (3e-3, 6e-3)]
-    assert not [job for job in grid.pending(rows[:-1]) if job.case == case and job.steps > 500]
-    longer = [(job.steps, job.lr, job.seed) for job in grid.pending(rows) if job.case == case]
-    assert longer == [(steps, 3e-3, seed) for steps in (1000, 2000) for seed in (0, 1, 2)]
-    rows += [_row(case, seed, 3e-3, 0.7, steps=1000) for seed in (0, 1, 2)]
-    assert {job.steps for job in grid.pending(rows) if job.case == case} == {2000}
-    assert grid.left(rows) == grid.left([]) - 8 - 3
-
-
 def test_competitors_send_no_more_than_radius_at_the_same_density():
-    cases = radius_runs.cases()
-    radius = radius_runs.wire_share(cases["radius d 0.4 T 200 sum switch 0.2"])
-    for name in ("random-k d 0.4 switch 0.2", "top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2"):
-        assert 0.95 * radius < radius_runs.wire_share(cases[name]) <= radius
+    cases = radius_sweep.CASES
+    radius = radius_sweep.wire_share(cases["radius d 0.4 T 200 sum switch 0.2"])
+    for name in ("random-k d 0.4 mean switch 0.2", "top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2"):
+        assert 0.95 * radius < radius_sweep.wire_share(cases[name]) <= radius
 
 
 @pytest.mark.extended
@@ -187,17 +163,17 @@ def test_a_killed_sweep_resumes_without_repeating_finished_runs(tmp_path):
     (first, *_) = radius_sweep.load(out)
     with out.open("a") as file:
         file.write('{"case": "radius d 0.4 T 200 s')  # a line cut off by a killed writer
-    result = radius_sweep.bench_sweep(out=str(out), budget_min=None, quick=True)
+    result = radius_sweep.bench_sweep(out=str(out), quick=True)
     rows = radius_sweep.load(out)
-    assert rows[0] == first and len(rows) == 2 and result["runs_left"] == 0
+    assert rows[0] == first and len(rows) == 2 and result["runs"] == 2
     assert [line.count("seconds") for line in out.read_text().splitlines() if first["case"] + '"' in line] == [1]
     # A repeated run gives the same result.
-    again = radius_sweep.bench_sweep(out=str(out), budget_min=None, quick=True)
+    again = radius_sweep.bench_sweep(out=str(out), quick=True)
     assert again["rows"] == result["rows"]
 
 
 def test_one_process_can_simulate_all_ranks_because_radius_is_linear():
-    run = radius_runs.cases()["radius d 0.4 T 50 sum switch 0"].run(8, 3e-3, 0)
+    run = radius_sweep.CASES["radius d 0.4 T 50 sum switch 0"].run(8, 3e-3, 0)
     run = run.override("model.n_layer=1", "model.d_model=16", "loop.precision=fp64", "compression.interval=3")
     many, one = (SimulatedRanks(run, n) for n in (4, 1))
     for step in range(8):
@@ -219,4 +195,4 @@ def test_options_of_the_sweep_are_refused_elsewhere():
         and "--link belongs to the steps of bench radius, and its sweep sends nothing" in done.stderr
     )
     done = aiscale("bench", "radius", "--out", "x")
-    assert done.returncode == 2 and "belong to the sweep of bench radius: add --sweep" in done.stderr
+    assert done.returncode == 2 and "belongs to the sweep of bench radius: add --sweep" in done.stderr

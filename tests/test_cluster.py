@@ -461,6 +461,7 @@ needs_mpi = pytest.mark.skipif(
 )
 
 
+@pytest.mark.extended
 @needs_mpi
 def test_mpi_ranks_are_the_joined_world_and_a_killed_one_is_named():
     with cluster.start(2, engines="mpi") as ranks:

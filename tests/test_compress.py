@@ -6,7 +6,7 @@ from textwrap import indent
 import pytest
 import torch
 
-from aiscale.bench.radius import runs as radius_runs
+from aiscale.bench.radius import sweep
 from aiscale.checkpoint import CheckpointError
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import connect
@@ -278,7 +278,6 @@ def test_ranks_that_sum_rounded_values_do_not_drift_apart(outcome):
 #: The cases that the sweep of `aiscale bench radius` simulates in one process.
 PLAYED = {
     "top-k": ("method=top-k", "density=0.1"),
-    "top-k mean": ("method=top-k", "density=0.1", "residual=mean"),
     "random-k mean": ("method=random-k", "density=0.4", "residual=mean"),
     "powersgd": ("method=powersgd", "rank=2", "parallel.bucket_mb=25"),
     "radius mean": ("method=radius", "density=0.4", "interval=4", "residual=mean"),
@@ -303,15 +302,16 @@ say("weights", world.rank, json.dumps(found))
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_one_process_that_simulates_ranks_updates_the_weights_as_they_do(name, outcome, monkeypatch):
+def test_one_process_that_simulates_ranks_updates_the_weights_as_they_do(name, outcome):
     assert outcome("played") == ["ok"] * 2
-    monkeypatch.setattr(radius_runs, "RANKS", 2)
     scope: dict = {}
     exec("import torch\n" + SETUP, scope)
-    engine = radius_runs.play(scope["run_of"](*PLAYED[name], "optimizer.clip_norm=1"), connect("cpu"))
+    engine, n = sweep.play(scope["run_of"](*PLAYED[name], "optimizer.clip_norm=1"), connect("cpu"), 2)
     for step in range(7):
         tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
-        engine.step([(tokens[:, :-1], tokens[:, 1:])], lr=1e-2)
+        batch = (tokens[:, :-1], tokens[:, 1:])
+        shares = [[share] for share in zip(*(part.chunk(n) for part in batch), strict=True)] if n else [batch]
+        engine.step(shares, lr=1e-2)
     mine = scope["weights"](engine).double()
     engine.close()
     real, _ = (json.loads(said)[name] for said in outcome("weights"))

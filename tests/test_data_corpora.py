@@ -11,8 +11,8 @@ import pytest
 
 from aiscale.config import ConfigError
 from aiscale.data import bigram_entropy, embedded_text, find_text, learn, toy_text
-from aiscale.data import corpora as corpora_module
-from aiscale.data.corpora import read_files, stdlib_files
+from aiscale.data import corpus as corpora_module
+from aiscale.data.corpus import read_files, stdlib_files
 
 
 def read(corpus) -> str:

@@ -16,8 +16,7 @@ from aiscale.config import ConfigError, DataConfig
 from aiscale.data import Batches, ShardError, find_text, learn, open_corpus, read_corpus, toy_text, train_tokenizer
 from aiscale.data import corpus as corpus_module
 from aiscale.data import shards as shards_module
-from aiscale.data.corpora import Text
-from aiscale.data.corpus import cache_root
+from aiscale.data.corpus import Text, cache_root
 from aiscale.data.shards import write_corpus
 
 BYTE = learn("byte", ())

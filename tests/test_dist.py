@@ -288,7 +288,7 @@ def test_ranks_do_not_outlive_their_launcher(warm_up, tmp_path):
 def test_no_strategys_libraries_start_a_thread_that_would_forbid_forking():
     code = """
 import aiscale.train
-from aiscale.distributed.forking import can_fork
+from aiscale.distributed.spawn import can_fork
 from aiscale.parallel import preload
 from aiscale.parallel.build import ENGINES
 for strategy in ENGINES:

@@ -120,11 +120,11 @@ def third_party(file: Path) -> set[str]:
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add(node.module.split(".")[0])
-    return found - sys.stdlib_module_names - {"aiscale"}
+    return found - sys.stdlib_module_names - {"aiscale", "__main__"}
 
 
 #: What only these files import is in an extra, which `make lab` does not install.
-BEYOND_THE_LESSONS = ("train/evaluate/", "data/prepare.py")
+BEYOND_THE_LESSONS = ("train/evaluate/", "data/prepare.py", "book/gpu.py")
 
 
 def test_what_the_package_imports_is_declared_and_lessons_find_theirs():

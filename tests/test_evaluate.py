@@ -19,8 +19,7 @@ from aiscale.data import Tokenizer, embedded_text
 from aiscale.data.tokenizers import ByteTokenizer, CharTokenizer, learn
 from aiscale.model import GPT
 from aiscale.train.evaluate import command, evaluate
-from aiscale.train.evaluate.command import OURS, rows
-from aiscale.train.evaluate.tokenizer import end_of_text, hugging_face_tokenizer
+from aiscale.train.evaluate.command import OURS, end_of_text, hugging_face_tokenizer, rows
 
 pytest.importorskip("lm_eval", reason="pip install 'aiscale[eval]'")
 

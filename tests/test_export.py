@@ -51,7 +51,7 @@ def serial(tmp_path_factory):
 
 
 #: The other strategies' weights come out of checkpoints in the same way, each by a reader of its own.
-FAST = ("ddp", "zero3")
+FAST = ("ddp",)
 TIERS = [pytest.param(name, marks=[] if name in FAST else pytest.mark.extended) for name in STRATEGIES]
 
 

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from aiscale.distributed import HANG_STATUS, rank_environment
-from aiscale.distributed.counter import Group, Progress, members, message
-from aiscale.distributed.flight import latest
+from aiscale.distributed.counter import Group, Progress, latest, members, message
 from aiscale.distributed.hangs import RankState, find
 from ranks import HEADER, aiscale, begun, run_ranks, wait_until, without_greetings
 

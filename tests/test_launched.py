@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from aiscale.hpc import rehearsal
-from aiscale.hpc.rehearsal import needs
+from aiscale.hpc.rehearsal import settings as needs
 from aiscale.hpc.rehearsal.settings import user_name
 from ranks import forked
 

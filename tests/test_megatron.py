@@ -83,6 +83,7 @@ wrong.close()
 """
 
 
+@pytest.mark.extended
 def test_a_run_resumes_exactly_and_in_another_layout(tmp_path):
     done = run_ranks(SETUP + RESUME.replace("FOLDER", repr(str(tmp_path / "ck"))), 4, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr

@@ -80,6 +80,18 @@ def test_a_grid_is_compared_cell_by_cell():
     assert predict("a row", [1, 2]).against([1, 2]).grade == "exact"
 
 
+def test_rows_and_columns_of_a_grid_may_have_names():
+    names = {"rows": ["stage 1", "stage 2"], "columns": ["all-reduce", "all-gather"]}
+    verdict = predict("what is sent", [[1, 0], [0, 1]], **names).against([[1, 1], [0, 1]])
+    first, *rows = verdict.text.splitlines()
+    assert first == "3 of 4 cells right; wrong: stage 1 all-gather"
+    assert rows[0].split() == ["stage", "1:", "1", "0!", "truth:", "1", "1"]
+    ax = plots.guessed([[1, 0], [0, 1]], [[1, 1], [0, 1]], **names)
+    drawn = [text.get_text() for text in ax.texts]
+    assert drawn.count("all-gather") == 2 and "stage 2" in drawn
+    plots.style.plt.close("all")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -87,6 +99,7 @@ def test_a_grid_is_compared_cell_by_cell():
         ({"guess": True}, "n: the guess is True, but it must be a number"),
         ({"guess": float("inf")}, "n: the guess is inf, but it must be a finite number"),
         ({"guess": 3, "choices": ["a", "b"]}, "n: the guess is 3, but it must be 1 to 2, or one of 'a', 'b'"),
+        ({"guess": [[1]], "columns": ["a", "b"]}, "n: columns has 2 names, a, b, but the grid has 1"),
         ({"guess": [[1, 2]]}, "n: what was measured has rows of [1] cells, but the grid has rows of [2]"),
     ],
 )
@@ -126,6 +139,16 @@ def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monke
     assert a == {"kind": "number", "unit": "bytes", "guess": 10, "measured": 20, "ratio": 0.5, "grade": "near"}
     assert (b["guess"], b["measured"], b["grade"]) == (7, None, None)
     assert [path.name for path in kept.parent.iterdir()] == ["03_ddp.json"]
+
+
+def test_a_name_with_a_colon_is_shown_whole(monkeypatch):
+    import IPython.display
+
+    pages = []
+    monkeypatch.setattr(progress, "shell", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", lambda shown, **_: pages.append(shown["text/html"]))
+    predict("two ranks: the loss", 1.0).against(1.0)
+    assert all("<b>two ranks: the loss</b>: " in page for page in pages) and len(pages) == 2
 
 
 def test_a_disk_that_cannot_be_written_to_does_not_fail_the_cell(kept):

@@ -7,8 +7,23 @@ import torch
 
 from aiscale import cost
 from aiscale.config import ConfigError, Run
-from aiscale.parallel.radius.mask import choose, disagreeing, in_turns, largest, scores, sent_now, turn_sizes, widened
-from aiscale.parallel.radius.packing import ByParameter, give_back, pack, positions, step_arrived, unpack, waits
+from aiscale.parallel.radius.mask import (
+    ByParameter,
+    choose,
+    disagreeing,
+    give_back,
+    in_turns,
+    largest,
+    pack,
+    positions,
+    scores,
+    sent_now,
+    step_arrived,
+    turn_sizes,
+    unpack,
+    waits,
+    widened,
+)
 
 SETTINGS = ("model.n_layer=2", "model.d_model=32", "parallel.strategy=ddp", "compression.method=radius")
 

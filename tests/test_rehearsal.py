@@ -16,7 +16,7 @@ import pytest
 
 from aiscale.hpc import rehearsal
 from aiscale.hpc.doctor.node import node_cores
-from aiscale.hpc.rehearsal import needs
+from aiscale.hpc.rehearsal import settings as needs
 from aiscale.hpc.rehearsal.settings import Settings
 from aiscale.hpc.sites import site
 from ranks import wait_until

@@ -9,7 +9,7 @@ import torch
 
 from aiscale.distributed import ConnectError, find_launch
 from aiscale.distributed.connect import pick_device, refuse_shared_gpus
-from aiscale.distributed.environment import Launch
+from aiscale.distributed.rendezvous import Launch
 from aiscale.distributed.spawn import culprit
 from ranks import processes_with, run_ranks, wait_until
 

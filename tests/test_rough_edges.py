@@ -129,7 +129,8 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--chekc", r"unknown option --chekc: did you mean --check\?"),
     ),
     "plan": (
-        WRITES_NOTHING,
+        Case("--page {file}/p", rf"{FILE} folder with --page"),
+        Case("--page {full}/p", rf"{FULL} folder with --page"),
         Case("--model gpt2 --machine frontier >full", PRINTS),
         Case("--rows {folder}/none.csv", r"--rows .*none.csv cannot be read: .*No such file"),
         Case("--rows {half}/rows.csv", r"--rows .*rows.csv cannot be read: .*unexpected end of data"),

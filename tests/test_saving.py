@@ -26,7 +26,7 @@ from aiscale.recipes import recipe
 from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
 from aiscale.verify import rungs
-from aiscale.verify.jobs import Jobs
+from aiscale.verify.ladder import Jobs
 from ranks import aiscale, before_each_step, run_ranks, without_greetings
 
 TINY = (

@@ -49,6 +49,7 @@ for settings in ways:
     ranks(code, 3, tmp_path)
 
 
+@pytest.mark.extended
 def test_owners_broadcast_masks_as_bookkeeping_with_one_bit_per_entry(tmp_path):
     code = """
 from math import ceil
@@ -68,6 +69,7 @@ assert broadcast(world.traffic.control_counts) - control == sum(ceil(n / 8) for 
     ranks(code, 2, tmp_path)
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_sharded_states_resumes_bit_for_bit_sharded_and_unsharded(tmp_path):
     code = f"""
 for settings in ((), ("compression.method=radius", "compression.density=0.3", "compression.interval=3")):

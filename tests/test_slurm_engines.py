@@ -18,7 +18,8 @@ from types import SimpleNamespace
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import engine, guard, local, processes, queue
+from aiscale.cluster import engine, guard, local, processes
+from aiscale.cluster import job as queue
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.local import LocalLauncher
 from aiscale.cluster.slurm import SlurmLauncher, first_end
@@ -239,39 +240,6 @@ def test_inside_a_job_ranks_are_a_step_of_it(frontier, place):
     lines = (place / "out").read_text().splitlines()
     assert lines[1] == f"['node1', 'node2'] [('{job}', 'srun', 0), ('{job}', 'srun', 0)]"
     assert f"17 ranks need 3 nodes of Frontier (OLCF), and job {job} has 2: start fewer" in lines[2]
-
-
-@pytest.mark.extended
-@pytest.mark.slurm
-def test_ranks_of_a_job_submitted_by_hand_serve_one_notebook_after_another(frontier, place):
-    env = {"AISCALE_ENVIRONMENT": sys.prefix, "AISCALE_RANKS": "2", "AISCALE_RUNS": str(place)}
-    script = ROOT / "launchers/frontier/engines.sbatch"
-    job = frontier.submit(script, "-N2", "-t5", f"--output={place}/out", env=env, cwd=place)
-    assert until(lambda: (place / f"engines-{job}/step").exists())
-    program = """
-        from aiscale import cluster
-        def use(size):
-            ranks = cluster.start(size, device="cpu", threads=1)
-            ranks.execute("t = torch.tensor([rank + 1.0]); dist.all_reduce(t); fresh = 'x' not in globals(); x = 1")
-            print([info["host"] for info in ranks.info], ranks["t.item(), fresh, world.local_size"])
-            ranks.stop()
-        use(2)
-        try:
-            use(3)
-        except cluster.ClusterError as error:
-            print(error)
-        use(1), use(2)
-    """
-    done = on_login(frontier, place, program, AISCALE_ENGINES=str(place / f"engines-{job}"))
-    shown = [line for line in done.stdout.splitlines() if " in " not in line]
-    both, one = "['node1', 'node2'] [(3.0, True, 1), (3.0, True, 1)]", "['node1'] [(1.0, True, 1)]"
-    refused = (
-        f"job {job} has 2 ranks, not 3: cluster.start(2), or a job of more, by AISCALE_RANKS=3 sbatch engines.sbatch"
-    )
-    assert shown == [both, refused, one, both], done.stdout + done.stderr + (place / "out").read_text()
-    assert jobs(frontier)[job] == "RUNNING", "a notebook's mistake has ended a job that is not its own"
-    frontier.login(["scancel", job])
-    assert until(lambda: not (place / f"engines-{job}").exists()), "the key outlives the job"
 
 
 def write(path: Path, text: str) -> Path:

@@ -16,7 +16,7 @@ from aiscale.hpc import rehearsal
 from aiscale.hpc.launchers import LESSONS, SHIPPED
 from aiscale.hpc.sites import site
 from aiscale.hpc.submit import Launcher, SubmitError
-from aiscale.hpc.submit.checks import checkpoint_bytes
+from aiscale.hpc.submit.command import checkpoint_bytes
 from aiscale.hpc.submit.launcher import hours_of
 
 ROOT = Path(__file__).parents[1]

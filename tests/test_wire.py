@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from aiscale.distributed import flight
+from aiscale.distributed import counter as flight
 from aiscale.distributed.counter import Count, Group, Traffic, group_name
 from ranks import run_ranks
 

@@ -34,7 +34,8 @@ for op, work in collectives(world, 12 * 2**20).items():  # divisible by 2, 3 and
 """
 
 
-@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.extended) for n in (3, 4))])
+@pytest.mark.extended
+@pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_interface_counts_the_predicted_bytes(n, tmp_path):
     done = run_in_namespace(COLLECTIVES, n, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -310,7 +310,7 @@ def _verify(args: argparse.Namespace) -> int:
 _DELEGATED = {
     "bench": ("run a benchmark on this machine", "aiscale bench model --json", "aiscale.bench.command"),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor.command"),
-    "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.command"),
+    "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.prepare"),
     "evaluate": (
         "run tasks of the lm-eval harness on a trained model",
         "aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling",
@@ -331,7 +331,7 @@ _DELEGATED = {
         "aiscale submit launchers/frontier/ddp.sbatch --dry-run",
         "aiscale.hpc.submit.command",
     ),
-    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.command"),
+    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.render"),
     "plan": (
         "say how many nodes, which layout, how long, and whether it fits",
         "aiscale plan --model forge-m --machine frontier --nodes 64",
@@ -340,7 +340,7 @@ _DELEGATED = {
     "rehearse": (
         "run a command in a private Slurm cluster of virtual nodes",
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
-        "aiscale.hpc.rehearsal.command",
+        "aiscale.hpc.rehearsal.cluster",
     ),
     "exercises": (
         "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",
@@ -362,9 +362,14 @@ def _add_delegated(commands, wanted: str) -> None:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    """The plan; with --launcher also the batch file of the layout, from the site's profile."""
+    """The plan; with --launcher the batch file of the layout, from the site's profile; with --page the page."""
     from aiscale.plan import command
 
+    if args.page:
+        from aiscale.plan.browser import write_page
+
+        print(write_page(Path(args.page)))
+        return 0
     if not args.launcher:
         return command.run(args)
     from aiscale.hpc.launchers.lessons import Lesson

@@ -10,7 +10,6 @@ if nobody reads standard output any more (`aiscale ... | head`).
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import os
 import re
@@ -18,9 +17,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
+
+from aiscale.config import hint
 
 BAD_INPUT, INTERRUPTED, TERMINATED, NO_READER = 2, 130, 143, 141
 
@@ -96,13 +97,6 @@ def _one_line(error: Exception) -> str:
     """What a user needs to know of an error; empty if only its traceback tells."""
     ours = type(error).__module__.startswith("aiscale.")
     return str(error) if ours else of_the_system(error)
-
-
-def hint(word: str, known: Iterable[str], none: str = "") -> str:
-    """`did you mean X?` for the nearest known word; else `none`, or the list of all."""
-    known = list(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else none or f"it may be one of {', '.join(known)}"
 
 
 def of_the_system(error: Exception) -> str:

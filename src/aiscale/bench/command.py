@@ -55,7 +55,7 @@ BENCHMARKS = {
 #: benchmark -> options that only it has, as they are written
 _OWN = {
     "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
-    "radius": {"sweep": "--sweep", "out": "--out", "budget": "--budget", "link": "--link"},
+    "radius": {"sweep": "--sweep", "out": "--out", "link": "--link"},
 }
 
 
@@ -89,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--sweep", action="store_true", default=None, help="train for perplexities: days, in any portions")
     own.add_argument("--out", metavar="FILE", help="finished runs of the sweep; one that exists is gone on with")
-    own.add_argument("--budget", type=float, metavar="MINUTES", help="begin no run of the sweep that would end later")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,12 +99,10 @@ def run(args: argparse.Namespace) -> int:
         given = " and ".join(flag for name, flag in names.items() if name in own)
         if given and owner != args.name:
             raise ConfigError(f"bench {args.name} takes no {given}: only bench {owner} does")
-    if ("out" in own or "budget" in own) and "sweep" not in own:
-        raise ConfigError("--out and --budget belong to the sweep of bench radius: add --sweep")
+    if "out" in own and "sweep" not in own:
+        raise ConfigError("--out belongs to the sweep of bench radius: add --sweep")
     if "link" in own and "sweep" in own:
         raise ConfigError("--link belongs to the steps of bench radius, and its sweep sends nothing: give one of them")
-    if own.get("budget", 1) <= 0:
-        raise ConfigError(f"--budget {args.budget:g}: it must be more than 0 minutes")
     if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:
         raise ConfigError(f"--batch {args.batch}, --steps {args.steps}: both must be at least 1")
 

@@ -27,6 +27,8 @@ A grid, row by row; None stands for a cell that is left open, and in the truth f
     ], rows="rank", columns="step")
     guess.against([[0, 1, 2], [1, 0, 2]])         # draws the guess beside the truth, wrong cells marked
 
+`rows` and `columns` may also be lists of names, as columns=["all-reduce", "all-gather"].
+
 At the end of a lesson, each prediction with guess, measured value and ratio, under "6 of 9 right or within 10 %":
 
     predict.card()
@@ -53,6 +55,8 @@ _HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something co
 _BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes", 1 / 8: "Bytes or bits?"}
 _HINT_WITHIN = 0.02
 _GRADES = {"exact": "exactly right", "close": "within 10 %", "near": "within a factor of 2"}
+
+Names = str | Sequence[str]  #: one word that is numbered, or a name for each
 
 _made: dict[str, Guess] = {}  #: this process's predictions by name, in the order in which they were first made
 
@@ -188,10 +192,12 @@ class Choice(Guess):
 class Grid(Guess):
     kind = "grid"
 
-    def __init__(self, name: str, guess: Sequence, rows: str, columns: str) -> None:
-        self.rows, self.columns = rows, columns
+    def __init__(self, name: str, guess: Sequence, rows: Names, columns: Names) -> None:
         cells = self.shaped(guess, "the guess")
         self.shape = [len(row) for row in cells]
+        self.rows = _names(rows, len(cells), f"{name}: rows")
+        self.columns = _names(columns, max(self.shape), f"{name}: columns")
+        self.titles = {"rows": rows, "columns": columns}
         super().__init__(name, None if all(_nothing(cell) for row in cells for cell in row) else cells)
 
     def opening(self) -> str:
@@ -230,14 +236,14 @@ class Grid(Guess):
         if shell():
             from aiscale import plots  # here, because matplotlib loads slowly
 
-            plots.guessed(self.guess, self.measured, rows=self.rows, columns=self.columns, same=_same)
+            plots.guessed(self.guess, self.measured, **self.titles, same=_same)
         return verdict
 
     def compare(self) -> Verdict:
         wrong, total = self.wrong(), sum(self.shape)
         if not wrong:
             return Verdict(f"all {total} cells right", "exact")
-        where = ", ".join(f"{self.rows} {r} {self.columns} {c}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
+        where = ", ".join(f"{self.rows[r]} {self.columns[c]}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
         grade = "near" if 2 * len(wrong) <= total else "off"
         text = f"{total - len(wrong)} of {total} cells right; wrong: {where}"
         return Verdict(text if shell() else f"{text}\n{self._as_text()}", grade)
@@ -247,10 +253,11 @@ class Grid(Guess):
         return f"{sum(self.shape)} cells" if shell() else " | ".join(" ".join(map(_cell, row)) for row in value)
 
     def _as_text(self) -> str:
-        wrong, lines = self.wrong(), []
+        wrong, lines, longest = self.wrong(), [], max(map(len, self.rows))
         for r, (guess, truth) in enumerate(zip(self.guess, self.measured, strict=True)):
-            marked = [f"{_cell(cell) + ('!' if (r, c) in wrong else ' '):>6}" for c, cell in enumerate(guess)]
-            lines.append(f"{self.rows} {r}:{''.join(marked)}   truth:{''.join(f'{_cell(cell):>6}' for cell in truth)}")
+            marked = "".join(f"{_cell(cell) + ('!' if (r, c) in wrong else ' '):>6}" for c, cell in enumerate(guess))
+            right = "".join(f"{_cell(cell):>6}" for cell in truth)
+            lines.append(f"{self.rows[r] + ':':{longest + 1}}{marked}   truth:{right}")
         return "\n".join(lines)
 
 
@@ -261,8 +268,8 @@ def predict(
     unit: str = "",
     choices: Sequence[str] | None = None,
     hints: Mapping[float, str] | None = None,
-    rows: str = "row",
-    columns: str = "column",
+    rows: Names = "row",
+    columns: Names = "column",
 ) -> Guess:
     """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made."""
     if choices is not None:
@@ -299,6 +306,15 @@ predict.card = card
 
 
 # a cell of a grid ---------------------------------------------------------------------------------------------------
+
+
+def _names(given: Names, count: int, what: str) -> list[str]:
+    """The names of a grid's rows or columns: as they are given, or "rank 0", "rank 1" from "rank"."""
+    if isinstance(given, str):
+        return [f"{given} {i}" for i in range(count)]
+    if len(given) != count:
+        raise GuessError(f"{what} has {len(given)} names, {', '.join(given)}, but the grid has {count}")
+    return list(given)
 
 
 def _nothing(cell: object) -> bool:

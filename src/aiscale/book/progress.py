@@ -55,7 +55,8 @@ def show(text: str, grade: str | None = None, page: str = "", **facts: object) -
     from IPython.display import display
 
     if not page:
-        name, _, rest = text.partition(": ")
+        name = facts.get("predict") or facts.get("against") or text.partition(": ")[0]  # a name may have a colon
+        rest = text.removeprefix(f"{name}: ")
         band = f"border-left: 4px solid {_COLORS[grade]}; padding: 0.1em 0.8em; white-space: pre-line"
         rest = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", html.escape(rest))
         page = f'<div style="{band}"><b>{html.escape(name)}</b>: {rest}</div>'

@@ -35,7 +35,6 @@ ADDRESS = "AISCALE_ADDRESS"  #: this node's address, for the others
 START_LIMIT_S = 600  #: for an engine to find the controller; the notebook times out earlier
 
 _store = None  #: the rendezvous store, on rank 0 of a job
-_started_here = 0  #: number of ranks on this node, used or not
 
 
 # ---- starting --------------------------------------------------------------------------------------------------------
@@ -68,7 +67,7 @@ def _preload() -> None:
 
 def _fork(folder: Path, size: int, ranks: list[str]) -> None:
     """Fork the ranks, wait for them, and write each end to FOLDER/exits as "RANK STATUS"."""
-    from aiscale.distributed.forking import Forked
+    from aiscale.distributed.spawn import Forked
 
     rank_of = {Forked(["-m", "aiscale.cluster", str(folder), str(size), rank], {}).pid: rank for rank in ranks}
     with open(folder / "exits", "a", buffering=1) as exits:
@@ -174,7 +173,6 @@ def prepare(folder: Path, task: Launch) -> None:
     ProfileDir.create_profile_dir(str(folder / "profile"))  # on every rank: an engine without one gives up
     if task.rank == 0:
         job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
-        (folder / "ranks").write_text(str(task.size))
         (folder / "step").write_text(f"{job}.{step}")
         command = local.controller_command(folder / "profile", [os.environ[ADDRESS]])
         local.spawn(command, folder / "controller.log", preexec_fn=functools.partial(die_with, os.getpid()))
@@ -246,7 +244,7 @@ def join(
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     sys.path += [folder for folder in path if folder not in sys.path]
-    os.environ.update(rendezvous, WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(_ranks_here(size)))
+    os.environ.update(rendezvous, WORLD_SIZE=str(size))
     world = aiscale.distributed.connect(device=device, timeout_s=timeout_s)
     world.link.rate_mbit_s = link_mbit_s
     names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
@@ -259,14 +257,6 @@ def join(
         "backend": world.backend,
         "threads": torch.get_num_threads(),
     }
-
-
-def _ranks_here(size: int) -> int:
-    """How many of the first `size` ranks are on this node: a job submitted by hand may have more ranks. Ranks fill one
-    node after the other."""
-    global _started_here
-    _started_here = _started_here or int(os.environ["LOCAL_WORLD_SIZE"])  # before connect() overwrites it
-    return min(_started_here, size - int(os.environ["RANK"]) + int(os.environ["LOCAL_RANK"]))
 
 
 def offer_store(timeout_s: float) -> dict[str, str]:

@@ -111,11 +111,9 @@ class LocalLauncher:
     """Ranks as processes of this machine; on Linux forked from one that has imported torch."""
 
     remote = False  #: whether ranks, and the controller, may be on other machines
-    used = False  #: whether another notebook may have left variables on the ranks
 
-    def __init__(self, size: int, folder: Path, options: Job, files: Path | None = None) -> None:
+    def __init__(self, size: int, folder: Path, options: Job) -> None:
         self.size, self.folder, self.options = size, folder, options
-        self.files = files or folder  #: where the ranks' connection files and logs are
         self.processes: list[subprocess.Popen] = []
 
     @staticmethod
@@ -140,8 +138,8 @@ class LocalLauncher:
         """End the ranks but keep their job, so that `start` may be called again; False if there is no job to keep."""
         return False
 
-    def stop(self, useless: bool) -> None:
-        """End what does not carry the cluster's marker. useless: no other notebook can use the ranks either."""
+    def stop(self) -> None:
+        """End what does not carry the cluster's marker."""
 
     def exits(self, pids: Mapping[int, int]) -> list[Exit]:
         """Ranks that have ended, first the one that caused it. `pids` maps a pid to its rank."""

@@ -20,13 +20,12 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 
 from aiscale.cluster import guard, local
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.local import Exit, LocalLauncher, MpiLauncher
-from aiscale.cluster.slurm import FolderLauncher, SlurmLauncher
+from aiscale.cluster.slurm import SlurmLauncher
 from aiscale.processes import THREAD_VARIABLES, kill_marked
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
@@ -48,15 +47,13 @@ class Processes:
     """The operating-system processes of a cluster, and the client that sees all engines."""
 
     def __init__(self, size: int, engines: str, threads: int, env: Mapping[str, str], job: Job) -> None:
-        kind, files = LAUNCHERS.get(engines), None
-        if kind is None:
-            kind, files = FolderLauncher, Path(engines).expanduser().absolute()
+        kind = LAUNCHERS[engines]
         self.id = uuid.uuid4().hex[:12]
         self.folder = kind.folder_for(self.id)
         self.size = size
         self.client = None
         self.pids: dict[int, int] = {}  #: pid -> rank
-        self._launcher = kind(size, self.folder, job, files)
+        self._launcher = kind(size, self.folder, job)
         self._poll_s = 0.2 if kind.remote else _POLL_S  # poll a shared file system less often
         self._env = self._environment(threads, env)
         self._controller: subprocess.Popen | None = None
@@ -94,7 +91,7 @@ class Processes:
         """Start everything; raises ClusterError with the engines' output if that fails or times out."""
         from IPython.core.profiledir import ProfileDir
 
-        self._profile = self._launcher.files / "profile"
+        self._profile = self.folder / "profile"
         ProfileDir.create_profile_dir(str(self.folder / "profile"))
         self._launcher.start(self._env)
         if not self._launcher.remote:
@@ -125,7 +122,7 @@ class Processes:
             self.client = None
 
     def _missing(self) -> int:
-        """How many ranks the client does not see yet. It may see more than were asked for."""
+        """How many ranks the client does not see yet."""
         return len(set(range(self.size)) - set(self.client.ids))
 
     def _open_client(self, deadline: float) -> None:
@@ -190,11 +187,6 @@ class Processes:
         return self._launcher.remote
 
     @property
-    def used(self) -> bool:
-        """Whether another notebook may have left variables on the ranks."""
-        return self._launcher.used
-
-    @property
     def _rank_logs(self) -> list[str]:
         return [f"rank{rank}" for rank in range(self.size)]
 
@@ -202,7 +194,7 @@ class Processes:
         """The last lines of these processes' logs, or a crash report from its start."""
         parts = []
         for name in dict.fromkeys(names):
-            path = self._launcher.files / f"{name}.log"
+            path = self.folder / f"{name}.log"
             text = path.read_text(errors="replace").strip() if path.exists() else ""
             crash = text.find("Fatal Python error")  # a crash report has the most recent call first
             shown = text[crash:].splitlines()[:lines] if crash >= 0 else text.splitlines()[-lines:]
@@ -219,9 +211,8 @@ class Processes:
         self.client, self.pids = None, {}
         return True
 
-    def stop(self, grace_s: float = 0.0, *, useless: bool = False) -> None:
-        """End everything and remove the folder. With a grace, ranks first get SIGTERM. useless: no other notebook can
-        use the ranks of a job that we did not submit."""
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End everything and remove the folder. With a grace, ranks first get SIGTERM."""
         if self.client is not None:
             self.client.close(linger=0)
         if grace_s and self.pids and not self._launcher.remote:
@@ -229,7 +220,7 @@ class Processes:
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and len(self._launcher.exits(self.pids)) < self.size:
                 time.sleep(_POLL_S)
-        self._launcher.stop(useless)
+        self._launcher.stop()
         kill_marked(guard.MARKER, self.id)
         self._watchman.stdin.close()
         for process in (*self._launcher.processes, self._controller):

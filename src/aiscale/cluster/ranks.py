@@ -52,10 +52,9 @@ def start(
     their variables are deleted and they join a new process group. Otherwise, or with `fresh`, they are replaced.
 
     engines: local (on this machine); mpi (the same, with mpiexec); slurm (with srun if this kernel is in a job, else in
-    a job that is submitted, and cancelled when the ranks stop); or the folder of a job started by `sbatch
-    engines.sbatch`, with at least `size` ranks. Default: the variable AISCALE_ENGINES, so that a notebook need not
-    change, else local. job: options of the submitted job: account, time, nodes, partition, qos, reservation, site,
-    script (see `aiscale.cluster.job.Job`).
+    a job that is submitted, and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, so that a
+    notebook need not change, else local. job: options of the submitted job: account, time, nodes, partition, qos,
+    reservation, site, script (see `aiscale.cluster.job.Job`).
 
     threads: per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks to start,
     without the time in the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read their software from one
@@ -96,10 +95,10 @@ def current() -> Ranks | None:
 def _check(size: int, engines: str, threads: int, link_mbit_s: float) -> None:
     if not isinstance(size, int) or size < 1:
         raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
-    if engines not in LAUNCHERS and "/" not in engines:
+    if engines not in LAUNCHERS:
         raise ClusterError(
-            f"cluster.start: engines is {engines!r}: it must be one of {', '.join(LAUNCHERS)}, or the folder of a job "
-            "(the environment's AISCALE_ENGINES says it where a notebook does not)"
+            f"cluster.start: engines is {engines!r}: it must be one of {', '.join(LAUNCHERS)} (the "
+            "environment's AISCALE_ENGINES says it where a notebook does not)"
         )
     if threads < 0:
         raise ClusterError(f"cluster.start: threads is {threads}: it must be at least 1, or 0 to share the cores")
@@ -191,7 +190,7 @@ class Ranks:
             self._processes.start(self._start_timeout_s)
             self.view = self._processes.client.direct_view(list(range(self.size)))
             self.view.block = True
-            self._join(fresh=self._processes.used)
+            self._join(fresh=False)
         except BaseException as error:
             again = isinstance(error, PortTakenError) and tries > 1
             kept = again and self._processes.keeps_job()
@@ -210,7 +209,6 @@ class Ranks:
     def _join(self, *, fresh: bool) -> None:
         """Join all ranks to a new process group at a new store, independent of older groups."""
         r = self._request
-        self._leave_all_but(range(self.size))  # ranks beyond ours, which an earlier notebook may have joined
         if self._processes.remote:
             first = self._processes.client.direct_view([0])
             (rendezvous,) = self._finish(first.apply_async(engine.offer_store, r["timeout_s"]))
@@ -269,12 +267,11 @@ class Ranks:
         """The ranks cannot be used any more: end them, but keep a job in which new ones can start at once."""
         self._lost = why
         if not self._processes.keeps_job():
-            self._tear_down(useless=bool(self.info))
+            self._tear_down()
 
-    def _tear_down(self, grace_s: float = 0.0, *, useless: bool = False) -> None:
-        """useless: the ranks were joined, and no other notebook can use them."""
+    def _tear_down(self, grace_s: float = 0.0) -> None:
         if self._processes is not None:
-            self._processes.stop(grace_s, useless=useless)
+            self._processes.stop(grace_s)
             self._processes = None
         self._store = None
 

@@ -21,9 +21,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from aiscale.cluster import guard, queue
+from aiscale.cluster import guard
 from aiscale.cluster.errors import ClusterError, RanksInterrupted
-from aiscale.cluster.job import Job
+from aiscale.cluster.job import Job, Line, Pace, State, ask, position
 from aiscale.cluster.local import Exit, LocalLauncher
 
 _LOG_S = 0.3  #: between looks at a log, which may be on a shared file system
@@ -36,13 +36,13 @@ _PATIENCE_S = 60.0  #: if Slurm does not answer, before giving up a job in which
 class SlurmLauncher(LocalLauncher):
     remote = True
 
-    def __init__(self, size: int, folder: Path, job: Job, files: Path | None = None) -> None:
-        super().__init__(size, folder, job, files)
+    def __init__(self, size: int, folder: Path, job: Job) -> None:
+        super().__init__(size, folder, job)
         self.job = ""  #: the job's id, once there is one
         self._is_ours = job.is_own or "SLURM_JOB_ID" not in os.environ
-        self._state: queue.State | None = None
+        self._state: State | None = None
         self._asking: threading.Thread | None = None
-        self._pace = queue.Pace(5)
+        self._pace = Pace(5)
         self._looked = 0.0
         self._replaced = 0  # how often the ranks were replaced
         self._tmp = ""
@@ -75,7 +75,7 @@ class SlurmLauncher(LocalLauncher):
 
     def _share_temporary_files(self) -> None:
         """Put this kernel's temporary files where ranks see them: each node has its own /tmp."""
-        self._tmp = tempfile.mkdtemp(prefix="tmp-", dir=self.files)
+        self._tmp = tempfile.mkdtemp(prefix="tmp-", dir=self.folder)
         tempfile.tempdir = self._tmp
 
     def _end_sharing(self) -> None:
@@ -95,7 +95,7 @@ class SlurmLauncher(LocalLauncher):
         lost_job = any(end.rank is None for end in self._ends)
         if not self._is_ours or lost_job or not self.job:
             return False
-        state = queue.ask(self.job)
+        state = ask(self.job)
         runs = bool(state and state.name == "RUNNING")
         return runs and guard.cancel(str(self.folder), "step", patience_s=_PATIENCE_S)
 
@@ -122,10 +122,10 @@ class SlurmLauncher(LocalLauncher):
         """Return when the job runs; until then show what it waits for."""
         if not self._is_ours or self._replaced:
             return
-        line, pace, began = queue.Line(), queue.Pace(), time.monotonic()
+        line, pace, began = Line(), Pace(), time.monotonic()
         try:
             while True:
-                if pace.due() and (state := queue.ask(self.job)):
+                if pace.due() and (state := ask(self.job)):
                     self._state = state
                     if not state.is_waiting:
                         break
@@ -137,7 +137,7 @@ class SlurmLauncher(LocalLauncher):
         finally:
             line.close()
 
-    def _show_waiting(self, line: queue.Line, state: queue.State, seconds: float) -> None:
+    def _show_waiting(self, line: Line, state: State, seconds: float) -> None:
         if state.hopeless:
             raise ClusterError(f"job {self.job} would never start, and has been cancelled: {state.hopeless}")
         limit = self.options.queue_timeout_s
@@ -145,10 +145,10 @@ class SlurmLauncher(LocalLauncher):
             raise ClusterError(
                 f"job {self.job} still waited after {seconds:.0f} s, and has been cancelled: {state.waiting(seconds)}"
             )
-        place = queue.position(self.job, state.partition)
+        place = position(self.job, state.partition)
         line.show(f"job {self.job} {state.waiting(seconds, place)}")
 
-    def _show_running(self, line: queue.Line, state: queue.State) -> None:
+    def _show_running(self, line: Line, state: State) -> None:
         if not state.is_over:
             until = state.ends.partition("T")[2]
             line.show(f"job {self.job} runs on {state.nodes}" + f" until {until[:5]}" * bool(until))
@@ -160,7 +160,7 @@ class SlurmLauncher(LocalLauncher):
         return self._ends
 
     def _look(self) -> list[Exit]:
-        log = self.files / "launcher.log"
+        log = self.folder / "launcher.log"
         parts = log.read_text(errors="replace").split(_NEW_RANKS) if log.exists() else []
         if len(parts) > self._replaced:
             if first := first_end(parts[-1], self.job, self._state):
@@ -182,9 +182,9 @@ class SlurmLauncher(LocalLauncher):
             self._asking.start()
 
     def _ask(self) -> None:
-        self._state = queue.ask(self.job) or self._state
+        self._state = ask(self.job) or self._state
 
-    def stop(self, useless: bool) -> None:
+    def stop(self) -> None:
         """End the step, and the job if we submitted it."""
         self._end_sharing()
         for srun in self.processes:  # ends a step that has not started
@@ -198,46 +198,8 @@ class SlurmLauncher(LocalLauncher):
     def _has_ended(self) -> bool:
         if not self._is_ours:
             return all(process.poll() is not None for process in self.processes)
-        state = queue.ask(self.job)
+        state = ask(self.job)
         return state is None or state.is_over
-
-
-class FolderLauncher(SlurmLauncher):
-    """Some or all ranks of a job that was submitted by hand; engines.sbatch prints the folder in which they are
-    found."""
-
-    used = True
-
-    def __init__(self, size: int, folder: Path, job: Job, files: Path) -> None:
-        super().__init__(size, folder, job, files)
-        self._is_ours = True  # so that Slurm is asked about it
-
-    folder_for = staticmethod(LocalLauncher.folder_for)
-
-    def start(self, env: Mapping[str, str]) -> None:
-        try:
-            self.job = (self.files / "step").read_text().partition(".")[0]
-            there = int((self.files / "ranks").read_text())
-        except OSError:
-            raise ClusterError(
-                f"engines={str(self.files)!r} has no ranks: the job that engines.sbatch started has not come to them "
-                "yet, or has ended; else engines is local, mpi or slurm"
-            ) from None
-        if there < self.size:
-            raise ClusterError(
-                f"job {self.job} has {there} ranks, not {self.size}: cluster.start({there}), or a job of more, by "
-                f"AISCALE_RANKS={self.size} sbatch engines.sbatch"
-            )
-        self._share_temporary_files()
-
-    def keeps_job(self) -> bool:
-        return False
-
-    def stop(self, useless: bool) -> None:
-        """Leave the ranks to the next notebook, unless they served this one and no longer answer."""
-        self._end_sharing()
-        if useless:
-            guard.cancel(str(self.files))
 
 
 _TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: (.*)$", re.MULTILINE)
@@ -246,13 +208,13 @@ _DUE_TO = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "
 _SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
 
 
-def first_end(log: str, job: str, state: queue.State | None = None) -> Exit | None:
+def first_end(log: str, job: str, state: State | None = None) -> Exit | None:
     """What ended a step, from the output of srun and slurmd: the first to end, not those that Slurm then killed."""
     task, cancelled = _TASK.search(log), _CANCELLED.search(log)
     if cancelled and not (task and task.start() < cancelled.start()):
         how = _DUE_TO.get((cancelled[1] or "").strip(), "CANCELLED")
         limit = state.limit if state else "time"
-        return Exit(None, f"job {job} {queue.State(how, '', '', '', '', '', '', limit).end()}", "launcher")
+        return Exit(None, f"job {job} {State(how, '', '', '', '', '', '', limit).end()}", "launcher")
     if task is None:
         return None
     what = task[2].removesuffix(" (core dumped)")

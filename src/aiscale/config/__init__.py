@@ -11,11 +11,10 @@ World size is not checked here, since a laptop may write a `Run` for 1024 GPUs, 
 connect.
 """
 
-from aiscale.config.errors import ConfigError, remedy, require_writable
-from aiscale.config.huggingface import HFModelConfig
+from aiscale.config.errors import ConfigError, hint, remedy, require_writable
 from aiscale.config.layout import CompressionConfig, ParallelConfig
 from aiscale.config.run import Run
-from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
+from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
 
 __all__ = [
     "CompressionConfig",
@@ -28,6 +27,7 @@ __all__ = [
     "ParallelConfig",
     "Precision",
     "Run",
+    "hint",
     "remedy",
     "require_writable",
 ]

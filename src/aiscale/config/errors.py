@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be trained; the message is one line that says what to change."""
+
+
+def hint(word: str, known: Iterable[str], none: str = "") -> str:
+    """`did you mean X?` for the nearest known word; else `none`, or the list of all."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else none or f"it may be one of {', '.join(known)}"
 
 
 def require(condition: bool, message: str) -> None:

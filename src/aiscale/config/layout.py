@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aiscale.config.errors import ConfigError, refuse_options_of_others, require, require_positive
-from aiscale.config.huggingface import HFModelConfig
-from aiscale.config.sections import ModelConfig
+from aiscale.config.sections import HFModelConfig, ModelConfig
 
 _TENSOR_PARALLEL = ("megatron",)
 _PIPELINED = ("megatron", "pipeline")

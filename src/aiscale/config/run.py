@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aiscale.config.errors import ConfigError, require
-from aiscale.config.huggingface import HFModelConfig
 from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
-from aiscale.config.sections import DataConfig, LoopConfig, ModelConfig, OptimizerConfig
+from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig
 
 #: strategy -> why it cannot compress gradients (ZeRO-1 can, as ddp's distributed_optimizer)
 _WITHOUT_HOOK = {

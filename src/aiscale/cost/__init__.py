@@ -46,7 +46,6 @@ from aiscale.cost.parameters import (
     flops_by_part,
     flops_per_token,
     layer_parameters,
-    megatron_vocab_size,
     parameter_count,
     parameter_shapes,
     parameter_tensors,

@@ -116,12 +116,6 @@ def matmul_parameters(model: ModelConfig) -> dict[str, int]:
     }
 
 
-def megatron_vocab_size(vocab_size: int, tp: int, multiple: int = 128) -> int:
-    """Rows of the embedding as Megatron-LM pads it (--make-vocab-size-divisible-by 128): to a multiple of 128 tp, so
-    50,257 become 50,304, and 51,200 with tp 8. Megatron-Core alone, as in this package, pads to a multiple of tp."""
-    return -(-vocab_size // (multiple * tp)) * multiple * tp
-
-
 def approximate_parameter_count(model: ModelConfig) -> int:
     """12 L D^2: the matrices of L blocks of GPT-2's shape, without embeddings, norms and biases. Narayanan et al. 2021
     (Megatron-LM, equation 2) adds the rest: 12 L D^2 (1 + 13/(12 D) + (V + T)/(12 L D))."""

@@ -84,20 +84,23 @@ def pipeline_timeline(
     pp: int,
     n_micro: int,
     virtual_stages: int = 1,
-    forward_s: float = 1.0,
-    backward_s: float = 2.0,
+    forward_s: float | Sequence[float] = 1.0,
+    backward_s: float | Sequence[float] = 2.0,
     *,
     message_s: float = 0.0,
 ) -> list[Event]:
     """Simulate a step: every rank works in the order of the schedule, as soon as its inputs have arrived.
 
-    forward_s, backward_s: time of one micro-batch in all pieces of one rank; zero-bubble's halves take half of
-    backward_s each. Events are named as in event_name.
+    forward_s, backward_s: time of one micro-batch in all pieces of one rank, or of each rank; zero-bubble's halves take
+    half of backward_s each. Events are named as in event_name.
     """
     orders = schedule_order(schedule, pp, n_micro, virtual_stages)
     ranks = stage_ranks(schedule, pp, virtual_stages)
     halves = 2 if schedule == "zero-bubble" else 1
-    seconds = {"forward": forward_s, "backward": backward_s / halves, "weights": backward_s / halves}
+    forward, backward = ([x] * pp if isinstance(x, (int, float)) else x for x in (forward_s, backward_s))
+    seconds = [
+        {"forward": f, "backward": b / halves, "weights": b / halves} for f, b in zip(forward, backward, strict=True)
+    ]
     done: dict[Work, float] = {}
     free, at, events = [0.0] * pp, [0] * pp, []
     while any(at[rank] < len(orders[rank]) for rank in range(pp)):
@@ -108,7 +111,7 @@ def pipeline_timeline(
                     done[need] + (message_s if ranks[need.piece] != rank else 0.0) for need in _needs(work, len(ranks))
                 ]
                 start = max([free[rank], *arrivals])
-                free[rank] = done[work] = start + seconds[work.kind] / virtual_stages
+                free[rank] = done[work] = start + seconds[rank][work.kind] / virtual_stages
                 events.append(Event(rank, event_name(work, pp, virtual_stages), start, free[rank], work.kind))
                 at[rank] += 1
     return sorted(events, key=lambda event: event.start_s)

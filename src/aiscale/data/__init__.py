@@ -1,7 +1,6 @@
 """Text, tokens and the order in which training reads them; see the modules."""
 
-from aiscale.data.corpora import bigram_entropy, embedded_text, find_text
-from aiscale.data.corpus import Corpus, open_corpus, train_tokenizer
+from aiscale.data.corpus import Corpus, bigram_entropy, embedded_text, find_text, open_corpus, train_tokenizer
 from aiscale.data.images import NpzDataset, draw_shapes, write_npz
 from aiscale.data.order import Batches
 from aiscale.data.prepare import prepare_corpus

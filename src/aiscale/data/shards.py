@@ -31,7 +31,6 @@ from typing import BinaryIO
 import numpy as np
 
 from aiscale.config import ConfigError
-from aiscale.data.corpora import Text
 from aiscale.data.tokenizers import Tokenizer, regroup
 
 MAGIC, VERSION = b"AISCALET", 1
@@ -39,6 +38,15 @@ HEADER = struct.Struct("<8sIIQQ32s")  #: magic, version, bytes a token, tokens, 
 SHARD_TOKENS = 2**27  #: tokens in a shard, roughly, because a shard ends with a block of text
 BLOCK_CHARS = 2**22
 MANIFEST, PROGRESS, TOKENIZER = "manifest.json", "progress.json", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that can be read several times, piece by piece."""
+
+    name: str  #: as the user gave it
+    identity: str  #: changes when the text may have changed: a hash of the text, or of file names, sizes and times
+    pieces: Callable[[], Iterator[str]]  #: a fresh pass over the text
 
 
 class ShardError(ConfigError):

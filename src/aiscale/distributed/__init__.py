@@ -4,16 +4,15 @@ world = connect()                     # under torchrun, srun, mpiexec, in a note
 world.rank, world.size, world.device
 world.traffic.snapshot()              # bytes by collective since the start
 
-environment, rendezvous, connect   find rank and world size, meet at a store, form the process group
-counter, wire, flight              count traffic, over gloo and over NCCL
-link                               emulate a slow link
-failing, hangs                     report a failure once; name a hang and end the job
-spawn, forking, starter            start ranks on this machine
+rendezvous, connect   find rank and world size, meet at a store, form the process group
+counter, wire         count traffic, over NCCL and over gloo
+link                  emulate a slow link
+failing, hangs        report a failure once; name a hang and end the job
+spawn, starter        start ranks on this machine
 """
 
 from aiscale.distributed.connect import RankError, World, connect
 from aiscale.distributed.counter import Traffic
-from aiscale.distributed.environment import ConnectError, Launch, find_launch, mpi_world
 from aiscale.distributed.failing import (
     HANG_STATUS,
     LOST_STATUS,
@@ -24,7 +23,7 @@ from aiscale.distributed.failing import (
     lost_another_rank,
 )
 from aiscale.distributed.hangs import watching
-from aiscale.distributed.rendezvous import host_store
+from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch, host_store, mpi_world
 from aiscale.distributed.spawn import launch, rank_environment
 
 __all__ = [

@@ -3,7 +3,7 @@
     world = connect()
     found = world.together(make)          # or from_rank0(make): an error on one rank is raised on all of them
 
-It finds rank and world size (`environment`) and the rendezvous address (`rendezvous`), and picks the backend: gloo on
+It finds rank and world size and the rendezvous address (`rendezvous`), and picks the backend: gloo on
 CPU, NCCL or RCCL on GPUs.
 """
 
@@ -28,10 +28,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aiscale.distributed import wire
 from aiscale.distributed.counter import Traffic
-from aiscale.distributed.environment import ConnectError, Launch, find_launch
 from aiscale.distributed.failing import alike, end_job_on_uncaught_error
 from aiscale.distributed.link import Link
-from aiscale.distributed.rendezvous import LOOPBACK, choose_gloo_interface, join_store, meeting_point
+from aiscale.distributed.rendezvous import (
+    LOOPBACK,
+    ConnectError,
+    Launch,
+    choose_gloo_interface,
+    find_launch,
+    join_store,
+    meeting_point,
+)
 
 
 class RankError(RuntimeError):

@@ -4,27 +4,31 @@
 
 The rendezvous store lives in the parent, on a port that the system chose, so two jobs on one machine never fight over
 a port and no rank has to start first. When a rank dies, the parent stops the others and says which one it was. When the
-parent dies, the kernel kills the ranks (Linux). Ranks are forked from the parent if that is safe (`forking`).
+parent dies, the kernel kills the ranks (Linux). Ranks are forked from the parent if that is safe.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 from aiscale.distributed.failing import HANG_STATUS, LOST_STATUS
-from aiscale.distributed.forking import Forked, can_fork
 from aiscale.distributed.rendezvous import listen, serve
 from aiscale.processes import die_with, usable_cores
 
-Process = subprocess.Popen | Forked
 BAD_INPUT_STATUS = 2  #: exit status of `aiscale` after a one-line refusal
 _INTERRUPTED_STATUS = 130  #: of a rank that was told to stop, and has saved
 
@@ -81,7 +85,7 @@ def _start_from_nothing(argv: Sequence[str], env: Mapping[str, str]) -> subproce
 
 
 @contextmanager
-def _passing_on_sigterm(ranks: list[Process]) -> Iterator[None]:
+def _passing_on_sigterm(ranks: list[subprocess.Popen | Forked]) -> Iterator[None]:
     """A scheduler, or `timeout`, signals only the parent: pass it on to the ranks, so that they save."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
@@ -93,7 +97,7 @@ def _passing_on_sigterm(ranks: list[Process]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(ranks: list[Process], *, quiet: bool) -> int:
+def _wait(ranks: list[subprocess.Popen | Forked], *, quiet: bool) -> int:
     """Wait for all ranks; at the first failure stop the others and name the rank."""
     try:
         while True:
@@ -119,7 +123,7 @@ def _wait(ranks: list[Process], *, quiet: bool) -> int:
         raise
 
 
-def _settle(ranks: list[Process]) -> list[int | None]:
+def _settle(ranks: list[subprocess.Popen | Forked]) -> list[int | None]:
     """The exit statuses, after ranks that are about to fail had time to print why."""
     deadline = time.monotonic() + 0.5
     while True:
@@ -146,7 +150,7 @@ def _describe(code: int) -> str:
     return f"failed with exit status {code}"
 
 
-def _stop(ranks: list[Process], grace_s: float = 3.0, first: int = signal.SIGTERM) -> None:
+def _stop(ranks: list[subprocess.Popen | Forked], grace_s: float = 3.0, first: int = signal.SIGTERM) -> None:
     # SIGKILL after a short grace: a rank that hangs in a collective does not answer the first signal.
     for process in ranks:
         if process.poll() is None:
@@ -158,3 +162,110 @@ def _stop(ranks: list[Process], grace_s: float = 3.0, first: int = signal.SIGTER
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+# Forking --------------------------------------------------------------------------------------------------------------
+# Importing torch takes a second per rank, DeepSpeed or Megatron-Core two more. Forked ranks import nothing, and share
+# the libraries' memory. Only the forking thread survives a fork, so `can_fork` refuses if there is a second thread, off
+# Linux, and once CUDA is in use: then `launch` starts every rank as a new Python.
+
+
+def can_fork() -> bool:
+    """Whether a fork of this process is safe."""
+    if sys.platform != "linux" or len(os.listdir("/proc/self/task")) > 1:
+        return False
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    # Some ways of asking for GPUs start CUDA, and so does asking whether it was started; a child can tell.
+    probe = os.fork()
+    if probe == 0:
+        os._exit(torch.cuda._is_in_bad_fork())
+    return os.waitpid(probe, 0)[1] == 0
+
+
+class Forked:
+    """`python -m MODULE ARGUMENTS` in a forked child; the part of `subprocess.Popen` that `launch` uses."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()  # or both processes would write what is buffered
+        sys.stderr.flush()
+        gc.freeze()  # keeps the collector from touching, and so copying, the parent's objects
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(argv, env, parent)
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while the process runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the process to end; raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _become(argv: Sequence[str], env: Mapping[str, str], parent: int) -> NoReturn:
+    """Run `-m MODULE ...` in this child as a new Python would, and exit."""
+    code = 1
+    try:
+        die_with(parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(env)
+        _differ()
+        flag, module, *arguments = argv
+        assert flag == "-m", argv
+        sys.argv = [module, *arguments]
+        code = _run(module)
+        threading._shutdown()  # waits for non-daemon threads
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _run(module: str) -> int:
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
+
+def _differ() -> None:
+    """Reseed and set threads as a new process would; do not delete the parent's temporary folders at exit."""
+    for finalizer in weakref.finalize._registry:
+        finalizer.atexit = False
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules and os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

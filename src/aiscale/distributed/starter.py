@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from aiscale.distributed.forking import Forked, can_fork
+from aiscale.distributed.spawn import Forked, can_fork
 
 #: Prefixes of variables that are read while Python or a library is imported; PYTHONPATH is handled by `_start`.
 READ_EARLY = ("PYTHON", "LD_", "OPENBLAS_", "MKL_", "TORCH_", "DS_", "HF_", "CUDA_", "HIP_", "ROCR_")

@@ -13,7 +13,7 @@ so they are counted too.
     wire      what one rank sends for it with the backend's algorithm (`cost.wire_bytes`)
 
 gloo reads host memory. If ranks hold their tensors on a GPU (loop.backend=gloo), `Staged` sends copies. A `link` slows
-gloo to the rate of a network card. NCCL is not wrapped; `flight` reads torch's flight recorder.
+gloo to the rate of a network card. NCCL is not wrapped; `counter` reads torch's flight recorder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
 
-from aiscale.distributed import flight
-from aiscale.distributed.counter import ANY_SOURCE, Group, Traffic, group_name, message
+from aiscale.distributed.counter import ANY_SOURCE, Group, Traffic, attach, group_name, message
 from aiscale.distributed.link import Link
 
 _BACKEND = "metered_gloo"
@@ -207,7 +206,7 @@ def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto", l
     """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`.
     backend gloo: use gloo even from a GPU. `link` slows gloo's groups."""
     if device.type == "cuda" and backend != "gloo":
-        flight.attach(traffic)
+        attach(traffic)
         return "cpu:gloo,cuda:nccl"
     if not _joined:
         dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu"])

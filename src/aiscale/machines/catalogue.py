@@ -15,7 +15,6 @@ another system, with changes. `cost.collective_seconds` says what a collective c
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -23,7 +22,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
 
 PRECISIONS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8")
 LIBRARIES = ("nccl", "rccl")  #: those whose latencies are known; others are taken as NCCL's
@@ -200,9 +199,8 @@ def _build(cls: type, table: dict, where: str, prefix: str = "", **known):
     keys = {key.name: key for key in fields(cls) if key.name != "name" or "name" not in known}
     for key in table:
         if key not in keys:
-            close = difflib.get_close_matches(key, keys, n=1)
-            hint = f"did you mean {prefix}{close[0]}?" if close else f"it may be one of {', '.join(keys)}"
-            raise ConfigError(f"{where}: unknown key {prefix}{key}: {hint}")
+            told = hint(key, keys).replace("you mean ", f"you mean {prefix}")
+            raise ConfigError(f"{where}: unknown key {prefix}{key}: {told}")
     for key in keys.values():
         if key.name not in table and key.default is MISSING and key.default_factory is MISSING:
             raise ConfigError(f"{where}: key {prefix}{key.name} is missing")
@@ -220,9 +218,7 @@ def _one_of(kind: str, value: str, known: tuple[str, ...]) -> None:
 
 def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
     key = name.lower().replace("_", "-").replace(" ", "-")
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]}?" if close else f"it may be one of {', '.join(known)}"
-    return ConfigError(f"unknown {kind} {name!r}: {hint}")
+    return ConfigError(f"unknown {kind} {name!r}: {hint(key, known)}")
 
 
 _ROOT = resources.files("aiscale.machines")

@@ -3,6 +3,7 @@
 answer = plan(shape, layout, platform)
 answer.step.total_s, answer.tokens_per_s, answer.mfu, answer.memory_gb, answer.fits
 answer.days(257e9), answer.node_hours(257e9)
+simulate(shape, layout, platform)        # events of its pipeline, for plots.timeline
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from aiscale import cost
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout
+from aiscale.plan.layout import Layout, Shape
 from aiscale.plan.memory import capacity_bytes, needed_bytes, stage_memory
-from aiscale.plan.shapes import Shape
-from aiscale.plan.step import Step, step_seconds
+from aiscale.plan.step import Step, message_of_stage, stage_seconds, step_seconds
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Answer:
         step, total = self.step, self.step.total_s
         return {
             "layout": self.layout.name(),
+            "option": self.layout.option(),
             "gpus": self.layout.gpus,
             "params_B": round(self.shape.parameters / 1e9, 4),
             "step_time_s": _digits(total),
@@ -112,3 +114,13 @@ def predict(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> An
     """`plan` without the checks, for layouts that are known to be sound."""
     needed, holds = needed_bytes(shape, layout, platform, c), capacity_bytes(platform, layout, c)
     return Answer(shape, layout, platform, step_seconds(shape, layout, platform, c), needed / 1e9, holds / 1e9)
+
+
+def simulate(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> list[cost.Event]:
+    """The forward and backward passes of one step, every stage with its own time. The closed form of `step` assumes
+    that stages wait for the slowest only; this shows where that holds and where not."""
+    layout.check(shape)
+    seconds, message_s = stage_seconds(shape, layout, platform, c), message_of_stage(shape, layout, platform, c)
+    passes = [s / 3 for s in seconds], [2 * s / 3 for s in seconds]
+    kind, p, m, v = layout.schedule, layout.pp, layout.micro_batches, layout.virtual_stages
+    return cost.pipeline_timeline(kind, p, m, v, *passes, message_s=message_s)

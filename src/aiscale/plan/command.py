@@ -4,26 +4,25 @@ aiscale plan --model forge-m --machine frontier --nodes 64
 aiscale plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json
 aiscale plan --rows runs.csv --json
 aiscale plan --validate
+aiscale plan --page build/planner        # sliders in a browser, which computes by itself
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import difflib
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import fields, replace
 
-from aiscale.config import ConfigError, HFModelConfig
+from aiscale.config import ConfigError, HFModelConfig, Run, hint
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import Platform, platform_of
-from aiscale.plan.layout import Layout
-from aiscale.plan.report import page
+from aiscale.plan.layout import Layout, Shape, shape_of
+from aiscale.plan.memory import CATEGORIES
 from aiscale.plan.search import TUNED, Found, search
-from aiscale.plan.settings import runnable
-from aiscale.plan.shapes import Shape, shape_of
 from aiscale.recipes import RECIPES, recipe
 
 #: Shapes that no recipe trains, by the names people use.
@@ -57,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--validate", action="store_true", help="hold the formulas to every published run")
     parser.add_argument("--refit", action="store_true", help="with --validate: fit the constants anew, and store them")
     parser.add_argument("--launcher", metavar="FILE", help="write the batch file of the layout, for --machine's site")
+    parser.add_argument("--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("model", "machine"):
         if not getattr(args, name):
             raise ConfigError(f"--{name} is missing: try aiscale plan --model forge-m --machine frontier --nodes 64")
-    shape, batch, platform = find_shape(args), _batch(args), platform_of(find_machine(args.machine))
+    shape, batch, platform = find_shape(args), batch_of(args), platform_of(find_machine(args.machine))
     if not 1 <= args.nodes <= MOST_NODES:
         raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most {MOST_NODES}")
     answer, found = choose(args, shape, platform, batch)
@@ -89,7 +89,7 @@ def launch_plan(args: argparse.Namespace) -> tuple[tuple[str, ...], Answer]:
     if args.model not in RECIPES or not args.machine:
         raise ConfigError("--launcher starts a recipe on a machine: name both with --model and --machine")
     shape, platform = find_shape(args), platform_of(find_machine(args.machine))
-    answer, found = choose(args, shape, platform, _batch(args))
+    answer, found = choose(args, shape, platform, batch_of(args))
     return runnable(recipe(args.model), found.ranked if found else [answer])
 
 
@@ -112,13 +112,11 @@ def find_shape(args: argparse.Namespace) -> Shape:
         shape = shape_of(run.model, run.loop.seq_len)
     else:
         known = [*SHAPES, *RECIPES]
-        close = difflib.get_close_matches(args.model.lower(), known, n=1, cutoff=0.3)
-        hint = f"did you mean {close[0]}?" if close else f"it may be one of {', '.join(known)}"
-        raise ConfigError(f"unknown model {args.model!r}: {hint}")
+        raise ConfigError(f"unknown model {args.model!r}: {hint(args.model.lower(), known)}")
     return replace(shape, seq=args.seq) if args.seq is not None else shape
 
 
-def _batch(args: argparse.Namespace) -> int:
+def batch_of(args: argparse.Namespace) -> int:
     default = recipe(args.model).loop.global_batch if args.model in RECIPES else 2048
     batch = default if args.batch is None else args.batch
     if not 1 <= batch <= 10**8:
@@ -133,8 +131,7 @@ def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.3)
-            raise ConfigError(f"--layout: unknown key {key!r}: did you mean {(close or ['tp'])[0]}?")
+            raise ConfigError(f"--layout: unknown key {key!r}: {hint(key, known)}")
         try:
             kind = known[key]
             values[key] = (
@@ -182,11 +179,11 @@ def _rows(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from aiscale.plan import fit, validate
+    from aiscale.plan import validate
 
     if args.refit:
-        text = fit.written(*fit.fit_all())
-        fit.FILE.write_text(text, encoding="utf-8")
+        text = validate.written(*validate.fit_all())
+        validate.FILE.write_text(text, encoding="utf-8")
         print("constants.toml is written; run aiscale plan --validate for its scoreboard", file=sys.stderr)
         return 0
     left_out, whole, halves = validate.scoreboard(), validate.scoreboard(left_out=False), validate.halves()
@@ -200,3 +197,107 @@ def _validate(args: argparse.Namespace) -> int:
     print("\nconstants as shipped, fitted on all sources\n" + validate.page(whole))
     print(f"\n{validate.NOTE}")
     return 0
+
+
+# A layout that aiscale can start ----------------------------------------------------------------------------------
+
+
+def settings_of(layout: Layout) -> tuple[str, ...]:
+    """Raises ConfigError for what no strategy of aiscale has: context parallelism, offload beside a pipeline."""
+    if layout.cp > 1 or layout.offload:
+        raise ConfigError(f"{layout.name()}: aiscale trains without cp and, beside tp and pp, without offload")
+    common = (
+        f"parallel.dp={layout.dp}",
+        f"loop.micro_batch={layout.micro_batch}",
+        f"loop.global_batch={layout.global_batch}",
+        f"loop.precision={layout.precision}",
+        f"model.activation_checkpointing={str(layout.recompute == 'full').lower()}",
+    )
+    if layout.fsdp:
+        return ("parallel.strategy=fsdp", *common)
+    if layout.tp * layout.pp * layout.ep == 1:
+        return ("parallel.strategy=zero", f"parallel.zero_stage={layout.zero_stage}", *common)
+    flags = {"sequence_parallel": layout.sequence_parallel, "distributed_optimizer": layout.zero_stage == 1}
+    sizes = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
+    sizes |= {"virtual_stages": layout.virtual_stages, "schedule": layout.schedule}
+    options = {**sizes, **{name: str(flag).lower() for name, flag in flags.items()}}
+    return ("parallel.strategy=megatron", *(f"parallel.{name}={value}" for name, value in options.items()), *common)
+
+
+def runnable(run: Run, answers: Iterable[Answer]) -> tuple[tuple[str, ...], Answer]:
+    """The settings of the first of these layouts that this run accepts."""
+    why = "no layout fits"
+    for answer in answers:
+        try:
+            settings = settings_of(answer.layout)
+            run.override(*settings).check_world(answer.layout.gpus)
+        except ConfigError as error:
+            why = str(error)
+        else:
+            return settings, answer
+    raise ConfigError(f"no layout that fits can be started by aiscale; of the last: {why}")
+
+
+# The page ---------------------------------------------------------------------------------------------------------
+
+
+def page(answer: Answer, title: str, tokens: float, found: Found | None = None) -> str:
+    shape, layout, step = answer.shape, answer.layout, answer.step
+    lines = [
+        f"{title}: {shape.parameters / 1e9:.3g} B parameters, {shape.layers} layers of {shape.hidden}, "
+        f"sequences of {shape.seq}, {layout.global_batch} a step",
+        f"on {answer.nodes:g} node{'s' * (answer.nodes != 1)}, {layout.gpus} x {answer.platform.name}",
+        "",
+        f"layout     {layout.name()}",
+        f"step       {step.total_s:.3g} s, {answer.tokens_per_s:,.0f} tokens/s a device, "
+        f"{answer.tokens_per_s * layout.gpus:,.0f} in all",
+        f"rate       {answer.tflops:.4g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %, HFU {100 * answer.hfu:.1f} %"
+        + ("; the host's launches set the pace" if step.launch_bound else ""),
+        f"memory     {answer.memory_gb:.1f} of {answer.capacity_gb:.1f} GB"
+        + ("" if answer.fits else f": {answer.memory_gb - answer.capacity_gb:.1f} GB too much"),
+        f"{tokens / 1e9:,.3g} B tokens: {answer.days(tokens):,.3g} days, {answer.node_hours(tokens):,.0f} node-hours",
+        "",
+        *_seconds(answer),
+        "",
+        *_memory(answer),
+    ]
+    if found is not None:
+        lines += ["", *_others(found)]
+    return "\n".join(lines)
+
+
+def _seconds(answer: Answer) -> list[str]:
+    step = answer.step
+    parts = {
+        "computation": step.compute_s - step.recompute_s,
+        "recomputation": step.recompute_s,
+        "bubble": step.bubble_s,
+        **step.parts,
+        "optimizer, fixed": step.optimizer_s,
+    }
+    lines = ["where the step goes"]
+    for name, seconds in parts.items():
+        share = seconds / step.total_s
+        if share >= 0.0005:
+            lines.append(f"  {name:24}{seconds:10.4g} s {100 * share:5.1f} %  {'#' * round(40 * share)}")
+    return lines
+
+
+def _memory(answer: Answer) -> list[str]:
+    stages = answer.stages
+    shown = sorted({0, max(range(len(stages)), key=lambda i: sum(stages[i].values())), len(stages) - 1})
+    lines = ["GB by stage" + " " * 13 + "".join(f"{f'stage {i}':>10}" for i in shown)]
+    for category in CATEGORIES:
+        cells = [stages[i][category] / 1e9 for i in shown]
+        if max(cells) >= 0.05:
+            lines.append(f"  {category:22}" + "".join(f"{cell:10.1f}" for cell in cells))
+    return lines
+
+
+def _others(found: Found) -> list[str]:
+    lines = [f"{found.tried} layouts: {len(found.ranked)} fit, {len(found.too_large)} do not"]
+    for answer, reason in found.reasons():
+        lines.append(f"  {answer.layout.name():62} {answer.step.total_s:8.3g} s  {reason}")
+    for over, layout in found.too_large[:3]:
+        lines.append(f"  {layout.name():62} does not fit: {over:.1f} GB too much")
+    return lines

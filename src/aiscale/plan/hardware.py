@@ -6,11 +6,10 @@ platform_of(find_machine("frontier"))
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
 from aiscale.machines import ACCELERATORS, MACHINES, Accelerator, Machine, Network, Node, find, find_machine
 from aiscale.plan.constants import DEVICES
 
@@ -99,6 +98,4 @@ def find_accelerator(name: str) -> Accelerator:
     found = [known for known in ACCELERATORS if words and set(words) <= set(known.split("-"))]
     if found:
         return find(min(found, key=lambda known: ("pcie" in known, len(known))))
-    close = difflib.get_close_matches(key, ACCELERATORS, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]}?" if close else f"it may be one of {', '.join(ACCELERATORS)}"
-    raise ConfigError(f"unknown accelerator {name!r}: {hint}")
+    raise ConfigError(f"unknown accelerator {name!r}: {hint(key, ACCELERATORS)}")

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout, Stage
-from aiscale.plan.shapes import Shape
+from aiscale.plan.layout import Layout, Shape, Stage
 
 CATEGORIES = ("weights", "gradients", "optimizer states", "activations", "logits", "buffers", "context")
 

@@ -14,8 +14,7 @@ from functools import lru_cache
 from aiscale.config import ConfigError
 from aiscale.plan.answer import plan
 from aiscale.plan.hardware import Platform, platform
-from aiscale.plan.layout import Layout, Software
-from aiscale.plan.shapes import Shape
+from aiscale.plan.layout import Layout, Shape, Software
 
 DEFAULTS: dict[str, str] = {
     "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "0", "ffn": "0", "mlp": "gelu", "vocab": "50304",

@@ -1,13 +1,31 @@
-"""One published run as the planner's input, and the shapes and nodes that several tables share."""
+"""Published runs as the planner's input: each table's rows with what is known of the software that ran them.
+
+    for run in runs("internevo_7b"): run.shape, run.layout, run.platform, run.step_s, run.memory_bytes, run.ran
+    SOURCES                               # names of the tables, each with the reader of a row
+
+What a reader says of the software (fused attention, overlap, recomputation) is the software's, not fitted. Rows whose
+model or layout the source leaves out are skipped, and so are rows that the table's note rejects. Left out as a whole:
+AxonN's and Dash et al.'s runs, whose layouts are recalled, and MaxText's, whose tables leave out batch and layout.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from aiscale.plan.hardware import Platform, platform
-from aiscale.plan.layout import Layout
-from aiscale.plan.shapes import Shape
+from aiscale import published
+from aiscale.machines import find_machine
+from aiscale.plan.hardware import Platform, platform, platform_of
+from aiscale.plan.layout import Layout, Shape, Software
+
+GIB = 2.0**30
+COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
+MEGATRON_2021 = Software(
+    flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, peer_launches=False, fp32_gradients=False,
+    counter="smi", split="even",
+)  # fmt: skip
+DEEPSPEED = replace(MEGATRON_2021, bucket_bytes=2e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +44,301 @@ class Run:
 
 
 @lru_cache(maxsize=64)
-def node(name: str, devices: int, gbit: float) -> Platform:
+def node(name: str, gbit: float, devices: int = 8) -> Platform:
     return platform(name, gpus_per_node=devices, node_gbit_s=gbit)
 
 
-def llama(layers, hidden, heads, keys, ffn, vocab, tied, seq) -> Shape:
+def _layout(row: dict, **known) -> Layout:
+    """The row's columns, and what is known besides; several pieces a rank are interleaved."""
+    columns = {name: row[name] for name in COLUMNS if name in row}
+    schedule = "interleaved" if known.get("virtual_stages", 1) > 1 else "1f1b"
+    return Layout(**{"schedule": schedule} | columns | known)
+
+
+def _gpt(row: dict, **known) -> Shape:
+    columns = {name: row[name] for name in ("layers", "hidden", "heads", "vocab", "seq") if name in row}
+    return Shape(**{"tied": True} | columns | known)
+
+
+def _llama(layers, hidden, heads, keys, ffn, vocab, seq, tied=False) -> Shape:
     return Shape(
         layers=layers, hidden=hidden, heads=heads, kv_heads=keys, ffn=ffn, gated=True, vocab=vocab, tied=tied, seq=seq
     )
 
 
-def gpt(layers, hidden, heads, vocab, seq) -> Shape:
-    return Shape(layers=layers, hidden=hidden, heads=heads, vocab=vocab, tied=True, seq=seq)
+# Megatron-LM and its descendants -------------------------------------------------------------------------------------
+
+
+def _sc21(row: dict, index: int) -> Run:
+    """Megatron-LM of 2021: attention with its score matrix, exchange after the backward pass."""
+    known = {"virtual_stages": row["virtual_stages_v"], "recompute": "full", "precision": "fp16"}
+    return Run(
+        id=f"{row['params_B']}B",
+        shape=_gpt(row),
+        layout=_layout(row, software=MEGATRON_2021, **known),
+        platform=node("a100-sxm4-80gb", 1600.0),
+        step_s=row["iter_time_s_derived"],
+    )
+
+
+def _sc21_zero3(row: dict, index: int) -> Run:
+    """The same beside DeepSpeed's ZeRO-3, which gathers tensor by tensor."""
+    zero = row["scheme"] == "ZeRO-3"
+    known = {"recompute": "full", "zero_stage": 3 if zero else 0, "precision": "fp16"}
+    return Run(
+        id=f"{row['scheme']} {row['params_B']}B {row['gpus']}",
+        shape=_gpt(row, heads={12288: 96, 20480: 128}[row["hidden"]], vocab=51200, seq=2048),
+        layout=_layout(row, software=replace(MEGATRON_2021, per_tensor_gather=zero), **known),
+        platform=node("a100-sxm4-80gb", 1600.0),
+        step_s=row["iter_time_s_derived"],
+        model=f"{row['params_B']} {row['gpus']}",
+    )
+
+
+def _h100(row: dict, index: int) -> Run:
+    """Megatron-Core of 2024: fused attention and kernels, overlap everywhere, distributed optimizer; the
+    table leaves out micro-batches: assumed are 1 in a pipeline, else all sequences of a rank at once."""
+    software = Software(
+        compiled=True, attention=3, tp_overlap="pipelined", gather_overlap=True, peer_launches=False,
+        fused_optimizer=True, split="even", counter="smi",
+    )  # fmt: skip
+    micro = row["global_batch"] // row["dp"] if row["pp"] == 1 else 1
+    per = row["layers"] // row["pp"]
+    v = max((k for k in range(1, per + 1) if per % k == 0 and per // k >= 2), default=1) if row["pp"] > 1 else 1
+    fits = row["global_batch"] // (row["dp"] * micro) % row["pp"] == 0
+    known = {"virtual_stages": v if fits else 1, "schedule": "interleaved" if v > 1 else "1f1b", "micro_batch": micro}
+    return Run(
+        id=f"{row['params_B']}B",
+        shape=_gpt(row),
+        layout=_layout(row, zero_stage=1, sequence_parallel=row["tp"] > 1, software=software, **known),
+        platform=node("h100-sxm5-80gb", 3200.0),
+        step_s=row["iter_time_s_derived"],
+    )
+
+
+def _bloom(row: dict, index: int) -> Run | None:
+    """Megatron-DeepSpeed of 2022 on Jean Zay. Heads of about 128 where the table leaves them out."""
+    if row["layers"] is None:
+        return None
+    memory, seconds, hidden = row["mem_GB_max"], row["sec_per_it"], row["hidden"]
+    if "swapped" in str(row["note"]):
+        seconds = row["tflops_per_gpu_hw"]
+    if seconds is None and memory != "OOM":  # only a rate by an estimate of the FLOPs
+        seconds = 8 * 200e9 * 2048 * row["global_batch"] / (row["tflops_per_gpu_hw"] * 1e12 * row["gpus"])
+    fp32 = "fp32 gradient" in str(row["note"])
+    software = replace(DEEPSPEED, fp32_gradients=fp32, split="auto" if fp32 else "even")
+    divisors = (n for n in range(1, hidden + 1) if hidden % n == 0)
+    heads = row["heads"] or min(divisors, key=lambda n: abs(hidden / n - 128))
+    dp = row["gpus"] // (row["tp"] * row["pp"])
+    return Run(
+        id=f"line {row['line']}",
+        shape=_gpt(row, heads=heads),
+        layout=_layout(row, dp=dp, zero_stage=1, recompute="full", software=software),
+        platform=node("a100-sxm4-80gb", 400.0),
+        step_s=seconds,
+        memory_bytes=memory * 1e9 if isinstance(memory, (int, float)) else None,
+        ran=memory != "OOM",
+        model=f"{hidden} x {row['layers']}, batch {row['global_batch']}",
+    )
+
+
+def _forge(row: dict, index: int) -> Run | None:
+    """GPT-NeoX of 2022 on Frontier, without fused attention. The row without its micro-batches is left out."""
+    if row["grad_accum"] is None:
+        return None
+    tp, gpus = row["model_parallel"], row["gcds"]
+    batch = gpus // tp * row["micro_batch"] * row["grad_accum"]
+    known = {"dp": gpus // tp, "tp": tp, "global_batch": batch, "zero_stage": 1, "recompute": "full"}
+    return Run(
+        id=f"{row['model']} {gpus}",
+        shape=_gpt(row, vocab=52000, tied=False),
+        layout=_layout(row, software=replace(MEGATRON_2021, fused_kernels=False), **known),
+        platform=node("mi250x-gcd", 800.0),
+        step_s=batch * row["seq"] / (row["tokens_per_s_per_gcd_implied"] * gpus),
+    )
+
+
+def _bigscience(row: dict, index: int) -> Run:
+    """Megatron-DeepSpeed of 2021 on V100s."""
+    known = {"zero_stage": 1, "recompute": row["recompute"], "precision": "fp16"}
+    return Run(
+        id=f"row {index}",
+        shape=_gpt(row),
+        layout=_layout(row, software=DEEPSPEED, **known),
+        platform=node("v100-sxm2-32gb", 400.0, 4),
+        step_s=row["sec_per_it"],
+        memory_bytes=row["mem_GB"] * 1e9,
+        model="1.3B",
+    )
+
+
+def _korthikanti(row: dict, index: int) -> list[Run]:
+    """Each row twice: full recomputation, and sequence parallelism with selective recomputation."""
+    known = {"virtual_stages": row["interleave_v"], "precision": "fp16"}
+    software = replace(MEGATRON_2021, tp_overlap="backward")
+    return [
+        Run(
+            id=f"{row['model']} {recompute}",
+            shape=_gpt(row),
+            layout=_layout(row, recompute=recompute, sequence_parallel=parallel, software=software, **known),
+            platform=node("a100-sxm4-80gb", 1600.0),
+            step_s=row[column],
+        )
+        for recompute, parallel, column in (
+            ("full", False, "iter_time_full_recompute_s"),
+            ("selective", True, "iter_time_seqpar_selective_s"),
+        )
+    ]
+
+
+def _radius(row: dict, index: int) -> Run | None:
+    """Megatron-LM on Perlmutter, gradients in fp32 after the backward pass; days over 300,000 iterations."""
+    if row["wall_clock_days"] is None:
+        return None
+    known = {"density": row["density_d"] or 1.0, "period": row["update_T"] or 1, "recompute": "full"}
+    software = replace(MEGATRON_2021, fp32_gradients=True, tp_overlap="backward")
+    return Run(
+        id=f"density {row['density_d']} period {row['update_T']}",
+        shape=_gpt(row, vocab=50304),
+        layout=_layout(row, software=software, **known),
+        platform=platform_of(find_machine("perlmutter-80gb")),
+        step_s=row["s_per_iter_if_300k"],
+    )
+
+
+# Other programs ------------------------------------------------------------------------------------------------------
+
+
+def _nanotron(row: dict, index: int) -> Run:
+    """Eager, asynchronous tensor parallelism, split by cost; memory of the first stage by torch's counters."""
+    gpus, speed, memory = row["gpus"], row["measured_tokens_per_s_per_gpu"], row["measured_memory_GB"]
+    tied, known = row["tied"] == "True" and row["pp"] == 1, {"zero_stage": row["zero_stage"], "sequence_parallel": True}
+    return Run(
+        id=row["id"],
+        shape=_llama(row["layers"], row["hidden"], 32, 32, row["ffn"], row["vocab"], row["seq"], tied),
+        layout=_layout(row, software=Software(split="cost"), **known),
+        platform=node("h100-sxm5-80gb", 3200.0),
+        step_s=row["global_batch"] * row["seq"] / (speed * gpus) if speed else None,
+        memory_bytes=memory * 1e9 if memory else None,
+        ran=row["ran"] == "True",
+        model=f"{row['layers']} layers, {gpus} GPUs",
+        first_stage=True,
+    )
+
+
+def _internevo(row: dict, index: int) -> Run:
+    """Fused attention; states over all ranks or inside a node, returned by one broadcast an owner."""
+    words = row["note"].split()
+    shards = 0 if "all" in words else int(words[words.index("ranks") - 1])
+    software = Software(
+        shard_ranks=shards, broadcasts=True, fp32_gradients=False, tp_overlap="none", fused_optimizer=True
+    )
+    return Run(
+        id=row["id"],
+        shape=_llama(32, 4096, 32, 32, 11008, row["vocab"], row["seq"]),
+        layout=_layout(row, zero_stage=1, recompute=row["recompute"], software=software),
+        platform=node("a100-sxm4-80gb", 400.0),
+        step_s=row["global_batch"] * row["seq"] / (row["measured_tokens_per_s_per_gpu"] * row["gpus"]),
+        model=f"{row['gpus']} GPUs, batch {row['global_batch']}",
+    )
+
+
+_LLAMA_3 = {
+    "8B": (32, 4096, 32, 8, 14336, 128256),
+    "70B": (80, 8192, 64, 8, 28672, 128256),
+    "405B": (126, 16384, 128, 8, 53248, 128256),
+}
+
+
+def _torchtitan(row: dict, index: int) -> Run | None:
+    """FSDP 2 with torch.compile except where the table says otherwise; H100s of 500 W and 2.4 TB/s; in a
+    pipeline as many micro-batches as pieces, the default of the time. Float8 by row, a trial, is left out."""
+    words, pp = row["techniques"], row["pp"]
+    if "rowwise" in words:
+        return None
+    machine = node("h200-sxm-141gb" if "H200" in row["hardware"] else "h100-sxm5-80gb", 3200.0)
+    if "H200" not in row["hardware"]:
+        machine = replace(machine, memory_bytes=96e9, memory_bytes_s=2.4e12)
+        machine = replace(machine, best_product=machine.best_product * (500 / 700) ** 0.4)
+    software = Software(
+        compiled=words != "FSDP" and "vanilla" not in words, tp_overlap="pipelined" if "async" in words else "none",
+        split="even", regather=pp == 1, fused_optimizer=True,
+    )  # fmt: skip
+    v = 2 if "interleaved" in words else 1
+    known = {
+        "dp": row["fsdp"],
+        "fsdp": True,
+        "recompute": "selective" if "selective" in row["act_ckpt"] else "full",
+        "virtual_stages": v,
+        "micro_batch": max(1, row["local_batch"] // (pp * v if pp > 1 else 1)),
+        "sequence_parallel": row["tp"] > 1,
+        "precision": "fp8" if "float8" in words else "bf16",
+    }
+    return Run(
+        id=f"{row['model']} row {index}",
+        shape=_llama(*_LLAMA_3[row["model"].split()[-1]], row["seq"]),
+        layout=_layout(row, software=software, **known),
+        platform=machine,
+        step_s=row["seq"] * row["global_batch"] / (row["tokens_per_s_per_gpu"] * row["gpus"]),
+        memory_bytes=row["peak_mem_GiB"] * GIB if row["peak_mem_GiB"] else None,
+    )
+
+
+def _foundry(row: dict, index: int) -> Run:
+    """Composer's FSDP, eager, fused attention; gradients travel in fp32 except in mode PURE."""
+    pure, whole = row["mp_mode"] == "PURE", row["sharding"] == "FULL_SHARD"
+    known = {"dp": row["gpus"], "fsdp": True, "recompute": "full" if row["act_ckpt"] == "True" else "none"}
+    known |= {"precision": "fp8" if row["precision"] == "amp_fp8" else "bf16"}
+    return Run(
+        id=f"{row['model']} {row['gpu']} {row['gpus']} seq {row['seq']}",
+        shape=_gpt(row, hidden=row["d_model"]),
+        layout=_layout(row, software=Software(fp32_gradients=not pure, regather=whole, fused_optimizer=True), **known),
+        platform=node(row["gpu"], 1600.0 if row["gpu"].startswith("a100") else 3200.0),
+        step_s=row["step_time_s_derived"],
+    )
+
+
+def _nanogpt(row: dict, index: int) -> Run | None:
+    """nanoGPT compiled, its single GPU before fused attention; llm.c in CUDA; the micro-batch where the note states
+    it. Left out: the row that the note rejects, and the one on characters, whose vocabulary is 65."""
+    note, nano = row["note"], row["code"].startswith("nano")
+    if "REJECT" in note or "char" in row["code"]:
+        return None
+    words = note.replace(",", " ").replace(";", " ").split()
+    micro = int(words[words.index("b") + 1]) if words[0] == "b" else 12
+    known = {"dp": row["gpus"], "micro_batch": micro, "global_batch": row["tokens_per_step"] // row["seq"]}
+    software = Software(
+        compiled=True, flash=row["gpus"] > 1, attention=2 if nano else 3, fp32_gradients=nano, fused_optimizer=True
+    )
+    return Run(
+        id=f"{row['code']} {row['gpus']}",
+        shape=_gpt(row, heads={768: 12, 1024: 16, 1280: 20, 1600: 25}[row["hidden"]], vocab=50304),
+        layout=_layout(row, zero_stage=row["zero_stage"], software=software, **known),
+        platform=node("h100-sxm5-80gb" if "H100" in row["gpu"] else "a100-sxm4-80gb", 1600.0),
+        step_s=row["iter_time_s"],
+    )
+
+
+SOURCES: dict[str, Callable[[dict, int], Run | list[Run] | None]] = {
+    "nanotron_sweep": _nanotron,
+    "internevo_7b": _internevo,
+    "megatron_sc21_table1": _sc21,
+    "megatron_sc21_table2_zero3": _sc21_zero3,
+    "megatron_core_h100_weak_scaling": _h100,
+    "bloom_176b_topology_sweep": _bloom,
+    "forge_frontier_throughput": _forge,
+    "torchtitan_llama3": _torchtitan,
+    "llm_foundry_mpt_fsdp": _foundry,
+    "bigscience_1b3_v100_sweep": _bigscience,
+    "korthikanti_table5": _korthikanti,
+    "nanogpt_llmc": _nanogpt,
+    "radius_perlmutter": _radius,
+}
+
+
+@lru_cache(maxsize=32)
+def runs(source: str) -> tuple[Run, ...]:
+    """The runs of one published table."""
+    rows = published.verified(published.table(source))
+    found = [SOURCES[source](row, index) for index, row in enumerate(rows)]
+    return tuple(run for each in found if each for run in (each if isinstance(each, list) else [each]))

@@ -17,9 +17,8 @@ from aiscale.config import ConfigError
 from aiscale.plan.answer import Answer, predict
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout, Software
+from aiscale.plan.layout import Layout, Shape, Software
 from aiscale.plan.memory import capacity_bytes, needed_bytes
-from aiscale.plan.shapes import Shape
 
 #: A framework that trains at scale today: fused optimizer, overlap, no launches peer by peer.
 TUNED = Software(peer_launches=False, fused_optimizer=True, gather_overlap=True, tp_overlap="backward")

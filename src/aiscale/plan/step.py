@@ -8,6 +8,10 @@
 over stages i and m micro-batches; t_i is the longer of what the device computes and what the host needs to launch it.
 Interleaved schedules divide the fill by v. A product of M x N x K runs at best x tiles / (units x waves) x K / (K + k)
 of the peak, or at the speed of memory; attention and everything else that reads and writes memory are apart.
+
+A collective takes `cost.collective_seconds`, and longer: cost knows the machine alone, but in training ranks arrive at
+different times, and kernels, data loading and other jobs use the same memory, cores and switches. Two constants, inside
+a node and between nodes, stand for that.
 """
 
 from __future__ import annotations
@@ -16,17 +20,36 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from aiscale.plan.exchange import message_seconds, seconds
+from aiscale import cost
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout, Stage
+from aiscale.plan.layout import Layout, Shape, Stage
 from aiscale.plan.memory import stage_parameters
-from aiscale.plan.shapes import Shape
 
 #: Tiles of a product: rows, columns, share of the best rate.
 TILES = (
     (128, 256, 1.0), (256, 128, 1.0), (128, 192, 0.97), (192, 128, 0.97), (128, 128, 0.92), (64, 128, 0.75),
     (64, 64, 0.55),
 )  # fmt: skip
+
+
+def seconds(op: str, nbytes: float, n: int, g: int, platform: Platform, c) -> float:
+    """Seconds of one collective of `n` ranks, `g` of them on a node."""
+    if n <= 1 or nbytes <= 0:
+        return 0.0
+    g = max(1, min(g, n, platform.gpus_per_node))
+    return (c.exchange_node if n <= g else c.exchange_network) * _seconds(op, int(nbytes), n, g, platform)
+
+
+def message_seconds(nbytes: float, crosses_nodes: bool, platform: Platform, c) -> float:
+    """One message to the next stage, while every rank of the node sends one."""
+    if crosses_nodes:
+        return c.exchange_network * _seconds("send", int(nbytes), 2, 1, platform)
+    return c.exchange_node * _seconds("send", int(nbytes), 2, 2, platform)
+
+
+@lru_cache(maxsize=200_000)
+def _seconds(op: str, nbytes: int, n: int, g: int, platform: Platform) -> float:
+    return cost.collective_seconds(op, nbytes, platform.machine, ranks=n, per_node=g).seconds
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from aiscale.plots.bars import COLLECTIVE_COLORS, memory_bars, published_vs_meas
 from aiscale.plots.collectives import collective, guessed, latency_bandwidth, message_count, ring_states, ring_steps
 from aiscale.plots.curves import loss_curves, loss_difference, loss_vs_batch, speedup
 from aiscale.plots.field import divided, field_map
+from aiscale.plots.kernels import product_tiles, reduction_tree, roofline, thread_blocks, warp_reads
 from aiscale.plots.numbers import FORMATS, matrices, number_formats, value_range
 from aiscale.plots.one_step import memory_over_time, pipeline, step_memory, timeline
 from aiscale.plots.placement import mlp_cut, rank_grid, shards

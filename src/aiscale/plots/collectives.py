@@ -65,36 +65,56 @@ def guessed(
     guess: Grid | None,
     truth: Grid,
     *,
-    rows: str = "rank",
-    columns: str = "step",
+    rows: str | Sequence[str] = "rank",
+    columns: str | Sequence[str] = "step",
     same: Callable[[object, object], bool] = operator.eq,
     ax: Axes | None = None,
 ) -> Axes:
     """A participant's grid beside the true one; a cell that is wrong is framed and crossed out. Without a guess, the
-    truth alone."""
+    truth alone. rows, columns: a word that is numbered, or a name for each."""
     n, width = len(truth), max(map(len, truth))
     shown = {"truth": truth} if guess is None else {"your guess": guess, "truth": truth}
-    span = (width + 1) * len(shown) + 0.8
-    unit = min(0.52, 7.5 / span)  # inches per cell
-    ax = style.new_axes(ax, unit * span, unit * (n + 1.4))
-    for r in range(n):
-        ax.text(-0.25, n - r - 0.5, f"{rows} {r}", ha="right", va="center", color=style.MUTED)
+    names = [f"{rows} {r}" for r in range(n)] if isinstance(rows, str) else list(rows)
+    span = (width + 1) * len(shown) - 1
+    unit = min(0.52, 5.9 / span)  # inches per cell
+    left_room = 0.25 + 0.085 * max(map(len, names)) / unit  # an inch holds about twelve letters
+    head = 0.65 if isinstance(columns, str) else 0.3 + 0.05 * max(map(len, columns)) / unit
+    ax = style.new_axes(ax, unit * (span + left_room + 0.3), unit * (n + 0.65 + head))
+    for r, name in enumerate(names):
+        ax.text(-0.25, n - r - 0.5, name, ha="right", va="center", color=style.MUTED)
     for left, (word, grid) in zip(range(0, 99, width + 1), shown.items(), strict=False):
         ax.text(left + width / 2, -0.15, word, ha="center", va="top", color=style.MUTED)
-        ax.text(left, n + 0.05, f"{columns} 0, 1, ...", ha="left", va="bottom", color=style.MUTED)
-        for r, row in enumerate(grid):
-            for c, value in enumerate(row):
-                x, y, right = left + c, n - 1 - r, grid is truth or same(value, truth[r][c])
-                _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right else WRONG)
-                if not right:
-                    ax.plot([x + 0.15, x + 0.85], [y + 0.15, y + 0.85], color=WRONG, linewidth=1, alpha=0.6)
-                text = "" if value is None else f"{value}"
-                size = 9 if len(text) <= 3 else 7.5
-                ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=size, color=style.INK)
-    ax.set_xlim(-1.7, span - 1.7)
-    ax.set_ylim(-0.65, n + 0.65)
+        if isinstance(columns, str):
+            ax.text(left, n + 0.05, f"{columns} 0, 1, ...", ha="left", va="bottom", color=style.MUTED)
+        else:
+            for c, name in enumerate(columns):
+                look = {"rotation": 35, "rotation_mode": "anchor", "ha": "left", "va": "bottom", "fontsize": 8}
+                ax.text(left + c + 0.35, n + 0.1, name, color=style.MUTED, **look)
+        _guessed_cells(
+            ax,
+            left,
+            grid,
+            [
+                [grid is truth or same(*pair) for pair in zip(*both, strict=True)]
+                for both in zip(grid, truth, strict=True)
+            ],
+        )
+    ax.set_xlim(-left_room, span + 0.3)
+    ax.set_ylim(-0.65, n + head)
     style.bare(ax)
     return ax
+
+
+def _guessed_cells(ax: Axes, left: float, grid: Grid, right: Sequence[Sequence[bool]]) -> None:
+    for r, row in enumerate(grid):
+        for c, value in enumerate(row):
+            x, y = left + c, len(grid) - 1 - r
+            _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right[r][c] else WRONG)
+            if not right[r][c]:
+                ax.plot([x + 0.15, x + 0.85], [y + 0.15, y + 0.85], color=WRONG, linewidth=1, alpha=0.6)
+            text = "" if value is None else f"{value}"
+            size = 9 if len(text) <= 3 else 7.5
+            ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=size, color=style.INK)
 
 
 def _origins(op: str, before: Grid, after: Grid) -> list[list[list[int]]]:

@@ -1,6 +1,5 @@
 """Measurements by others (papers/) and our earlier ones (measured/): tables with sources, and their reader."""
 
-from aiscale.published.radius import radius_beside_ours, radius_downstream
-from aiscale.published.reader import facts, measured, names, table, verified
+from aiscale.published.reader import facts, measured, names, radius_beside_ours, radius_downstream, table, verified
 
 __all__ = ["facts", "measured", "names", "radius_beside_ours", "radius_downstream", "table", "verified"]

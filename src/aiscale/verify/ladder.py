@@ -14,8 +14,10 @@ cause differences of 1e-3 or more.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
+import os
+import re
+import subprocess
 import tempfile
 import threading
 import time
@@ -31,11 +33,11 @@ from rich.table import Table
 from rich.text import Text
 
 from aiscale import checkpoint
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
+from aiscale.distributed.starter import Starter, StarterError
 from aiscale.model import GPT
 from aiscale.train import load_run, read_metrics
 from aiscale.verify import rungs
-from aiscale.verify.jobs import Jobs
 from aiscale.verify.played import Left, play
 from aiscale.verify.rungs import STEPS, Rung
 
@@ -134,9 +136,8 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
     for pattern in list(patterns) or ["*"]:
         found = fnmatch.filter(rungs.RUNGS, pattern)
         if not found:
-            near = difflib.get_close_matches(pattern, rungs.RUNGS, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else "aiscale verify --list names them"
-            raise ConfigError(f"unknown rung {pattern!r}: {hint}")
+            told = hint(pattern, rungs.RUNGS, "aiscale verify --list names them")
+            raise ConfigError(f"unknown rung {pattern!r}: {told}")
         chosen.update(dict.fromkeys(found))
     return [rungs.RUNGS[name] for name in rungs.RUNGS if name in chosen]
 
@@ -204,3 +205,77 @@ def _read(path: Path, rung: Rung) -> Left:
     weights = {name: torch.full_like(t, torch.nan, dtype=dtype) for name, t in GPT(run.model).state_dict().items()}
     checkpoint.load_weights(weights, newest)
     return metrics, read_metrics(path, "eval"), weights
+
+
+# Running the jobs -----------------------------------------------------------------------------------------------------
+
+
+TIMEOUT_S = 180
+#: Strategies whose library changes torch when it is imported: each gets its own process.
+_APART = ("zero", "megatron")
+_TOGETHER = ("serial", "ddp", "fsdp", "pipeline")
+_WARM_UP = "import aiscale.train, aiscale.parallel as p; [p.preload(strategy) for strategy in {}]"
+#: Lines of a launcher about an error that the rank itself has explained better.
+_SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| failed with exit status| died: signal 15)")
+
+
+class Jobs:
+    def __init__(self) -> None:
+        self._starters: dict[tuple[str, ...], tuple[Starter, Path]] = {}  #: strategies -> starter, its log
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for starter, _log in self._starters.values():
+            starter.close()
+
+    def run(self, rung: Rung, folder: Path) -> str:
+        """Run the rung's job, with results below `folder`; returns its error in one line, or ""."""
+        log = folder / f"{rung.name}.log"
+        try:
+            if rung.launcher:
+                status = self._by_its_launcher(rung, log)
+            else:
+                status = self.start(rung.strategy, rung.arguments(folder), log)
+        except subprocess.TimeoutExpired:
+            return f"no end after {TIMEOUT_S} s"
+        return _explain(log, status) if status else ""
+
+    def _by_its_launcher(self, rung: Rung, log: Path) -> int:
+        with log.open("ab") as file:
+            files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+            return subprocess.call(rung.command(log.parent), env=_environment(), timeout=TIMEOUT_S, **files)
+
+    def start(self, strategy: str, arguments: list[str], log: Path) -> int:
+        """The exit status of `aiscale ARGUMENTS`, which trains with `strategy` and writes its output to `log`."""
+        starter, its_log = self._starter((strategy,) if strategy in _APART else _TOGETHER, log.parent)
+        with log.open("ab") as file:
+            try:
+                return starter.call(["-m", "aiscale", *arguments], stdout=file, stderr=file, timeout=TIMEOUT_S)
+            except StarterError as error:
+                file.write(its_log.read_bytes() + f"{error}\n".encode())
+                return 1
+
+    def _starter(self, strategies: tuple[str, ...], folder: Path) -> tuple[Starter, Path]:
+        with self._lock:
+            if strategies not in self._starters:
+                log = folder / f"starter-{strategies[0]}.log"
+                with log.open("ab") as file:
+                    starter = Starter(_WARM_UP.format(strategies), env=_environment(), python=rungs.PYTHON, stderr=file)
+                self._starters[strategies] = starter, log
+            return self._starters[strategies]
+
+
+def _environment() -> dict[str, str]:
+    """One thread per rank: the same order of summation on every machine."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _explain(log: Path, status: int) -> str:
+    """The line of a failed job's log that says why."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    first_hand = [line for line in lines if not _SECOND_HAND.match(line)] or lines
+    ours = [line for line in first_hand if line.startswith("aiscale: ")]
+    return (ours or first_hand or [f"exit status {status}"])[-1]

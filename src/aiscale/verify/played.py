@@ -45,12 +45,13 @@ def play(rung: Rung) -> Left:
     return metrics, evaluations, engine.state(full=True)
 
 
-class _PlainTopK(SimulatedRanks):
-    """Of every tensor, each rank sends the k largest entries that it has not sent so far; biases are sent whole."""
+class PlainTopK(SimulatedRanks):
+    """Of every tensor, each rank sends the k largest entries that it has not sent so far; biases are sent whole, and
+    in the first `compression.warmup_steps` steps everything."""
 
     def __init__(self, run: Run, n_ranks: int) -> None:
         super().__init__(run.override("compression.method=none", "compression.density=0.4"), n_ranks)
-        self.density = run.compression.density
+        self.density, self.dense_steps = run.compression.density, run.compression.warmup_steps
         self.unsent = [{name: torch.zeros_like(p) for name, p in self.model.named_parameters()} for _ in range(n_ranks)]
 
     def step(self, shares: list[list[MicroBatch]], lr: float) -> StepResult:
@@ -64,15 +65,17 @@ class _PlainTopK(SimulatedRanks):
                 parameters.items(), torch.autograd.grad(loss, parameters.values()), strict=True
             ):
                 unsent[name] += gradient
-                k = p.numel() if is_exempt(name) else kept_entries(self.density, p.numel())
+                is_whole = is_exempt(name) or self.dense_steps > 0
+                k = p.numel() if is_whole else kept_entries(self.density, p.numel())
                 sent = unsent[name].abs() >= unsent[name].abs().flatten().topk(k).values[-1]
                 mean[name] += unsent[name] * sent / n
                 unsent[name][sent] = 0
             total, tokens = total + loss.item() / n, tokens + sum(targets.numel() for _, targets in micro_batches)
         for name, p in parameters.items():
             p.grad = mean[name]
+        self.dense_steps -= 1
         grad_norm, skipped = self.update(lr)
         return StepResult(total, tokens, grad_norm, skipped)
 
 
-_ENGINES = {"radius": SimulatedRanks, "top-k": _PlainTopK}
+_ENGINES = {"radius": SimulatedRanks, "top-k": PlainTopK}

@@ -38,7 +38,6 @@ def bench_radius(
     report: Report = silent,
     sweep: bool = False,
     out: str | None = None,
-    budget: float | None = None,
     link: str = "emulated",
 ) -> dict:
     """Steps, their parts and speed-ups; with `sweep`, perplexities (`radius.sweep`).
@@ -48,7 +47,7 @@ def bench_radius(
     if sweep:
         from aiscale.bench.radius.sweep import bench_sweep
 
-        return bench_sweep(out=out, budget_min=budget, quick=quick, report=report)
+        return bench_sweep(out=out, quick=quick, report=report)
     if link == "shaped" and (why := why_no_nodes()):
         raise ConfigError(f"--link shaped: {why}; without --link it is emulated, which works anywhere")
     report(f"{RANKS} ranks, {link} links")

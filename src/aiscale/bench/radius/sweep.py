@@ -1,65 +1,222 @@
 """What compression costs in perplexity: the training runs of `aiscale bench radius --sweep`, and their table.
 
-    aiscale bench radius --sweep --out runs.jsonl --budget 60      # works for an hour; call it again to resume
+    aiscale bench radius --sweep --out runs.jsonl                  # a day on two cores; call it again to resume
     table_of(load("runs.jsonl"))                                   # one row for each case and number of steps
     python -m aiscale.bench.radius.sweep SPEED.json runs.jsonl > src/aiscale/published/measured/radius_cpu.json
 
-SPEED.json is the output of `aiscale bench radius --json`; `-` leaves it out.
+SPEED.json is the output of `aiscale bench radius --json`. A finished run is a line of FILE; an interrupted one is
+repeated. Every case trains with the same learning rates and seed 0, then with the other seeds at the two best rates;
+the rate with the better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
 
-Every case (`runs.cases`) trains for 500 steps with the same four learning rates and seed 0, then with the other seeds
-at the two best rates; the rate with the better mean counts. The contenders (main cases) are tuned this way up to 4,000
-steps. Longer runs use the rate found there, with every seed.
-
-A finished run is appended to FILE at once; an interrupted one is repeated. Runs have the lowest priority, one thread
-each, and as many run at a time as there are cores. On two cores the whole grid takes more than a day.
+One process simulates all ranks. Radius, random-k and PowerSGD are linear in the gradients: all ranks share the mask (or
+the indices, or the factor), so n ranks update the weights as one rank with the whole batch does, up to rounding. Top-k
+is not, since each rank selects by its own gradients, and bf16 rounds each rank's: there the ranks are played in turn.
+At n ranks an all-gather of values and indices sends n times as much as an all-reduce of as many values, so top-k's
+density is divided by n; PowerSGD has the largest rank that fits.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-from aiscale.bench.radius.runs import Case, Job, cases, train, wire_share
+from aiscale import cost
 from aiscale.bench.ranks import BenchError, Report, silent
 from aiscale.bench.tables import table
 from aiscale.bench.timing import machine_facts
+from aiscale.config import Run
+from aiscale.cost.compression import rivals_traffic
+from aiscale.data import Batches, Corpus, open_corpus
+from aiscale.distributed import World, connect
+from aiscale.optim import lr_at
+from aiscale.parallel import build
+from aiscale.parallel.compress import GradientError
+from aiscale.parallel.radius import SimulatedRanks
+from aiscale.parallel.serial import Engine
 from aiscale.processes import die_with, usable_cores
+from aiscale.recipes import recipe
+from aiscale.verify.played import PlainTopK
 
-RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000, 8000)
-TUNED, CONTENDERS_TUNED = 500, 4000  #: the longest runs for which learning rates are tuned
-LONGEST = 2000  #: for cases that are not contenders
+RANKS = 4  #: simulated
+RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000)
 FINALISTS = 2  #: learning rates tried with every seed: one seed can hardly tell the best two apart
-WORKERS = min(2, len(usable_cores()))
+VAL_BATCHES, POINTS = 16, 40
 DEFAULT_OUT = "runs/radius_sweep.jsonl"
 
 
-def bench_sweep(*, out: str | None, budget_min: float | None, quick: bool, report: Report = silent) -> dict:
-    """Make the runs that FILE lacks until all are there or the budget is used up; returns the table so far.
+@dataclass(frozen=True)
+class Case:
+    """A way to send gradients; `switch` is the share of the steps that are dense before compression starts."""
+
+    settings: tuple[str, ...] = ()
+    switch: float = 0.0
+    tuned: int = 500  #: the longest runs for which learning rates are tried
+    longest: int = 2000
+    rate_warmup: float = 0.02  #: share of the steps in which the learning rate rises
+
+    def run(self, steps: int, lr: float, seed: int) -> Run:
+        rises = int(self.rate_warmup * steps) + 1
+        optimizer = (f"optimizer.lr={lr}", f"optimizer.min_lr={lr / 10}", f"optimizer.warmup_steps={rises}")
+        loop = (f"loop.steps={steps}", f"loop.seed={seed}", f"data.seed={seed}")
+        switch = (f"compression.warmup_steps={int(self.switch * steps)}",) if self.switch else ()
+        return _model().override(*optimizer, *loop, *(f"compression.{text}" for text in self.settings), *switch)
+
+
+def _cases() -> dict[str, Case]:
+    main = {"tuned": 4000, "longest": 4000}
+    found = {"dense": Case(**main), "dense bf16": Case(("wire=bf16",), longest=500)}
+    found["dense, rate rises for 0.2"] = Case(rate_warmup=0.2)  # is a gain only the effect of a slow start?
+    for switch in (0.2, 0.0):
+        for density in (0.9, 0.5, 0.4, 0.1):
+            for interval in (50, 200):
+                for residual in ("sum", "mean"):
+                    published = (switch, density, interval, residual) == (0.2, 0.4, 200, "sum")
+                    settings = ("method=radius", f"density={density}", f"interval={interval}", f"residual={residual}")
+                    name = f"radius d {density:g} T {interval} {residual} switch {switch:g}"
+                    found[name] = Case(settings, switch, **(main if published else {}))
+    turns = ("method=radius", "density=0.4", "interval=200", "turns=4")
+    found["radius d 0.4 T 200 turns 4 switch 0.2"] = Case(turns, 0.2, longest=500)
+    found["radius d 0.4 T 200 turns 4 wait switch 0.2"] = Case((*turns, "moments=wait"), 0.2, **main)
+    found["random-k d 0.4 mean switch 0.2"] = Case(("method=random-k", "density=0.4", "residual=mean"), 0.2, 500, 500)
+    found["top-k d 0.1 switch 0.2"] = Case(("method=top-k", f"density={0.4 / RANKS}"), 0.2, 2000)
+    found["powersgd rank 17 switch 0.2"] = Case(("method=powersgd", "rank=17"), 0.2, 2000)
+    return found
+
+
+CASES = _cases()
+
+
+@dataclass(frozen=True)
+class Job:
+    case: str
+    steps: int
+    lr: float
+    seed: int
+
+
+@cache
+def _model() -> Run:
+    """116,480 parameters, 1024 tokens a step, from a text long enough for 8,000 steps without repetition."""
+    shape = ("model.d_model=64", "loop.seq_len=64", "loop.global_batch=16", "loop.device=cpu", "data.corpus=stdlib")
+    return recipe("laptop").override("parallel.strategy=ddp", *shape)
+
+
+@cache
+def _corpus() -> Corpus:
+    return open_corpus(_model().data)
+
+
+def wire_share(case: Case) -> float:
+    """Bytes that a rank sends, over those of a dense fp32 step; average after the switch."""
+    run = case.run(1000, 1e-3, 0)
+    dense = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(run.model), RANKS)
+    if run.compression.method == "radius":
+        return cost.wire_bytes("all_reduce", cost.mean_payload_bytes(run), RANKS) / dense
+    traffic = (cost.radius_traffic if run.compression.method == "none" else rivals_traffic)(run, RANKS)
+    return sum(cost.wire_bytes(op, nbytes, RANKS) for (op, _), nbytes in traffic.items()) / dense
+
+
+# The runs ------------------------------------------------------------------------------------------------------------
+
+
+def play(run: Run, world: World, n_ranks: int = RANKS) -> tuple[Engine, int]:
+    """An engine that computes in this process what `n_ranks` would, and for how many ranks its step takes shares; 0:
+    it takes the whole batch."""
+    if run.compression.method == "top-k":
+        return PlainTopK(run, n_ranks), n_ranks
+    return (SimulatedRanks(run, n_ranks), n_ranks) if run.compression.wire == "bf16" else (build(run, world), 0)
+
+
+def train(job: Job) -> dict:
+    """Train it: training losses in nats a token, averaged between two recorded points, and the final validation loss.
+
+    If the run diverged, its training and validation loss are None.
+    """
+    run, start, world = CASES[job.case].run(job.steps, job.lr, job.seed), time.perf_counter(), connect("cpu")
+    engine, n = play(run, world)
+    loop, corpus, every = run.loop, _corpus(), max(1, job.steps // POINTS)
+    batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
+    held_out = Batches.in_order(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+    apart = max(1, held_out.steps_per_epoch // VAL_BATCHES)  # spread over the whole held-out text
+
+    def validate() -> float:
+        return engine.evaluate(held_out.batch(i * apart) for i in range(VAL_BATCHES))[0]
+
+    losses, val_curve = [], []
+    for step in range(job.steps):
+        batch = [batches.share(step, rank, n) for rank in range(n)] or [batches.batch(step)]
+        try:
+            losses.append(engine.step(batch, lr_at(step, job.steps, run.optimizer)).loss)
+        except GradientError:  # not finite from here on
+            break
+        if (step + 1) % (4 * every) == 0:
+            val_curve.append((step + 1, round(validate(), 5)))
+    tail, val_loss = losses[-max(1, job.steps // 20) :], validate()
+    converged = len(losses) == job.steps and math.isfinite(val_loss)
+    engine.close()
+    world.close()
+    means = [sum(losses[i : i + every]) / every for i in range(0, len(losses) - every + 1, every)]
+    return {
+        **asdict(job),
+        "train_loss": sum(tail) / len(tail) if converged else None,
+        "val_loss": val_loss if converged else None,
+        "train_curve": [(every * (i + 1), round(mean, 5)) for i, mean in enumerate(means)],
+        "val_curve": val_curve,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def bench_sweep(*, out: str | None, quick: bool, report: Report = silent) -> dict:
+    """Make the runs that FILE lacks, as many at a time as there are cores; returns the table.
 
     quick: two cases, one rate and seed, 8 steps.
     """
     path = Path(out or DEFAULT_OUT)
     path.parent.mkdir(parents=True, exist_ok=True)
-    grid = Grid(quick)
-    rows, machines = load(path), read_machines(path)
-    if grid.pending(rows):
-        machines.append(machine_facts())
-        append(path, {"machine": machines[-1]})
-        deadline = time.monotonic() + 60 * budget_min if budget_min else math.inf
-        _make_runs(path, grid, rows, deadline, 1 if quick else WORKERS, report)
-    done = {"rows": table_of(rows, grid.known), "runs": len(rows), "runs_left": grid.left(rows)}
-    return {**done, "checks": [], "machines": machines}
+    rows, names = load(path), list(CASES)[:4:3] if quick else CASES
+    lengths, rates, seeds = ((8,), RATES[2:3], SEEDS[:1]) if quick else (LENGTHS, RATES, SEEDS)
+    append(path, {"machine": machine_facts()})
+    workers = 1 if quick else len(usable_cores())
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)) as pool:
+
+        def make(jobs: list[Job]) -> None:
+            missing = [job for job in jobs if job not in {_job(row) for row in rows}]
+            for job, row in zip(missing, pool.map(train, missing), strict=True):
+                rows.append(row)
+                append(path, row)
+                report(f"{job}: validation loss {row['val_loss']}, {row['seconds']:.0f} s")
+
+        try:
+            for steps in lengths:
+                for name in (name for name in names if steps <= CASES[name].longest):
+                    tuned = min(steps, CASES[name].tuned)
+                    tried = rates if steps == tuned else (_best(_of(rows, name, tuned))[0]["lr"],)
+                    make([Job(name, steps, rate, seeds[0]) for rate in tried])
+                    first = [row for row in _of(rows, name, steps) if row["seed"] == seeds[0] and row["lr"] in tried]
+                    best = sorted(first, key=_loss)[:FINALISTS]
+                    make([Job(name, steps, row["lr"], seed) for row in best for seed in seeds[1:]])
+        except Exception as error:
+            pool.shutdown(cancel_futures=True)
+            raise BenchError(f"a run ended without a result: {error!r}") from error
+    return {"rows": table_of(rows), "runs": len(rows), "checks": [], "machines": read_machines(path)}
+
+
+def _begin(parent: int) -> None:
+    die_with(parent)
+    os.nice(19)
+    torch.set_num_threads(1)
 
 
 def show_sweep(result: dict) -> None:
@@ -73,97 +230,6 @@ def show_sweep(result: dict) -> None:
             gap = f"{over['mean']:+.1f} %, {over['low']:+.1f} to {over['high']:+.1f}" if over else ""
             rows.append((row["case"], f"{row['wire_share']:.3f}", rate, seeds, *perplexities, gap))
         table(f"{steps} steps, each at the best of its learning rates", heads, rows)
-    print(f"{result['runs']} runs made, {result['runs_left']} left of the whole grid")
-
-
-# The queue -----------------------------------------------------------------------------------------------------------
-
-
-class Grid:
-    """All runs to make, in order."""
-
-    def __init__(self, quick: bool = False) -> None:
-        self.known = cases()
-        self.rates, self.seeds, self.lengths = ((RATES[2],), (0,), (8,)) if quick else (RATES, SEEDS, LENGTHS)
-        if quick:
-            names = ("dense", "radius d 0.4 T 200 sum switch 0.2")
-            self.known = {name: self.known[name] for name in names}
-
-    def pending(self, rows: list[dict]) -> list[Job]:
-        """The runs missing from `rows` that can start now, most informative first."""
-        done = {_job(row) for row in rows}
-        return [job for cell in self._cells() for job in self._wanted(*cell, rows) if job not in done]
-
-    def left(self, rows: list[dict]) -> int:
-        """How many runs are still missing altogether."""
-        return sum(max(0, self._needed(*cell) - len(_of(rows, cell[0].name, cell[1]))) for cell in self._cells())
-
-    def _cells(self) -> Iterable[tuple[Case, int]]:
-        """Contenders first, then all; short runs before long ones."""
-        cells = [(case, place) for place in range(len(self.lengths)) for case in self.known.values()]
-        cells = [(case, place) for case, place in cells if case.contender or self.lengths[place] <= LONGEST]
-        cells.sort(key=lambda cell: cell[1] + (0 if cell[0].contender else 1.5))
-        return [(case, self.lengths[place]) for case, place in cells]
-
-    def _tuned_at(self, case: Case, steps: int) -> int:
-        """The number of steps at which the learning rate for runs of this length is tuned."""
-        return max(self.lengths[0], min(steps, CONTENDERS_TUNED if case.contender else TUNED))
-
-    def _needed(self, case: Case, steps: int) -> int:
-        rates = len(self.rates) if steps == self._tuned_at(case, steps) else 1
-        return rates + min(FINALISTS, rates) * (len(self.seeds) - 1)
-
-    def _wanted(self, case: Case, steps: int, rows: list[dict]) -> list[Job]:
-        """The runs of a case that can be listed so far: other seeds once every rate has been tried, and runs too
-        long to be tuned once the best rate is known."""
-        rates, tuned = self.rates, self._tuned_at(case, steps)
-        if steps != tuned:
-            shorter, found = self._wanted(case, tuned, rows), _of(rows, case.name, tuned)
-            if len(shorter) < self._needed(case, tuned) or not set(shorter) <= set(map(_job, found)):
-                return []
-            rates = (_best(found)[0]["lr"],)
-        best = rates
-        if len(rates) > 1:
-            first = {row["lr"]: _loss(row) for row in _of(rows, case.name, steps) if row["seed"] == self.seeds[0]}
-            best = sorted(rates, key=first.__getitem__)[:FINALISTS] if first.keys() >= set(rates) else ()
-        jobs = [Job(case.name, steps, rate, self.seeds[0]) for rate in rates]
-        return jobs + [Job(case.name, steps, rate, seed) for rate in best for seed in self.seeds[1:]]
-
-
-def _make_runs(path: Path, grid: Grid, rows: list[dict], deadline: float, workers: int, report: Report) -> None:
-    """Run the pending jobs in worker processes and append each result to `rows` and the file. Starts none that would
-    end after the deadline, judged by the slowest run so far of its case, or of any case."""
-
-    def in_time(job: Job) -> bool:
-        same = [row for row in rows if row["case"] == job.case] or rows
-        slowest_s = job.steps * max((row["seconds"] / row["steps"] for row in same), default=0.0)
-        return time.monotonic() + slowest_s < deadline
-
-    spawn, running = multiprocessing.get_context("spawn"), {}
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin, initargs=(os.getpid(),)) as pool:
-        while True:
-            waiting = (job for job in grid.pending(rows) if job not in running.values() and in_time(job))
-            for job in list(itertools.islice(waiting, workers - len(running))):
-                running[pool.submit(train, job)] = job
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                job = running.pop(future)
-                if error := future.exception():
-                    for process in multiprocessing.active_children():
-                        process.kill()  # or it would wait for the other runs, which may take an hour
-                    raise BenchError(f"a run ended without a result: {job}: {error!r}") from error
-                rows.append(row := future.result())
-                append(path, row)
-                loss = "diverged" if row["val_loss"] is None else f"validation {math.exp(row['val_loss']):.3f}"
-                name = f"{job.case}, {job.steps} steps, rate {job.lr:g}, seed {job.seed}"
-                report(f"{name}: {loss}, {row['seconds']:.0f} s; {grid.left(rows)} runs left")
-
-
-def _begin(parent: int) -> None:
-    die_with(parent)
-    os.nice(19)
-    torch.set_num_threads(1)
 
 
 # The file ------------------------------------------------------------------------------------------------------------
@@ -203,21 +269,19 @@ def _job(row: dict) -> Job:
 # The table -----------------------------------------------------------------------------------------------------------
 
 
-def table_of(rows: list[dict], known: dict[str, Case] | None = None) -> list[dict]:
+def table_of(rows: list[dict]) -> list[dict]:
     """One row for each case and number of steps: perplexity at its best rate, and difference to dense seed by seed;
     curves as [(step, mean, low, high)] over seeds, of losses and of dense minus the case (error_curve)."""
-    known = known or cases()
     best = {key: _best(_of(rows, *key)) for key in dict.fromkeys((row["case"], row["steps"]) for row in rows)}
     converged = {key: {row["seed"]: row for row in runs if row["val_loss"] is not None} for key, runs in best.items()}
     found = []
     for (case, steps), runs in converged.items():
-        if case in known and runs:
+        if case in CASES and runs:
             tried = {row["lr"] for row in _of(rows, case, steps)}
-            cell = _cell(known[case], steps, runs, converged.get(("dense", steps), {}))
+            cell = _cell(case, steps, runs, converged.get(("dense", steps), {}))
             edge = len(tried) > 1 and cell["lr"] in (min(tried), max(tried))
-            diverged = len(best[case, steps]) - len(runs)
-            found.append({**cell, "rates_tried": len(tried), "best_at_edge": edge, "diverged": diverged})
-    return sorted(found, key=lambda cell: (cell["steps"], list(known).index(cell["case"])))
+            found.append({**cell, "rates_tried": len(tried), "best_at_edge": edge})
+    return sorted(found, key=lambda cell: (cell["steps"], list(CASES).index(cell["case"])))
 
 
 def _of(rows: list[dict], case: str, steps: int) -> list[dict]:
@@ -236,30 +300,22 @@ def _loss(row: dict) -> float:
     return math.inf if row["val_loss"] is None else row["val_loss"]
 
 
-def _cell(case: Case, steps: int, runs: dict[int, dict], dense: dict[int, dict]) -> dict:
+def _cell(name: str, steps: int, runs: dict[int, dict], dense: dict[int, dict]) -> dict:
     """The row of one case at one length; `runs` and `dense` are at their best rates, by seed."""
     both = sorted(runs.keys() & dense.keys())
-
-    def over_dense_pct(key: str) -> dict[str, float] | None:
-        return _spread([100 * math.expm1(runs[seed][key] - dense[seed][key]) for seed in both]) if both else None
-
-    def perplexity(key: str) -> dict[str, float]:
-        return _spread([math.exp(run[key]) for run in runs.values()])
-
+    over = [100 * math.expm1(runs[seed]["val_loss"] - dense[seed]["val_loss"]) for seed in both]
     pairs = [zip(dense[seed]["train_curve"], runs[seed]["train_curve"], strict=True) for seed in both]
     errors = [[(step, a - b) for (step, a), (_, b) in pair] for pair in pairs]
     return {
-        "case": case.name,
-        "settings": list(case.settings),
-        "switch": case.switch,
+        "case": name,
+        "switch": CASES[name].switch,
         "steps": steps,
         "lr": next(iter(runs.values()))["lr"],
         "seeds": sorted(runs),
-        "wire_share": round(wire_share(case), 4),
-        "train_ppl": perplexity("train_loss"),
-        "val_ppl": perplexity("val_loss"),
-        "val_over_dense_pct": over_dense_pct("val_loss"),
-        "train_over_dense_pct": over_dense_pct("train_loss"),
+        "wire_share": round(wire_share(CASES[name]), 4),
+        "train_ppl": _spread([math.exp(run["train_loss"]) for run in runs.values()]),
+        "val_ppl": _spread([math.exp(run["val_loss"]) for run in runs.values()]),
+        "val_over_dense_pct": _spread(over) if both else None,
         "train_curve": _curve([run["train_curve"] for run in runs.values()]),
         "val_curve": _curve([run["val_curve"] for run in runs.values()]),
         "error_curve": _curve(errors),
@@ -276,17 +332,8 @@ def _curve(curves: list[list]) -> list[tuple[float, ...]]:
     return [(step, *spread.values()) for step, spread in points]
 
 
-def _collect(speed: Path | None, runs: Path) -> dict:
-    """The content of `published.measured("radius_cpu")`, with curves of the main cases only."""
-    rows = load(runs)
-    cells = table_of(rows)
-    for cell in cells:
-        if not cases()[cell["case"]].contender:
-            del cell["train_curve"], cell["val_curve"], cell["error_curve"]
-    sweep = {"rows": cells, "runs": len(rows), "runs_left": Grid().left(rows), "machines": read_machines(runs)}
-    return {"speed": json.loads(speed.read_text()) if speed else None, "sweep": sweep}
-
-
 if __name__ == "__main__":
-    speed_file, runs_file = sys.argv[1:]
-    print(json.dumps(_collect(Path(speed_file) if speed_file != "-" else None, Path(runs_file)), indent=1))
+    speed_file, runs_file = map(Path, sys.argv[1:])
+    found = load(runs_file)
+    sweep = {"rows": table_of(found), "runs": len(found), "machines": read_machines(runs_file)}
+    print(json.dumps({"speed": json.loads(speed_file.read_text()), "sweep": sweep}, indent=1))

@@ -173,35 +173,25 @@ job_again() {
 }
 
 job_engines() {
-  local count="${AISCALE_RANKS:-$((SLURM_NNODES * $1))}" folder="${AISCALE_FOLDER:-}" died late
+  local count="${AISCALE_RANKS:-$((SLURM_NNODES * $1))}" folder="${AISCALE_FOLDER:?is unset: cluster.start submits this file}" died late
   shift
   local step=("$@" --ntasks="$count" --ntasks-per-node="$(((count + SLURM_NNODES - 1) / SLURM_NNODES))")
   umask 077 # the folder has the key by which controller, engines and notebook know each other
-  if [ -z "$folder" ]; then
-    folder="$RUNS/engines-$SLURM_JOB_ID"
-    mkdir -p "$folder"
-    # shellcheck disable=SC2064  # the folder of now
-    trap "rm -rf '$folder'" EXIT
-    exec 2> >(tee "$folder/launcher.log" >&2) # where a notebook reads which rank has died
-    echo "in the notebook: cluster.start($count, engines=\"$folder\")"
-  else
-    # The notebook's watchman touches `alive` every minute, unless the login node has taken it along. It removes the
-    # folder in the end, also if Slurm did not let it cancel this job. Two looks, for a file system may be away for a
-    # moment.
-    (
-      late=0
-      while sleep 60; do
-        if [ -n "$(find "$folder/alive" -mmin -10)" ]; then late=0; else late=$((late + 1)); fi
-        if [ "$late" -ge 2 ]; then scancel "$SLURM_JOB_ID" || true; fi
-      done
-    ) > /dev/null 2>&1 &
-    # shellcheck disable=SC2064  # the process of now
-    trap "kill $! || true" EXIT
-  fi
+  # The notebook's watchman touches `alive` every minute, unless the login node has taken it along. It removes the
+  # folder in the end, also if Slurm did not let it cancel this job. Two looks, for a file system may be away for a
+  # moment.
+  (
+    late=0
+    while sleep 60; do
+      if [ -n "$(find "$folder/alive" -mmin -10)" ]; then late=0; else late=$((late + 1)); fi
+      if [ "$late" -ge 2 ]; then scancel "$SLURM_JOB_ID" || true; fi
+    done
+  ) > /dev/null 2>&1 &
+  # shellcheck disable=SC2064  # the process of now
+  trap "kill $! || true" EXIT
   # Rank 0 runs the controller beside itself: it listens beyond loopback, and only as long as the job lasts.
   until srun --kill-on-bad-exit=1 "${step[@]}" "${python[@]}" -m aiscale.cluster "$folder" "$count" slurm; do
     echo "srun has ended"
-    if [ -z "${AISCALE_FOLDER:-}" ]; then exit 1; fi
     # A rank has died. The notebook may ask for new ones, which then need not wait in the queue; but nodes do not idle
     # for longer than AISCALE_IDLE seconds.
     died="$SECONDS"

@@ -27,10 +27,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from aiscale.config import ConfigError, require_writable
-from aiscale.hpc.launchers.render import sources_of
+from aiscale.hpc.launchers.render import replace_file, sources_of, templates
 from aiscale.hpc.sites import Site, find, here, names
 
 _MARK = "aiscale"  #: key of our own kernels in kernel.json's metadata
@@ -75,8 +73,8 @@ def install(spec: Spec, where: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # 0755 and 0644 whatever the umask: others in a class may use it, but not change it.
         folder.chmod(0o755)
-        _write(folder / "start.sh", start_script(spec), 0o755)
-        _write(folder / "kernel.json", json.dumps(_kernel_json(spec), indent=1) + "\n", 0o644)
+        replace_file(folder / "start.sh", start_script(spec), 0o755)
+        replace_file(folder / "kernel.json", json.dumps(_kernel_json(spec), indent=1) + "\n", 0o644)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise KernelError(f"{folder}: {reason}; choose a folder of your own with --prefix, or --user") from None
@@ -87,18 +85,15 @@ def start_script(spec: Spec) -> str:
     modules = "\n".join(f"module load {shlex.quote(name)}" for name in spec.modules)
     if not modules and spec.site:
         modules = _pinned(spec.site.shell.modules, os.environ.get("LOADEDMODULES", ""))
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters["quote"] = shlex.quote
-    text = made.get_template("start.sh.j2").render(
-        spec=spec,
-        site=spec.site,
-        profile=spec.profile or (spec.site.name if spec.site else ""),
-        modules=modules,
+    text = (
+        templates(Path(__file__).parent / "templates")
+        .get_template("start.sh.j2")
+        .render(
+            spec=spec,
+            site=spec.site,
+            profile=spec.profile or (spec.site.name if spec.site else ""),
+            modules=modules,
+        )
     )
     return text + (sources_of(text, spec.site) if spec.site else "")
 
@@ -125,14 +120,6 @@ def _kernel_json(spec: Spec) -> dict:
         "language": "python",
         "metadata": {"debugger": True, _MARK: about},
     }
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    """Write atomically: a kernel may be starting now."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.chmod(mode)
-    draft.replace(path)
 
 
 def _ours(folder: Path) -> bool:

@@ -6,8 +6,11 @@ drift("launchers")                           # the files in launchers/ that diff
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
+import shlex
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,12 +20,13 @@ import jinja2
 
 from aiscale.config import remedy, require_writable
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
-from aiscale.hpc.sites import GpuKind, Site, SiteError, site
+from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
 from aiscale.recipes import recipe
 
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 _WIDTH = 120
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_all(place: Site) -> dict[str, str]:
@@ -30,7 +34,7 @@ def render_all(place: Site) -> dict[str, str]:
     the profile has one."""
     files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
     if place.build.create:
-        files[BUILD] = _finish(_environment().get_template(BUILD + ".j2").render(site=place), place)
+        files[BUILD] = _finish(templates(_TEMPLATES).get_template(BUILD + ".j2").render(site=place), place)
     return files
 
 
@@ -39,7 +43,7 @@ def render(lesson: Lesson, place: Site) -> str:
     job = _Job.of(lesson, place)
     edits, directives = _directives(job)
     text = (
-        _environment()
+        templates(_TEMPLATES)
         .get_template("body.sbatch.j2")
         .render(
             lesson=lesson,
@@ -144,7 +148,6 @@ _CALLS = {
             f'cluster.start({job.nodes * job.place.node.ranks_per_node}, engines="slurm")',
             "in a notebook submits this by itself",
         ),
-        ("sbatch engines.sbatch", "its output names the folder that cluster.start(..., engines=FOLDER) takes"),
     ],
 }
 
@@ -244,15 +247,15 @@ def _aligned(pairs: Iterable[tuple[str, str]], lead: str = "") -> str:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def templates(folder: Path) -> jinja2.Environment:
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"comment": _comment, "comment_lines": _comment_lines, "aligned": _aligned}
+    made.filters |= {"comment": _comment, "comment_lines": _comment_lines, "aligned": _aligned, "quote": shlex.quote}
     return made
 
 
@@ -263,14 +266,14 @@ def write(place: Site, out: str | Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in render_all(place).items():
-            _replace(folder / name, text, 0o755 if name == BUILD else 0o644)
+            replace_file(folder / name, text, 0o755 if name == BUILD else 0o644)
             files.append(folder / name)
     except OSError as error:
         raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, '--out')}") from None
     return files
 
 
-def _replace(file: Path, text: str, mode: int) -> None:
+def replace_file(file: Path, text: str, mode: int) -> None:
     """Write the whole file, or leave the one that is there."""
     partial = file.with_name(f".{file.name}.partial")
     try:
@@ -294,3 +297,47 @@ def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:
                 problems.append(f"{path} differs from what its template and profile give")
         problems += [f"{path} has no lesson" for path in sorted(folder.glob("*.sbatch")) if path.name not in wanted]
     return problems
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--site",
+        metavar="FILE",
+        help=f"a profile of your own (.toml), or one of {', '.join(names())} (default: {' and '.join(SHIPPED)})",
+    )
+    parser.add_argument("--out", default="launchers", metavar="DIR", help="where files go (default: launchers)")
+    task = parser.add_mutually_exclusive_group()
+    task.add_argument("--check", action="store_true", help="write nothing; say what would change")
+    task.add_argument("--list", action="store_true", help="name the files, what each is for and what it asks for")
+
+
+def run(args: argparse.Namespace) -> int:
+    places = [find(args.site)] if args.site else [site(name) for name in SHIPPED]
+    if args.list:
+        for place in places:
+            _list(place)
+        return 0
+    if args.check:
+        problems = drift(args.out, places)
+        print(*problems, sep="\n", end="\n" * bool(problems))
+        if problems:
+            print("to put this right: aiscale launchers", file=sys.stderr)
+        else:
+            print(f"{args.out}: the files of {', '.join(place.name for place in places)} are up to date")
+        return 1 if problems else 0
+    for place in places:
+        print(*write(place, args.out), sep="\n")
+    return 0
+
+
+def _list(place: Site) -> None:
+    print(f"{place.title}, as of {place.read}:")
+    for lesson in LESSONS.values():
+        if fits(lesson, place):
+            nodes = nodes_of(lesson, place)
+            print(f"  {place.name + '/' + lesson.name + '.sbatch':32} {lesson.title}; {nodes} nodes")
+    if place.build.create:
+        print(f"  {place.name + '/' + BUILD:32} makes the environment in which they run")

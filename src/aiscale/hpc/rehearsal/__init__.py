@@ -8,6 +8,6 @@ with rehearsal.Cluster(nodes=4, link="100mbit") as nodes:
 """
 
 from aiscale.hpc.rehearsal.cluster import Call, Cluster
-from aiscale.hpc.rehearsal.needs import RehearsalError, why_not
+from aiscale.hpc.rehearsal.settings import RehearsalError, why_not
 
 __all__ = ["Call", "Cluster", "RehearsalError", "why_not"]

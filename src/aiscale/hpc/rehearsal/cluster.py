@@ -11,9 +11,11 @@ and files, but each has its own /tmp, in which it sees only this Python and the 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,8 +27,16 @@ from pathlib import Path
 
 import psutil
 
-from aiscale.hpc.rehearsal.needs import RehearsalError, search_path, unshare, why_not
-from aiscale.hpc.rehearsal.settings import LOGIN, Settings, address, user_name
+from aiscale.hpc.rehearsal.settings import (
+    LOGIN,
+    RehearsalError,
+    Settings,
+    address,
+    search_path,
+    unshare,
+    user_name,
+    why_not,
+)
 from aiscale.hpc.sites import Site, find, names
 
 _UNFINISHED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
@@ -218,3 +228,50 @@ def _below_tmp(paths: Sequence[str | Path]) -> list[str]:
     found = sorted({str(Path(path).absolute()) for path in paths})
     found = [path for path in found if path.startswith("/tmp/")]
     return [path for path in found if not any(path.startswith(other + "/") for other in found if other != path)]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--site",
+        default="generic",
+        metavar="SITE",
+        help="the site to play: the name of a profile, or a .toml file (default: generic)",
+    )
+    parser.add_argument(
+        "--nodes", type=int, default=4, metavar="N", help="how many virtual nodes to start (default: 4)"
+    )
+    parser.add_argument("--link", default="", metavar="RATE", help="limit the network of each node, such as to 1gbit")
+    parser.add_argument(
+        "--account",
+        action="append",
+        default=[],
+        help="an account that jobs may use, besides the profile's example; may be repeated",
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run (default: a shell)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    with Cluster(site=args.site, nodes=args.nodes, link=args.link, accounts=args.account) as cluster:
+        if command:
+            return cluster.login(command).returncode
+        return _shell(cluster)
+
+
+def _shell(cluster) -> int:
+    """A shell, in a new terminal if standard input is one: process 1 cannot share the outer terminal."""
+    rules = cluster.settings.site.scheduler
+    print(
+        f"{cluster.nodes} nodes of {cluster.settings.site.title}, account {rules.account_example}: sinfo, sbatch, "
+        f"squeue; the daemons' logs are in {cluster.folder / 'log'}; exit ends it all",
+        file=sys.stderr,
+    )
+    bash = ["bash", "--rcfile", str(Path(cluster.folder, "etc/bash_env.sh")), "-i"]
+    if not sys.stdin.isatty():
+        return cluster.login(["bash"]).returncode
+    return cluster.login(["script", "--quiet", "--return", "--command", shlex.join(bash), "/dev/null"]).returncode

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 import functools
 import os
 import re
@@ -21,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
 
 _HERE = Path(__file__).parent
 
@@ -263,9 +262,7 @@ def names() -> list[str]:
 def site(name: str) -> Site:
     """The shipped profile of that name; raises SiteError and names the nearest if there is none."""
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names())}"
-        raise SiteError(f"unknown site {name!r}: {hint}")
+        raise SiteError(f"unknown site {name!r}: {hint(name, names())}")
     return load(_HERE / f"{name}.toml")
 
 
@@ -306,8 +303,7 @@ def _build(cls: type, tree: object, prefix: str):
     hints, fields = typing.get_type_hints(cls), {each.name: each for each in dataclasses.fields(cls)}
     for key in tree:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.4)
-            raise SiteError(f"unknown key {prefix}{key}: " + (f"did you mean {near[0]}?" if near else _valid(fields)))
+            raise SiteError(f"unknown key {prefix}{key}: {hint(key, fields, _valid(fields))}")
     for name, each in fields.items():
         if name not in tree and each.default is each.default_factory is dataclasses.MISSING:
             raise SiteError(f"{prefix}{name} is missing: {_valid(fields)}")

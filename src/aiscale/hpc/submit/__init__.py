@@ -1,11 +1,10 @@
 """`aiscale submit FILE`: checks a launcher and all that it needs on the login node, says what it costs, and submits it.
 
 launcher.py  what a file asks for: options of sbatch, its settings, the run that it trains
-checks.py    one question each: environment, versions, corpus, account, modules, space, time, Slurm's own opinion
-command.py   the command line
+command.py   one question each: environment, versions, corpus, account, modules, space, time, Slurm's own opinion
 """
 
-from aiscale.hpc.submit.checks import examine
+from aiscale.hpc.submit.command import examine
 from aiscale.hpc.submit.launcher import Launcher, SubmitError
 
 __all__ = ["Launcher", "SubmitError", "examine"]

@@ -9,16 +9,22 @@ Exit status: 0 when submitted (or, with --dry-run, when nothing is wrong), 1 whe
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from aiscale import cost
+from aiscale.config import ConfigError, Run
 from aiscale.hpc.doctor.node import Finding
 from aiscale.hpc.sites import Site, find, here, names
-from aiscale.hpc.submit.checks import bad_nodes, examine
 from aiscale.hpc.submit.launcher import Launcher, SubmitError
 
 _MARKS = {"ok": "✓", "warning": "!", "wrong": "✗"}
@@ -98,3 +104,225 @@ def _submit(job: Launcher) -> int:
         file = Path(folder) / job.path.name
         file.write_text(job.final(bad_nodes(job)))
         return subprocess.run(["sbatch", str(file), *job.args]).returncode
+
+
+# The checks -----------------------------------------------------------------------------------------------------------
+
+
+LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
+_LOCKED = ("torch", "deepspeed", "megatron-core", "transformers", "mpi4py", "ipyparallel")
+_VERSIONS = f"""
+import importlib.metadata, json
+import aiscale
+found = {{}}
+for name in {_LOCKED}:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+#: loads each module in turn; prints the first that cannot be loaded, and why on standard error
+_LOAD = r"""
+type module > /dev/null 2>&1 || exit 9
+for one in "$@"; do
+  said="$(mktemp)"
+  if ! module load "$one" > "$said" 2>&1 || grep -qiE 'unknown|unable to locate|error' "$said"; then
+    echo "$one"; grep -m 1 . "$said" >&2; rm -f "$said"; exit 8
+  fi
+  rm -f "$said"
+done
+"""
+
+
+def examine(job: Launcher) -> Iterator[Finding]:
+    yield from environment(job)
+    if run := job.run():
+        yield corpus(job, run)
+        yield space(job, run)
+    yield from account(job)
+    yield time_limit(job)
+    yield modules(job)
+    yield slurm(job)
+
+
+def environment(job: Launcher) -> Iterator[Finding]:
+    """Is the environment there, can aiscale be imported, are its versions those of the lock?"""
+    where = job.settings.get("ENVIRONMENT", "")
+    if where == "container":
+        yield Finding("environment", "ok", "a container, which Slurm checks")
+        return
+    remedy = f"launchers/{job.site.name}/build_environment.sh PREFIX, then export AISCALE_ENVIRONMENT=PREFIX"
+    if where.endswith(".tar.gz") and not Path(where).is_file():
+        yield Finding("environment", "wrong", f"{where} is not there", remedy.replace(" PREFIX,", " --pack PREFIX,"))
+        return
+    python = Path(where.removesuffix(".tar.gz")) / "bin/python"
+    if not python.exists():
+        yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
+        return
+    # Modules are not loaded here: a torch of the site's module is not seen, which is no fault.
+    done = _ask([python, "-c", _VERSIONS])
+    if done is None or done.returncode:
+        said = done.stderr.strip().splitlines()[-1] if done and done.stderr.strip() else "no answer"
+        yield Finding("environment", "wrong", f"{python} cannot import aiscale: {said}", remedy)
+        return
+    found = json.loads(done.stdout.splitlines()[-1])
+    shown = ", ".join(f"{name} {version}" for name, version in found.items())
+    yield Finding("environment", "ok", f"{where}" + (f": {shown}" if shown else ""))
+    yield from _against_lock(job, found)
+
+
+def _against_lock(job: Launcher, found: dict[str, str]) -> Iterator[Finding]:
+    lock = next((p for p in (job.path.parent / "requirements.lock", Path("requirements.lock")) if p.is_file()), None)
+    if lock is None:
+        return
+    locked = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock.read_text(), re.M))
+    other = [
+        f"{name} is {version}, not {locked[name]}"
+        for name, version in found.items()
+        if name in locked and version.partition("+")[0] != locked[name].partition("+")[0]
+    ]
+    if other:
+        yield Finding("versions", "warning", f"{'; '.join(other)} ({lock})", "build the environment again")
+    else:
+        yield Finding("versions", "ok", f"as in {lock}")
+
+
+def corpus(job: Launcher, run: Run) -> Finding:
+    from aiscale.data.corpus import find_text
+
+    try:
+        find_text(run.data.corpus)
+    except ConfigError as error:
+        what, _, remedy = str(error).partition(": ")
+        return Finding("corpus", "wrong", what, remedy)
+    return Finding("corpus", "ok", run.data.corpus)
+
+
+def checkpoint_bytes(run: Run, ranks: int) -> float:
+    """One checkpoint: weights and two moments in fp32, and what Radius keeps on every rank."""
+    size = 12.0 * cost.parameter_count(run.model)
+    if run.compression.method == "radius":
+        size += ranks * cost.radius_held(run)
+    return size
+
+
+def space(job: Launcher, run: Run) -> Finding:
+    """Is there room for the checkpoints that this run will write?"""
+    runs = Path(job.settings.get("RUNS", "runs"))
+    often = run.loop.checkpoint_every and run.loop.checkpoint_every < run.loop.steps or run.loop.checkpoint_minutes
+    count = run.loop.keep_checkpoints + 1 if often else 1  # an old one goes when the new one is whole
+    one = checkpoint_bytes(run, job.ranks)
+    needed = f"{count} checkpoint{'s' * (count > 1)} of {_size(one)} in {runs}"
+    there = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
+    rooms = {"free": shutil.disk_usage(there).free, "left of your quota": _quota_left(there)}
+    for name, room in rooms.items():
+        if room is not None and room < count * one:
+            remedy = "free some space, or export AISCALE_RUNS=FOLDER on a larger file system"
+            return Finding("space", "wrong", f"{needed}, and {_size(room)} are {name}", remedy)
+    return Finding("space", "ok", f"{needed}; {_size(min(room for room in rooms.values() if room is not None))} free")
+
+
+def _quota_left(folder: Path) -> float | None:
+    """Bytes that a Lustre quota leaves this user; None: there is no quota, or nobody to ask."""
+    done = _ask(["lfs", "quota", "-q", "-u", getpass.getuser(), folder])
+    numbers = re.findall(r"\s(\d+)\*?", done.stdout) if done and done.returncode == 0 else []
+    limits = [int(number) for number in numbers[1:3] if int(number)]
+    return max(0, min(limits) - int(numbers[0])) * 1024 if limits else None
+
+
+def account(job: Launcher) -> Iterator[Finding]:
+    """Do account and QOS belong to this user?"""
+    name, qos, rules = job.options.get("account", ""), job.options.get("qos", ""), job.site.scheduler
+    remedy = "export SBATCH_ACCOUNT=YOURS, or edit the line --account"
+    if not name:
+        state = "wrong" if "account" in rules.required else "ok"
+        yield Finding("account", state, "none", remedy if state == "wrong" else "")
+        return
+    done = _ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={_user()}", "format=account,qos"])
+    if done is None or done.returncode or not done.stdout.strip():
+        yield Finding("account", "warning", f"{name}; sacctmgr does not say whether it is yours")
+        return
+    yours = [line.partition("|")[::2] for line in done.stdout.splitlines()]
+    bare, suffix = name.lower().removesuffix(rules.account_suffix), rules.account_suffix
+    mine = [known.split(",") for theirs, known in yours if theirs.removesuffix(suffix) == bare]
+    if not mine:
+        yield Finding("account", "wrong", f"{name} is not yours: {', '.join(sorted({a for a, _ in yours}))}", remedy)
+        return
+    yield Finding("account", "ok", name)
+    known = {each for names in mine for each in names}
+    if qos and not {qos, rules.qos_prefix + qos} & known:
+        shown = sorted({each.removeprefix(rules.qos_prefix) for each in known if each})
+        yield Finding(
+            "QOS", "wrong", f"{qos} is not open to {name}: {', '.join(shown)}", "aiscale submit --sbatch '-q NAME'"
+        )
+
+
+def time_limit(job: Launcher) -> Finding:
+    rules, options = job.site.scheduler, job.options
+    longest = rules.hours_for(job.nodes, options.get("partition", ""), options.get("qos", ""))
+    where = f"{job.nodes} nodes in " + " and ".join(
+        filter(None, [options.get("partition", ""), options.get("qos", "") and f"QOS {options['qos']}"])
+    )
+    where = where.removesuffix(" in ")
+    if longest is None:
+        return Finding("time", "wrong", f"{where}: more nodes than it allows", "ask for fewer: --sbatch '-N NODES'")
+    if job.hours > longest + 1e-9:
+        remedy = f"--sbatch '-t {round(longest * 60)}', or another QOS or partition"
+        return Finding("time", "wrong", f"{job.hours:g} h on {where}, which allows {longest:g} h", remedy)
+    return Finding("time", "ok", f"{job.hours:g} of at most {longest:g} h on {where}")
+
+
+def modules(job: Launcher) -> Finding:
+    if not job.modules:
+        return Finding("modules", "ok", "none")
+    done = _ask(["bash", "-lc", _LOAD, "modules", *job.modules])
+    if done is None or done.returncode == 9:
+        return Finding("modules", "warning", "there is no command `module` here: is this a login node?")
+    if done.returncode:
+        which = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "one"
+        why = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it says nothing"
+        remedy = f"module spider {which.partition('/')[0]} names those there are; then edit the line `module load`"
+        return Finding("modules", "wrong", f"{which} cannot be loaded: {why}", remedy)
+    return Finding("modules", "ok", " ".join(job.modules))
+
+
+def slurm(job: Launcher) -> Finding:
+    """What sbatch says of it without submitting it."""
+    with tempfile.TemporaryDirectory(prefix="aiscale-submit-") as folder:
+        file = Path(folder) / job.path.name
+        file.write_text(job.final(bad_nodes(job)))
+        done = _ask(["sbatch", "--test-only", file, *job.args])
+    if done is None:
+        return Finding("Slurm", "wrong", "sbatch is not here, or does not answer", "submit from a login node")
+    said = [re.sub(r"^sbatch: (error: )?", "", line) for line in done.stderr.strip().splitlines()]
+    if done.returncode:
+        return Finding("Slurm", "wrong", f"refuses it: {'; '.join(said)}", "see the lines above, or the site's policy")
+    return Finding("Slurm", "ok", said[-1] if said else "accepts it")
+
+
+def bad_nodes(job: Launcher) -> list[str]:
+    """The nodes on which jobs of this RUNS hung twice."""
+    notes = Path(job.settings.get("RUNS", "runs")) / ".hung-nodes"
+    lines = set(notes.read_text().splitlines()) if notes.is_file() else set()
+    nodes = [line.split()[-1] for line in lines if line.strip()]
+    return sorted({node for node in nodes if nodes.count(node) > 1})
+
+
+def _user() -> str:
+    return os.environ.get("USER") or getpass.getuser()
+
+
+def _ask(command: Sequence[str | Path]) -> subprocess.CompletedProcess | None:
+    """Run a program; None if it is missing or does not answer."""
+    try:
+        return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _size(nbytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if nbytes >= size:
+            return f"{nbytes / size:,.1f} {unit}"
+    return f"{nbytes / 1e6:,.0f} MB"

@@ -28,8 +28,23 @@ from aiscale.config import Run
 from aiscale.cost.compression import is_dense_step, is_exempt
 from aiscale.distributed import World, alike
 from aiscale.parallel.compress.base import Bucket, Compressor
-from aiscale.parallel.radius.mask import choose, digest, disagreeing, in_turns, scores, sent_now, spread, turn_sizes
-from aiscale.parallel.radius.packing import ByParameter, give_back, pack, positions, step_arrived, unpack, waits
+from aiscale.parallel.radius.mask import (
+    ByParameter,
+    choose,
+    digest,
+    disagreeing,
+    give_back,
+    in_turns,
+    pack,
+    positions,
+    scores,
+    sent_now,
+    spread,
+    step_arrived,
+    turn_sizes,
+    unpack,
+    waits,
+)
 
 
 class MaskError(RuntimeError):

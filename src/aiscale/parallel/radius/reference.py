@@ -2,7 +2,6 @@
 
     engine = SimulatedRanks(run, 4)
     engine.step([share(rank) for rank in range(4)], lr)     # a list of micro-batches for each rank
-    engine = simulate(run, 4, steps)                        # steps: (shares, lr) of each
 
 All ranks share one model and one optimizer; each has its own compressor with a mask (the same on all ranks) and a
 residual. The weights equal those of n real processes up to the order of summation in the collective (tested).
@@ -10,7 +9,6 @@ residual. The weights equal those of n real processes up to the order of summati
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -78,14 +76,6 @@ class SimulatedRanks(Engine):
         buffer = torch.cat([p.grad.reshape(-1) for p in parameters])
         pieces = buffer.split([p.numel() for p in parameters])
         return Bucket(buffer, parameters, [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)])
-
-
-def simulate(run: Run, n_ranks: int, steps: Iterable[tuple[list[list[MicroBatch]], float]]) -> SimulatedRanks:
-    """Train with n simulated ranks; `steps` has each step's micro-batches by rank and its learning rate."""
-    engine = SimulatedRanks(run, n_ranks)
-    for shares, lr in steps:
-        engine.step(shares, lr)
-    return engine
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import fnmatch
 import json
 import logging
@@ -25,9 +24,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
+from aiscale.data import Tokenizer
+from aiscale.data.tokenizers import WORD
 from aiscale.train.export import export
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 #: The appendix's downstream tasks: the last word of a passage, perplexity of articles, the referent of a pronoun.
 TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
@@ -126,7 +131,7 @@ def _open(path: Path, batch_size: int, device: str):
     from lm_eval.models.huggingface import HFLM
 
     from aiscale.data import Tokenizer
-    from aiscale.train.evaluate.tokenizer import hugging_face_tokenizer
+    from aiscale.train.evaluate.command import hugging_face_tokenizer
 
     ours, options = path / "aiscale_tokenizer.json", {}
     if not any((path / name).is_file() for name in (ours.name, *_TOKENIZERS)):
@@ -158,9 +163,8 @@ def _tasks(names: list[str], include_path: str | Path | None):
         unknown = [name for name in names if not fnmatch.filter(manager.all_tasks, name)]
         if not unknown:
             return manager
-    near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {len(manager.all_tasks)}; or give --include-path"
-    raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: {hint}")
+    told = hint(unknown[0], manager.all_tasks, f"there are {len(manager.all_tasks)}; or give --include-path")
+    raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: {told}")
 
 
 def _device(name: str) -> str:
@@ -218,3 +222,56 @@ def run(args: argparse.Namespace) -> int:
     if args.limit:
         print(f"aiscale: the first {args.limit} documents of each task only: not a result to publish", file=sys.stderr)
     return 0
+
+
+# The tokenizer, as transformers reads it ------------------------------------------------------------------------------
+
+
+def end_of_text(tokenizer: Tokenizer) -> int:
+    """The last token of the separator between documents: <|endoftext|>, or a line end if there is no such token. With
+    neither (a vocabulary without line ends), token 0."""
+    try:
+        return tokenizer.encode(tokenizer.separator)[-1]
+    except ConfigError:  # a char or word tokenizer raises for text outside its vocabulary
+        return 0
+
+
+def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """A transformers tokenizer that gives the same ids; end_of_text is its bos, eos and pad token."""
+    from tokenizers import Tokenizer as Library
+    from transformers import PreTrainedTokenizerFast
+
+    if tokenizer.kind == "bpe":
+        library = Library.from_str(json.dumps(json.loads(tokenizer.to_json())["tokenizer"]))
+    else:
+        library = _bytes() if tokenizer.kind == "byte" else _units(tokenizer)
+    end = library.id_to_token(end_of_text(tokenizer))
+    return PreTrainedTokenizerFast(tokenizer_object=library, bos_token=end, eos_token=end, pad_token=end)
+
+
+def _bytes():
+    """BPE without merges: every byte is a token with its own value as id."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers
+
+    # The library writes a byte as a printable character: itself if it is one, else one from 256 on, in order.
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    library = Library(models.BPE({names[byte]: byte for byte in range(256)}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _units(tokenizer: Tokenizer):
+    """A character or word tokenizer; text outside its vocabulary is an error here too."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Library
+
+    units = tokenizer.characters if tokenizer.kind == "char" else tokenizer.words
+    library = Library(models.WordLevel({unit: i for i, unit in enumerate(units)}, unk_token="<unk>"))
+    pattern = r"[\s\S]" if tokenizer.kind == "char" else WORD.pattern
+    library.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    library.decoder = decoders.Fuse()
+    return library

@@ -1,0 +1,87 @@
+"""The memory in which simulated GPU kernels work counts what they read, write and carry."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="numba is not installed: make setup")
+
+from aiscale.book import gpu  # noqa: E402
+from aiscale.book.gpu import bus, compiled, cuda, empty, to_gpu  # noqa: E402
+
+
+@cuda.jit
+def double(x, y):
+    i = cuda.grid(1)
+    if i < x.shape[0]:
+        y[i] = 2 * x[i]
+
+
+@cuda.jit
+def every_third(x, y):
+    i = cuda.grid(1)
+    y[i] = x[3 * i]
+
+
+def test_accesses_are_counted_and_every_copy_is_on_the_bus():
+    bus.reset()
+    x, y = to_gpu(np.arange(100, dtype=np.float32)), empty(100)
+    double[4, 32](x, y)
+    assert np.array_equal(y.to_host(), 2 * np.arange(100))
+    assert (x.reads, x.writes, y.reads, y.writes) == (100, 0, 0, 100)
+    assert (bus.copies, bus.bytes) == (2, 800)
+
+
+@pytest.mark.parametrize(("kernel", "of_x"), [(double, 8), (every_third, 24)])
+def test_a_warp_takes_as_many_transactions_as_it_touches_pieces_of_32_bytes(kernel, of_x):
+    x, y = to_gpu(np.ones(200, np.float32)), empty(64)
+    kernel[2, 32](x, y)
+    assert (x.transactions, y.transactions) == (of_x, 8)
+
+
+def test_two_reads_of_one_thread_are_two_transactions():
+    @cuda.jit
+    def twice(x, y):
+        y[0] = x[0] + x[1]
+
+    x, y = to_gpu(np.ones(2, np.float32)), empty(1)
+    twice[1, 1](x, y)
+    assert (x.reads, x.transactions) == (2, 2)
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_an_index_outside_of_the_array_is_refused_also_a_negative_one(index):
+    @cuda.jit
+    def outside(x):
+        x[index] = 0
+
+    with pytest.raises(IndexError, match=rf"index \({index},\) is outside of an array of shape \(4,\)"):
+        outside[1, 1](empty(4))
+
+
+PROGRAM = "x, y = np.ones(10, np.float32), np.zeros(10, np.float32)\ndouble[1, size](x, y)\nresult = y.tolist()"
+
+
+def test_the_same_kernel_runs_in_a_process_of_its_own_and_its_failure_is_one_line():
+    assert compiled([double], PROGRAM, simulate=True, size=10) == [2.0] * 10
+    with pytest.raises(
+        gpu.GpuError, match="^the kernels did not run on the GPU.*: ValueError: no such thing$"
+    ) as raised:
+        compiled([], "raise ValueError('no such thing')", simulate=True)
+    assert raised.value._render_traceback_() == [f"GpuError: {raised.value}"]
+
+
+def test_numba_cuda_without_its_simulator_is_refused_in_one_line():
+    program = "from numba import cuda; import aiscale.book.gpu"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "GpuError: numba.cuda is loaded without its simulator: restart" in done.stderr.splitlines()[-1]
+
+
+def test_without_numba_one_line_says_how_to_get_it():
+    program = "import sys; sys.modules['numba'] = None; import aiscale.book.gpu"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "kernels need numba, which is not installed: run %pip install" in done.stderr.splitlines()[-1]

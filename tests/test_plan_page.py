@@ -1,0 +1,98 @@
+"""The planner's page: in a browser it says what the command line says, and asks no other host."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import threading
+from functools import partial
+
+import pytest
+
+from aiscale.cli import main
+from aiscale.config import ConfigError
+from aiscale.plan import browser
+from browser import Browser, find_browser
+
+FORGE = ("--model", "forge-m", "--machine", "frontier", "--nodes", "64")
+
+
+def test_the_page_offers_only_what_can_be_planned():
+    known = json.loads(browser.choices())
+    assert {"gpt3-175b", "forge-m"} <= set(known["models"]) and "frontier" in known["machines"]
+    for model in known["models"]:
+        for machine in ("perlmutter", "dgx-h100"):
+            answer = json.loads(browser.ask("--model", model, "--machine", machine, "--nodes", "1", "--batch", "64"))
+            assert "step_time_s" in answer or "it would fit with" in answer["error"], (model, machine, answer)
+
+
+def test_a_row_of_the_ranking_can_be_asked_for_again():
+    best = json.loads(browser.ask(*FORGE))
+    for row in (best, *best["next"]):
+        again = json.loads(browser.ask(*FORGE, "--layout", row["option"]))
+        assert (again["step_time_s"], again["memory_GB"]) == (row["step_time_s"], row["memory_GB"]), row["option"]
+
+
+def test_an_impossible_layout_is_one_line_on_the_page_too():
+    answer = json.loads(browser.ask(*FORGE, "--layout", "tp=3"))
+    assert answer["error"].startswith("--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but the nodes have 512")
+
+
+def test_a_pipeline_with_too_many_passes_is_counted_not_drawn():
+    drawn = json.loads(browser.pipeline(*FORGE, "--layout", "tp=2,pp=4,sequence_parallel=True,micro_batch=2"))
+    assert len(drawn["events"]) == 2 * 4 * drawn["micro_batches"] and drawn["total_s"] > 0
+    many = json.loads(browser.pipeline(*FORGE, "--layout", "tp=1,pp=8,micro_batch=1", "--batch", "65536"))
+    assert many == {"events": [], "micro_batches": 1024}
+
+
+def test_without_npm_the_page_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.delenv("AISCALE_PYODIDE", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match="there is no npm to fetch it: install npm, or unpack"):
+        browser.write_page(tmp_path / "page")
+    monkeypatch.setenv("AISCALE_PYODIDE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"pyodide.mjs, .* is missing: unpack it there"):
+        browser.write_page(tmp_path / "page")
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not find_browser() or not shutil.which("npm"), reason="no chromium or no npm on this machine")
+def test_in_a_browser_the_numbers_are_those_of_the_command_line(tmp_path, capsys):
+    assert main(["plan", "--page", str(tmp_path / "page")]) == 0
+    capsys.readouterr()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "page")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, Browser(tmp_path) as opened:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = opened.page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.wait("document.body.dataset.ready", timeout_s=240)
+        shown = [_shown(page)]
+        page.evaluate("document.querySelectorAll('#ranking button')[3].click()")
+        shown.append(_shown(page))
+        page.evaluate(_slide("tp", 3))
+        shown.append(_shown(page))
+        page.evaluate(_slide("nodes", 2))
+        shown.append(_shown(page))
+        hosts = page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).host)")
+        broken = page.evaluate("document.body.innerText.match(/NaN|undefined|Infinity/)")
+        server.shutdown()
+    assert set(hosts) == {f"127.0.0.1:{server.server_port}"} and broken is None
+    assert len({json.dumps(plan) for _, plan in shown}) == 4, "each change shows"
+    for argv, plan in shown:
+        main(["plan", *argv, "--json"])
+        assert plan == json.loads(capsys.readouterr().out), argv
+
+
+def _shown(page) -> tuple[list[str], dict]:
+    data = page.evaluate("({argv: document.body.dataset.argv, plan: document.body.dataset.plan})")
+    return json.loads(data["argv"]), json.loads(data["plan"])
+
+
+def _slide(name: str, steps: int) -> str:
+    """JavaScript that moves a slider to its `steps`-th value, as a person would."""
+    return (
+        f"(slider => {{ slider.value = {steps}; "
+        "slider.dispatchEvent(new Event('input', {bubbles: true})) })"
+        f"(document.getElementById('{name}'))"
+    )

@@ -1,0 +1,206 @@
+"""The puzzles of workshop/puzzles: solutions meet their targets, wrong answers are told what is wrong with them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from aiscale import cost, plots
+from puzzle_answers import WRONG
+
+WORKSHOP = Path(__file__).parents[1] / "workshop"
+sys.path.insert(0, str(WORKSHOP / "puzzles"))
+
+from simulated import SimulationError, best_answers, checking  # noqa: E402
+from simulated import __main__ as making  # noqa: E402
+from simulated.drawing import draw  # noqa: E402
+from simulated.problems import PUZZLES  # noqa: E402
+from simulated.ranks import Costs  # noqa: E402
+from simulated.world import World  # noqa: E402
+
+
+def source_cells() -> list[str]:
+    cells = json.loads((WORKSHOP / "solutions" / "puzzles.ipynb").read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+def changed(name: str, old: str, new: str) -> Callable:
+    """The solution's program with one passage replaced."""
+    program, source = best_answers()[name]
+    assert source.count(old) == 1, f"{name}: {old!r} stands {source.count(old)} times in the solution"
+    names = dict(program.__globals__, check=lambda *_: None)
+    exec(compile(source.replace(old, new), "wrong", "exec"), names)
+    return names[program.__name__]
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_the_solution_meets_its_targets_and_not_lower_ones(name):
+    program = best_answers()[name][0]
+    outcome = checking.check(name, program)
+    assert outcome.solved, outcome.text
+    assert "our answer" in outcome.text
+    puzzle = PUZZLES[name]
+    for place, case in enumerate(puzzle.cases):
+        for what, target in case.targets.items():
+            assert outcome.figures[place][what] == target, (
+                f"{name}: the target of {what} is not what the solution needs"
+            )
+            lower = dataclasses.replace(case, targets={what: target - 0.5})
+            assert f"{what} {target:g}" in checking._missed(puzzle, lower, outcome.figures[place])
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [pytest.param(n, *rest, id=f"{n}: {what}") for n, answers in WRONG.items() for what, *rest in answers],
+)
+def test_a_wrong_answer_is_told_what_is_wrong(name, old, new, said):
+    outcome = checking.check(name, changed(name, old, new))
+    assert not outcome.solved
+    assert said in outcome.text
+
+
+def test_every_puzzle_has_wrong_answers_and_a_stub_that_fails():
+    assert set(WRONG) == set(PUZZLES) and all(len(answers) >= 4 for answers in WRONG.values())
+
+    def stub(rank, *sizes):
+        raise NotImplementedError("write this program")
+
+    for name in PUZZLES:
+        outcome = checking.check(name, stub)
+        assert not outcome.solved and outcome.text.endswith("not solved yet")
+
+
+def test_the_participants_notebook_is_the_solutions_without_the_answers():
+    text = making.NOTEBOOK.read_text()
+    assert text == making.without_solutions(), "make it again: cd workshop/puzzles && python -m simulated"
+    assert text.count("raise NotImplementedError") == len(PUZZLES)
+    notebook = "".join(source for cell in json.loads(text)["cells"] for source in cell["source"])
+    for name, (_, source) in best_answers().items():
+        answer = source.partition("### BEGIN SOLUTION\n")[2].partition("    ### END")[0].splitlines()
+        passages = ["\n".join(answer[at : at + 3]) for at in range(len(answer) - 2)]
+        assert passages and not any(passage in notebook for passage in passages), f"{name}: its solution can be read"
+
+
+def test_cells_are_short():
+    for source in source_cells():
+        ast.parse(source)
+        assert len(source.splitlines()) <= 30
+
+
+# the simulation ------------------------------------------------------------------------------------------------------
+
+
+def simulated(name: str, program: Callable, ranks: int, **sizes: int) -> World:
+    world, verify = PUZZLES[name].prepare(np.random.default_rng(0), ranks, **sizes)
+    assert verify(world.run(program)) == ""
+    return world
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "pieces", "ranks", "micro"),
+    [
+        *[("1f1b", "1f1b", 1, *sizes) for sizes in ((4, 8), (3, 6), (2, 4))],
+        *[("zero-bubble", "zero-bubble", 1, *sizes) for sizes in ((4, 8), (3, 6), (2, 4))],
+        *[("interleaved", "interleaved", 2, *sizes) for sizes in ((4, 8), (3, 6))],
+    ],
+)
+def test_a_pipelines_time_and_memory_are_those_of_cost(name, schedule, pieces, ranks, micro):
+    world = simulated(name, best_answers()[name][0], ranks, micro=micro, pieces=pieces)
+    assert world.time_s == pytest.approx(3 * micro * (1 + cost.bubble(schedule, ranks, micro, pieces)))
+    assert [world.peak_gb(r) for r in range(ranks)] == cost.in_flight(schedule, ranks, micro, pieces)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_a_ring_sends_what_cost_says(ranks):
+    world = simulated("ring", best_answers()["ring"][0], ranks)
+    assert world.sent_gb == pytest.approx(cost.wire_bytes("all_reduce", ranks, ranks))
+    assert world.time_s == pytest.approx(
+        cost.Link(latency_s=0.0, bandwidth_bytes_s=1.0).seconds("all_reduce", ranks, ranks)
+    )
+
+
+def test_a_deadlock_names_who_waits_for_whom_and_where():
+    def program(rank):
+        rank.recv((rank.index + 1) % rank.world_size)
+
+    with pytest.raises(SimulationError) as raised:
+        World(3, Costs()).run(program)
+    assert "deadlock: nobody can go on" in str(raised.value)
+    assert "rank 2 has waited since 0 s for a message from rank 0\n    line " in str(raised.value)
+
+
+def test_a_rank_that_ended_is_named():
+    with pytest.raises(SimulationError, match="for a message from rank 0: the program has ended on rank 0"):
+        World(2, Costs()).run(lambda rank: rank.recv(0) if rank.index else None)
+
+
+def test_a_value_of_another_rank_cannot_be_used():
+    smuggled = {}
+
+    def program(rank):
+        if rank.index == 0:
+            smuggled["x"] = rank.give("chunk 0", "other", 1.0, np.zeros(1))
+            rank.send(1, smuggled["x"])
+        else:
+            rank.recv(0)
+            rank.free(smuggled["x"])
+
+    with pytest.raises(SimulationError, match="rank 1 at 0 s: free uses chunk 0 of rank 0: it must be sent"):
+        World(2, Costs()).run(program)
+
+
+def test_different_collectives_are_named():
+    def program(rank):
+        x = rank.give("gradient of layer 0", "gradients", 1.0, np.zeros(2), layer=0)
+        rank.all_reduce(x) if rank.index else rank.reduce_scatter(x)
+
+    with pytest.raises(
+        SimulationError, match="calls all_reduce of gradient of layer 0, while rank 0 calls reduce_scatter"
+    ):
+        World(2, Costs()).run(program)
+
+
+def test_a_loop_without_end_is_stopped():
+    def program(rank):
+        x = rank.give("chunk 0", "other", 1.0, np.zeros(1))
+        while True:
+            rank.send(1 - rank.index, x)
+
+    with pytest.raises(SimulationError, match="does a loop never end"):
+        World(2, Costs()).run(program)
+
+
+def test_messages_to_one_rank_arrive_one_after_another():
+    def program(rank):
+        if rank.index:
+            rank.send(0, rank.give("chunk 0", "other", 1.0, np.zeros(1)))
+        else:
+            [rank.recv(r) for r in (1, 2, 3)]
+
+    world = World(4, Costs(link_s_per_gb=1))
+    world.run(program)
+    assert world.time_s == 3 and sorted(m.arrived_s for m in world.messages) == [1, 2, 3]
+
+
+def test_a_picture_shows_targets_memory_messages_and_who_waits():
+    plots.use_style()
+    world = simulated("ring", best_answers()["ring"][0], 4)
+    work, memory = draw(world, {"time": 6, "memory": 5})
+    assert len(work.patches) == 2 * len(world.messages) == 48  # a bar and an arrow for each
+    assert "target 6 s" in [text.get_text() for text in work.texts]
+    assert "target 5 GB" in [text.get_text() for text in memory.texts]
+
+    world = World(2, Costs())
+    with pytest.raises(SimulationError):
+        world.run(lambda rank: rank.recv(1 - rank.index))
+    (work,) = draw(world, {"time": 6})
+    assert "  waits for a message from rank 0" in [text.get_text() for text in work.texts]
+    plt.close("all")

@@ -1,0 +1,169 @@
+"""`check`: run a participant's program on simulated ranks, draw it, and hold it to its puzzle's targets.
+
+    check("ring", ring)          # draws the ranks; says what is wrong or too much, or that it is solved
+
+New numbers are drawn for each check, and further numbers of ranks are tried. Once solved, our answer is shown: it comes
+from workshop/solutions/puzzles.ipynb, and its figures are measured as the participant's are.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from aiscale.book.progress import shell, show
+from simulated.problems import PUZZLES, Case, Puzzle
+from simulated.ranks import SimulationError
+from simulated.world import World
+
+SOLUTIONS = Path(__file__).parents[2] / "solutions" / "puzzles.ipynb"
+UNITS = {"time": "s", "memory": "GB", "sent": "GB"}
+_recorded: dict[str, Callable] | None = None  #: while the solutions are read, `check` only notes their answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a check found; it has been shown already."""
+
+    solved: bool
+    text: str
+    figures: list[dict[str, float]] = field(default_factory=list)  #: of each case that was run
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+def check(name: str, program: Callable) -> Outcome | None:
+    """Run a program on every case of a puzzle."""
+    if _recorded is not None:
+        _recorded[name] = program
+        return None
+    if name not in PUZZLES:
+        raise SimulationError(f"there is no puzzle {name!r}: it may be one of {', '.join(PUZZLES)}")
+    puzzle = PUZZLES[name]
+    lines, figures, problem = [], [], ""
+    for case in puzzle.cases:
+        world, problem = run(puzzle, case, program)
+        if world is None:
+            break
+        figures.append(measured(world))
+        right, missed = not problem, _missed(puzzle, case, figures[-1])
+        problem = problem or missed
+        if case.shown or problem:
+            _draw(world, case)
+            lines += [_figures(case, figures[-1])] if right else []
+        if problem:
+            break
+    text = "\n".join([f"{puzzle.title}: {problem or 'solved'}", *lines])
+    best = None if problem else best_answers().get(name)
+    text += _beside(puzzle, best)
+    show(text, "off" if problem else "exact", page="" if problem else _page(text, best))
+    return Outcome(solved=not problem, text=text, figures=figures)
+
+
+def run(puzzle: Puzzle, case: Case, program: Callable) -> tuple[World | None, str]:
+    """Run one case with new numbers: the world, and what is wrong with the result."""
+    world, verify = puzzle.prepare(np.random.default_rng(), case.ranks, **case.sizes)
+    try:
+        returned = world.run(program, *(case.sizes[size] for size in puzzle.arguments))
+    except NotImplementedError:
+        return None, "not solved yet"
+    except SimulationError as error:
+        return world, f"{error}{_with(case)}"
+    lost = [(source, to, len(left)) for (source, to), left in world.channels.items() if left]
+    if lost:
+        source, to, count = lost[0]
+        many = f"{count} messages" if count > 1 else "a message"
+        return world, f"rank {source} sent rank {to} {many} that it never received{_with(case)}"
+    problem = verify(returned)
+    return world, f"{problem}{_with(case)}" if problem else ""
+
+
+def measured(world: World) -> dict[str, float]:
+    return {"time": round(world.time_s, 6), "memory": round(world.memory_gb, 6), "sent": round(world.sent_gb, 6)}
+
+
+def _missed(puzzle: Puzzle, case: Case, figures: dict[str, float]) -> str:
+    """The targets that a right answer misses, each with its hint."""
+    over = [(what, figures[what]) for what, target in case.targets.items() if figures[what] > target]
+    if not over:
+        return ""
+    said = [f"{what} {value:g} {UNITS[what]} instead of {case.targets[what]:g} {UNITS[what]}" for what, value in over]
+    hints = [puzzle.hints.get(miss, puzzle.hints.get((miss[0], None), "")) for miss in over]
+    where = "" if case is puzzle.cases[0] else _with(case, always=True)
+    return f"the result is right, but {' and '.join(said)}{where}. {' '.join(filter(None, hints))}".rstrip()
+
+
+def _figures(case: Case, figures: dict[str, float]) -> str:
+    parts = [f"{what} {figures[what]:g} {UNITS[what]} (target {target:g})" for what, target in case.targets.items()]
+    return f"  {_sizes(case)}: {', '.join(parts) or 'right'}"
+
+
+def _sizes(case: Case) -> str:
+    words = {"ranks": case.ranks, **{"micro-batches" if k == "micro" else k: n for k, n in case.sizes.items()}}
+    return ", ".join(f"{n} {word.removesuffix('s') if n == 1 else word}" for word, n in words.items())
+
+
+def _with(case: Case, always: bool = False) -> str:
+    """Where it happened, if not in the case that the participant knows."""
+    return f" (with {_sizes(case)})" if always or not case.shown else ""
+
+
+def _draw(world: World, case: Case) -> None:
+    if shell():
+        import matplotlib.pyplot as plt
+
+        from simulated.drawing import draw
+
+        draw(world, case.targets)
+        plt.show()
+
+
+# the best answer that we know -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def best_answers() -> dict[str, tuple[Callable, str]]:
+    """(program, its source) of each puzzle, from the solutions; none where they are not installed."""
+    global _recorded
+    if not SOLUTIONS.exists():
+        return {}
+    cells = json.loads(SOLUTIONS.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    programs: dict[str, tuple[Callable, str]] = {}
+    names: dict = {"__name__": "solutions"}
+    _recorded = {}
+    try:
+        for source in sources:
+            code = "\n".join(line for line in source.splitlines() if not line.startswith("%"))
+            exec(compile(code, "solutions", "exec"), names)
+            programs |= {name: (program, code) for name, program in _recorded.items()}  # the last one counts
+            _recorded.clear()
+    finally:
+        _recorded = None
+    return programs
+
+
+def _beside(puzzle: Puzzle, best: tuple[Callable, str] | None) -> str:
+    if best is None:
+        return ""
+    case = next(case for case in reversed(puzzle.cases) if case.shown)
+    figures = measured(run(puzzle, case, best[0])[0])
+    said = ", ".join(f"{what} {figures[what]:g} {UNITS[what]}" for what in case.targets)
+    return f"\n  our answer, {_sizes(case)}: {said}"
+
+
+def _page(text: str, best: tuple[Callable, str] | None) -> str:
+    head, _, rest = text.partition("\n")
+    source = ""
+    if best:
+        code = "\n".join(line for line in best[1].splitlines() if not line.startswith(("    ### ", "check(")))
+        source = f"<details><summary>its code</summary><pre>{html.escape(code.strip())}</pre></details>"
+    band = "border-left: 4px solid #1b7a41; padding: 0.1em 0.8em; white-space: pre-line"
+    return f'<div style="{band}"><b>✓ {html.escape(head)}</b>\n{html.escape(rest)}{source}</div>'
