@@ -281,6 +281,7 @@ def _make(chosen: list[Deck], args: argparse.Namespace, pdf: bool) -> int:
     made = []
     for deck in chosen:
         page = build(deck, args.out, args.as_is)
+        page.with_suffix(".pdf").unlink(missing_ok=True)  # of an earlier build
         made += [page, *([print_pdf(page)] if pdf else [])]
         print(f"{deck.name}: {len(deck.texts) + 1} slides", file=sys.stderr, flush=True)
     if not pdf and args.pdf is None:
