@@ -70,10 +70,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--lst", r"unknown option --lst: did you mean --list\?"),
     ),
     "bench": (
-        PRINTS_ONLY,
-        "its table comes after minutes of measuring",
-        Case("modle", r"unknown benchmark 'modle': did you mean model\?"),
-        READS_NOTHING,
+        Case("study quick --out {file}/s.csv", rf"{FILE} folder with --out"),
+        Case("study quick --out {full}/s.csv", rf"{FULL} folder with --out"),
+        Case(
+            "study {folder}/none.toml",
+            r"none.toml cannot be read \(No such file.*\): name a TOML file, or laptop",
+        ),
+        Case("report {half}/rows.csv", r"rows.csv cannot be read as a study's CSV .*: name a file of aiscale bench"),
         Case("gpu --steps few", r"--steps is 'few': it must be a whole number"),
     ),
     "doctor": (
@@ -179,6 +182,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("{half}/half.ipynb --out {folder}/b", r"half.ipynb is not a notebook \(.*\): open and save it in Jupyter"),
         Case("03 -p n_ranks=0 --out {folder}/b", r"03_ddp: n_ranks is '0', but it must be greater than 0 \(ranks that"),
     ),
+    "slides": (
+        Case("radius --no-pdf --out {file}/b", rf"{FILE} folder with --out"),
+        Case("radius --no-pdf --out {full}/b", rf"{FULL} folder with --out"),
+        Case("radious --out {folder}/b", r"no deck is called radious: did you mean radius\?"),
+        Case("{half}/half.md --out {folder}/b", r"half.md is not a deck: it begins with `title:`, `minutes:`"),
+        Case("--pfd", r"unknown option --pfd: did you mean --pdf\?"),
+    ),
 }
 
 
@@ -226,6 +236,7 @@ def places(tmp_path_factory):
     (at["half"] / "run.json").write_text((at["run"] / "run.json").read_text()[:500])
     (at["half"] / "site.toml").write_text('name = "half"\n[node')
     (at["half"] / "half.ipynb").write_text('{"cells": [')
+    (at["half"] / "half.md").write_text("title: half a de")
     (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
     (at["half"] / "torch.whl").write_bytes(b"PK\x03\x04")
@@ -328,12 +339,13 @@ LONG: dict[str, tuple[str, str] | str] = {
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
     "exercises": ("--check 03", ""),
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
+    "slides": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
 }
 #: What may stay: a run that can be resumed, a corpus that can be gone on with, and the results of notebooks.
 STAYS = re.compile(r"laptop(/[^.].*|/\.lock)?|laptop/checkpoints/step_\d+/\.metadata|corpus(/[^.].*)?|b(/notebooks.*)?")
 PRESSES = {"SIGTERM": [signal.SIGTERM], "Ctrl-C": [signal.SIGINT], "Ctrl-C twice": [signal.SIGINT] * 2}
 #: `train` saves and says so with 130, as launchers expect; `notebooks` ends in the same way for both signals.
-STATUS = {("train", "SIGTERM"): 130, ("notebooks", "SIGTERM"): 130}
+STATUS = {("train", "SIGTERM"): 130, ("notebooks", "SIGTERM"): 130, ("slides", "SIGTERM"): 130}
 
 
 def test_every_command_is_interrupted_or_cannot_be():

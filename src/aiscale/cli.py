@@ -352,6 +352,7 @@ _DELEGATED = {
         "aiscale exercises --check 03",
         "aiscale.book.exercise_command",
     ),
+    "slides": ("build the decks, with figures and numbers of today", "aiscale slides 03_ddp", "aiscale.book.slides"),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 
