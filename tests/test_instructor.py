@@ -139,7 +139,7 @@ RUN_BY = {
     "aiscale exercises --collect cards/": "here",
     "jupyterhub -f workshop/jupyterhub_config.py": "test_jupyterhub.py",
     "make lab": "test_setup.py",
-    "make slides": "comes with the slides",
+    "make slides": "test_slides.py",
     **{command: "below" for command in COMMANDS if " --until " in command},
 }
 

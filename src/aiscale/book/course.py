@@ -3,13 +3,12 @@
     for shelf in shelves(Path("workshop"), Path("build"), Path("build/gallery")):
         print(shelf.heading, [(item.title, item.href) for item in shelf.items])
 
-What is there is shown, and a shelf without anything is not. Notebooks, programs and Markdown become pages, HTML files
+What is there is shown, and a shelf without anything is not. Notebooks and Markdown become pages, HTML files
 that load nothing are copied, and decks are linked where `make slides` has put them.
 """
 
 from __future__ import annotations
 
-import ast
 import html
 import os
 import re
@@ -37,7 +36,7 @@ class Shelf:
     items: tuple[Item, ...]
 
 
-_PAGES = re.compile(r"glossary\.md|blocks/\w+\.md|(exercises|clinic|puzzles)/\w+\.ipynb|clinic/\d\d_\w+\.py")
+_PAGES = re.compile(r"glossary\.md|(blocks|clinic)/\w+\.md|(exercises|puzzles)/\w+\.ipynb")
 COPIED = ("cheat_sheet.html", "quiz.html")
 #: Writes a page (its title, where its source lies, its cells of Markdown or code) and returns its file name.
 Page = Callable[[str, Path, list[tuple[str, str]]], str]
@@ -45,6 +44,7 @@ Page = Callable[[str, Path, list[tuple[str, str]]], str]
 
 def shelves(workshop: Path, out: Path, folder: Path, page: Page) -> list[Shelf]:
     """The shelves that have something on them; `out` is where decks are, `folder` where the gallery is."""
+    clinic = workshop / "clinic"
     guide = [workshop / "README.md", *sorted((workshop / "blocks").glob("*.md"))]
     found = [
         Shelf(
@@ -57,7 +57,7 @@ def shelves(workshop: Path, out: Path, folder: Path, page: Page) -> list[Shelf]:
             "clinic",
             "Bug clinic",
             "Programs with one fault each, in workshop/clinic: say what is wrong, mend it, and let the grader run it.",
-            tuple([*_notebooks(workshop / "clinic", page), *_programs(workshop / "clinic", page)]),
+            tuple(_texts([clinic / "README.md", *sorted(clinic.glob("[0-9][0-9]_*.md"))], page)),
         ),
         Shelf(
             "puzzles",
@@ -99,14 +99,6 @@ def _notebooks(folder: Path, page: Page) -> Iterator[Item]:
         yield Item(title, about, page(title, path, cells), _lesson(path))
 
 
-def _programs(folder: Path, page: Page) -> Iterator[Item]:
-    for path in sorted(folder.glob("[0-9][0-9]_*.py")):
-        source = path.read_text(encoding="utf-8")
-        said = (ast.get_docstring(ast.parse(source)) or "").strip().splitlines() or [""]
-        title = path.stem[3:].replace("_", " ").capitalize()
-        yield Item(title, said[0], page(title, path, [("code", source)]))
-
-
 def _decks(out: Path, folder: Path) -> Iterator[Item]:
     for path in sorted((out / "slides").glob("*.html")):
         if path.stem != "index":
@@ -142,6 +134,7 @@ def _opening(text: str, path: Path) -> tuple[str, str]:
     heading = re.search(r"^#+ +(.+)$", text, re.M)
     below = text[heading.end() :] if heading else text
     first = next((part for part in re.split(r"\n\s*\n", below) if re.match(r"\s*[^\s#|!<`-]", part)), "")
+    first = re.sub(r"^> ?", "", first.strip(), flags=re.M)
     plain = " ".join(re.sub(r"\[(.*?)\]\(.*?\)|[*`]", r"\1", first).split())
     return heading[1] if heading else path.stem, re.split(r"(?<=[.?!]) (?=[A-Z])|:$", plain)[0]
 
