@@ -226,7 +226,7 @@ def when_to_borrow(forward_pass):
         found = forward_pass(gather_s, compute_s, ahead)
         told = f"return two numbers, seconds and blocks, not {str(found)[:60]}"
         require(isinstance(found, (tuple, list)) and len(found) == 2, told)
-        where = f"gather_s {gather_s}, compute_s {compute_s}, {ahead} ahead: "
+        where = f"with gather_s {gather_s}, compute_s {compute_s}, {ahead} ahead: "
         more = "this needs more room than there is, by one block: the block at work takes room, too"
         causes = {
             more: ticks(gather_s, compute_s, ahead + 2)[0],
