@@ -119,8 +119,8 @@ def adamw_by_hand(adamw):
                     "the decay has been added to the gradient; in AdamW it acts on the weight alone": b1 * m
                     + (1 - b1) * with_decay,
                     "the betas weigh the wrong part: most of the old average stays": (1 - b1) * m + b1 * gradient,
-                    "the new gradient enters whole, where its share 1 - beta1 should; or is this the corrected m, which is "
-                    "for this step's update only?": b1 * m + gradient,
+                    "the new gradient enters whole: is its share 1 - beta1 missing? Or is this the corrected m, "
+                    "which is for this step's update only": b1 * m + gradient,
                     "this is the corrected m: the correction is for this step's update only": kept["exp_avg"]
                     / (1 - b1**step),
                 },
