@@ -1,7 +1,7 @@
 # Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab workshop test test-more test-all soak setup lock clean distclean
+.PHONY: help lab workshop slides test test-more test-all soak setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
@@ -12,7 +12,8 @@ PYTEST := $(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadsco
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo 'NOTEBOOKS="00 03"       workshop: only these notebooks      ARGS="..."  more arguments for workshop, test, soak, lab'
+	@echo 'NOTEBOOKS="00 03"       workshop: only these notebooks      ARGS="..."  more arguments for workshop, slides, test,'
+	@echo 'DECKS="03 radius"       slides: only these decks                       soak, lab'
 	@echo 'PYTHON=python3.12       the interpreter of .venv            TORCH=cpu   cuda or rocm: that build of torch; a version;'
 	@echo 'MPI=site                no mpich, the site has an MPI                   site, the one that a module has loaded'
 
@@ -22,6 +23,9 @@ lab:  ## start here: install what the lessons need, and open notebook 00 in Jupy
 
 workshop: setup  ## install everything, run every notebook without a browser, and build the gallery
 	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
+
+slides: setup  ## build the decks, with PDFs where there is a Chromium; runs the notebooks whose figures they show
+	@$(BIN)/aiscale slides $(DECKS) $(ARGS)
 
 test: setup  ## run the tests: every promise once, on real processes (about twenty minutes on two cores)
 	@$(PYTEST) -m "not extended" $(ARGS)

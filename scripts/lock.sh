@@ -74,7 +74,7 @@ plain > "$work/all"
     plain | sed -E 's/[= ].*//' > "$work/lessons"
     sed -n '/^#/{/^# Beyond/!p;}' requirements.lock
     awk -F '[= ]' 'NR == FNR {lessons[$1]; next} $1 in lessons' "$work/lessons" "$work/all"
-    echo "# Beyond the lessons: evaluation, corpora, a hub, the tests."
+    echo "# Beyond the lessons: evaluation, corpora, a hub, decks, the tests."
     awk -F '[= ]' 'NR == FNR {lessons[$1]; next} !($1 in lessons)' "$work/lessons" "$work/all"
   fi
 } > "$lock.new"

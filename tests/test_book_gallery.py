@@ -12,7 +12,7 @@ from aiscale import book
 from aiscale.book.gallery import build_gallery, loads, to_html
 from aiscale.book.running import Failure, Result, save_result
 from browser import Browser, find_browser
-from lessons import write
+from lessons import lesson, write
 
 PNG = base64.b64encode(
     base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==")
@@ -75,6 +75,42 @@ def test_pages_load_nothing_and_show_formulas_drawn(shelf, tmp_path):
     assert 'src="data:image/png;base64' in text
 
 
+def test_a_figure_is_described_by_what_it_says_else_by_its_section(shelf, tmp_path):
+    described = new_output(
+        "display_data", {"image/png": PNG}, metadata={"image/png": {"alt": "Lines. Up: <b>, 1 to 2."}}
+    )
+    executed(shelf, tmp_path, "03_ddp", described, display(image_png=PNG))
+    text = build_gallery(shelf, tmp_path).read_text()
+    assert 'alt="Lines. Up: &lt;b&gt;, 1 to 2."' in text
+    text = (tmp_path / "gallery" / "03_ddp.html").read_text()
+    assert (
+        'alt="Lines. Up: &lt;b&gt;, 1 to 2."' in text and 'alt="Figure in the section “You will be able to”."' in text
+    )
+
+
+def test_what_the_course_has_beside_its_lessons_is_on_its_page(shelf, tmp_path):
+    """Exercises, decks and sheets: pages, links and copies; links between them lead to pages, others become text."""
+    workshop = shelf.parent / "workshop"
+    (workshop / "blocks").mkdir(parents=True)
+    (tmp_path / "slides").mkdir()
+    write(lesson(number="03"), workshop / "exercises" / "03_ddp.ipynb")
+    (workshop / "README.md").write_text("# The instructor\n\nSee [this](blocks/03.md#whos-late), [that](gone.md).\n")
+    block = "# 03 · Block\n\n[a lesson](../../notebooks/03_ddp.ipynb)\n\n## Who's late?\n"
+    (workshop / "blocks" / "03.md").write_text(block)
+    (workshop / "quiz.html").write_text("<title>aiscale: quiz</title>")
+    (tmp_path / "slides" / "03_ddp.html").write_text("<title>A deck</title>")
+    index = build_gallery(shelf, tmp_path)
+    text, page = index.read_text(), index.with_name("instructor.html").read_text()
+    for link in ("exercises_03_ddp.html", "../slides/03_ddp.html", "quiz.html", "blocks_03.html"):
+        assert f'href="{link}"' in text
+    assert text.count('href="../slides/03_ddp.html"') == 2, "on the shelf, and on the lesson's card"
+    assert 'id="clinic"' not in text and (index.parent / "quiz.html").exists()
+    assert 'href="blocks_03.html#whos-late"' in page and "that" in page and "gone" not in page
+    block = index.with_name("blocks_03.html").read_text()
+    assert 'href="03_ddp.html"' in block and 'id="whos-late"' in block
+    assert loads(page) == loads(block) == []
+
+
 def test_output_that_would_load_something_is_shown_as_text(shelf, tmp_path):
     script = display(text_html="<script src='https://example.org/x.js'></script>", text_plain="a widget")
     picture = display(text_html="<img src='https://example.org/x.png'>", text_plain="a picture")
@@ -121,6 +157,8 @@ def test_everything_a_browser_would_fetch_is_found(text):
 
 def test_links_between_notebooks_lead_to_pages():
     assert 'href="02_serial.html#x"' in to_html("[two](02_serial.ipynb#x)")
+    assert 'href="exercises_03_ddp.html"' in to_html("[its exercises](../workshop/exercises/03_ddp.ipynb)")
+    assert "your_own" not in to_html("[a script](../workshop/your_own/ddp.py)")
 
 
 def test_a_formula_that_cannot_be_drawn_stays_readable():

@@ -95,6 +95,21 @@ def test_the_core_path_leaves_optional_cells_out_and_shows_that_in_the_gallery(t
     assert "an optional cell" in band.partition("Next")[0] and band.count("left out of this run") == 1
 
 
+def test_a_run_that_is_stopped_at_a_section_runs_what_stands_above_it(tmp_path):
+    cells = "print('above')", prose("## The second half"), "print('below')"
+    result = run(tmp_path, *cells, until="the second HALF (optional)")
+    assert (result.state, result.cells, result.until) == ("passed", 4, "the second HALF (optional)")
+    assert "above" in printed(tmp_path) and "below" not in printed(tmp_path)
+    assert not run(tmp_path, *cells, resume=True).until, "the whole lesson has not run yet"
+
+
+def test_a_section_that_a_lesson_lacks_is_named_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="no section is called 'Key point': did you mean 'Key points'?"):
+        run(tmp_path, until="Key point")
+    with pytest.raises(ConfigError, match="'x': there are 'Questions', 'You will be able to', 'Key points'"):
+        run(tmp_path, until="x")
+
+
 def test_a_notebook_whose_answer_stands_above_its_prediction_fails(tmp_path):
     imports = "import os\n\nfrom aiscale.book import predict"
     ask, measure = 'guess = predict("bytes of a step", None, unit="bytes")', "guess.against(2**12)"

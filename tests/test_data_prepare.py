@@ -71,6 +71,7 @@ def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
         ("shakespeare", {"path": "text", "data_files": "works.txt", "sample_by": "document"}),
         ("openwebtext", {"path": "parquet", "data_files": "pages.parquet"}),
         ("oscar", {"path": "parquet", "data_files": "pages.parquet"}),
+        ("pile", {"path": "parquet", "data_files": "pages.parquet"}),
     ],
 )
 def test_published_corpora_are_read_in_their_publishers_formats(name, local, tmp_path, datasets, monkeypatch):

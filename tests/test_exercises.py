@@ -142,7 +142,7 @@ def test_hints_come_one_by_one_and_then_the_solution(workshop, answer, capsys):
 
     assert said(unwritten).startswith('09.1: nothing written yet. Replace `raise NotImplementedError("09.1")`')
     first, second, third = said(lambda x: x), said(lambda x: x), said(lambda x: 1 / 0)
-    assert "Not yet" not in first and "not yet. The double is 1/2 of what it should be: that is x itself." in first
+    assert "09.1: not yet: the double is 1/2 of what it should be: that is x itself" in first
     assert "Hint" not in first and 'check("09.1", hint=1)' in first
     assert "Hint 1 of 2: More than once." in second and "Hint 2" not in second
     assert "solution" in said(solution=True) and "doubled = x" not in capsys.readouterr().out
@@ -343,7 +343,7 @@ def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
     outputs = [out.data["text/plain"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
     shown = "\n".join(outputs)
-    assert "03.1: ✓ right" in shown and "03.2: not yet. " in shown and "03.3: nothing written yet" in shown
+    assert "03.1: ✓ right" in shown and "03.2: not yet: " in shown and "03.3: nothing written yet" in shown
     assert "1 of 2 exercises that you tried are done" in shown
     kept = json.loads((tmp_path / "progress/card.json").read_text())["lessons"]["03_ddp"]["exercises"]
     assert {id: entry["state"] for id, entry in kept.items()} == {"03.1": "right", "03.2": "wrong"}

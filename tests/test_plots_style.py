@@ -138,3 +138,22 @@ def test_bytes_are_written_in_powers_of_1024(nbytes, word):
 @pytest.mark.parametrize(("seconds", "word"), [(0, "0"), (2.5e-4, "250 µs"), (1e-3, "1 ms"), (90, "90 s")])
 def test_seconds_are_written_in_the_unit_that_fits(seconds, word):
     assert style.format_seconds(seconds) == word
+
+
+# a figure in words --------------------------------------------------------------------------------------------------
+
+
+def test_a_chart_is_described_by_its_axes_and_its_legend():
+    ax = plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.5]}, {"ddp": [1, 1.8, 2.4]})
+    said = plots.describe(ax.figure)
+    assert said == (
+        "Lines. Across: number of ranks, 1 to 4. Up: speed-up (times one rank), 0 to 4. Labels: ideal. "
+        "Shown: ddp; measured; predicted."
+    )
+
+
+def test_a_drawing_is_described_by_its_labels_each_once():
+    said = plots.describe(plots.field_map()[0].figure)
+    assert said.startswith("9 panels. A drawing, labelled: rank 0; rank 1;") and said.count("rank 0") == 1
+    assert "sends gradients, once a step; DDP" in said and said.endswith("Shown: weights; gradients; Adam.")
+    assert plots.describe(plt.figure()) == "An empty figure."

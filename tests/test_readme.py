@@ -1,4 +1,4 @@
-"""The README is true: its commands parse, its links, tree and table are correct."""
+"""The README and the pages that it sends to are true: commands parse, links, tree and table are correct."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aiscale.cli import _parser
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "COMMANDS.md", "scripts/README.md")}
+ALL = "\n".join(PAGES.values())
 #: Commands in backticks and in code blocks.
 COMMANDS = sorted(
-    set(re.findall(r"`((?:make|aiscale) [^`\n]+)`", README))
-    | set(
-        re.findall(r"^((?:make|aiscale) .+)$", "\n".join(re.findall(r"^```.*?\n(.*?)^```", README, re.M | re.S)), re.M)
-    )
+    set(re.findall(r"`((?:make|aiscale) [^`\n]+)`", ALL))
+    | set(re.findall(r"^((?:make|aiscale) .+)$", "\n".join(re.findall(r"^```.*?\n(.*?)^```", ALL, re.M | re.S)), re.M))
 )
 
 
@@ -42,9 +42,24 @@ def test_make_has_the_targets_and_variables(command):
         assert found, f"the Makefile has no {name}"
 
 
-def test_links_lead_to_files():
-    links = re.findall(r"\]\(([^)#]+)", README)
-    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    links, folder = re.findall(r"\]\(([^)#]+)", PAGES[page]), (ROOT / page).parent
+    assert [link for link in links if not link.startswith("http") and not (folder / link).exists()] == []
+
+
+def test_the_front_page_is_short_and_its_pictures_are_small():
+    assert len(README.splitlines()) <= 90
+    pictures = re.findall(r"!\[([^\]]+)\]\((.*?)\)", README)
+    assert len(pictures) == 2 and all(len(said) > 60 for said, _ in pictures), "each picture is described"
+    assert [path for _, path in pictures if (ROOT / path).stat().st_size > 200_000] == []
+
+
+def test_every_command_is_shown_by_an_example():
+    from aiscale.cli import commands
+
+    shown = {shlex.split(command)[1] for command in COMMANDS if command.startswith("aiscale ")}
+    assert set(commands()) - shown == set()
 
 
 def test_the_tree_matches_the_repository():

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ import pytest
 from aiscale import cli
 from ranks import processes_with, run_ranks, wait_until
 
+ROOT = Path(__file__).parents[1]
 extended = pytest.mark.extended
 TINY = ["--quiet", "--set", "model.n_layer=1", "--set", "loop.device=cpu"]
 
@@ -68,10 +70,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--lst", r"unknown option --lst: did you mean --list\?"),
     ),
     "bench": (
-        PRINTS_ONLY,
-        "its table comes after minutes of measuring",
-        Case("modle", r"unknown benchmark 'modle': did you mean model\?"),
-        READS_NOTHING,
+        Case("study quick --out {file}/s.csv", rf"{FILE} folder with --out"),
+        Case("study quick --out {full}/s.csv", rf"{FULL} folder with --out"),
+        Case(
+            "study {folder}/none.toml",
+            r"none.toml cannot be read \(No such file.*\): name a TOML file, or laptop",
+        ),
+        Case("report {half}/rows.csv", r"rows.csv cannot be read as a study's CSV .*: name a file of aiscale bench"),
         Case("gpu --steps few", r"--steps is 'few': it must be a whole number"),
     ),
     "doctor": (
@@ -131,7 +136,6 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
     "plan": (
         Case("--page {file}/p", rf"{FILE} folder with --page"),
         Case("--page {full}/p", rf"{FULL} folder with --page"),
-        Case("--model gpt2 --machine frontier >full", PRINTS),
         Case("--rows {folder}/none.csv", r"--rows .*none.csv cannot be read: .*No such file"),
         Case("--rows {half}/rows.csv", r"--rows .*rows.csv cannot be read: .*unexpected end of data"),
         Case("--model gpt2 --machine frontier --nodes two", r"--nodes is 'two': it must be a whole number"),
@@ -150,6 +154,20 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--site {half}/site.toml -- true", r"site.toml"),
         Case("--nodes two -- true", r"--nodes is 'two': it must be a whole number"),
     ),
+    "class pack": (
+        Case("{file}/class.tar.gz", rf"{FILE} folder$"),
+        Case("{full}/class.tar.gz", rf"{FULL} folder$"),
+        Case("{folder}/class.tar.gz --wheels {folder}/none", r"none holds no wheels: `pip download .*` makes some"),
+        Case("{folder}/class.tar.gz --wheels {half}", r"torch.whl is not a wheel, or only a part of one: download it"),
+        Case("", rf"OUT is missing: aiscale class pack {HELP}"),
+    ),
+    "class reset": (
+        Case("{file}/seat --yes", rf"{FILE} folder$"),
+        Case("{full} --yes", rf"{FULL} folder$"),
+        Case("{folder} --from {folder}/none.tar.gz --yes", r"--from .*none.tar.gz cannot be read: there is no such"),
+        Case("{folder} --from {half}/class.tar.gz --yes", r"class.tar.gz is not an archive, or only a part of one \("),
+        Case("--form x", r"unknown option --form: did you mean --from\?"),
+    ),
     "exercises": (
         Case("03 --out {file}/e", rf"{FILE} folder with --out"),
         Case("03 --out {full}/e", rf"{FULL} folder with --out"),
@@ -163,6 +181,13 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("01_one_proces --out {folder}/b", r"no notebook is called 01_one_proces: did you mean 01_one_process\?"),
         Case("{half}/half.ipynb --out {folder}/b", r"half.ipynb is not a notebook \(.*\): open and save it in Jupyter"),
         Case("03 -p n_ranks=0 --out {folder}/b", r"03_ddp: n_ranks is '0', but it must be greater than 0 \(ranks that"),
+    ),
+    "slides": (
+        Case("radius --no-pdf --out {file}/b", rf"{FILE} folder with --out"),
+        Case("radius --no-pdf --out {full}/b", rf"{FULL} folder with --out"),
+        Case("radious --out {folder}/b", r"no deck is called radious: did you mean radius\?"),
+        Case("{half}/half.md --out {folder}/b", r"half.md is not a deck: it begins with `title:`, `minutes:`"),
+        Case("--pfd", r"unknown option --pfd: did you mean --pdf\?"),
     ),
 }
 
@@ -211,9 +236,14 @@ def places(tmp_path_factory):
     (at["half"] / "run.json").write_text((at["run"] / "run.json").read_text()[:500])
     (at["half"] / "site.toml").write_text('name = "half"\n[node')
     (at["half"] / "half.ipynb").write_text('{"cells": [')
+    (at["half"] / "half.md").write_text("title: half a de")
     (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
-    at["launcher"] = Path(__file__).parents[1] / "launchers" / "frontier" / "ddp.sbatch"
+    (at["half"] / "torch.whl").write_bytes(b"PK\x03\x04")
+    with tarfile.open(at["half"] / "class.tar.gz", "w:gz") as archive:
+        archive.add(ROOT / "notebooks", "aiscale/notebooks")
+    _cut(at["half"] / "class.tar.gz")
+    at["launcher"] = ROOT / "launchers" / "frontier" / "ddp.sbatch"
     return at
 
 
@@ -304,15 +334,18 @@ LONG: dict[str, tuple[str, str] | str] = {
     "launchers": "it is over in a moment",
     "plan": "it is over in a moment",
     "submit": "it is over in a moment",
+    "class pack": "it is over in a moment, and writes to a partial file (tests/test_classroom.py)",
+    "class reset": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
     "exercises": ("--check 03", ""),
     "notebooks": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
+    "slides": ("01 --out {folder}/b", "b/notebooks/01_one_process.log"),
 }
 #: What may stay: a run that can be resumed, a corpus that can be gone on with, and the results of notebooks.
 STAYS = re.compile(r"laptop(/[^.].*|/\.lock)?|laptop/checkpoints/step_\d+/\.metadata|corpus(/[^.].*)?|b(/notebooks.*)?")
 PRESSES = {"SIGTERM": [signal.SIGTERM], "Ctrl-C": [signal.SIGINT], "Ctrl-C twice": [signal.SIGINT] * 2}
 #: `train` saves and says so with 130, as launchers expect; `notebooks` ends in the same way for both signals.
-STATUS = {("train", "SIGTERM"): 130, ("notebooks", "SIGTERM"): 130}
+STATUS = {("train", "SIGTERM"): 130, ("notebooks", "SIGTERM"): 130, ("slides", "SIGTERM"): 130}
 
 
 def test_every_command_is_interrupted_or_cannot_be():

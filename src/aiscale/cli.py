@@ -342,11 +342,17 @@ _DELEGATED = {
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.cluster",
     ),
+    "class": (
+        "pack what a class needs, or make a seat as new",
+        "aiscale class pack class.tar.gz",
+        "aiscale.book.classroom",
+    ),
     "exercises": (
         "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",
         "aiscale exercises --check 03",
         "aiscale.book.exercise_command",
     ),
+    "slides": ("build the decks, with figures and numbers of today", "aiscale slides 03_ddp", "aiscale.book.slides"),
     "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
 }
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 PROGRAMS = Path(__file__).resolve().parent
 sys.path[:0] = [str(PROGRAMS), str(PROGRAMS.parent / "solutions" / "clinic")]
-os.environ["JPY_SESSION_NAME"] = "clinic"  # the name under which aiscale.book.progress keeps what is solved
 SOLVED = ["diagnosis", "mended"]
 
 
@@ -55,24 +54,24 @@ def mine(name, folder):
 
 
 def known(folder):
-    """name -> {"done": what is solved of it, "hints": how many were shown}."""
+    """name -> {"done": what is solved of it, "hints": how many were shown, ...}."""
     file = folder / "clinic.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def note(folder, name, hints=0, **found):
+def note(folder, name, hints=0, gave_up=False, **found):
     """Keep what was shown or found, also for the progress card; returns what is solved of the case."""
-    everything = known(folder)
-    entry = everything.setdefault(name, {"done": [], "hints": 0})
-    entry["hints"] = max(hints, entry["hints"])
-    entry["done"] = [what for what in SOLVED if found.get(what, what in entry["done"])]
-    (folder / "clinic.json").write_text(json.dumps(everything, indent=1) + "\n")
-    if found:
-        from aiscale.book.progress import save
+    from aiscale.book.progress import save
 
-        grade = ("off", "near", "exact")[len(entry["done"])]
-        card = {"guess": " and ".join(entry["done"]) or "not yet", "measured": " and ".join(SOLVED), "grade": grade}
-        save(f"clinic {name}", {"kind": "choice", "unit": "", "ratio": None, **card})
+    everything = known(folder)
+    entry = everything.setdefault(name, {"done": [], "hints": 0, "tries": 0, "solution": False})
+    entry["done"] = [what for what in SOLVED if found.get(what, what in entry["done"])]
+    entry["hints"], entry["tries"] = max(hints, entry["hints"]), entry["tries"] + ("mended" in found)
+    entry["solution"] |= gave_up and entry["done"] != SOLVED
+    (folder / "clinic.json").write_text(json.dumps(everything, indent=1) + "\n")
+    card = {key: entry[key] for key in ("tries", "hints", "solution")}
+    card |= {"state": "right" if entry["done"] == SOLVED else "wrong", "title": cases()[name], "minutes": 15}
+    save("exercises", f"clinic.{name[:2]}", card, "clinic")
     return entry["done"]
 
 
@@ -141,6 +140,8 @@ def explain(args):
     name = named(args.case)
     if not args.give_up and known(args.mine).get(name, {}).get("done") != SOLVED:
         raise Refused(f"case {name} is not solved yet: `hint {name[:2]}` helps; --give-up shows the explanation now")
+    mine(name, args.mine)
+    note(args.mine, name, gave_up=args.give_up)
     case = solution(name)
     lines = [case.EXPLANATION, "One way to mend it:"]
     for old, new in case.MENDED:

@@ -26,7 +26,7 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 import torch.nn.parallel  # noqa: F401
 
-from aiscale.distributed.forking import Forked, can_fork
+from aiscale.distributed.spawn import Forked, can_fork
 
 IDLE_S = 4  # no rank has computed for so long: the job hangs
 LIMIT_S = 120

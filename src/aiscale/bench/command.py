@@ -1,5 +1,7 @@
 """The command `aiscale bench NAME [--json] [--quick]`: runs a benchmark and prints its table or JSON.
 
+`bench study`, `compare` and `report` work on files: see `aiscale.bench.study`.
+
 A benchmark is a function (quick=..., report=...) that returns a dictionary with a list "checks" (may be empty), and a
 function that prints this dictionary. The exit status is 0 if the benchmark ran and met every check.
 """
@@ -52,6 +54,13 @@ BENCHMARKS = {
     ),
 }
 
+#: those that work on files -> what they do
+STUDIES = {
+    "study": "run the cells of FILE.toml, or of a study of the kit (laptop, quick), and keep every result in --out",
+    "compare": "put the results of two studies, A.csv and B.csv, side by side",
+    "report": "write a page, self-contained HTML, of the results in A.csv",
+}
+
 #: benchmark -> options that only it has, as they are written
 _OWN = {
     "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
@@ -60,8 +69,11 @@ _OWN = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = "; ".join(f"{name}: {entry[0]}" for name, entry in BENCHMARKS.items())
-    parser.add_argument("name", choices=BENCHMARKS, metavar="BENCHMARK", help=names)
+    names = "; ".join(
+        f"{name}: {what}" for name, what in {**{n: e[0] for n, e in BENCHMARKS.items()}, **STUDIES}.items()
+    )
+    parser.add_argument("name", choices=[*BENCHMARKS, *STUDIES], metavar="BENCHMARK", help=names)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="of study, compare and report")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
         "--quick",
@@ -88,10 +100,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--link", choices=("emulated", "shaped"), help="links emulated by the ranks, or slowed by the kernel on nodes"
     )
     own.add_argument("--sweep", action="store_true", default=None, help="train for perplexities: days, in any portions")
-    own.add_argument("--out", metavar="FILE", help="finished runs of the sweep; one that exists is gone on with")
+    own.add_argument("--out", metavar="FILE", help="finished runs of the sweep, or of bench study; the page of report")
+    own = parser.add_argument_group("options of bench study only")
+    own.add_argument("--budget", type=float, metavar="MINUTES", help="begin no run that would end later")
+    own.add_argument("--list", action="store_true", help="of bench study: name the runs of a round and exit")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.name in STUDIES:
+        from aiscale.bench.study import command
+
+        return command.run(args)
+    if args.files or args.list or args.budget is not None:
+        raise ConfigError(
+            f"bench {args.name} takes no file, --list or --budget: those are for bench {', '.join(STUDIES)}"
+        )
     _, measure, show = BENCHMARKS[args.name]
     own = {name: getattr(args, name) for names in _OWN.values() for name in names}
     own = {name: value for name, value in own.items() if value is not None}

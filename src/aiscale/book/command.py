@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     path = parser.add_mutually_exclusive_group()
     path.add_argument("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
     path.add_argument("--full", action="store_true", help="all of them, all their cells (the default)")
+    add("--until", metavar="SECTION", default="", help="run the cells above the section with this heading, and stop")
     add("--gallery", action="store_true", help="also build the gallery")
     add("--resume", action="store_true", help="skip notebooks that have passed and have not changed since")
     add("--out", default="build", metavar="DIR", help="the folder for executed copies and the gallery (default: build)")
@@ -117,7 +118,7 @@ def _describe(notebook: Notebook, out: str) -> dict:
 def _paces(notebook: Notebook, out: str) -> dict[str, Pace]:
     """The estimates of the core path and of all, with the seconds of the last run where it took the same path."""
     result = load_results(Path(out) / "notebooks").get(notebook.name)
-    seconds = {result.core: result.seconds} if result and result.state == "passed" else {}
+    seconds = {result.core: result.seconds} if result and result.state == "passed" and not result.until else {}
     if not any(map(is_optional, notebook.cells)):
         seconds = dict.fromkeys((True, False), next(iter(seconds.values()), None))
     paths = {"all": False} if notebook.is_appendix else {"core": True, "all": False}
@@ -141,7 +142,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.core and not names:
         chosen = [notebook for notebook in chosen if not notebook.is_appendix]
         names = [notebook.name for notebook in chosen]
-    with progress(chosen, Console(stderr=True), args.plain, args.core) as tell:
+    with progress(chosen, Console(stderr=True), args.plain, args.core, args.until) as tell:
         results = run_notebooks(
             names,
             parameters,
@@ -150,6 +151,7 @@ def _run(args: argparse.Namespace) -> int:
             cell_timeout_s=args.cell_timeout,
             timeout_s=args.timeout,
             core=args.core,
+            until=args.until,
             resume=args.resume,
             progress=tell,
         )
@@ -179,7 +181,8 @@ def _report(results: list[Result], asked: int, gallery: Path | None, as_json: bo
         return
     passed = sum(result.state == "passed" for result in results)
     seconds = sum(result.seconds for result in results)
-    print(f"{passed} of {asked} notebooks passed in {seconds:.0f} s")
+    stopped = f" up to {results[0].until!r}" if results and results[0].until else ""
+    print(f"{passed} of {asked} notebooks passed{stopped} in {seconds:.0f} s")
     if gallery:
         print(f"gallery: {gallery.resolve()}")
 
@@ -199,7 +202,7 @@ def _parameters(assignments: list[str]) -> dict[str, str]:
 
 @contextmanager
 def progress(
-    chosen: Sequence[Notebook], console: Console, plain: bool = False, core: bool = False
+    chosen: Sequence[Notebook], console: Console, plain: bool = False, core: bool = False, until: str = ""
 ) -> Iterator[Progress]:
     """Show the progress of a run: a live table on a terminal; lines for a log elsewhere, or if `plain`."""
     if plain or not console.is_terminal:
@@ -209,7 +212,7 @@ def progress(
     bars = Bars(*columns, TextColumn("{task.fields[state]}"), console=console, refresh_per_second=4)
     rows = {}
     for notebook in chosen:
-        cells = len(to_run(notebook, core))
+        cells = len(to_run(notebook, core, until))
         rows[notebook.name] = bars.add_task(notebook.name, total=cells, start=False, state="[dim]waits")
 
     def show(name: str, state: str, cell: int, result: Result | None) -> None:

@@ -1,6 +1,7 @@
 """The core path of a notebook: its cells that are not tagged `optional`.
 
     check_sections(cells); check_names(cells)    # -> one line for each problem; parts of `aiscale.book.check_form`
+    place(cells, "The ring")                     # -> 33: the index of the cell with this heading
 
 An optional section is optional as a whole, its heading included, which ends with "(optional)"; it ends at the next
 heading of its level or above. A core section may have optional subsections. No core cell uses what only optional cells
@@ -9,12 +10,13 @@ define: in this process, or on the ranks (%%px cells, and ranks["name"]).
 
 from __future__ import annotations
 
+import difflib
 import re
 import symtable
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from aiscale.book.notebook import tags
+from aiscale.book.notebook import BookError, tags
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -35,6 +37,24 @@ def headings(cell: NotebookNode) -> list[tuple[int, str]]:
     """(level, text) of the headings in a cell of prose."""
     text = _FENCED.sub("", cell.source) if cell.cell_type == "markdown" else ""
     return [(len(marks), title) for marks, title in _HEADING.findall(text)]
+
+
+def place(cells: Sequence[NotebookNode], section: str) -> int:
+    """The index of the cell with this heading, case and "(optional)" aside; raises BookError if there is none."""
+    found: dict[str, int] = {}
+    for index, cell in enumerate(cells):
+        for depth, title in headings(cell):
+            if depth > 1:
+                found.setdefault(title.removesuffix(SUFFIX).strip(), index)
+    wanted = section.removesuffix(SUFFIX).strip().casefold()
+    if (index := next((index for title, index in found.items() if title.casefold() == wanted), None)) is not None:
+        return index
+    near = difflib.get_close_matches(section, found, n=1)
+    raise BookError(f"no section is called {section!r}: {f'did you mean {near[0]!r}?' if near else _quoted(found)}")
+
+
+def _quoted(titles: Iterable[str]) -> str:
+    return f"there are {', '.join(map(repr, titles))}"
 
 
 def check_sections(cells: Cells) -> Iterator[str]:

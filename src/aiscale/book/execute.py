@@ -24,6 +24,7 @@ from aiscale.processes import die_with
 #: From a cell's reply until the kernel reports idle: nbclient's default of four seconds is short on a busy machine.
 _IDLE_S = 60
 _LONGEST_SOCKET = 100  #: characters in a socket's file name; Linux allows 107, macOS 103
+SKIPPED = "not-run"  #: the tag of cells in the executed copy that the run left out
 _LONGEST_MESSAGE = 2000  #: so that a report is written in one piece or not at all
 
 
@@ -54,6 +55,9 @@ def _execute(job: dict, report: Callable) -> bool:
     from papermill.parameterize import parameterize_notebook
 
     notebook = load_notebook_node(job["source"])
+    for index in job["skipped"]:
+        if notebook.cells[index].cell_type == "code":
+            notebook.cells[index].metadata.setdefault("tags", []).append(SKIPPED)
     if job["parameters"]:
         notebook = parameterize_notebook(notebook, job["parameters"], kernel_name="python3", language="python")
     done = papermill_engines.execute_notebook_with_engine(
@@ -69,7 +73,7 @@ def _execute(job: dict, report: Callable) -> bool:
         on_cell_execute=timer.cell_starts,
         on_cell_executed=timer.cell_ended,
         config=_sockets(job["sockets"]),
-        **({"skip_cells_with_tag": "optional"} if job["core"] else {}),
+        skip_cells_with_tag=SKIPPED,
     )
     return not done.metadata.papermill.exception
 

@@ -53,9 +53,7 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Verdict | None:
         progress.show(f"{id}: {verdict.text}", None, check=id, state="empty")
         return verdict
     _count(task, entry, verdict.state)
-    said = (
-        f"✓ {verdict.text}" if verdict.state == "right" else f"not yet. {_sentence(verdict.text)}{_ladder(task, entry)}"
-    )
+    said = f"✓ {verdict.text}" if verdict.state == "right" else f"not yet: {verdict.text}{_ladder(task, entry)}"
     progress.show(f"{id}: {said}", "exact" if verdict.state == "right" else "off", check=id, state=verdict.state)
     _keep(lesson, id, entry)
     return verdict
@@ -84,10 +82,6 @@ def _ladder(task: Exercise, entry: dict) -> str:
     else:
         lines.append(f'That was the last hint. check("{task.id}", solution=True) shows a solution.')
     return "\n" + "\n".join(lines)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith((".", "?")) else ".")
 
 
 def _show_solution(lesson: str, task: Exercise, entry: dict) -> None:

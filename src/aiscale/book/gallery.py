@@ -1,4 +1,5 @@
-"""The gallery: build/gallery/index.html with a card per notebook, and each executed notebook as a page beside it.
+"""The gallery, the course's page: build/gallery/index.html with a card per notebook and what the course has beside them
+(`aiscale.book.course`), and each executed notebook as a page.
 
     build_gallery(out="build")    # -> Path("build/gallery/index.html")
     loads(text)                   # -> [] or what a browser would fetch to show this HTML
@@ -35,8 +36,10 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
-from aiscale.book.core import is_optional
-from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
+from aiscale.book.core import headings, is_optional
+from aiscale.book.course import page_name, shelves
+from aiscale.book.execute import SKIPPED
+from aiscale.book.notebook import BookError, Notebook, find_root, notebooks, read, tags
 from aiscale.book.results import load_results
 
 _FORMULA_PX = 19
@@ -70,7 +73,7 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
         copy = executed / f"{notebook.name}.ipynb"
         result = results.get(notebook.name) if copy.exists() else None
         content = read(copy) if result else notebook.content
-        cells = [_cell(number, cell) for number, cell in _numbered(notebook, content)]
+        cells = _cells(notebook, content)
         text = _template("page").render(
             notebook=notebook,
             header=notebook.header,
@@ -82,11 +85,61 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
             css=Markup(_style()),
         )
         _write(folder / f"{notebook.name}.html", text)
-        figure = _save_figure(content, folder / "figures" / f"{notebook.name}.png")
-        cards.append({"notebook": notebook, "result": result, "figure": figure})
-    text = _template("index").render(cards=cards, css=Markup(_style()), **_facts(cards))
+        figure, alt = _save_figure(content, folder / "figures" / f"{notebook.name}.png")
+        cards.append({"notebook": notebook, "result": result, "figure": figure, "alt": alt})
+    workshop = (Path(root) if root else find_root()).parent / "workshop"
+    beside = shelves(workshop, Path(out), folder, lambda *what: _sheet(workshop, folder, *what))
+    for card in cards:
+        number = card["notebook"].header.number
+        with_lessons = [shelf for shelf in beside if shelf.name in ("exercises", "decks")]
+        card["more"] = [(s.heading, i.href) for s in with_lessons for i in s.items if number and i.lesson == number]
+    text = _template("index").render(
+        cards=cards, shelves=beside, map=_field_map(workshop, folder), css=Markup(_style()), **_facts(cards)
+    )
     _write(folder / "index.html", text, allowed="img src=figures/")
     return folder / "index.html"
+
+
+def _field_map(workshop: Path, folder: Path) -> str:
+    """The map of the field beside the gallery; empty if there is none."""
+    if not (source := workshop / "field_map.svg").exists():
+        return ""
+    (folder / "figures" / source.name).write_bytes(source.read_bytes())
+    return f"figures/{source.name}"
+
+
+def _sheet(workshop: Path, folder: Path, title: str, source: Path, cells: list[tuple[str, str]]) -> str:
+    """Write a page of Markdown and code that was not run; returns its file name."""
+    name, parts = page_name(source, workshop), []
+    for kind, text in cells:
+        if kind == "markdown":
+            text = re.sub(rf"\A\s*#+ +{re.escape(title)}\s*$", "", text, count=1, flags=re.M)  # the page's own heading
+            parts.append(Cell("prose", 0, Markup(_relinked(to_html(text, pages=False), source, workshop))))
+        else:
+            parts.append(Cell("code", 0, Markup(Highlight2HTML()(text, "ipython3"))))
+    where = source.relative_to(workshop.parent) if source.suffix != ".md" else ""
+    page = _template("sheet").render(title=title, where=where, cells=parts, css=Markup(_style()))
+    _write(folder / name, page)
+    return name
+
+
+def _relinked(text: str, source: Path, workshop: Path) -> str:
+    """Links to files that are pages here lead to them; others, which a reader of the gallery lacks, become text."""
+
+    def lead(link: re.Match) -> str:
+        path, _, anchor = html.unescape(link[1]).partition("#")
+        if not path or re.match(r"\w+:", path):
+            return link[0]
+        name = page_name(source.parent / path, workshop)
+        return f'<a href="{name}{"#" + anchor if anchor else ""}">{link[2]}</a>' if name else link[2]
+
+    # Anchors as GitHub makes them, where these pages are read too.
+    text = re.sub(r'(<h\d id="|class="anchor-link" href="#)([^"]*)', lambda found: found[1] + _anchor(found[2]), text)
+    return re.sub(r'<a href="([^"]*)">(.*?)</a>', lead, text, flags=re.S)
+
+
+def _anchor(escaped: str) -> str:
+    return re.sub(r"[^\w-]", "", html.unescape(escaped)).lower()
 
 
 @cache
@@ -101,7 +154,7 @@ def _template(name: str) -> jinja2.Template:
 def _style() -> str:
     """The style sheet, with syntax colours for light and dark mode."""
     text = (files("aiscale.book") / "templates" / "book.css").read_text()
-    light = HtmlFormatter(style="friendly").get_style_defs(".highlight")
+    light = HtmlFormatter(style="xcode").get_style_defs(".highlight")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".highlight")
     # Backgrounds are the page's own.
     light, dark = (re.sub(r"^(pre|td\.|span\.|\.highlight \{).*$", "", part, flags=re.M) for part in (light, dark))
@@ -112,15 +165,21 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
-def _save_figure(content: NotebookNode, path: Path) -> str:
+def _save_figure(content: NotebookNode, path: Path) -> tuple[str, str]:
+    """(the figure of a notebook's card, its description), empty if it has none."""
     path.unlink(missing_ok=True)
     cells = sorted(content.cells, key=lambda cell: "cover" not in tags(cell))
-    outputs = (output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
-    image = next((data["image/png"] for data in outputs if "image/png" in data), None)
-    if image is None:
-        return ""
-    path.write_bytes(base64.b64decode(image))
-    return f"{path.parent.name}/{path.name}"
+    outputs = (output for cell in cells for output in cell.get("outputs", []))
+    output = next((output for output in outputs if "image/png" in output.get("data", {})), None)
+    if output is None:
+        return "", ""
+    path.write_bytes(base64.b64decode(output["data"]["image/png"]))
+    return f"{path.parent.name}/{path.name}", _description(output)
+
+
+def _description(output: NotebookNode) -> str:
+    """What `plots.describe` said of the figure when it was shown."""
+    return output.get("metadata", {}).get("image/png", {}).get("alt", "")
 
 
 def _facts(cards: list[dict]) -> dict[str, object]:
@@ -145,7 +204,15 @@ def _numbered(notebook: Notebook, executed: NotebookNode) -> Iterator[tuple[int,
     return ((numbers.get(cell.get("id"), 0), cell) for cell in executed.cells if cell.cell_type != "raw")
 
 
-def _cell(number: int, cell: NotebookNode) -> Cell:
+def _cells(notebook: Notebook, executed: NotebookNode) -> list[Cell]:
+    cells, section = [], notebook.header.title
+    for number, cell in _numbered(notebook, executed):
+        section = next((title for _, title in reversed(headings(cell))), section)
+        cells.append(_cell(number, cell, section))
+    return cells
+
+
+def _cell(number: int, cell: NotebookNode, section: str) -> Cell:
     if cell.cell_type == "markdown":
         source, kind = cell.source, "prose"
         if number == 1:  # the page has its own head with title, promise and table
@@ -156,37 +223,37 @@ def _cell(number: int, cell: NotebookNode) -> Cell:
     given = "parameters of this run" if number == 0 else ""
     ran = cell.execution_count is not None
     seconds = cell.metadata.get("papermill", {}).get("duration") if ran else None
-    skipped = "left out of this run" if is_optional(cell) and "papermill" in cell.metadata and not ran else ""
+    skipped = "left out of this run" if SKIPPED in tags(cell) else ""
     took = _duration(seconds) if seconds and seconds >= 0.05 else ""
     return Cell(
         kind="code",
         number=number,
         body=Markup(Highlight2HTML()(cell.source, "ipython3")),
-        outputs=tuple(Markup(text) for output in cell.outputs if (text := _output(output, number))),
+        outputs=tuple(Markup(text) for output in cell.outputs if (text := _output(output, section))),
         note=" · ".join(part for part in (where, given, skipped, took) if part),
         optional=is_optional(cell),
     )
 
 
-def _output(output: NotebookNode, number: int) -> str:
+def _output(output: NotebookNode, section: str) -> str:
     if output.output_type == "stream":
         return f'<pre class="{output.name}" tabindex="0">{ansi2html(output.text)}</pre>'
     if output.output_type == "error":
         text = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
         return f'<pre class="error" tabindex="0">{ansi2html(text)}</pre>'
-    return _rich(output.get("data", {}), number)
+    return _rich(output.get("data", {}), _description(output) or f"Figure in the section “{section}”.")
 
 
-def _rich(data: Mapping[str, str], number: int) -> str:
+def _rich(data: Mapping[str, str], alt: str) -> str:
     """The richest format that is self-contained; widgets and scripts are not, so their text is shown."""
     if "text/html" in data and "<script" not in data["text/html"].lower() and not loads(data["text/html"]):
         return f'<div class="wide" tabindex="0">{data["text/html"]}</div>'
     if "image/svg+xml" in data:
-        return f'<figure role="img" aria-label="figure of cell {number}">{data["image/svg+xml"]}</figure>'
+        return f'<figure role="img" aria-label="{html.escape(alt)}">{data["image/svg+xml"]}</figure>'
     for mime, kind in _IMAGES.items():
         if mime in data:
             encoded = data[mime].replace("\n", "")
-            return f'<figure><img src="data:image/{kind};base64,{encoded}" alt="figure of cell {number}"></figure>'
+            return f'<figure><img src="data:image/{kind};base64,{encoded}" alt="{html.escape(alt)}"></figure>'
     if "text/markdown" in data or "text/latex" in data:
         return f'<div class="prose">{to_html(data.get("text/markdown") or data["text/latex"])}</div>'
     plain = data.get("text/plain", "")
@@ -220,12 +287,16 @@ class _Renderer(IPythonRenderer):
         return f"<pre>{self.escape_html(code)}</pre>"  # mermaid would come from the network
 
 
-def to_html(source: str, attachments: dict | None = None) -> str:
-    """A notebook's Markdown as HTML; links to notebooks lead to their pages."""
+def to_html(source: str, attachments: dict | None = None, pages: bool = True) -> str:
+    """A notebook's Markdown as HTML; with `pages`, links to notebooks beside it lead to their pages."""
     text = MarkdownWithMath(renderer=_Renderer(escape=False, attachments=attachments or {})).render(source)
-    text = text.replace("&#182;", "#")
-    # A wide table scrolls by itself instead of widening the page.
+    text = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", text.replace("&#182;", "#"))  # an empty corner heads nothing
+    # Wide code and tables scroll by themselves instead of widening the page, also by keyboard.
+    text = text.replace("<pre>", '<pre tabindex="0">')
     text = re.sub(r"<table.*?</table>", lambda t: f'<div class="wide" tabindex="0">{t[0]}</div>', text, flags=re.S)
+    if not pages:
+        return text
+    text = re.sub(r'href="(?:\.\./)+workshop/exercises/(\w+)\.ipynb', r'href="exercises_\1.html', text)
     text = re.sub(r'<a href="\.\./workshop/[^"]*">(.*?)</a>', r"\1", text)  # which no page shows
     return re.sub(r'href="(?:\./|\.\./|appendix/)?((?:\d\d|A\d)_\w+)\.ipynb', r'href="\1.html', text)
 

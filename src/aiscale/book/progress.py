@@ -100,6 +100,6 @@ def kept() -> dict[str, dict]:
     """All that is kept, by lesson."""
     found = {
         path.stem: {kind: load(kind, path.stem) for kind in ("predictions", "exercises")}
-        for path in sorted(_FOLDER.glob("[0-9A]*_*.json"))
+        for path in (*sorted(_FOLDER.glob("[0-9A]*_*.json")), *_FOLDER.glob("clinic.json"))
     }
     return {lesson: kinds for lesson, kinds in found.items() if any(kinds.values())}

@@ -35,6 +35,7 @@ class Result:
     executed: str = ""  #: path of the executed copy; also of a failed notebook, up to the failure
     left_behind: int = 0  #: processes of the notebook that had to be killed
     core: bool = False  #: optional cells were left out
+    until: str = ""  #: the section before which the run stopped
     key: str = ""  #: a hash of everything that determines the result
 
     def describe(self) -> str:

@@ -1,6 +1,7 @@
 """Run notebooks headless, one after the other, each in a new process (`aiscale.book.execute`).
 
     results = run(["03"], {"steps": 5}, out="build")
+    results = run(["03"], until="When are they sent?")     # the cells above this section
 
 - parameters are checked by name and type before anything starts
 - the kernel is python3 of this environment, whatever kernels the user has; it works in an empty folder, offline
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import aiscale
 from aiscale.book.answers import given_away
-from aiscale.book.core import is_optional
+from aiscale.book.core import is_optional, place
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
 from aiscale.book.pace import PREDICTS
 from aiscale.book.results import Failure, Result, load_results, save_result
@@ -70,30 +71,33 @@ def run(
     cell_timeout_s: float | None = None,
     timeout_s: float | None = None,
     core: bool = False,
+    until: str = "",
     resume: bool = False,
     progress: Progress = lambda *_: None,
 ) -> list[Result]:
     """Run notebooks in reading order and write their executed copies to OUT/notebooks.
 
-    With `core`, cells tagged `optional` are left out. With `resume`, a notebook that passed and has not changed since
-    is skipped. Raises BookError before anything starts if a name, a parameter or a folder is wrong; a notebook that
-    fails is a Result. The default time limits are CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
+    With `core`, cells tagged `optional` are left out; with `until`, all cells from that section on. With `resume`, a
+    notebook that passed and has not changed since is skipped. Raises BookError before anything starts if a name, a
+    section, a parameter or a folder is wrong; a notebook that fails is a Result. The default time limits are
+    CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
     """
     chosen = notebooks(names, root)
     for notebook in chosen:
-        _ = notebook.content  # raises BookError
+        to_run(notebook, core, until)  # raises BookError
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
     folder = _writable(Path(out) / "notebooks")
     earlier = load_results(folder) if resume else {}
     results = []
     for notebook, values in zip(chosen, accepted, strict=True):
-        key = _key(notebook, values, core)
+        key = _key(notebook, values, core, until)
         result = earlier.get(notebook.name)
         if result and result.key == key and result.state == "passed" and Path(result.executed).exists():
             progress(notebook.name, "unchanged", 0, result)
         else:
             save_result(folder, notebook.name, None)  # no result while the notebook runs
-            result = _execute(notebook, values, folder, key, limits(cell_timeout_s, timeout_s), progress, core)
+            limits_s = limits(cell_timeout_s, timeout_s)
+            result = _execute(notebook, values, folder, key, limits_s, progress, core, until)
             save_result(folder, notebook.name, result)
             progress(notebook.name, result.state, 0, result)
         results.append(result)
@@ -110,9 +114,11 @@ def limits(cell_timeout_s: float | None = None, timeout_s: float | None = None) 
     return cell_timeout_s, TIMEOUT_S + wait_s if timeout_s is None else timeout_s
 
 
-def to_run(notebook: Notebook, core: bool) -> list[NotebookNode]:
+def to_run(notebook: Notebook, core: bool, until: str = "") -> list[NotebookNode]:
     """The code cells that a run executes."""
-    return [cell for cell in notebook.content.cells if cell.cell_type == "code" and not (core and is_optional(cell))]
+    cells = notebook.content.cells
+    above = cells[: place(cells, until)] if until else cells
+    return [cell for cell in above if cell.cell_type == "code" and not (core and is_optional(cell))]
 
 
 def _writable(folder: Path) -> Path:
@@ -132,17 +138,19 @@ def _execute(
     limits_s: tuple[float, float],
     progress: Progress,
     core: bool,
+    until: str,
 ) -> Result:
     """Run one notebook; errors become part of its result, and Ctrl-C gives the state "interrupted"."""
     executed, log = folder / f"{notebook.name}.ipynb", folder / f"{notebook.name}.log"
     executed.unlink(missing_ok=True)
-    code = [cell.get("id") for cell in to_run(notebook, core)]
+    cells = to_run(notebook, core, until)
+    code = [cell.get("id") for cell in cells]
     mark, started, said = uuid.uuid4().hex, time.monotonic(), None
     with tempfile.TemporaryDirectory(prefix="aiscale-book-", ignore_cleanup_errors=True) as private:
         try:
             progress(notebook.name, "runs", 0, None)
             job = {"source": str(notebook.path.resolve()), "target": str(executed), "parameters": parameters}
-            job["core"] = core
+            job["skipped"] = [i for i, cell in enumerate(notebook.content.cells) if cell not in cells]
             process = _start(job, limits_s, Path(private), mark, log)
             said = _follow(process, code, lambda number: progress(notebook.name, "runs", number, None))
         except KeyboardInterrupt:
@@ -152,7 +160,7 @@ def _execute(
             left_behind = _end(mark, GRACE_S if by_itself else 0.0)
     failure = _explain(notebook, executed, said, log) if said and said["status"] else None
     if said and not failure:
-        failure = _spoilt(notebook, executed, core)
+        failure = _spoilt(notebook, executed, cells)
     if not failure:
         log.unlink(missing_ok=True)
     return Result(
@@ -165,6 +173,7 @@ def _execute(
         executed=str(executed),
         left_behind=left_behind if by_itself else 0,
         core=core,
+        until=until,
         key=key,
     )
 
@@ -265,10 +274,9 @@ def _explain(notebook: Notebook, executed: Path, said: Mapping, log: Path) -> Fa
     return Failure(message.strip().splitlines()[0], number, source, shown)
 
 
-def _spoilt(notebook: Notebook, executed: Path, core: bool) -> Failure | None:
-    """A prediction whose answer stands above it."""
-    predicts = any(PREDICTS.search(cell.source) for cell in to_run(notebook, core))
-    found = given_away(read(executed)) if predicts else []
+def _spoilt(notebook: Notebook, executed: Path, cells: Sequence[NotebookNode]) -> Failure | None:
+    """A prediction, among the cells that ran, whose answer stands above it."""
+    found = given_away(read(executed)) if any(PREDICTS.search(cell.source) for cell in cells) else []
     return next((Failure(said, cell, notebook.content.cells[cell - 1].source, "") for cell, said in found), None)
 
 
@@ -307,9 +315,9 @@ def _tail(text: str) -> str:
 # what determines a result -------------------------------------------------------------------------------------------
 
 
-def _key(notebook: Notebook, parameters: Mapping[str, object], core: bool) -> str:
+def _key(notebook: Notebook, parameters: Mapping[str, object], core: bool, until: str) -> str:
     """A hash of all that determines the notebook's result: itself, its parameters, the package, the versions."""
-    given = json.dumps([parameters, core], sort_keys=True, default=str).encode()
+    given = json.dumps([parameters, core, until], sort_keys=True, default=str).encode()
     parts = (notebook.path.read_bytes(), given, _surroundings())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 

@@ -64,7 +64,7 @@ class Seat:
             with capture_output():
                 done = self._shell.run_cell(source)
             if error := done.error_before_exec or done.error_in_exec:
-                if isinstance(error, KeyboardInterrupt):
+                if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
                     raise error
                 return f"{type(error).__name__}: {error}".splitlines()[0]
         return ""
@@ -99,8 +99,9 @@ def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) 
         attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.said) for wrong in task.refused]
         for name, cells, state, said in attempts:
             verdict = seat.graded(task, set_up, cells, seed=seed, limit_s=CHECK_LIMIT_S)
-            for _ in range(DRAWS - 1 if state == "right" and verdict.state == "right" and seed is None else 0):
-                verdict = verdict if verdict.state != "right" else seat.again(task, limit_s=CHECK_LIMIT_S)
+            for _ in range(1, DRAWS if state == "right" and seed is None else 1):
+                if verdict.state == "right":
+                    verdict = seat.again(task, limit_s=CHECK_LIMIT_S)
             ok = verdict.state == state and said in verdict.text
             text = verdict.text if ok else f"{verdict.text} [it must be {state}{f', and say {said!r}' if said else ''}]"
             yield Row(id, name, ok, verdict.state, text, round(verdict.seconds, 2), verdict.seed)

@@ -178,7 +178,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 BUILT_IN = ("embedded", "toy", "stdlib")
-DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar")  #: names for `aiscale data prepare NAME`
+DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar", "pile")  #: names for `aiscale data prepare NAME`
 READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 

@@ -28,6 +28,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from aiscale.config import ConfigError
+from aiscale.plots.describe import keep_descriptions
 
 STRATEGY_COLORS = {
     "serial": "#374452",
@@ -88,8 +89,9 @@ KINDS = ("measured", "predicted", "published")
 
 
 def use_style() -> None:
-    """Switch matplotlib to the house style."""
+    """Switch matplotlib to the house style; in a notebook, figures also carry their description."""
     plt.style.use(str(resources.files("aiscale.plots") / "aiscale.mplstyle"))
+    keep_descriptions()
 
 
 def new_axes(ax: Axes | None, width: float = 7.5, height: float = 3.6) -> Axes:

@@ -54,7 +54,7 @@ WRONG = {
         "The first norm is 2.00 times",
     ),
 }
-SYMPTOM = "loss .* at step 0, and .* in one process"
+SYMPTOM = "loss .* at step \\d, and .* in one process"
 
 
 def check(program, seed):

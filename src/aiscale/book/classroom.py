@@ -1,0 +1,192 @@
+"""`aiscale class`: one archive with all that a class needs, and a seat made as new for the next participant.
+
+    aiscale class pack class.tar.gz              # lessons, exercises, gallery, decks: for machines without a network
+    aiscale class reset --from class.tar.gz      # on a seat: engines ended, notebooks as they were, progress cleared
+
+Nothing that a participant wrote is deleted: `reset` moves it to kept/TIME in the seat's folder, and asks before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from aiscale.book.notebook import BookError, find_root
+from aiscale.config import require_writable
+from aiscale.processes import kill_marked
+
+TOP = "aiscale"  #: the folder that the archive opens to
+#: What a participant changes, and what `reset` restores.
+SHELVES = ("notebooks", "workshop/exercises", "workshop/clinic", "workshop/puzzles")
+_WITHHELD = ("tests/", "workshop/solutions/", ".ci/")
+_BUILT = {"gallery": "aiscale notebooks --gallery", "slides": "make slides"}
+_MARKER = "AISCALE_CLUSTER"  #: `aiscale.cluster.guard.MARKER`, whose import would load ipyparallel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    pack_it = actions.add_parser("pack", help="write lessons, exercises, gallery and decks into one archive")
+    pack_it.add_argument("out", metavar="OUT", help="the archive, such as class.tar.gz")
+    pack_it.add_argument("--build", metavar="DIR", default="build", help="where gallery and decks are (default: build)")
+    pack_it.add_argument("--wheels", metavar="DIR", help="also a folder of wheels that pip download has made")
+    pack_it.set_defaults(act=lambda args: pack(args.out, args.build, args.wheels))
+    reset_it = actions.add_parser("reset", help="make a seat as new: engines, notebooks, progress")
+    reset_it.add_argument("seat", metavar="SEAT", nargs="?", default=".", help="its folder (default: this one)")
+    reset_it.add_argument("--from", dest="archive", metavar="ARCHIVE", help="originals (default: from git)")
+    reset_it.add_argument("--yes", action="store_true", help="do not ask")
+    reset_it.set_defaults(act=lambda args: reset(args.seat, args.archive, args.yes))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command with these arguments; returns the exit status."""
+    print(args.act(args))
+    return 0
+
+
+# pack ----------------------------------------------------------------------------------------------------------------
+
+
+def pack(out: str | Path, build: str | Path = "build", wheels: str | Path | None = None) -> str:
+    """Write the archive; returns what it holds and how it is opened. Raises BookError if the gallery is missing."""
+    out, build, root = Path(out), Path(build), find_root().resolve().parent
+    require_writable(out.parent, "")
+    holds = {f"{TOP}/{name}": root / name for name in _tracked(root)}
+    whl = _wheels(Path(wheels)) if wheels else []
+    holds |= {f"{TOP}/wheels/{path.name}": path for path in whl}
+    if not (build / "gallery" / "index.html").exists():
+        raise BookError(f"there is no gallery in {build}: `{_BUILT['gallery']}` makes it")
+    for name in _BUILT:
+        holds |= {f"{TOP}/build/{name}/{path.relative_to(build / name)}": path for path in _files(build / name)}
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        with tarfile.open(partial, "w:gz", compresslevel=6) as archive:
+            for name, path in sorted(holds.items()):
+                archive.add(path, name, recursive=False)
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+    return _contents(out, holds, bool(whl))
+
+
+def _tracked(root: Path) -> list[str]:
+    """The project's own files, but for tests and solutions."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
+    names = [name for name in listing.stdout.split("\0") if name and (root / name).is_file()]
+    if not names:
+        raise BookError(f"{root} is not under git, which knows the project's own files: pack in a clone of it")
+    return [name for name in names if not name.startswith(_WITHHELD)]
+
+
+def _wheels(folder: Path) -> list[Path]:
+    found = sorted(folder.glob("*.whl"))
+    if not found:
+        raise BookError(f"{folder} holds no wheels: `pip download -r requirements.lock -d {folder}` makes some")
+    broken = next((path for path in found if not zipfile.is_zipfile(path)), None)
+    if broken:
+        raise BookError(f"{broken} is not a wheel, or only a part of one: download it again")
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def _contents(out: Path, holds: dict[str, Path], wheels: bool) -> str:
+    def count(prefix: str, suffix: str) -> int:
+        return sum(name.startswith(f"{TOP}/{prefix}") and name.endswith(suffix) for name in holds)
+
+    decks = count("build/slides/", ".html")
+    parts = [
+        f"{count('notebooks/', '.ipynb')} notebooks",
+        f"{count('workshop/exercises/', '.ipynb')} of exercises",
+        f"{count('build/gallery/', '.html')} pages of the gallery",
+        f"{decks} decks" + f" (`{_BUILT['slides']}` makes them)" * (not decks),
+        f"{count('wheels/', '.whl')} wheels",
+    ]
+    find = "PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheels make lab" if wheels else "make lab"
+    return (
+        f"{out}: {out.stat().st_size / 1e6:.1f} MB; {', '.join(parts)}\n"
+        f"on a seat: tar xzf {out.name} && cd {TOP} && {find}"
+    )
+
+
+# reset ---------------------------------------------------------------------------------------------------------------
+
+
+def reset(seat: str | Path = ".", archive: str | Path | None = None, yes: bool = False) -> str:
+    """Make a seat as new, after asking; returns what was done. Raises BookError without originals or an answer."""
+    seat = Path(seat).resolve()
+    require_writable(seat, "")
+    originals = _originals(seat, archive)
+    present = {path: seat / path for path in originals if (seat / path).exists()}
+    if not present:
+        raise BookError(f"{seat} has none of the class's notebooks: name the folder that notebooks/ is in")
+    changed = [path for path, there in present.items() if there.read_bytes() != originals[path]]
+    missing = [path for path in originals if path not in present and (seat / path).parent.exists()]
+    folders = [seat / "progress", *(path for shelf in SHELVES for path in (seat / shelf).rglob("progress"))]
+    progress = [path for path in folders if path.is_dir()]
+    clusters = engines(seat)
+    what = f"{len(changed)} changed files, {len(missing)} missing ones, progress in {len(progress)} folders, "
+    what += f"{len(clusters)} clusters that still run"
+    if not yes and not _agreed(f"{seat}: {what}. Reset it? [y/N] "):
+        return "nothing was changed"
+    for cluster in clusters:
+        kill_marked(_MARKER, cluster)
+    kept = seat / "kept" / time.strftime("%Y-%m-%d_%H%M%S")
+    for path in [*(seat / path for path in changed), *progress]:
+        aside = kept / path.relative_to(seat)
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(aside)
+    for path in (*changed, *missing):
+        (seat / path).write_bytes(originals[path])
+    aside = f"; what was there is in {kept}" if kept.exists() else ""
+    return f"reset: {what}{aside}"
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise BookError("reset asks before it changes anything, but nobody can answer here: give --yes")
+    return input(question).strip().lower() in ("y", "yes")
+
+
+def _originals(seat: Path, archive: str | Path | None) -> dict[str, bytes]:
+    """path -> content of what a participant is given, from the archive or from the last commit."""
+    if archive is None:
+        done = subprocess.run(["git", "archive", "HEAD"], cwd=seat if seat.is_dir() else ".", capture_output=True)
+        if done.returncode:
+            raise BookError(f"{seat} is not under git: name the class's archive with --from")
+        source, prefix = {"fileobj": io.BytesIO(done.stdout)}, ""
+    else:
+        source, prefix = {"name": archive}, f"{TOP}/"
+    try:
+        with tarfile.open(**source) as tar:
+            files = {member.name.removeprefix(prefix): member for member in tar if member.isfile()}
+            shelves = tuple(f"{shelf}/" for shelf in SHELVES)
+            return {name: tar.extractfile(file).read() for name, file in files.items() if name.startswith(shelves)}
+    except FileNotFoundError:
+        raise BookError(f"--from {archive} cannot be read: there is no such file") from None
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise BookError(f"--from {archive} is not an archive, or only a part of one ({error}): copy it again") from None
+
+
+def engines(seat: Path) -> list[str]:
+    """The clusters of which a process works in the seat's folder; empty where there is no /proc."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if seat not in [(there := Path(os.readlink(process / "cwd"))), *there.parents]:
+                continue
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or belongs to somebody else
+            continue
+        mark = f"{_MARKER}=".encode()
+        found |= {entry.removeprefix(mark).decode() for entry in environment if entry.startswith(mark)}
+    return sorted(found - {os.environ.get(_MARKER)})

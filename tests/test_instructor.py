@@ -1,0 +1,268 @@
+"""The instructor's pages are true: agendas add up, commands run, sections exist, answers are those of the lessons."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiscale import book, cost
+from aiscale.book.core import place
+from aiscale.book.gallery import loads
+from aiscale.book.pace import measure
+from aiscale.cli import _parser
+from aiscale.config import ModelConfig
+from aiscale.recipes import recipe
+from browser import Browser, find_browser
+
+ROOT = Path(__file__).parents[1]
+WORKSHOP = ROOT / "workshop"
+PAGE = (WORKSHOP / "README.md").read_text()
+BLOCKS = {path.stem: path.read_text() for path in sorted((WORKSHOP / "blocks").glob("*.md"))}
+QUIZ = (WORKSHOP / "quiz.html").read_text()
+QUESTIONS = json.loads(re.search(r'id="questions">(.*?)</script>', QUIZ, re.S)[1])
+LESSONS = {notebook.name[:2]: notebook for notebook in book.notebooks(root=ROOT / "notebooks")}
+TEXTS = {number: "\n".join(cell.source for cell in lesson.cells) for number, lesson in LESSONS.items()}
+
+# agendas -------------------------------------------------------------------------------------------------------------
+
+AGENDAS = {
+    name: [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
+    for name, table in re.findall(r"^### (.+)\n\n(\| at \|.*\n(?:\|.*\n)+)", PAGE, re.M)
+}
+TOTALS = {"Two hours": 120, "Half a day": 240, "One day": 480, "Two days, first day": 480, "Two days, second day": 480}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_an_agenda_adds_up_to_its_time(name):
+    rows, now = AGENDAS[name], 9 * 60
+    for at, minutes, what in rows:
+        assert at == f"{now // 60}:{now % 60:02}", what
+        now += int(minutes)
+    assert now - 9 * 60 == TOTALS[name]
+    assert sum("break" in what or "lunch" in what for *_, what in rows) >= (TOTALS[name] - 1) // 119
+
+
+def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
+    blocks = [row for rows in AGENDAS.values() for row in rows if "(blocks/" in row[2]]
+    blocks += [re.findall(r"^\| \[(\d\d)\]\(blocks/\d\d.md\) \| (\d+) \|", PAGE, re.M)][0]
+    blocks += [(number, *re.findall(r"^(\d+) minutes,", text, re.M)) for number, text in BLOCKS.items()]
+    assert len(blocks) > 30
+    for row in blocks:
+        number, minutes = (row[2][1:3], row[1]) if len(row) == 3 else row
+        assert int(minutes) == LESSONS[number].header.minutes, row
+        assert measure(LESSONS[number].cells, core=True).minutes <= int(minutes), row
+
+
+def test_two_days_have_every_block_once_in_order():
+    days = AGENDAS["Two days, first day"] + AGENDAS["Two days, second day"]
+    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(BLOCKS)
+
+
+# pages ---------------------------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", h)).lower().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("path", [WORKSHOP / "README.md", *(WORKSHOP / "blocks").glob("*.md")], ids=lambda p: p.stem)
+def test_links_and_their_anchors_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
+def test_a_block_has_the_title_the_sections_and_the_numbers_of_its_lesson():
+    assert BLOCKS.keys() <= LESSONS.keys()
+    for number, text in BLOCKS.items():
+        title = re.match(rf"# {number} · (.*)\n", text)[1]
+        assert title == LESSONS[number].header.title
+        parts = ("**Say.**", "**Show.**", "**Let them do.**", "| what comes out |", "**Misconceptions.**", "| card |")
+        assert [part for part in parts if part not in text] == [], number
+        for section in re.findall(r'--until "(.*?)"', text) + re.findall(r"under \*(.*?)\* ", text):
+            assert place(LESSONS[number].cells, section), section
+        assert len(text.split()) < 450, f"block {number} is longer than a page"
+
+
+def exact(number: str, what: str) -> str:
+    """What a block says of a quantity, on two cores."""
+    return re.search(rf"^\| {re.escape(what)} \| (.*?) \|", BLOCKS[number], re.M)[1]
+
+
+def test_exact_numbers_of_the_blocks_are_those_of_cost():
+    small = ModelConfig(n_layer=4, d_model=128)
+    assert exact("00", "bytes that a rank sends in the ring") == f"{cost.all_reduce_wire_bytes(4, 4):g} MiB, exactly"
+    gradients = 8 * cost.parameter_count(recipe("gpt-c-tiny").model)
+    assert exact("02", "the gradients of gpt-c-tiny") == f"{gradients:,} bytes, exactly"
+    assert exact("03", "bytes that a rank hands over") == f"{8 * cost.parameter_count(small):,}"
+    assert exact("03", "messages of the naive way; with buckets of 2 MiB").startswith(f"{12 * small.n_layer + 4};")
+    billions = 32 / sum(cost.zero_state_bytes(1, 2, dp=64).values())
+    assert exact("04", "the largest model at stage 2 (formula)") == f"{billions:.1f} billion"
+    parts = sum(cost.wire_bytes(op, 1e6, 4) for op in ("all_gather", "all_gather", "reduce_scatter"))
+    over = parts / cost.wire_bytes("all_reduce", 1e6, 4)
+    assert exact("05", "bytes sent, sharded over DDP, by hand") == f"{over:g}, exactly"
+    assert exact("06", "waiting over working, GPipe").startswith(f"{cost.bubble('gpipe', 4, 8):.2f} by the formula")
+
+
+# commands ------------------------------------------------------------------------------------------------------------
+
+PAGES = "\n".join([PAGE, *BLOCKS.values()])
+FENCED = re.findall(r"^((?:make|aiscale) .+)$", "\n".join(re.findall(r"^```\n(.*?)^```", PAGES, re.M | re.S)), re.M)
+COMMANDS = sorted({*FENCED, *re.findall(r"`((?:make|aiscale|jupyterhub) [^`\n]+)`", PAGES)})
+#: What runs each command: "here", the test file that does, or what it comes with.
+RUN_BY = {
+    "aiscale class pack class.tar.gz": "here",
+    "aiscale class reset --from class.tar.gz": "here",
+    "aiscale notebooks --list": "here",
+    "aiscale notebooks 00 --core": "test_notebooks.py",
+    "aiscale notebooks --core --gallery": "test_notebooks.py",
+    "aiscale notebooks 07 --core -p n_steps=100": "test_notebooks.py",
+    "aiscale doctor": "test_doctor.py",
+    "aiscale plan --model forge-m --machine frontier --nodes 64": "here",
+    "aiscale plan --model gpt2-xl --machine perlmutter-80gb --nodes 4": "here",
+    "aiscale plan --validate": "test_plan.py",
+    "aiscale plan --page build/planner": "test_plan_page.py",
+    "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait launchers/frontier/ddp.sbatch": "test_rehearsal.py",
+    "aiscale submit --dry-run": "test_submit.py",
+    "aiscale exercises --collect cards/": "here",
+    "jupyterhub -f workshop/jupyterhub_config.py": "test_jupyterhub.py",
+    "make lab": "test_setup.py",
+    "make slides": "test_slides.py",
+    **{command: "below" for command in COMMANDS if " --until " in command},
+}
+
+
+def test_every_command_of_the_pages_is_run_by_a_test():
+    assert set(COMMANDS) == set(RUN_BY)
+    tests = {where for where in RUN_BY.values() if where.startswith("test_")}
+    assert [name for name in tests if not (ROOT / "tests" / name).exists()] == []
+
+
+@pytest.mark.parametrize("command", [c for c, by in RUN_BY.items() if c.startswith("aiscale") and "comes" not in by])
+def test_commands_parse(command):
+    words = shlex.split(command)[1:]
+    words += ["FILE"] if words[0] == "submit" else []
+    _parser(words[0]).parse_args(words)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """The course as a class has it: its files under git, and a gallery."""
+    folder = tmp_path_factory.mktemp("clone") / "aiscale"
+    shown = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in shown.stdout.splitlines():
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "src/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    subprocess.run("git init -q && git add .", shell=True, cwd=folder, check=True)
+    (folder / "build/gallery").mkdir(parents=True)
+    (folder / "build/gallery/index.html").write_text("the gallery")
+    return folder
+
+
+def test_the_quick_commands_of_the_page_do_what_it_says(clone):
+    card = {
+        "version": 1,
+        "lessons": {"03_ddp": {"exercises": {"03.1": {"state": "right", "title": "A", "minutes": 5}}}},
+    }
+    (clone / "cards").mkdir()
+    (clone / "cards/anna.json").write_text(json.dumps(card))
+    for command in [command for command, where in RUN_BY.items() if where == "here"]:
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        if "pack" in command:  # with the originals
+            shutil.copy(ROOT / "notebooks/00_start_here.ipynb", clone / "notebooks")
+        elif "reset" in command:  # nobody is there to answer
+            (clone / "notebooks/00_start_here.ipynb").write_text("changed")
+            command += " --yes"
+        done = subprocess.run(command, shell=True, cwd=clone, env={**os.environ, "PATH": path}, capture_output=True)
+        assert done.returncode == 0 and done.stdout, (command, done.stderr)
+    assert len((clone / "notebooks/00_start_here.ipynb").read_text()) > 1000
+    assert [path.read_text() for path in clone.glob("kept/*/notebooks/00_start_here.ipynb")] == ["changed"]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("number", sorted(BLOCKS))
+def test_the_way_to_a_block_s_half_is_shorter_than_the_lesson_and_passes(number, tmp_path):
+    (command,) = [c for c in RUN_BY if f"notebooks {number}" in c and " --until " in c and c in BLOCKS[number]]
+    args = _parser("notebooks").parse_args([*shlex.split(command)[1:], "--out", str(tmp_path)])
+    (result,) = book.run(args.names, root=ROOT / "notebooks", out=tmp_path, core=args.core, until=args.until)
+    assert result.state == "passed", result.describe()
+    cells = sum(cell.cell_type == "code" for cell in LESSONS[number].cells)
+    assert cells / 5 < result.cells < 3 * cells / 4
+
+
+# the quiz ------------------------------------------------------------------------------------------------------------
+
+GPT2 = recipe("gpt2").model
+#: What `computed` names.
+ANSWERS = {
+    "ring MB": f"{cost.wire_bytes('all_reduce', 100, world=8):g}",
+    "gpt2 GB": f"{16 * cost.parameter_count(GPT2) / 1e9:.1f}",
+    "zero1 / ddp": {1: "the same"}[
+        (cost.wire_bytes("reduce_scatter", 1, world=8) + cost.wire_bytes("all_gather", 1, world=8))
+        / cost.wire_bytes("all_reduce", 1, world=8)
+    ],
+    "bubble %": f"{100 * cost.bubble('1f1b', 4, 12):g}",
+    "checkpoint GB": f"{10 * (1 + 2):g}",  # weights and two moments
+    "top-k / dense": "several times as much"
+    if cost.wire_bytes("all_gather", 64 * 0.1 * 8, world=64) > 3 * cost.wire_bytes("all_reduce", 4, world=64)
+    else "",
+}
+
+
+def test_each_answer_of_the_quiz_is_said_in_its_lesson_and_computed_where_it_is_a_number():
+    assert len(QUESTIONS) == 10 and {q["lesson"] for q in QUESTIONS} == {f"0{n}" for n in range(9)}
+    assert {q["computed"] for q in QUESTIONS if "computed" in q} == set(ANSWERS)
+    for question in QUESTIONS:
+        assert question["says"] in TEXTS[question["lesson"]], question["says"]
+        right = question["choices"][question["right"]]
+        assert right == ANSWERS.get(question.get("computed"), right), question["ask"]
+        assert len(set(question["choices"])) == 4
+    places = [question["right"] for question in QUESTIONS]
+    assert max(map(places.count, places)) <= 4, "no place is right much more often than another"
+
+
+def test_the_quiz_asks_nothing_of_the_network():
+    assert loads(QUIZ) == [] and not re.search(r"https?:|fetch\(|XMLHttp|import\(", QUIZ)
+
+
+ANSWER = """
+[...document.querySelectorAll('fieldset')].forEach((box, i) => {
+  if (i % 2 === 0 || %s) box.querySelectorAll('input')[%s[i]].click();
+});
+document.querySelector('form button').click()
+"""
+
+
+@pytest.mark.skipif(not find_browser(), reason="no chromium on this machine")
+def test_a_participant_answers_twice_and_sees_both_beside_each_other(tmp_path):
+    right = [question["right"] for question in QUESTIONS]
+    with Browser(tmp_path) as browser:
+        page = browser.page()
+        page.goto((WORKSHOP / "quiz.html").as_uri())
+        page.wait("document.querySelectorAll('fieldset').length === 10")
+        page.evaluate(ANSWER.replace("%s", "false", 1).replace("%s", str(right)))  # every second question
+        assert "Before: 5 of 10." in page.text() and "2 (n - 1)" not in page.text(), "the answers come later"
+        page.evaluate("location.reload()")
+        page.wait("document.querySelector('#result button')")
+        page.evaluate("document.querySelector('#result button').click()")
+        page.evaluate(ANSWER.replace("%s", "true", 1).replace("%s", str([*right[:9], 4])))  # "I do not know" at last
+        assert "Before: 5 of 10. After: 9 of 10." in page.text() and "2 (n - 1) / n times the buffer" in page.text()
+        line = page.evaluate("document.getElementById('line').value")
+        assert line == "before 1010101010 after 1111111110"
+        box = "document.getElementById('lines')"
+        page.evaluate(f"{box}.value = '{line}\\\\n{line}'; {box}.oninput({{target: {box}}})")
+        table = page.evaluate("[...document.querySelectorAll('#class tr')].map(row => row.textContent)")
+        assert table[1:3] == ["1 (lesson 00)2 of 22 of 2", "2 (lesson 00)0 of 22 of 2"]

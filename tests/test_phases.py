@@ -1,0 +1,72 @@
+"""The IPU's execution modes on our ranks: each gives serial's gradients, and moves the bytes that are predicted."""
+
+import json
+
+import pytest
+
+from aiscale.config import ConfigError, Run
+from aiscale.parallel.phases import MODES, order, predicted
+from ranks import run_ranks
+
+SETTINGS = ("model.n_layer=4", "model.d_model=32", "model.n_head=2", "loop.seq_len=16", "loop.device=cpu")
+SETTINGS += ("loop.global_batch=4", "loop.micro_batch=1", "model.max_seq_len=16")
+CODE = f"""
+import json
+from aiscale.config import Run
+from aiscale.model import GPT
+from aiscale.parallel.phases import MODES, execute
+run = Run().override(*{SETTINGS!r})
+torch.manual_seed(0)
+tokens = torch.randint(0, 256, (4, 17))
+batches = [(row[None, :-1], row[None, 1:]) for row in tokens]
+found = {{}}
+for mode in MODES:
+    done = execute(run, world, batches, mode)
+    torch.manual_seed(run.loop.seed)
+    model = GPT(run.model)
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    worst = max(float((p.grad - done.gradients[name]).abs().max()) for name, p in model.named_parameters())
+    found[mode] = [abs(loss.item() - done.loss), worst, done.weight_bytes, done.moved_bytes]
+if world.is_main:
+    say(json.dumps(found))
+"""
+
+
+def test_every_mode_gives_serials_gradients_and_moves_the_predicted_bytes(tmp_path):
+    done = run_ranks(CODE, 2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for mode, (loss, gradient, weight_bytes, moved_bytes) in json.loads(done.stdout).items():
+        assert loss < 1e-5 and gradient < 1e-6, mode
+        said = predicted(Run().override(*SETTINGS), mode, 2)
+        assert (weight_bytes, moved_bytes) == (said["weight_bytes"], said["moved_bytes"]), mode
+
+
+def test_only_one_rank_works_at_a_time_unless_pipelined():
+    assert order("sharded", 0, 2, 2)[:2] == [("forward", 0, 0), ("backward", 0, 0)]
+    assert [work.micro_batch for work in order("pipelined", 0, 2, 3)] != [0, 0, 1, 1, 2, 2]
+    assert {work.piece for work in order("parallel phased", 1, 4, 2)} == {1, 3}
+
+
+def test_what_no_source_tells_stays_unknown():
+    run = Run().override(*SETTINGS)
+    assert {mode: predicted(run, mode, 2)["streaming_s"] for mode in MODES} == {
+        "sharded": 0.0,
+        "pipelined": 0.0,
+        "serial phased": None,
+        "parallel phased": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "ranks", "phases", "message"),
+    [
+        ("phased", 2, 2, "mode 'phased': it must be one of sharded, pipelined"),
+        ("sharded", 2, 4, "sharded puts a phase on each rank, but there are 4 phases and 2 ranks"),
+        ("parallel phased", 3, 4, "takes turns between 2 ranks, but there are 3"),
+        ("serial phased", 1, 3, "model.n_layer 4 is not divisible by 3 phases"),
+    ],
+)
+def test_a_mode_that_does_not_fit_is_refused(mode, ranks, phases, message):
+    with pytest.raises(ConfigError, match=message):
+        predicted(Run().override(*SETTINGS), mode, ranks, phases)

@@ -1,0 +1,159 @@
+"""Studies: refused before anything runs, resumed without a run made twice, compared and reported as measured."""
+
+import csv
+import html
+import os
+
+import pytest
+
+from aiscale import cli
+from aiscale.bench.study import engine, load, read_study, results, run_study, side_by_side, summary
+from aiscale.bench.study.grid import check, shipped, study_of
+from aiscale.bench.study.page import page
+from aiscale.config import ConfigError
+
+TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "loop.seq_len": 16}
+
+
+def tiny(**tables) -> dict:
+    return {"name": "tiny", "repeats": 1, "base": TINY, **tables}
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({}, "its grid is empty: give axes and values"),
+        ({"vary": {"size": []}}, "size has no values"),
+        ({"vary": {"presicion": ["bf16"]}}, "unknown axis or field presicion: did you mean precision?"),
+        ({"vary": {"precision": ["fp8"]}}, "precision is 'fp8': it must be one of fp32, tf32, bf16, fp16, fp64"),
+        ({"vary": {"strategy": ["tp"]}}, "strategy tp cuts the model over ranks and needs 2 or more"),
+        ({"vary": {"loop.micro_batch": [2]}}, "loop.micro_batch is set by the axis micro: vary that"),
+        ({"vary": {"micro": [1]}, "budget_minutes": -1}, "budget_minutes is -1: it must be a number above 0"),
+        ({"cross": [{"ranks": [3], "strategy": ["pp"]}]}, "model.n_layer 1 is not divisible by parallel.pp 3"),
+        ({"cross": [{"ranks": [2], "strategy": ["zero1"], "model": ["bert"]}]}, "only serial and ddp take a model"),
+        ({"vary": {"batch": [512]}}, "data_kib 1 is less than one step reads: set at least 9"),
+        ({"largest": {"width": 32}}, r"\[largest\] needs limit_mib and width"),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_refused_in_one_line(tree, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        study_of(tiny(**tree))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_kits_studies_are_sound(name):
+    study = read_study(name)
+    for cell in (study.base, *study.cells):
+        check(cell)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """Runs whose seconds are made up; the list of cells that were run."""
+    made = []
+
+    def attempt(study, cell, folder, limit, probe=False, *, device="auto"):
+        made.append(study.label(cell))
+        if cell["batch"] == 4:
+            return {"status": "out of memory", "error": "no room"}
+        seconds = 0.5 * len(made)  # the machine slows down
+        figures = {name: 1.0 for name in engine.MEASURED} | {"epoch_s": seconds * int(cell["micro"] or 1)}
+        return figures | {"device": "a processor", "cores": 2, "torch": "2", "python": "3", "commit": "c"}
+
+    monkeypatch.setattr(engine, "attempt", attempt)
+    return made
+
+
+def test_a_killed_study_goes_on_with_nothing_run_twice(tmp_path, played, monkeypatch):
+    study, out = study_of(tiny(vary={"micro": [1, 2], "batch": [4]})), tmp_path / "a.csv"
+    whole, append = len(list(engine.turns(study))), engine._append
+
+    def killed_after_two(path, row):
+        append(path, row)
+        if len(load(path)) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "_append", killed_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, out)
+    with out.open("a") as file:
+        file.write("tiny,cut off")  # a row that the kill tore
+    monkeypatch.setattr(engine, "_append", append)
+    rows = run_study(study, out)
+    assert len(played) == whole == len(rows)
+    assert len({(row["id"], row["round"], row["turn"]) for row in rows}) == whole
+
+
+def test_a_machine_that_slows_down_does_not_change_the_ratios(tmp_path, played):
+    rows = run_study(study_of(tiny(vary={"micro": [2]}, repeats=3)), tmp_path / "a.csv")
+    ratio = next(entry["ratio"] for entry in summary(rows) if entry["cell"] == "micro 2")
+    assert ratio["low"] == pytest.approx(2) and ratio["high"] == pytest.approx(2)
+
+
+def test_a_full_disk_loses_no_finished_cell(tmp_path, played, monkeypatch):
+    study, out = study_of(tiny(vary={"micro": [1, 2]})), tmp_path / "a.csv"
+    full = OSError(28, "No space left on device")
+
+    def fsync(file):
+        if len(load(out)) > 2:
+            raise full
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ConfigError, match="free some space, or name another folder with --out; its finished cells are"):
+        run_study(study, out)
+    assert len(load(out)) == 2
+
+
+def test_a_budget_is_kept(tmp_path, played):
+    lines = []
+    study = study_of(tiny(vary={"micro": [1, 2]}))
+    assert run_study(study, tmp_path / "a.csv", budget_minutes=1e-9, report=lines.append) == []
+    assert "runs are left: run it again" in lines[-1]
+
+
+def test_what_the_page_and_the_comparison_say_follows_the_file(tmp_path, played):
+    study, out = study_of(tiny(vary={"micro": [2], "batch": [4]})), tmp_path / "a.csv"
+    rows = run_study(study, out)
+    assert "out of memory: no room" in html.unescape(page(rows))
+    assert "http" not in page(rows)
+    faster = [{**row, "epoch_s": row["epoch_s"] / 2 if row["cell"] == "micro 2" else row["epoch_s"]} for row in rows]
+    both = {entry["cell"]: entry for entry in side_by_side(rows, faster)}
+    assert both["micro 2"]["times"]["median"] == 0.5 and not both["micro 2"]["agree"] and both["base"]["agree"]
+    seconds = next(row["epoch_s"] for row in faster if row["cell"] == "micro 2")
+    assert f"<td>micro 2</td><td>1 of 1</td><td>{seconds:.3f}</td>" in page(faster)
+
+
+def test_a_file_that_is_no_study_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="is not a study's CSV, it has no column study"):
+        load(tmp_path / "a.csv")
+
+
+def test_an_interval_needs_six_runs():
+    assert results.spread([3, 1, 2]) == {"median": 2, "low": 1, "high": 3}
+    assert results.spread(range(1, 10)) == {"median": 5, "low": 2, "high": 8}  # 96 %: the binomial distribution
+
+
+def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
+    tree = tiny(vary={"precision": ["fp64"], "phase": ["inference"]}, cross=[{"ranks": [2], "strategy": ["ddp"]}])
+    tree |= {"memory_limit_mib": 0.6, "largest": {"limit_mib": 1, "width": 32}}
+    found = {entry["cell"]: entry for entry in summary(run_study(study_of(tree), tmp_path / "a.csv", device="cpu"))}
+    assert found["precision fp64"]["status"] == "out of memory"
+    assert found["base"]["peak_bytes"] > found["phase inference"]["peak_bytes"]
+    parameters = next(row["parameters"] for row in load(tmp_path / "a.csv"))
+    assert found["ranks 2, strategy ddp"]["wire_bytes_per_step"] == 4 * parameters
+    searched = next(entry for name, entry in found.items() if name.startswith("largest"))
+    assert searched["largest_layers"] > 1 and searched["peak_bytes"] <= 2**20
+
+
+def test_the_command_lists_a_study(capsys):
+    assert cli.main(["bench", "study", "quick", "--list"]) == 0
+    assert "precision bf16" in capsys.readouterr().out
+
+
+def test_the_columns_are_tidy(tmp_path, played):
+    run_study(study_of(tiny(vary={"micro": [2]})), tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", newline="") as file:
+        assert tuple(csv.DictReader(file).fieldnames) == engine.COLUMNS
+    assert cli.main(["bench", "compare", str(tmp_path / "a.csv"), str(tmp_path / "a.csv"), "--json"]) == 0
