@@ -1,0 +1,438 @@
+"""Graders of the exercises on one process: torch's layers, its AdamW, its counter of operations, its GradScaler."""
+
+import random
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from aiscale.book.grading import exercise, require, same
+
+# 01.1 ---------------------------------------------------------------------------------------------------------------
+
+
+def count(module: nn.Module, part: str = "") -> int:
+    """The parameters of a module whose names contain `part`."""
+    return sum(p.numel() for name, p in module.named_parameters() if part in name)
+
+
+@exercise(
+    "01.1",
+    "To the last parameter",
+    "gpt_parameters",
+    minutes=8,
+    hints=[
+        "Write one line for the matrices of a layer, one for its biases, one for its norms. In units of width, a bias "
+        "is as long as what comes out of its matrix: 3, 1, 4 and 1.",
+        "Heads share out the width: twelve heads of 64 numbers have the matrices of one head of 768.",
+        "Compare with the 124,439,808: what is missing, divided by 768, is a small number that tells what you forgot.",
+    ],
+)
+def to_the_last_parameter(gpt_parameters):
+    for head_width, most_layers in ((4, 3), (64, 24), (128, 96)):
+        layers, heads = random.randint(2, most_layers), random.randint(3, 96)
+        d, vocab, context = heads * head_width, random.randint(200, 130_000), random.randint(65, 8192)
+        with torch.device("meta"):
+            layer = nn.TransformerEncoderLayer(d, heads, 4 * d)
+            tokens, places, norm = nn.Embedding(vocab, d), nn.Embedding(context, d), nn.LayerNorm(d)
+        whole = layers * count(layer) + count(tokens) + count(places) + count(norm)
+        norms, per_head = count(layer, "norm"), count(layer, "in_proj")
+        biases = count(layer, "bias") - count(layer, "norm1.bias") - count(layer, "norm2.bias")
+        causes = {
+            "the head has been counted, but it shares the token embeddings": whole + count(tokens),
+            "the embeddings of the places are missing": whole - count(places),
+            "the last layer norm is missing": whole - count(norm),
+            "the layer norms are missing": whole - layers * norms - count(norm),
+            "the two layer norms of each layer are missing": whole - layers * norms,
+            "the biases of the matrices are missing": whole - layers * biases,
+            "biases and layer norms are missing": whole - layers * (biases + norms) - count(norm),
+            "a layer norm has a shift as well as a scale": whole - layers * norms // 2 - count(norm) // 2,
+            "heads share out the width, so their number does not change the count": whole
+            + layers * (heads - 1) * per_head,
+            "the embeddings are missing": whole - count(tokens) - count(places),
+        }
+        same(gpt_parameters(layers, d, heads, vocab, context), whole, "the count", causes=causes, rtol=1e-13)
+
+
+to_the_last_parameter.refuses(
+    "12 L d² and embeddings",
+    "biases and layer norms are missing",
+    "return 12 * layers * width**2 + (vocab + context) * width",
+)
+to_the_last_parameter.refuses(
+    "a head of its own",
+    "it shares the token embeddings",
+    "return layers * (12 * width**2 + 13 * width) + (2 * vocab + context) * width + 2 * width",
+)
+to_the_last_parameter.refuses(
+    "no last norm",
+    "the last layer norm is missing",
+    "return layers * (12 * width**2 + 13 * width) + (vocab + context) * width",
+)
+to_the_last_parameter.refuses(
+    "queries, keys and values for each head",
+    "heads share out the width",
+    "return layers * ((9 + 3 * heads) * width**2 + (10 + 3 * heads) * width) + (vocab + context) * width + 2 * width",
+)
+to_the_last_parameter.refuses(
+    "norms without a shift",
+    "a shift as well as a scale",
+    "return layers * (12 * width**2 + 11 * width) + (vocab + context) * width + width",
+)
+to_the_last_parameter.refuses("hard-coded for the shown GPT-2", "the count", "return 124_439_808")
+
+
+# 01.2 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "01.2",
+    "AdamW by hand",
+    "adamw",
+    minutes=12,
+    hints=[
+        "Write the lines in the order of the text: m, v, then both corrected, then the weight. Return m and v as they "
+        "are before the correction.",
+        "The decay acts on the old weight alone, never on the gradient. That is what the W stands for.",
+        "The bracket is (root of the corrected v) + eps; `step` is the exponent of both betas.",
+    ],
+)
+def adamw_by_hand(adamw):
+    for size in (1.0, 0.05):
+        weight, m, v = torch.randn(5, 3).double(), torch.zeros(5, 3).double(), torch.zeros(5, 3).double()
+        b1, b2, eps = random.uniform(0.75, 0.92), random.uniform(0.94, 0.99), 0.02 * size
+        lr, decay = random.uniform(0.05, 0.2), random.uniform(0.3, 0.6)
+        parameter = nn.Parameter(weight.clone())
+        torch_adamw = torch.optim.AdamW([parameter], lr=lr, betas=(b1, b2), eps=eps, weight_decay=decay, foreach=False)
+        for step in range(1, 5):
+            gradient = size * torch.randn(5, 3).double()
+            parameter.grad = gradient.clone()
+            torch_adamw.step()
+            kept = torch_adamw.state[parameter]
+            new, new_m, new_v = adamw(weight, gradient, m, v, step, lr, b1, b2, eps, decay)
+            with_decay = gradient + decay * weight
+            same(
+                new_m,
+                kept["exp_avg"],
+                f"m after step {step}",
+                causes={
+                    "the decay has been added to the gradient; in AdamW it acts on the weight alone": b1 * m
+                    + (1 - b1) * with_decay,
+                    "the betas weigh the wrong part: most of the old average stays": (1 - b1) * m + b1 * gradient,
+                    "the new gradient enters whole: is its share 1 - beta1 missing? Or is this the corrected m, "
+                    "which is for this step's update only": b1 * m + gradient,
+                    "this is the corrected m: the correction is for this step's update only": kept["exp_avg"]
+                    / (1 - b1**step),
+                },
+                rtol=1e-9,
+            )
+            same(
+                new_v,
+                kept["exp_avg_sq"],
+                f"v after step {step}",
+                causes={
+                    "the gradient must be squared": b2 * v + (1 - b2) * gradient,
+                    "the betas weigh the wrong part: most of the old average stays": (1 - b2) * v + b2 * gradient**2,
+                    "this is the corrected v: the correction is for this step's update only": kept["exp_avg_sq"]
+                    / (1 - b2**step),
+                },
+                rtol=1e-9,
+            )
+            known = (weight, m, new_m.double(), new_v.double(), step, lr, b1, b2, eps, decay)
+            same(new, parameter.detach(), f"the weight after step {step}", causes=mistaken(*known), rtol=1e-9)
+            weight, m, v = new, new_m, new_v
+
+
+def mistaken(weight, old_m, m, v, step, lr, b1, b2, eps, decay) -> dict[str, torch.Tensor]:
+    """The weight after one step with one mistake each."""
+    m_hat, v_hat, decayed = m / (1 - b1**step), v / (1 - b2**step), weight * (1 - lr * decay)
+    update = lr * m_hat / (v_hat.sqrt() + eps)
+    values = {
+        "neither average is corrected: both began at 0": decayed - lr * m / (v.sqrt() + eps),
+        "v is not corrected, and it began at 0 as well": decayed - lr * m_hat / (v.sqrt() + eps),
+        "m is not corrected, and it began at 0 as well": decayed - lr * m / (v_hat.sqrt() + eps),
+        "the weight does not decay": weight - update,
+        "the decay is not multiplied by lr": weight * (1 - decay) - update,
+        "the new weight has decayed; the old one should, before it moves": (weight - update) * (1 - lr * decay),
+        "it moves uphill: mind the sign": decayed + update,
+        "eps belongs outside the root": decayed - lr * m_hat / (v_hat + eps).sqrt(),
+        "the root of v is missing": decayed - lr * m_hat / (v_hat + eps),
+        "this moves by the old m, from before this step's gradient": decayed
+        - lr * old_m / (1 - b1**step) / (v_hat.sqrt() + eps),
+    }
+    if step > 1:
+        first = decayed - lr * m / (1 - b1) / ((v / (1 - b2)).sqrt() + eps)
+        values["the correction is that of step 1: the betas have the step as an exponent"] = first
+    return values
+
+
+_AVERAGES = """
+m = beta1 * m + (1 - beta1) * gradient
+v = beta2 * v + (1 - beta2) * gradient**2
+"""
+adamw_by_hand.refuses(
+    "no correction",
+    "neither average is corrected",
+    _AVERAGES + "return weight * (1 - lr * decay) - lr * m / (v.sqrt() + eps), m, v",
+)
+adamw_by_hand.refuses(
+    "decay in the gradient, as in Adam",
+    "acts on the weight alone",
+    """
+    gradient = gradient + decay * weight
+    m = beta1 * m + (1 - beta1) * gradient
+    v = beta2 * v + (1 - beta2) * gradient**2
+    return weight - lr * m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps), m, v
+    """,
+)
+adamw_by_hand.refuses(
+    "decay without lr",
+    "not multiplied by lr",
+    _AVERAGES
+    + "return weight * (1 - decay) - lr * m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps), m, v",
+)
+adamw_by_hand.refuses(
+    "eps under the root",
+    "outside the root",
+    _AVERAGES
+    + "return weight * (1 - lr * decay) - lr * m / (1 - beta1**step) / (v / (1 - beta2**step) + eps).sqrt(), m, v",
+)
+adamw_by_hand.refuses(
+    "corrected averages are kept",
+    "this step's update only",
+    _AVERAGES
+    + """
+m, v = m / (1 - beta1**step), v / (1 - beta2**step)
+return weight * (1 - lr * decay) - lr * m / (v.sqrt() + eps), m, v
+""",
+)
+adamw_by_hand.refuses(
+    "gradient not squared",
+    "must be squared",
+    """
+    m = beta1 * m + (1 - beta1) * gradient
+    v = beta2 * v + (1 - beta2) * gradient
+    return weight * (1 - lr * decay) - lr * m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps), m, v
+    """,
+)
+adamw_by_hand.refuses(
+    "hard-coded for the first step",
+    "that of step 1",
+    _AVERAGES + "return weight * (1 - lr * decay) - lr * m / (1 - beta1) / ((v / (1 - beta2)).sqrt() + eps), m, v",
+)
+
+
+# 01.3 ---------------------------------------------------------------------------------------------------------------
+
+
+def operations(work) -> int:
+    """The operations of the products in a forward pass; the backward pass has twice as many of either kind."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def of_linear(*shapes: tuple[int, int]) -> float:
+    """Counted by torch: the operations for a token of layers with weights, which are (in, out)."""
+    return operations(lambda: [nn.Linear(n, m)(torch.empty(16, n)) for n, m in shapes]) / 16
+
+
+def of_attention(heads: int, head_width: int) -> float:
+    """Counted by torch: the operations of the products without weights, for a token and a place."""
+
+    def products() -> torch.Tensor:
+        q, k, v = torch.empty(3, heads, 16, head_width)
+        return (q @ k.transpose(1, 2)) @ v
+
+    return operations(products) / 16**2
+
+
+@exercise(
+    "01.3",
+    "Where attention takes over",
+    "takes_over",
+    minutes=8,
+    core=False,
+    hints=[
+        "A product of a row of d numbers with a matrix of n weights costs 2 n operations. Write both sides for one "
+        "token, all layers.",
+        "One query with one key costs 2 d operations, all heads together; one share with one value as many. Times "
+        "what, for a token?",
+        "The attention products are in each of the layers, and the head is there once. Solve for T.",
+    ],
+)
+def attention_takes_over(takes_over):
+    for _ in range(4):
+        layers, heads, head_width = random.randint(3, 60), random.randint(2, 40), random.choice([32, 64, 128])
+        d, vocab = heads * head_width, random.randint(1000, 130_000)
+        projections, mlp, head = of_linear((d, 3 * d), (d, d)), of_linear((d, 4 * d), (4 * d, d)), of_linear((d, vocab))
+        place = layers * of_attention(heads, head_width)
+        matrices = layers * (projections + mlp)
+        expected = (matrices + head) / place
+        causes = {
+            "the head is missing: it is a product, too": matrices / place,
+            "the head is there once, and the attention products in each layer": (matrices + layers * head) / place,
+            "the MLP is missing": (layers * projections + head) / place,
+            "the projections of attention are missing: they have weights": (layers * mlp + head) / place,
+            "an embedding is looked up, which costs no product": (matrices + 2 * head) / place,
+        }
+        scale = {
+            2: "attention has two products, and both over the whole square",
+            0.5: "one query with one key costs 2 d operations, all heads together",
+            heads: "the heads share out the width: all together have d numbers",
+            1 / heads: "the heads share out the width: all together have d numbers",
+            1.5: "the backward pass doubles for both kinds",
+        }
+        same(takes_over(layers, d, vocab), expected, "the length", scale=scale, causes=causes, rtol=1e-9)
+
+
+attention_takes_over.refuses("six widths, no head", "the head is missing", "return 6 * width")
+attention_takes_over.refuses(
+    "one product of attention",
+    "attention has two products",
+    "return (12 * layers * width**2 + width * vocab) / (layers * width)",
+)
+attention_takes_over.refuses(
+    "a head in each layer", "the head is there once", "return (12 * width**2 + width * vocab) / (2 * width)"
+)
+attention_takes_over.refuses(
+    "embeddings as products",
+    "costs no product",
+    "return (12 * layers * width**2 + 2 * width * vocab) / (2 * layers * width)",
+)
+attention_takes_over.refuses(
+    "projections counted as attention's own",
+    "they have weights",
+    "return (8 * layers * width**2 + width * vocab) / (2 * layers * width)",
+)
+attention_takes_over.refuses("hard-coded for the shown GPT-2", "the length", "return 6702.0416667")
+
+
+# 01.4 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "01.4",
+    "A scale that finds itself",
+    "after_backward",
+    minutes=10,
+    core=False,
+    hints=[
+        "`torch.isfinite(gradient).all()` is False if one number is infinite or NaN. Deal with that case first.",
+        "The gradient belongs to the scale that the loss was multiplied by: divide before the scale changes.",
+        "Who sets good_steps back to 0? Two events do.",
+    ],
+)
+def scale_that_finds_itself(after_backward):
+    for _ in range(2):
+        every, scale, good_steps, finite = random.randint(4, 6), 2.0 ** random.randint(8, 16), 0, "a finite gradient"
+        spoilt = [random.choice(["inf", "-inf"]), "nan", "inf"]
+        almost, grows = [finite] * (every - 1), [finite] * every
+        plan = [*almost, spoilt[0], *almost, finite, finite, spoilt[1], *grows, *grows, *spoilt[1:], *almost]
+        weight = nn.Parameter(torch.zeros(6))
+        sgd, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu", scale, growth_interval=every)
+        scaler.scale(torch.zeros(()))
+        for number, kind in enumerate(plan, 1):
+            gradient = torch.randn(6) * scale
+            if kind != finite:
+                gradient[random.randrange(6)] = float(kind)
+            weight.grad, before = gradient.clone(), weight.detach().clone()
+            scaler.unscale_(sgd), scaler.step(sgd), scaler.update()
+            found, new_scale, good_steps = after_backward(gradient, scale, good_steps, every)
+            if torch.equal(before, weight):  # torch has skipped the step
+                require(
+                    found is None,
+                    f"step {number}: the gradient holds {kind}, so the step must be skipped: return None for it",
+                )
+            else:
+                require(found is not None, f"step {number}: the gradient is finite, and still it was not returned")
+                causes = {
+                    "divided by the new scale; the loss was multiplied by the old one": gradient / scaler.get_scale(),
+                }
+                scales = {scale: "divide it by the scale", scale**2: "divide it by the scale"}
+                if scaler.get_scale() == scale:
+                    causes = {}
+                same(found, weight.grad, f"the gradient of step {number}", scale=scales, causes=causes, rtol=1e-6)
+            what, right = f"the scale after step {number}, with {kind}", scaler.get_scale()
+            if right < scale:
+                causes = {"a skipped step must halve it": scale, "it must be halved, not doubled": scale * 2}
+            elif right > scale:
+                causes = {f"it must double after {every} good steps in a row, which are complete now": scale}
+            else:
+                causes = {
+                    f"it has doubled too early: {every} good steps in a row are needed, and the count begins again "
+                    "after a skipped step and after doubling": scale * 2,
+                    "it has fallen after a good step": scale / 2,
+                }
+            same(new_scale, right, what, causes=causes, rtol=1e-9)
+            scale = right
+
+
+_SKIP = """
+if not torch.isfinite(gradient).all():
+    return None, scale / 2, 0
+"""
+scale_that_finds_itself.refuses(
+    "NaN not noticed",
+    "the gradient holds nan",
+    """
+    if torch.isinf(gradient).any():
+        return None, scale / 2, 0
+    good_steps += 1
+    if good_steps == every:
+        return gradient / scale, scale * 2, 0
+    return gradient / scale, scale, good_steps
+    """,
+)
+scale_that_finds_itself.refuses(
+    "count goes on after a skipped step",
+    "doubled too early",
+    """
+    if not torch.isfinite(gradient).all():
+        return None, scale / 2, good_steps
+    good_steps += 1
+    if good_steps == every:
+        return gradient / scale, scale * 2, 0
+    return gradient / scale, scale, good_steps
+    """,
+)
+scale_that_finds_itself.refuses(
+    "count goes on after doubling",
+    "doubled too early",
+    _SKIP
+    + """
+good_steps += 1
+return gradient / scale, scale * 2 if good_steps >= every else scale, good_steps
+""",
+)
+scale_that_finds_itself.refuses(
+    "divided by the new scale",
+    "divided by the new scale",
+    _SKIP
+    + """
+good_steps += 1
+if good_steps == every:
+    scale, good_steps = scale * 2, 0
+return gradient / scale, scale, good_steps
+""",
+)
+scale_that_finds_itself.refuses(
+    "scale never halved",
+    "must halve it",
+    """
+    if not torch.isfinite(gradient).all():
+        return None, scale, 0
+    good_steps += 1
+    return (gradient / scale, scale * 2, 0) if good_steps == every else (gradient / scale, scale, good_steps)
+    """,
+)
+scale_that_finds_itself.refuses(
+    "not divided",
+    "divide it by the scale",
+    _SKIP + "return (gradient, scale * 2, 0) if good_steps + 1 == every else (gradient, scale, good_steps + 1)",
+)
+scale_that_finds_itself.refuses(
+    "hard-coded for the shown 3 steps",
+    "doubled too early",
+    _SKIP + "return (gradient / scale, scale * 2, 0) if good_steps == 2 else (gradient / scale, scale, good_steps + 1)",
+)
