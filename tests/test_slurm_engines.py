@@ -402,7 +402,7 @@ class WithController(LocalLauncher):
     """Ranks whose controller has written its address."""
 
     def start(self, env):
-        path = local.connection_file(self.files / "profile")
+        path = local.connection_file(self.folder / "profile")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
 
