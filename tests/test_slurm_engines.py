@@ -437,7 +437,7 @@ def test_ranks_whose_controller_lost_its_port_start_again_in_their_job_or_not_at
     said = []
 
     class Taken:
-        remote, used = True, False
+        remote = True
 
         def __init__(self, *_):
             said.append("job")
@@ -449,7 +449,7 @@ def test_ranks_whose_controller_lost_its_port_start_again_in_their_job_or_not_at
         def keeps_job(self):
             return kept
 
-        def stop(self, grace_s, useless):
+        def stop(self, grace_s):
             said.append("stop")
 
     monkeypatch.setattr("aiscale.cluster.ranks.Processes", Taken)
