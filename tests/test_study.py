@@ -133,6 +133,7 @@ def test_a_file_that_is_no_study_is_refused(tmp_path):
 def test_an_interval_needs_six_runs():
     assert results.spread([3, 1, 2]) == {"median": 2, "low": 1, "high": 3}
     assert results.spread(range(1, 10)) == {"median": 5, "low": 2, "high": 8}  # 96 %: the binomial distribution
+@pytest.mark.extended
 
 
 def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
