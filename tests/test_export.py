@@ -65,9 +65,9 @@ def test_the_folder_holds_the_trained_weights_and_transformers_generates_from_it
     assert_transformers_agrees(tmp_path / "tiny", folder)
     for key, tensor in open_trained(tmp_path / "tiny")[0].state_dict().items():
         torch.testing.assert_close(tensor, serial[key], atol=2e-4, rtol=0, msg=key)
+
+
 @pytest.mark.extended
-
-
 def test_a_rotary_recipe_is_exported_and_no_existing_folder_is_replaced_unasked(tmp_path):
     run = recipe("laptop").override(*TINY, "model.position=rotary", "loop.steps=1")
     fit(run, runs_dir=tmp_path, progress=False)

@@ -133,9 +133,9 @@ def test_a_file_that_is_no_study_is_refused(tmp_path):
 def test_an_interval_needs_six_runs():
     assert results.spread([3, 1, 2]) == {"median": 2, "low": 1, "high": 3}
     assert results.spread(range(1, 10)) == {"median": 5, "low": 2, "high": 8}  # 96 %: the binomial distribution
+
+
 @pytest.mark.extended
-
-
 def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
     tree = tiny(vary={"precision": ["fp64"], "phase": ["inference"]}, cross=[{"ranks": [2], "strategy": ["ddp"]}])
     tree |= {"memory_limit_mib": 0.6, "largest": {"limit_mib": 1, "width": 32}}
