@@ -318,7 +318,7 @@ def test_cards_become_a_table_of_the_class(tmp_path, capsys):
 @extended
 def test_every_solution_passes_and_every_stub_and_wrong_answer_is_refused():
     command = [sys.executable, "-m", "aiscale", "exercises", "--check", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     rows = json.loads(done.stdout)["answers"]
     assert done.returncode == 0, [row for row in rows if not row["ok"]]
     assert len({row["exercise"] for row in rows}) >= 7 and len(rows) >= 6 * len({row["exercise"] for row in rows})

@@ -7,8 +7,10 @@
 Ranks are forked from this process, which has imported torch, so that a job takes a second.
 """
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -76,10 +78,12 @@ def start(program, ranks, folder=None, **arguments):
     assert can_fork(), "this process has threads: it cannot fork ranks"
     folder = Path(folder or tempfile.mkdtemp(prefix="clinic-"))
     words = [word for name, value in arguments.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+    }
     before = os.getcwd()
     os.chdir(folder)
     try:
@@ -95,6 +99,15 @@ def start(program, ranks, folder=None, **arguments):
             job.kill()
             if job.returncode is None:
                 job.wait()
+
+
+def _free_port():
+    """A port below those that Linux gives to connections, so that none takes it before rank 0 listens."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as free:
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def _watch(jobs, folder):

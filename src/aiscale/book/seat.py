@@ -10,6 +10,7 @@ Each answer is graded alone: in an empty namespace, after the set-up and the cel
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) 
     tasks = exercises(root / "graders" / f"{lesson}.py")
     source, given = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
     set_up = [cell.source for cell in source[""]]
+    gc.freeze()  # IPython collects at each reset: half a second with torch's objects, nothing without
     for id, task in tasks.items():
         attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
         attempts += [("stub", [cell.source for cell in given[id]], "empty", f'NotImplementedError("{id}")')]
