@@ -27,7 +27,7 @@ workshop: setup  ## install everything, run every notebook without a browser, an
 slides: setup  ## build the decks, with PDFs where there is a Chromium; runs the notebooks whose figures they show
 	@$(BIN)/aiscale slides $(DECKS) $(ARGS)
 
-test: setup  ## run the tests: every promise once, on real processes (about twenty minutes on two cores)
+test: setup  ## run the tests: every promise once, on real processes (20 to 25 minutes on two cores)
 	@$(PYTEST) -m "not extended" $(ARGS)
 
 test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults

@@ -205,7 +205,7 @@ for tp in (2**i for i in range(per_node.bit_length()) if 2**i <= per_node):
 _BEST = "\ndevices, pp, tp, dp = min(found)\nreturn devices, (tp, pp, dp)"
 does_it_fit.refuses(
     "without ZeRO",
-    "what does ZeRO-1 divide",
+    "B parameters",
     _LOOP
     + """
         if 18 * parameters / (tp * pp) <= share * memory:
@@ -239,7 +239,7 @@ does_it_fit.refuses(
 )
 does_it_fit.refuses(
     "replicas forgotten",
-    "replicas are asked for",
+    "B parameters",
     _LOOP
     + """
         room = share * memory - 6 * parameters / (tp * pp)
