@@ -149,11 +149,15 @@ how_often_to_save.refuses("hard-coded for the shown job", "the interval", "retur
     ],
 )
 def does_it_fit(smallest_job):
-    for _ in range(5):
+    for i in range(5):
         parameters, layers = random.choice([1, 7, 13, 22, 70, 175, 500]) * 1e9, random.choice([24, 32, 40, 48, 80, 96])
         memory, share = random.choice([40e9, 64e9, 80e9]), random.choice([0.4, 0.5, 0.6])
         per_node, replicas = random.choice([4, 8]), random.randint(1, 6)
-        devices, layout = _search(parameters, layers, memory, share, per_node, replicas)
+        if i == 0:  # a small model fits on one device, but more replicas are asked for
+            parameters, replicas = 1e9, random.randint(2, 6)
+        while not (smallest := _search(parameters, layers, memory, share, per_node, replicas)):
+            parameters /= 2  # no layout holds it
+        devices, layout = smallest
         found = smallest_job(parameters, layers, memory, share, per_node, replicas)
         where = f"{parameters / 1e9:g} B parameters, {layers} layers, {share:.0%} of {memory / 1e9:g} GB"
         where += f", {per_node} devices a node, {replicas} replicas"
@@ -239,14 +243,13 @@ does_it_fit.refuses(
 )
 does_it_fit.refuses(
     "replicas forgotten",
-    "B parameters",
+    "replicas are asked for",
     _LOOP
     + """
         room = share * memory - 6 * parameters / (tp * pp)
         if room > 0:
             dp = math.ceil(12 * parameters / (tp * pp) / room)
             found.append((tp * pp * dp, pp, tp, dp))
-found = [entry for entry in found if entry[3] < replicas] or [(1, 1, 1, 1)]
 """
     + _BEST,
 )
