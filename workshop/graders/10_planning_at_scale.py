@@ -214,6 +214,7 @@ does_it_fit.refuses(
     + """
         if 18 * parameters / (tp * pp) <= share * memory:
             found.append((tp * pp * replicas, pp, tp, replicas))
+found = found or [(1, 1, 1, 1)]
 """
     + _BEST,
 )
