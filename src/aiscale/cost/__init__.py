@@ -1,4 +1,3 @@
-# ruff: noqa: F401  (names are handed on)
 """Closed formulas for what a training run needs: parameters, FLOPs, bytes held, bytes sent, seconds. No torch.
 
     cost.parameters(model)                        # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}

@@ -1,4 +1,3 @@
-# ruff: noqa: F401  (re-exports)
 """Every figure, in one style. Functions take data and return Axes (several panels: an array of Axes).
 
     from aiscale import plots
