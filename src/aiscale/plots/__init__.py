@@ -20,16 +20,12 @@ from aiscale.plots.placement import mlp_cut, rank_grid, shards
 from aiscale.plots.radius_study import radius_long_curves, radius_page
 from aiscale.plots.rendezvous import rendezvous
 from aiscale.plots.sparsity import (
-    concentration,
     density_times,
     link_speedups,
-    mask_change,
     mask_overlap,
     perplexity_bytes,
-    perplexity_settings,
     perplexity_trend,
     radius_curves,
-    residual_steps,
 )
 from aiscale.plots.stages import fsdp_step, zero_stages
 from aiscale.plots.style import (
