@@ -22,11 +22,6 @@ BENCHMARKS = {
         "aiscale.bench.model:bench_model",
         "aiscale.bench.model_tables:show_model",
     ),
-    "ddp": (
-        "a DDP step against its parts: the step without communication, and the all-reduce alone",
-        "aiscale.bench.ddp:bench_ddp",
-        "aiscale.bench.ddp:show_ddp",
-    ),
     "saving": (
         "what a checkpoint costs training, written at once and in the background",
         "aiscale.bench.saving:bench_saving",
