@@ -77,7 +77,6 @@ def check_form(path: str | Path) -> list[str]:
 
 
 def check_cells(notebook: Notebook) -> list[str]:
-    """The problems of the cells alone, in any notebook."""
     cells = list(enumerate(notebook.content.cells, 1))
     code = [(number, cell) for number, cell in cells if cell.cell_type == "code"]
     found = (_check_lengths(code), _check_turns(cells), _check_ranks(code), _check_words(cells), _lint(notebook))

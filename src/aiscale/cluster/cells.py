@@ -73,7 +73,6 @@ class Pending:
         self._children = dict(children)
 
     def ranks(self) -> list[int]:
-        """Ranks that have not answered yet."""
         return [rank for rank, child in self._children.items() if not child.done()]
 
     def failures(self) -> list[Failure]:
@@ -82,7 +81,6 @@ class Pending:
         return [failure for rank, result in done if (failure := _failure(rank, result))]
 
     def results(self) -> list:
-        """What all ranks returned, in rank order."""
         return [child.result() for child in self._children.values()]
 
     def wait(

@@ -43,7 +43,6 @@ def counter_bytes(optimizer: str, tensors: int) -> int:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """`number` padded to a multiple of `multiple`."""
     return -(-number // multiple) * multiple
 
 

@@ -131,8 +131,6 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
 
 
 class _Climber:
-    """Judges rungs, and keeps the results of their references."""
-
     def __init__(self, jobs: Jobs, folder: Path) -> None:
         self.jobs, self.folder = jobs, folder
         self.left: dict[str, Left] = {}  #: results by reference
