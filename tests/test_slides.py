@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from aiscale import plots
-from aiscale.book import slides
+from aiscale.book import slides, workbooks
 from aiscale.book.notebook import BookError
 from aiscale.config import ConfigError
 from aiscale.machines import find_machine
@@ -142,6 +143,9 @@ def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
             fetched = "performance.getEntriesByType('resource').map(entry => entry.name)"
             assert [name for name in page.evaluate(fetched) if not name.startswith("data:")] == []
     assert found == {}
+    secret = set().union(*map(workbooks.secrets, (ROOT / "workshop/solutions").glob("*.ipynb")))
+    shown = {html.name: unescape(re.sub(r"<[^>]+>", "", html.read_text())) for html in made}
+    assert [(name, line) for name, text in shown.items() for line in secret if line in text] == []
     for deck, html in zip(DECKS, made, strict=True):
         assert pages(slides.print_pdf(html)) == len(deck.texts) + 1, deck.name
 

@@ -43,7 +43,7 @@ def train(args):
 
 def main(args):
     dist.init_process_group("gloo")
-    train(args)
+    train(args)  # frees its DDP model: freed after the group that it holds, it may hang in gloo
     dist.destroy_process_group()
 
 

@@ -75,6 +75,7 @@ def main(args):
             print(f"step {step} loss {loss.item():.6f}", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(args.save, model.module, optimizer, step + 1)
+    del model  # first: freed after the group that it holds, DDP may hang in gloo at exit
     dist.destroy_process_group()
 
 
