@@ -80,9 +80,13 @@ class Person:
 
     def run(self, *sees: str) -> None:
         """Run the cell, and read what appears below it."""
+        cell = f"{CONTENT}.widgets[{self.at}]"
+        prompt = f"{cell}.node.querySelector('.jp-InputPrompt').textContent"
+        before = self.page.evaluate(prompt)
         self.page.press("Shift+Enter")
+        self.page.wait(f"/[0-9]/.test({prompt}) && {prompt} !== {json.dumps(before)}")  # it is [*]: while it runs
         for text in sees:
-            self.page.wait(f"{CONTENT}.widgets[{self.at}].outputArea.node.innerText.includes({json.dumps(text)})")
+            self.page.wait(f"{cell}.outputArea.node.innerText.includes({json.dumps(text)})")
 
 
 @pytest.mark.extended
