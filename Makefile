@@ -35,8 +35,10 @@ class:  ## pack lessons, exercises, gallery and decks into build/class.tar.gz, f
 	@git ls-files -z . ':!tests' ':!workshop/solutions' ':!.ci' | tar --null -T - -cf - | tar -x -C $(BUILD)/class/aiscale
 	@cp -R $(BUILD)/gallery $(wildcard $(BUILD)/slides) $(BUILD)/class/aiscale/build
 ifdef WHEELS
-	@sed '/^# Beyond the lessons/,$$d' requirements.lock > $(BUILD)/class/lessons.txt
-	@$(BIN)/python -m pip wheel --no-deps --extra-index-url https://download.pytorch.org/whl/cpu -w $(BUILD)/class/aiscale/wheels -r $(BUILD)/class/lessons.txt
+	@sed '/^# Beyond the lessons/,$$d; /^torch==/d' requirements.lock > $(BUILD)/class/lessons.txt
+	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels -r $(BUILD)/class/lessons.txt
+	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels "$$(grep '^torch==' requirements.lock)" \
+		--extra-index-url $${PYTORCH_INDEX:-https://download.pytorch.org/whl}/cpu
 endif
 	@tar -czf $(BUILD)/class/class.tar.gz -C $(BUILD)/class aiscale && mv $(BUILD)/class/class.tar.gz $(BUILD)
 	@rm -r $(BUILD)/class && ls -lh $(BUILD)/class.tar.gz
