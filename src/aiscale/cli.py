@@ -342,8 +342,8 @@ _DELEGATED = {
         "aiscale.hpc.rehearsal.cluster",
     ),
     "class": (
-        "pack what a class needs, or make a seat as new",
-        "aiscale class pack class.tar.gz",
+        "make a seat as new for the next class",
+        "aiscale class reset --from class.tar.gz",
         "aiscale.book.classroom",
     ),
     "exercises": (

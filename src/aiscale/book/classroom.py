@@ -1,6 +1,5 @@
-"""`aiscale class`: one archive with all that a class needs, and a seat made as new for the next participant.
+"""`aiscale class`: a seat made as new for the next participant. (`make class` packs the archive.)
 
-    aiscale class pack class.tar.gz              # lessons, exercises, gallery, decks: for machines without a network
     aiscale class reset --from class.tar.gz      # on a seat: engines ended, notebooks as they were, progress cleared
 
 Nothing that a participant wrote is deleted: `reset` moves it to kept/TIME in the seat's folder, and asks before.
@@ -17,77 +16,28 @@ import tarfile
 import time
 from pathlib import Path
 
-from aiscale.book.notebook import BookError, find_root
+from aiscale.book.notebook import BookError
 from aiscale.config import require_writable
 from aiscale.processes import kill_marked
 
 TOP = "aiscale"  #: the folder that the archive opens to
 #: What a participant changes, and what `reset` restores.
 SHELVES = ("notebooks", "workshop/exercises", "workshop/clinic", "workshop/puzzles")
-_WITHHELD = ("tests/", "workshop/solutions/", ".ci/")
 _MARKER = "AISCALE_CLUSTER"  #: `aiscale.cluster.guard.MARKER`, whose import would load ipyparallel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    pack_it = actions.add_parser("pack", help="write lessons, exercises, gallery and decks into one archive")
-    pack_it.add_argument("out", metavar="OUT", help="the archive, such as class.tar.gz")
-    pack_it.add_argument("--build", metavar="DIR", default="build", help="where gallery and decks are (default: build)")
-    pack_it.add_argument("--wheels", metavar="DIR", help="also a folder of wheels that pip download has made")
-    pack_it.set_defaults(act=lambda args: pack(args.out, args.build, args.wheels))
     reset_it = actions.add_parser("reset", help="make a seat as new: engines, notebooks, progress")
     reset_it.add_argument("seat", metavar="SEAT", nargs="?", default=".", help="its folder (default: this one)")
     reset_it.add_argument("--from", dest="archive", metavar="ARCHIVE", help="originals (default: from git)")
     reset_it.add_argument("--yes", action="store_true", help="do not ask")
-    reset_it.set_defaults(act=lambda args: reset(args.seat, args.archive, args.yes))
 
 
 def run(args: argparse.Namespace) -> int:
-    print(args.act(args))
+    """Run the command with these arguments; returns the exit status."""
+    print(reset(args.seat, args.archive, args.yes))
     return 0
-
-
-# pack ----------------------------------------------------------------------------------------------------------------
-
-
-def pack(out: str | Path, build: str | Path = "build", wheels: str | Path | None = None) -> str:
-    """Write what is committed, but for tests and solutions, and what was built; returns how it is opened."""
-    out, build, root = Path(out), Path(build), find_root().resolve().parent
-    require_writable(out.parent, "")
-    if not (build / "gallery" / "index.html").exists():
-        raise BookError(f"there is no gallery in {build}: `aiscale notebooks --gallery` makes it")
-    if wheels and not list(Path(wheels).glob("*.whl")):
-        raise BookError(f"{wheels} holds no wheels: `pip download -r requirements.lock -d {wheels}` makes some")
-    own, partial = _committed(root), out.with_name(f".{out.name}.partial")
-    if own is None:
-        raise BookError(f"{root} is not under git, which knows the project's own files: pack in a clone of it")
-    folders = {"build/gallery": build / "gallery", "build/slides": build / "slides"}
-    folders |= {"wheels": Path(wheels)} if wheels else {}
-    try:
-        with tarfile.open(partial, "w:gz", compresslevel=6) as archive, tarfile.open(fileobj=own) as tracked:
-            for member in tracked:
-                if member.isfile() and not member.name.startswith(_WITHHELD):
-                    content, member.name = tracked.extractfile(member), f"{TOP}/{member.name}"
-                    archive.addfile(member, content)
-            for name, folder in folders.items():
-                if folder.is_dir():
-                    archive.add(folder, f"{TOP}/{name}")
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    decks = "" if folders["build/slides"].is_dir() else ", without decks (`make slides` makes them)"
-    find = "PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheels make lab" if wheels else "make lab"
-    size = f"{out}: {out.stat().st_size / 1e6:.1f} MB{decks}"
-    return f"{size}\non a seat: tar xzf {out.name} && cd {TOP} && {find}"
-
-
-def _committed(folder: Path) -> io.BytesIO | None:
-    """The files of the last commit as an archive; None where there is no git."""
-    done = subprocess.run(["git", "archive", "HEAD"], cwd=folder, capture_output=True)
-    return None if done.returncode else io.BytesIO(done.stdout)
-
-
-# reset ---------------------------------------------------------------------------------------------------------------
 
 
 def reset(seat: str | Path = ".", archive: str | Path | None = None, yes: bool = False) -> str:
@@ -129,10 +79,10 @@ def _agreed(question: str) -> bool:
 def _originals(seat: Path, archive: str | Path | None) -> dict[str, bytes]:
     """path -> content of what a participant is given, from the archive or from the last commit."""
     if archive is None:
-        own = _committed(seat if seat.is_dir() else Path("."))
-        if own is None:
+        done = subprocess.run(["git", "archive", "HEAD"], cwd=seat if seat.is_dir() else ".", capture_output=True)
+        if done.returncode:
             raise BookError(f"{seat} is not under git: name the class's archive with --from")
-        source, prefix = {"fileobj": own}, ""
+        source, prefix = {"fileobj": io.BytesIO(done.stdout)}, ""
     else:
         source, prefix = {"name": archive}, f"{TOP}/"
     try:
