@@ -33,6 +33,7 @@ from aiscale.plots.sparsity import (
     residual_steps,
 )
 from aiscale.plots.stages import fsdp_step, zero_stages
+from aiscale.plots.study import study_drift, study_ratios
 from aiscale.plots.style import (
     EVENT_COLORS,
     MEMORY_COLORS,

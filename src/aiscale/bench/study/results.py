@@ -161,8 +161,12 @@ def show_side_by_side(entries: Sequence[dict], names: tuple[str, str]) -> None:
         times = _interval(entry["times"]) if "times" in entry else ""
         rows.append((entry["cell"], times, *ratios, {True: "overlap", False: "differ"}.get(entry.get("agree"), "")))
     table("second over first", ("", "times as long", *(f"over base, {name}" for name in names), "intervals"), rows)
+
+
+def agreement(entries: Sequence[dict]) -> tuple[int, int]:
+    """(cells whose ratios to the base are within 10 % of each other, cells that have two), without the base."""
     near = [entry["within_10_pct"] for entry in entries if "within_10_pct" in entry and entry["cell"] != "base"]
-    print(f"ratios to the base within 10 % of each other: {sum(near)} of {len(near)} cells")
+    return sum(near), len(near)
 
 
 def _interval(values: dict) -> str:
