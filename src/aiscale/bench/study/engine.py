@@ -230,7 +230,7 @@ def _append(out: Path, row: dict) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("ab+") as file:
+    with out.open("ab+", buffering=0) as file:  # a buffer would be written once more when the file is closed
         end = file.seek(0, os.SEEK_END)
         if end:
             file.seek(end - 1)
@@ -239,9 +239,10 @@ def _append(out: Path, row: dict) -> None:
             writer.writeheader()
             torn = False
         writer.writerow(row)
+        data = b"\n" * torn + text.getvalue().encode()
         try:
-            file.write(b"\n" * torn + text.getvalue().encode())
-            file.flush()
+            while data:
+                data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError as error:
             os.truncate(out, end)
