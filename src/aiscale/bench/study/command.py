@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pkgutil
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     rows, out = load(args.files[0]), Path(args.out or Path(args.files[0]).with_suffix(".html"))
     require_writable(out.parent, "--out")
-    text = args.study_page(rows)
+    text = pkgutil.resolve_name(args.study_page)(rows)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

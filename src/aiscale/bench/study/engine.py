@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from aiscale import cost
 from aiscale.bench.ranks import Report, silent
-from aiscale.bench.study.grid import AXES, Cell, Study, identity, run_of
+from aiscale.bench.study.grid import AXES, FACTS, Cell, Study, identity, run_of
 from aiscale.bench.study.results import load
 from aiscale.config import ConfigError, ModelConfig, remedy, require_writable
 from aiscale.data.corpus import find_text
@@ -36,7 +36,6 @@ MEASURED = (
     *("first_epoch_s", "epoch_s", "slowest_rank_s", "step_s", "ready_s", "stage_s", "steps", "tokens_per_s"),
     *("peak_bytes", "held_bytes", "wire_bytes_per_step", "loss"),
 )
-FACTS = ("device", "cores", "threads_per_rank", "python", "torch", "commit")
 COLUMNS = (
     *("study", "cell", "id", "round", "turn", "status", "error"),
     *(*AXES, "settings", "parameters", "predicted_bytes", "largest_layers", "predicted_layers", "limit_bytes"),
