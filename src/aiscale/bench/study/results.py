@@ -11,6 +11,7 @@ out. Intervals are those of the median by the binomial distribution where there 
 
 from __future__ import annotations
 
+import ast
 import csv
 import math
 import statistics
@@ -174,10 +175,8 @@ def _interval(values: dict) -> str:
     return f"{values['median']:.2f}" + (" (one run)" if one else f" ({values['low']:.2f} to {values['high']:.2f})")
 
 
-def _number(text: str) -> str | int | float:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False}.get(text, text)
+def _number(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
