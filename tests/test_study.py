@@ -195,6 +195,15 @@ def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
     assert searched["largest_layers"] > 1 and searched["peak_bytes"] <= 2**20
 
 
+@pytest.mark.extended
+def test_the_largest_model_by_search_needs_the_predicted_memory_within_5_percent(tmp_path):
+    search = {"limit_mib": 96, "width": 128, "batch": [16]}  # below, temporary tensors of the loss weigh more
+    tree = {"name": "largest", "repeats": 1, "base": {"strategy": "serial"}, "largest": search}
+    row = run_study(study_of(tree), tmp_path / "a.csv", device="cpu")[-1]
+    assert row["peak_bytes"] == pytest.approx(row["predicted_bytes"], rel=0.05) and row["peak_bytes"] <= 96 * 2**20
+    assert abs(row["largest_layers"] - row["predicted_layers"]) <= 1
+
+
 def test_a_negative_budget_is_refused_before_anything_runs(tmp_path, capsys):
     assert cli.main(["bench", "study", "quick", "--budget", "-1", "--out", str(tmp_path / "a.csv")]) == 2
     assert capsys.readouterr().err.strip().endswith("--budget -1: it must be more than 0 minutes")
