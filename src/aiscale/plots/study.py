@@ -38,5 +38,6 @@ def study_drift(seconds: Sequence[float]) -> Axes:
     """The base's runs in their order."""
     ax = style.new_axes(None, 7.5, 2.2)
     style.draw(ax, "measured", range(1, len(seconds) + 1), seconds)
+    style.steps_axis(ax.xaxis)
     ax.set(ylim=(0, None), xlabel="runs of the base, in their order", ylabel="epoch (s)")
     return ax
