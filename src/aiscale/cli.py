@@ -18,7 +18,6 @@ from aiscale.usage import INTERRUPTED, Parser, ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
     return ended(lambda: _run(sys.argv[1:] if argv is None else list(argv)))
 
 

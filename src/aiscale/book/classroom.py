@@ -15,8 +15,6 @@ import subprocess
 import sys
 import tarfile
 import time
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from aiscale.book.notebook import BookError, find_root
@@ -27,7 +25,6 @@ TOP = "aiscale"  #: the folder that the archive opens to
 #: What a participant changes, and what `reset` restores.
 SHELVES = ("notebooks", "workshop/exercises", "workshop/clinic", "workshop/puzzles")
 _WITHHELD = ("tests/", "workshop/solutions/", ".ci/")
-_BUILT = {"gallery": "aiscale notebooks --gallery", "slides": "make slides"}
 _MARKER = "AISCALE_CLUSTER"  #: `aiscale.cluster.guard.MARKER`, whose import would load ipyparallel
 
 
@@ -46,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command with these arguments; returns the exit status."""
     print(args.act(args))
     return 0
 
@@ -55,67 +51,40 @@ def run(args: argparse.Namespace) -> int:
 
 
 def pack(out: str | Path, build: str | Path = "build", wheels: str | Path | None = None) -> str:
-    """Write the archive; returns what it holds and how it is opened. Raises BookError if the gallery is missing."""
+    """Write what is committed, but for tests and solutions, and what was built; returns how it is opened."""
     out, build, root = Path(out), Path(build), find_root().resolve().parent
     require_writable(out.parent, "")
-    holds = {f"{TOP}/{name}": root / name for name in _tracked(root)}
-    whl = _wheels(Path(wheels)) if wheels else []
-    holds |= {f"{TOP}/wheels/{path.name}": path for path in whl}
     if not (build / "gallery" / "index.html").exists():
-        raise BookError(f"there is no gallery in {build}: `{_BUILT['gallery']}` makes it")
-    for name in _BUILT:
-        holds |= {f"{TOP}/build/{name}/{path.relative_to(build / name)}": path for path in _files(build / name)}
-    partial = out.with_name(f".{out.name}.partial")
+        raise BookError(f"there is no gallery in {build}: `aiscale notebooks --gallery` makes it")
+    if wheels and not list(Path(wheels).glob("*.whl")):
+        raise BookError(f"{wheels} holds no wheels: `pip download -r requirements.lock -d {wheels}` makes some")
+    own, partial = _committed(root), out.with_name(f".{out.name}.partial")
+    if own is None:
+        raise BookError(f"{root} is not under git, which knows the project's own files: pack in a clone of it")
+    folders = {"build/gallery": build / "gallery", "build/slides": build / "slides"}
+    folders |= {"wheels": Path(wheels)} if wheels else {}
     try:
-        with tarfile.open(partial, "w:gz", compresslevel=6) as archive:
-            for name, path in sorted(holds.items()):
-                archive.add(path, name, recursive=False)
+        with tarfile.open(partial, "w:gz", compresslevel=6) as archive, tarfile.open(fileobj=own) as tracked:
+            for member in tracked:
+                if member.isfile() and not member.name.startswith(_WITHHELD):
+                    content, member.name = tracked.extractfile(member), f"{TOP}/{member.name}"
+                    archive.addfile(member, content)
+            for name, folder in folders.items():
+                if folder.is_dir():
+                    archive.add(folder, f"{TOP}/{name}")
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
-    return _contents(out, holds, bool(whl))
-
-
-def _tracked(root: Path) -> list[str]:
-    """The project's own files, but for tests and solutions."""
-    listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
-    names = [name for name in listing.stdout.split("\0") if name and (root / name).is_file()]
-    if not names:
-        raise BookError(f"{root} is not under git, which knows the project's own files: pack in a clone of it")
-    return [name for name in names if not name.startswith(_WITHHELD)]
-
-
-def _wheels(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("*.whl"))
-    if not found:
-        raise BookError(f"{folder} holds no wheels: `pip download -r requirements.lock -d {folder}` makes some")
-    broken = next((path for path in found if not zipfile.is_zipfile(path)), None)
-    if broken:
-        raise BookError(f"{broken} is not a wheel, or only a part of one: download it again")
-    return found
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
-
-
-def _contents(out: Path, holds: dict[str, Path], wheels: bool) -> str:
-    def count(prefix: str, suffix: str) -> int:
-        return sum(name.startswith(f"{TOP}/{prefix}") and name.endswith(suffix) for name in holds)
-
-    decks = count("build/slides/", ".html")
-    parts = [
-        f"{count('notebooks/', '.ipynb')} notebooks",
-        f"{count('workshop/exercises/', '.ipynb')} of exercises",
-        f"{count('build/gallery/', '.html')} pages of the gallery",
-        f"{decks} decks" + f" (`{_BUILT['slides']}` makes them)" * (not decks),
-        f"{count('wheels/', '.whl')} wheels",
-    ]
+    decks = "" if folders["build/slides"].is_dir() else ", without decks (`make slides` makes them)"
     find = "PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheels make lab" if wheels else "make lab"
-    return (
-        f"{out}: {out.stat().st_size / 1e6:.1f} MB; {', '.join(parts)}\n"
-        f"on a seat: tar xzf {out.name} && cd {TOP} && {find}"
-    )
+    size = f"{out}: {out.stat().st_size / 1e6:.1f} MB{decks}"
+    return f"{size}\non a seat: tar xzf {out.name} && cd {TOP} && {find}"
+
+
+def _committed(folder: Path) -> io.BytesIO | None:
+    """The files of the last commit as an archive; None where there is no git."""
+    done = subprocess.run(["git", "archive", "HEAD"], cwd=folder, capture_output=True)
+    return None if done.returncode else io.BytesIO(done.stdout)
 
 
 # reset ---------------------------------------------------------------------------------------------------------------
@@ -160,10 +129,10 @@ def _agreed(question: str) -> bool:
 def _originals(seat: Path, archive: str | Path | None) -> dict[str, bytes]:
     """path -> content of what a participant is given, from the archive or from the last commit."""
     if archive is None:
-        done = subprocess.run(["git", "archive", "HEAD"], cwd=seat if seat.is_dir() else ".", capture_output=True)
-        if done.returncode:
+        own = _committed(seat if seat.is_dir() else Path("."))
+        if own is None:
             raise BookError(f"{seat} is not under git: name the class's archive with --from")
-        source, prefix = {"fileobj": io.BytesIO(done.stdout)}, ""
+        source, prefix = {"fileobj": own}, ""
     else:
         source, prefix = {"name": archive}, f"{TOP}/"
     try:
