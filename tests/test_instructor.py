@@ -125,6 +125,7 @@ COMMANDS = sorted({*FENCED, *re.findall(r"`((?:make|aiscale|jupyterhub) [^`\n]+)
 RUN_BY = {
     "aiscale class pack class.tar.gz": "here",
     "aiscale class reset --from class.tar.gz": "here",
+    "aiscale class price 30 --hours 2": "here",
     "aiscale notebooks --list": "here",
     "aiscale notebooks 00 --core": "test_notebooks.py",
     "aiscale notebooks --core --gallery": "test_notebooks.py",

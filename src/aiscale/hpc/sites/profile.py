@@ -76,7 +76,7 @@ class Partition:
 
     limits: tuple[Limit, ...]  #: smallest jobs first
     max_running: int = 0  #: jobs of a user that run at once; 0: no limit
-    shares_nodes: bool = False  #: a job may have a part of a node, and be charged for that
+    share: float = 0.0  #: the most of a node that a job gets where jobs share nodes; 0: they have whole ones
     nodes: int = 0  #: in the partition; 0: unknown
     source: str = ""
     verification: str = "primary"  #: primary: the site's own documentation; secondary: somebody's copy of it
@@ -93,7 +93,7 @@ class Qos:
     max_nodes: int = 0  #: of one job; 0: only the partition's limit
     max_hours: float = 0.0  #: 0: only the partition's limit
     max_jobs: int = 0  #: of a user, in any state; 0: no limit
-    shares_nodes: bool = False  #: as of a partition
+    share: float = 0.0  #: as of a partition
     may_chain: bool = True  #: jobs may submit or requeue the next one
     preemptible: bool = False  #: the scheduler may end a job for another one
     charge: float = 1.0  #: what a job is charged, over the usual charge
@@ -223,7 +223,7 @@ class Site:
         """This site for a job of a few ranks: with a part of a node, where partition or QOS shares nodes."""
         rules, node, each = self.scheduler, self.node, self.node.ranks_per_node
         places = rules.partitions.get(self.partition or rules.default_partition), rules.qos_of(self.qos)
-        if ranks >= each or not any(place and place.shares_nodes for place in places):
+        if ranks >= each or not any(place and ranks <= place.share * each for place in places):
             return self
         cut = {"ranks": ranks, "gpus": min(node.gpus, ranks), "cores": max(1, node.cores * ranks // each)}
         cpus, gpus = f"--cpus-per-task={node.cpus_per_rank}", f" --gpus-per-node={ranks}" if node.gpus else ""

@@ -62,7 +62,7 @@ local function check_partition(job, nodes)
   local name = missing(job.partition) and site.default_partition or job.partition
   local partition = site.partitions[name]
   if partition == nil then return slurm.SUCCESS end -- Slurm itself knows which partitions there are
-  shares = partition.shares_nodes
+  shares = partition.share > 0
   if partition.max_running > 0 then -- those above the number wait, here for a license
     local token = "running_" .. name
     job.licenses = missing(job.licenses) and token or job.licenses .. "," .. token
@@ -103,7 +103,7 @@ local function check_qos(job, nodes, uid)
     local after = not missing(job.dependency) and job.dependency ~= "singleton"
     if after or inside then return refuse(POLICY, "QOS " .. name .. ": chains of jobs are prohibited in it") end
   end
-  shares = shares or qos.shares_nodes
+  shares = shares or qos.share > 0
   return slurm.SUCCESS
 end
 
