@@ -142,6 +142,7 @@ job_doctor() {
 
 job_end() {
   local how
+  trap - EXIT # once
   job_close "$(date +%s)"
   job_say "price of this start: $(job_price last); of all: $(job_price)"
   how="$(awk 'END { print $6 }' "$job_chain")"
