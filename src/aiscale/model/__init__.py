@@ -8,8 +8,9 @@ kernels.py has a few operations that are faster than plain torch, generation.py 
 """
 
 from aiscale.model.build import HFModel, build_model, count_parameters, parameter_shapes
-from aiscale.model.gpt import ACTIVATIONS, GPT, rotary_angles
+from aiscale.model.gpt import ACTIVATIONS, GPT
 from aiscale.model.kernels import cross_entropy, cross_entropy_plain
+from aiscale.model.positions import place, rotary_angles
 
 __all__ = [
     "ACTIVATIONS",
@@ -20,5 +21,6 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_plain",
     "parameter_shapes",
+    "place",
     "rotary_angles",
 ]
