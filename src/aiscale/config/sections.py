@@ -222,7 +222,8 @@ _NEEDED = ("n_layer", "n_head", "d_model", "vocab_size", "max_seq_len")
 
 @dataclass(frozen=True, kw_only=True)
 class HFModelConfig(Heads):
-    """The shape of a Hugging Face causal language model. With a folder, fields that are 0 come from its config.json."""
+    """The shape of a Hugging Face language model: causal; bert, an encoder that guesses masked tokens; or t5, whose
+    decoder continues what its encoder reads. With a folder, fields that are 0 come from its config.json."""
 
     model_type: str = ""  #: gpt2, gptj, llama, ...: as in transformers; empty: the folder's
     folder: str = ""  #: a local folder with config.json, and with weights to start from if it has any
@@ -266,6 +267,11 @@ class HFModelConfig(Heads):
         sizes = {name: getattr(self, name) for name in (*_NEEDED, "n_kv_head", "activation_checkpointing")}
         tied = self.options.get("tie_word_embeddings", self.model_type == "gpt2")
         return ModelConfig(**sizes, d_ff=self.ff_width, tied=bool(tied), **_ARCHITECTURES.get(like, {}))
+
+    @property
+    def objective(self) -> Literal["next", "masked", "second half"]:
+        """What is predicted: every next token, the tokens that are hidden, or the second half from the first."""
+        return {"bert": "masked", "t5": "second half"}.get(self.model_type, "next")
 
     def _read_folder(self) -> None:
         """Fill unset fields from the folder's config.json."""

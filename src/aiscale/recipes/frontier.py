@@ -81,8 +81,9 @@ def forge_s() -> Run:
 
     Yin, Dash, Wang and Shankar, SC'23 (OLCF's slide "FORGE Models"), at-aaims/forge, train/configs/forge-s.yml:
     16.8M tokens a step for 15,300 steps, decay 0.01, 1 % warm-up, clip 1, ZeRO-1. The vocabulary of 52,000 is inferred
-    from 1.44B. The authors used LAMB at 0.008, which is no rate for AdamW: ours is GPT-3's for this size (Brown et al.
-    2020, table 2.1). Their 257B tokens of papers are not public: the corpus is ours.
+    from 1.44B. The authors used LAMB at 0.008, down to 6e-5: optimizer.name=lamb optimizer.lr=0.008 (forge-l: 0.006);
+    that is no rate for AdamW, which every strategy carries: ours is GPT-3's for this size (Brown et al. 2020, table
+    2.1). Their 257B tokens of papers are not public: the corpus is ours.
     """
     return _forge("forge-s", (24, 24, 2064), 2e-4, 0.01, 8192, 16)
 
@@ -100,6 +101,20 @@ def forge_l() -> Run:
     The printed shape makes 22.4B parameters, with any vocabulary near FORGE's; what the other 3.2B are, is not said.
     """
     return _forge("forge-l", (48, 48, 6144), 1e-4, 0.1, 8192, 16)
+
+
+@register("forge-tiny")
+def forge_tiny() -> Run:
+    """FORGE's architecture and optimizer, LAMB, shrunken to seconds: 2 layers of 96 on the embedded corpus. Ours."""
+    return Run(
+        name="forge-tiny",
+        model=ModelConfig(
+            n_layer=2, n_head=4, d_model=96, vocab_size=256, max_seq_len=256, position="rotary", tied=False
+        ),
+        data=DataConfig(corpus="embedded", tokenizer="byte"),
+        optimizer=OptimizerConfig(name="lamb", lr=2e-2, min_lr=2e-3, warmup_steps=20, beta2=0.999, weight_decay=0.01),
+        loop=LoopConfig(steps=200, seq_len=64, global_batch=16, eval_every=50, eval_batches=16),
+    )
 
 
 def _megatron(name: str, shape: tuple[int, int, int], batch: int, micro_batch: int) -> Run:
@@ -206,6 +221,18 @@ def gptj_6b_hf() -> Run:
 def gpt2_xl_hf_tiny() -> Run:
     """gpt2-xl-hf shrunken to seconds: 2 layers of 64 on the embedded corpus. Ours."""
     return _twin("gpt2-xl-hf-tiny", "gpt2")
+
+
+@register("bert-hf-tiny")
+def bert_hf_tiny() -> Run:
+    """transformers' BERT, an encoder that guesses the 15 % of the tokens that are hidden, in seconds. Ours."""
+    return _twin("bert-hf-tiny", "bert")
+
+
+@register("t5-hf-tiny")
+def t5_hf_tiny() -> Run:
+    """transformers' T5, whose decoder continues what its encoder has read, in seconds. Ours."""
+    return _twin("t5-hf-tiny", "t5")
 
 
 @register("gptj-6b-hf-tiny")
