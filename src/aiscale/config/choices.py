@@ -122,7 +122,7 @@ REFUSED = (
         ("serial", "mpi", "ddp", "zero", "fsdp", "pipeline", "megatron"),
         "the libraries that have it (bitsandbytes, torchao) are not part of this environment; cost counts what it "
         "would hold",
-        "optimizer.name=adafactor, which holds less, or adamw",
+        "optimizer.name=adamw, or adafactor, which holds less than both",
     ),
 )
 
