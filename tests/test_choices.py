@@ -181,7 +181,10 @@ def test_an_activation_is_torchs_and_a_gate_multiplies(activation):
 
 # Each trains, and is as large as the formulas say --------------------------------------------------------------------
 
-PAIRS = [{"norm": NORMS[i % 3], "position": p, "activation": a} for i, (p, a) in enumerate(zip(POSITIONS, ACTIVATIONS))]
+PAIRS = [
+    {"norm": NORMS[i % 3], "position": p, "activation": a}
+    for i, (p, a) in enumerate(zip(POSITIONS, ACTIVATIONS, strict=True))
+]
 PAIRS += [{"norm": NORMS[i % 3], "position": p, "bias": False} for i, p in enumerate(POSITIONS, 1)]
 
 
@@ -387,7 +390,7 @@ CASES = [
 
 @pytest.mark.parametrize(("key", "value", "strategy"), CASES)
 def test_a_strategy_carries_a_choice_or_refuses_it_with_the_reason(key, value, strategy):
-    rows = [row for row in REFUSED if row.key == key and value in row.values and strategy in row.strategies]
+    rows = [row for (k, v, s), row in REFUSED.items() if k == key and value in v.split() and strategy in s.split()]
     settings = (f"{key}={value}", f"parallel.strategy={strategy}")
     if not rows:
         assert Run().override(*settings).parallel.strategy == strategy
@@ -396,8 +399,8 @@ def test_a_strategy_carries_a_choice_or_refuses_it_with_the_reason(key, value, s
         Run().override(*settings)
     message = str(error.value)
     assert message.startswith(f"{key} {value} with parallel.strategy {strategy}: ") and "\n" not in message
-    assert rows[0].reason in message and ": set " in message
-    instead = rows[0].instead.split(",")[0]
+    assert rows[0][0] in message and ": set " in message
+    instead = rows[0][1].split(",")[0]
     kept = [setting for setting in settings if setting.partition("=")[0] != instead.partition("=")[0]]
     Run().override(*kept, instead)
 

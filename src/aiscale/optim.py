@@ -67,9 +67,8 @@ class ByTensor(torch.optim.Optimizer):
     itself, then says how to add up or gather the shards.
     """
 
-    def __init__(self, groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, momentum=0.9, trust=1e-3, weight_decay=0.0):
-        options = {"betas": betas, "eps": eps, "momentum": momentum, "trust": trust, "weight_decay": weight_decay}
-        super().__init__(groups, {"lr": lr, "rule": "adamw", **options})
+    def __init__(self, groups: list[dict], **options) -> None:
+        super().__init__(groups, options)
 
     @torch.no_grad()
     def step(self, closure=None) -> None:
@@ -105,14 +104,11 @@ def _lars(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
 
 
 def _lamb(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
-    """w = w - lr |w| / |r + decay w| (r + decay w), with Adam's direction r (You et al. 2020, algorithm 2)."""
+    """w = w - lr |w| / |r + decay w| (r + decay w), with Adam's direction r (You et al. 2020, algorithm 2). AdamW
+    is the same without the ratio."""
     update = _adam_direction(g, state, group, like).add_(w, alpha=group["weight_decay"])
-    w.sub_(update * _ratio(_norm(w, like), _norm(update, like)) * group["lr"])
-
-
-def _adamw(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
-    update = _adam_direction(g, state, group, like).add_(w, alpha=group["weight_decay"])
-    w.sub_(update, alpha=group["lr"])
+    ratio = 1.0 if group["rule"] == "adamw" else _ratio(_norm(w, like), _norm(update, like))
+    w.sub_(update * ratio * group["lr"])
 
 
 def _muon(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
@@ -131,7 +127,7 @@ def _muon(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
     w.sub_(update, alpha=group["lr"] * 0.2 * max(like.shape) ** 0.5)
 
 
-_RULES = {"lars": _lars, "lamb": _lamb, "muon": _muon, "adamw": _adamw}
+_RULES = {"lars": _lars, "lamb": _lamb, "muon": _muon, "adamw": _lamb}
 
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:

@@ -56,81 +56,48 @@ def is_orthogonalized(name: str, n_dims: int) -> bool:
     return n_dims == 2 and not any(word in name for word in ("embed", "head", "wte", "wpe", "shared"))
 
 
-@dataclass(frozen=True)
-class Refusal:
-    key: str  #: of the run, section.field
-    values: tuple[str, ...]
-    strategies: tuple[str, ...]
-    reason: str
-    instead: str  #: what to set
-
-
-_WHOLE = ("adafactor", "lars", "lamb", "muon")
-REFUSED = (
-    Refusal(
-        "model.norm",
-        ("deepnorm",),
-        ("megatron",),
+_WHOLE = "adafactor lars lamb muon"
+#: (section.field, choices, strategies that refuse them): (why, what to set instead)
+REFUSED = {
+    ("model.norm", "deepnorm", "megatron"): (
         "Megatron-Core's layers norm what attention and MLP read, DeepNorm what they add up to",
         "parallel.strategy=fsdp, or model.norm=layernorm",
     ),
-    Refusal(
-        "model.position",
-        ("alibi", "t5", "shaw", "huang"),
-        ("megatron",),
+    ("model.position", "alibi t5 shaw huang", "megatron"): (
         "Megatron-Core's attention adds nothing to its scores",
         "parallel.strategy=fsdp, or model.position=rotary",
     ),
-    Refusal(
-        "model.position",
-        ("t5",),
-        ("pipeline",),
+    ("model.position", "t5", "pipeline"): (
         "all layers share one table of biases, but lie on different ranks",
         "model.position=alibi, or parallel.strategy=fsdp",
     ),
-    Refusal(
-        "optimizer.name",
-        _WHOLE,
-        ("zero",),
+    ("optimizer.name", _WHOLE, "zero"): (
         "it needs whole tensors, but DeepSpeed flattens the weights and cuts them anywhere",
         "optimizer.name=adamw, or parallel.strategy=ddp with distributed_optimizer=true",
     ),
-    Refusal(
-        "optimizer.name",
-        _WHOLE,
-        ("megatron",),
+    ("optimizer.name", _WHOLE, "megatron"): (
         "it needs whole tensors, but a rank of Megatron-Core holds shards, to which only AdamW, Adam and SGD apply",
         "optimizer.name=adamw, or parallel.strategy=ddp",
     ),
-    Refusal(
-        "optimizer.name",
-        ("adafactor",),
-        ("fsdp",),
+    ("optimizer.name", "adafactor", "fsdp"): (
         "its means over rows and columns need whole tensors, and torch's Adafactor does not add up those of shards",
         "parallel.strategy=ddp, or optimizer.name=lamb",
     ),
-    Refusal(
-        "optimizer.name",
-        ("muon",),
-        ("pipeline",),
+    ("optimizer.name", "muon", "pipeline"): (
         "a stage without embeddings lacks one of its groups of weights, in whose order checkpoints are written",
         "parallel.strategy=fsdp, or optimizer.name=lamb",
     ),
-    Refusal(
-        "optimizer.name",
-        ("adamw8bit",),
-        ("serial", "mpi", "ddp", "zero", "fsdp", "pipeline", "megatron"),
-        "the libraries that have it (bitsandbytes, torchao) are not part of this environment; cost counts what it "
-        "would hold",
+    ("optimizer.name", "adamw8bit", "serial mpi ddp zero fsdp pipeline megatron"): (
+        "the libraries that have it (bitsandbytes, torchao) are not in this environment; cost counts its bytes",
         "optimizer.name=adamw, or adafactor, which holds less than both",
     ),
-)
+}
 
 
-def refuse(strategy: str, chosen: dict[str, str]) -> None:
-    """Raise ConfigError if `strategy` cannot carry one of the choices, KEY -> name."""
-    for row in REFUSED:
+def refuse(strategy: str, chosen: dict[str, object]) -> None:
+    """Raise ConfigError if `strategy` cannot carry one of the choices, section.field -> name."""
+    for (key, names, strategies), (reason, instead) in REFUSED.items():
         require(
-            strategy not in row.strategies or chosen.get(row.key) not in row.values,
-            f"{row.key} {chosen.get(row.key)} with parallel.strategy {strategy}: {row.reason}: set {row.instead}",
+            chosen.get(key) not in names.split() or strategy not in strategies.split(),
+            f"{key} {chosen.get(key)} with parallel.strategy {strategy}: {reason}: set {instead}",
         )

@@ -268,6 +268,12 @@ class HFModelConfig(Heads):
         tied = self.options.get("tie_word_embeddings", self.model_type == "gpt2")
         return ModelConfig(**sizes, d_ff=self.ff_width, tied=bool(tied), **_ARCHITECTURES.get(like, {}))
 
+    @classmethod
+    def like(cls, gpt: ModelConfig, model_type: str, **more) -> HFModelConfig:
+        """That architecture in a GPT's shape."""
+        names = (*_NEEDED, "n_kv_head", "d_ff", "activation_checkpointing")
+        return cls(model_type=model_type, **{name: getattr(gpt, name) for name in names} | more)
+
     @property
     def objective(self) -> Literal["next", "masked", "second half"]:
         """What is predicted: every next token, the tokens that are hidden, or the second half from the first."""

@@ -14,13 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 #: bits of the exponent, bits of the fraction, largest number
-FORMATS = {
-    "fp8_e4m3": (4, 3, 448.0),
-    "fp8_e5m2": (5, 2, 57344.0),
-    "fp6_e2m3": (2, 3, 7.5),
-    "fp6_e3m2": (3, 2, 28.0),
-    "fp4_e2m1": (2, 1, 6.0),
-}
+FORMATS = {"fp8_e4m3": (4, 3, 448.0), "fp8_e5m2": (5, 2, 57344.0)}
+FORMATS |= {"fp6_e2m3": (2, 3, 7.5), "fp6_e3m2": (3, 2, 28.0), "fp4_e2m1": (2, 1, 6.0)}
 
 
 def rounded(x: Tensor, name: str) -> Tensor:
@@ -39,7 +34,6 @@ def product(x: Tensor, weight: Tensor, name: str, block: int = 0) -> Tensor:
 
 
 def _scaled(x: Tensor, name: str, block: int) -> Tensor:
-    parts = x.unflatten(-1, (-1, block)) if block else x
-    most = parts.abs().amax(-1, keepdim=True) if block else parts.abs().amax()
-    scale = most.clamp(min=torch.finfo(torch.float32).tiny) / FORMATS[name][2]
+    parts = x.unflatten(-1, (-1, block)) if block else x.reshape(1, -1)
+    scale = parts.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / FORMATS[name][2]
     return (rounded(parts / scale, name) * scale).reshape(x.shape)

@@ -11,7 +11,7 @@ import dataclasses
 
 from aiscale.config import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
 from aiscale.recipes.gpt2 import gpt2_xl
-from aiscale.recipes.registry import OPENWEBTEXT, OSCAR, register
+from aiscale.recipes.registry import OPENWEBTEXT, OSCAR, laptop, register, sizes
 
 
 @register("gptj-6b")
@@ -26,9 +26,7 @@ def gptj_6b() -> Run:
     return Run(
         name="gptj-6b",
         model=ModelConfig(
-            n_layer=28,
-            n_head=16,
-            d_model=4096,
+            **sizes(28, 16, 4096),
             vocab_size=50400,
             max_seq_len=2048,
             position="rotary",
@@ -46,13 +44,10 @@ def gptj_6b() -> Run:
 
 
 def _forge(name: str, shape: tuple[int, int, int], lr: float, decay: float, batch: int, micro_batch: int) -> Run:
-    n_layer, n_head, d_model = shape
     return Run(
         name=name,
         model=ModelConfig(
-            n_layer=n_layer,
-            n_head=n_head,
-            d_model=d_model,
+            **sizes(*shape),
             vocab_size=52_000,
             max_seq_len=2048,
             position="rotary",
@@ -106,26 +101,18 @@ def forge_l() -> Run:
 @register("forge-tiny")
 def forge_tiny() -> Run:
     """FORGE's architecture and optimizer, LAMB, shrunken to seconds: 2 layers of 96 on the embedded corpus. Ours."""
-    return Run(
-        name="forge-tiny",
-        model=ModelConfig(
-            n_layer=2, n_head=4, d_model=96, vocab_size=256, max_seq_len=256, position="rotary", tied=False
-        ),
-        data=DataConfig(corpus="embedded", tokenizer="byte"),
-        optimizer=OptimizerConfig(name="lamb", lr=2e-2, min_lr=2e-3, warmup_steps=20, beta2=0.999, weight_decay=0.01),
-        loop=LoopConfig(steps=200, seq_len=64, global_batch=16, eval_every=50, eval_batches=16),
-    )
+    model = dataclasses.replace(forge_s().model, n_layer=2, n_head=4, d_model=96, vocab_size=256, max_seq_len=256)
+    model = dataclasses.replace(model, activation_checkpointing=False)
+    lamb = OptimizerConfig(name="lamb", lr=2e-2, min_lr=2e-3, warmup_steps=20, beta2=0.999, weight_decay=0.01)
+    return dataclasses.replace(laptop(), name="forge-tiny", model=model, optimizer=lamb)
 
 
 def _megatron(name: str, shape: tuple[int, int, int], batch: int, micro_batch: int) -> Run:
-    n_layer, n_head, d_model = shape
     steps = 100_000 // batch
     return Run(
         name=name,
         model=ModelConfig(
-            n_layer=n_layer,
-            n_head=n_head,
-            d_model=d_model,
+            **sizes(*shape),
             vocab_size=50257,
             max_seq_len=2048,
             activation_checkpointing=True,
@@ -175,16 +162,7 @@ def gpt_1t() -> Run:
 
 def _full(run: Run, model_type: str, parallel: ParallelConfig) -> Run:
     """`run` with transformers' model in place of ours."""
-    ours = run.model
-    model = HFModelConfig(
-        model_type=model_type,
-        n_layer=ours.n_layer,
-        n_head=ours.n_head,
-        d_model=ours.d_model,
-        vocab_size=ours.vocab_size,
-        max_seq_len=ours.max_seq_len,
-        activation_checkpointing=True,
-    )
+    model = HFModelConfig.like(run.model, model_type, activation_checkpointing=True)
     return dataclasses.replace(run, name=f"{run.name}-hf", model=model, parallel=parallel)
 
 

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from aiscale.config import DataConfig, LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
-from aiscale.recipes.registry import OPENWEBTEXT, register
+import dataclasses
 
+from aiscale.config import LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
+from aiscale.recipes.registry import OPENWEBTEXT, laptop, register, sizes
 
-def _llama3(shape: tuple[int, int, int, int, int], **sizes) -> ModelConfig:
-    n_layer, n_head, n_kv_head, d_model, d_ff = shape
-    return ModelConfig(
-        n_layer=n_layer,
-        n_head=n_head,
-        n_kv_head=n_kv_head,
-        d_model=d_model,
-        d_ff=d_ff,
-        norm="rmsnorm",
-        position="rotary",
-        activation="swiglu",
-        rope_theta=500_000.0,
-        tied=False,
-        bias=False,
-        **sizes,
-    )
+_LLAMA3 = {"norm": "rmsnorm", "position": "rotary", "activation": "swiglu", "rope_theta": 500_000.0}
+_LLAMA3 |= {"tied": False, "bias": False}
 
 
 @register("llama3-8b")
@@ -34,7 +21,15 @@ def llama3_8b() -> Run:
     """
     return Run(
         name="llama3-8b",
-        model=_llama3((32, 32, 8, 4096, 14336), vocab_size=128_256, max_seq_len=8192, activation_checkpointing=True),
+        model=ModelConfig(
+            **sizes(32, 32, 4096),
+            n_kv_head=8,
+            d_ff=14336,
+            vocab_size=128_256,
+            max_seq_len=8192,
+            activation_checkpointing=True,
+            **_LLAMA3,
+        ),
         data=OPENWEBTEXT,
         optimizer=OptimizerConfig(lr=3e-4, min_lr=3e-6, warmup_steps=8000),
         parallel=ParallelConfig(strategy="fsdp"),
@@ -47,10 +42,7 @@ def llama3_8b() -> Run:
 @register("llama3-tiny")
 def llama3_tiny() -> Run:
     """Llama 3's architecture on a laptop: 2 layers of 128, 8 heads on 2, on the embedded corpus, in seconds. Ours."""
-    return Run(
-        name="llama3-tiny",
-        model=_llama3((2, 8, 2, 128, 448), vocab_size=256, max_seq_len=256),
-        data=DataConfig(corpus="embedded", tokenizer="byte"),
-        optimizer=OptimizerConfig(lr=3e-3, min_lr=3e-5, warmup_steps=20),
-        loop=LoopConfig(steps=200, seq_len=64, global_batch=16, eval_every=50, eval_batches=16),
+    model = ModelConfig(
+        n_layer=2, n_head=8, n_kv_head=2, d_model=128, d_ff=448, vocab_size=256, max_seq_len=256, **_LLAMA3
     )
+    return dataclasses.replace(laptop(), name="llama3-tiny", model=model)

@@ -29,6 +29,11 @@ def recipe(name: str) -> Run:
     return RECIPES[name]()
 
 
+def sizes(n_layer: int, n_head: int, d_model: int) -> dict[str, int]:
+    """A shape as publications' tables give it, for ModelConfig."""
+    return {"n_layer": n_layer, "n_head": n_head, "d_model": d_model}
+
+
 def register(name: str):
     """Enter the function below into RECIPES as `name`, which is also the name of its run."""
 

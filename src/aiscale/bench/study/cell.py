@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from aiscale.bench.study.grid import Cell, run_of
-from aiscale.config import HFModelConfig, ModelConfig, Run
+from aiscale.config import HFModelConfig, Run
 from aiscale.data import Batches
 from aiscale.distributed import World, connect
 from aiscale.meter import held_bytes, step_peak_bytes, wire_bytes
@@ -143,7 +143,7 @@ def _engine(run: Run, world: World, cell: Cell) -> Engine:
     class Changed(base):
         def _place(self, model: nn.Module) -> nn.Module:
             if cell["model"] == "bert":
-                model = build_model(bert(run.model))
+                model = build_model(HFModelConfig.like(run.model, "bert"))
             if cell["phase"] == "fine-tuning":
                 model.requires_grad_(False)
                 for part in (model.blocks[-1], getattr(model, "norm", nn.Identity())):
@@ -154,12 +154,6 @@ def _engine(run: Run, world: World, cell: Cell) -> Engine:
     if run.loop.compile:
         engine.model.compile()
     return engine
-
-
-def bert(gpt: ModelConfig) -> HFModelConfig:
-    """transformers' BERT of a GPT's shape."""
-    sizes = {name: getattr(gpt, name) for name in ("n_layer", "n_head", "d_model", "d_ff", "vocab_size", "max_seq_len")}
-    return HFModelConfig(model_type="bert", **sizes)
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
