@@ -207,29 +207,49 @@ def test_a_model_of_any_choices_has_the_counted_tensors_and_trains(choices):
 KEPT = [
     {"norm": "deepnorm", "position": "sinusoidal", "activation": "relu"},
     {"norm": "rmsnorm", "position": "alibi", "activation": "geglu"},
-    {"position": "alibi", "activation": "silu", "n_kv_head": 2},
-    {"position": "rotary", "activation": "reglu", "activation_checkpointing": True},
+    {"norm": "deepnorm", "position": "alibi", "activation": "silu", "n_kv_head": 2},
+    {"position": "rotary", "activation": "reglu"},
 ]
 
 
-@pytest.mark.parametrize("choices", KEPT, ids=range(len(KEPT)))
-def test_the_forward_pass_keeps_the_counted_bytes(choices):
+@pytest.mark.parametrize(("choices", "precision"), [(c, p) for c in KEPT for p in ("fp32", "bf16")])
+def test_the_forward_pass_keeps_exactly_the_counted_bytes(choices, precision):
     torch.manual_seed(0)
     model = GPT(dataclasses.replace(SMALL, **choices))
     own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+    matrices = {shape for p in model.parameters() if p.dim() == 2 for shape in (p.shape, p.mT.shape)}
 
     def keep(tensor):
-        if tensor.untyped_storage().data_ptr() not in own:
+        is_cast_weight = tensor.dtype == torch.bfloat16 and tensor.shape in matrices  # of another category
+        if tensor.untyped_storage().data_ptr() not in own and not is_cast_weight:
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    low = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), low:
         model(windows(), windows())
-    if not model.config.activation_checkpointing:  # of which torch shows only inputs
-        measured = sum(storage.nbytes() for storage in kept.values())
-        assert cost.activation_bytes(model.config, 3, 16) == pytest.approx(measured, rel=0.01)
-    with pytest.raises(ConfigError, match="model.position t5: torch's attention keeps the scores"):
-        cost.activation_bytes(dataclasses.replace(SMALL, position="t5"), 3, 16)
+    assert cost.activation_bytes(model.config, 3, 16, precision) == sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("position", ["t5", "shaw", "huang"])
+def test_positions_that_learn_from_scores_have_no_formula_of_activations(position):
+    with pytest.raises(ConfigError, match=f"model.position {position}: torch's attention keeps the scores"):
+        cost.activation_bytes(dataclasses.replace(SMALL, position=position), 3, 16)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_bf16_and_recomputation_change_little_and_nothing(position):
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(SMALL, position=position, norm="deepnorm"))
+    again = GPT(dataclasses.replace(model.config, activation_checkpointing=True))
+    again.load_state_dict(model.state_dict())
+    loss = model(windows(), windows())
+    loss.backward()
+    again(windows(), windows()).backward()
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(windows(), windows()).item() == pytest.approx(loss.item(), abs=5e-3)
 
 
 @pytest.mark.parametrize("name", TRAINABLE)

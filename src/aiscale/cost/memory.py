@@ -130,14 +130,16 @@ def activation_bytes_by_part(
     check_countable(model)
     D, tokens, L = model.d_model, batch * seq_len, model.n_layer
     wide, narrow = WIDE[precision], NARROW[precision]
-    where = {"rotary": 2 * seq_len * model.d_head, "alibi": model.n_head * seq_len**2}.get(model.position, 0) * wide
+    bias = model.n_head * seq_len**2 if model.position == "alibi" else 0
+    cast = narrow * bias if narrow < wide else 0  # by autocast, in each block
+    where = wide * (2 * seq_len * model.d_head if model.position == "rotary" else 0)
+    where += 0 if cast and not model.activation_checkpointing else wide * bias
     last_norm = _norm_bytes(model, tokens, wide) + tokens * D * wide if model.norm != "deepnorm" else 0
     stream = tokens * D * wide
-    by_heads = precision == "bf16" and model.kv_heads == model.n_head and seq_len <= BY_HEADS_TOKENS
-    by_heads = by_heads and model.position != "alibi"
+    by_heads = precision == "bf16" and model.kv_heads == model.n_head and seq_len <= BY_HEADS_TOKENS and not bias
     block = {
         "norms": 2 * _norm_bytes(model, tokens, wide) + (stream if not model.parallel_residual else 0) + stream,
-        "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads),
+        "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads) + cast,
         "mlp": tokens * _mlp_bytes_per_token(model, narrow),
     }
     kept = 1 if model.activation_checkpointing else L
