@@ -92,8 +92,8 @@ def _by_rule(model: nn.Module, groups: list[dict], name: str) -> list[dict]:
 
 
 def _lars(w: Tensor, g: Tensor, state: dict, group: dict, like: Tensor) -> None:
-    """v = m v + lr trust |w| / (|g| + decay |w|) (g + decay w); w = w - v (You et al. 2017, algorithm 1); vectors take
-    plain steps, as in the authors' code."""
+    """v = m v + lr trust |w| / (|g| + decay |w|) (g + decay w); w = w - v (You et al. 2017, algorithm 1); vectors,
+    which their own size would keep near 0, take plain steps."""
     decay, ratio = group["weight_decay"], 1.0
     if like.dim() > 1:
         size = _norm(w, like)
