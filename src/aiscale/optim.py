@@ -50,7 +50,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     if config.name == "adafactor":  # beta2, clipping and smallest step are Shazeer and Stern's (2018)
         return torch.optim.Adafactor(groups, lr=config.lr)
     betas = (config.beta1, config.beta2)
-    if config.name in _RULES:
+    if config.name in ("lars", "lamb", "muon"):
         options = {"betas": betas, "eps": config.eps, "momentum": config.momentum, "trust": config.trust}
         return ByTensor(_by_rule(model, groups, config.name), lr=config.lr, **options)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
