@@ -209,7 +209,7 @@ _ALL = (
     Rung("ddp-x2-deepnorm", "ddp", 2, model="deepnorm"),
     Rung("ddp-x2-zero1-t5", "ddp", 2, "distributed_optimizer=true", model="t5"),
     Rung("ddp-x2-zero1-shaw", "ddp", 2, "distributed_optimizer=true", model="shaw"),
-    Rung("fsdp-hybrid-x4-alibi", "fsdp", 4, "replicas=2", model="alibi"),
+    Rung("fsdp-x2-alibi", "fsdp", 2, model="alibi"),
     Rung("fsdp-x3-deepnorm", "fsdp", 3, model="deepnorm"),
     Rung("fsdp-x2-t5", "fsdp", 2, model="t5"),
     Rung("fsdp-x2-huang", "fsdp", 2, model="huang"),
