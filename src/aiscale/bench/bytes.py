@@ -48,6 +48,8 @@ class Case:
 
 
 _FSDP = "parallel.strategy=fsdp"
+_ZERO1 = ("parallel.strategy=ddp", "parallel.distributed_optimizer=true")
+_SINUSOIDAL = ("model.position=sinusoidal", "model.activation=geglu", "optimizer.name=adam")
 _LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.tied=false")
 
 _EXPERTS = ("model.n_expert=4", "model.bias=false")
@@ -82,7 +84,7 @@ CASES = (
     Case("ddp", ("parallel.strategy=ddp",), _ALL),
     Case("ddp bf16", ("parallel.strategy=ddp", "compression.wire=bf16"), (2, 4)),
     Case("ddp at once", ("parallel.strategy=ddp", "compression.overlap=false"), (2,)),
-    Case("ddp zero1", ("parallel.strategy=ddp", "parallel.distributed_optimizer=true"), (2, 3, 5)),
+    Case("ddp zero1", _ZERO1, (2, 3, 5)),
     _compressed("radius", (2, 3, 4)),
     _compressed("radius", (2,), "overlap=false", "wire=bf16", "residual=none", "scope=global", name="radius at once"),
     _compressed("radius", (3,), "density=0.1", zero1=True),
@@ -128,6 +130,11 @@ CASES = (
     Case("fsdp experts", (_FSDP, *_EXPERTS), (2,)),
     _zero("3 experts", (2,), "zero_stage=3", model=_EXPERTS),
     Case("fsdp llama", (_FSDP, *_LLAMA), (3,)),
+    Case("fsdp muon deepnorm", (_FSDP, "optimizer.name=muon", "model.norm=deepnorm", "model.tied=false"), (3,)),
+    Case("fsdp lamb t5", (_FSDP, "optimizer.name=lamb", "model.position=t5"), (2,)),
+    Case("ddp zero1 adafactor", (*_ZERO1, "optimizer.name=adafactor", "model.position=shaw"), (3,)),
+    Case("ddp zero1 muon", (*_ZERO1, "optimizer.name=muon"), (2,)),
+    _megatron("tp2 sequence sinusoidal", (2,), "tp=2", "sequence_parallel=true", model=_SINUSOIDAL),
     Case("fsdp bf16", (_FSDP, "loop.precision=bf16"), (2, 3)),
 )
 

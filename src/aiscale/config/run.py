@@ -9,6 +9,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiscale.config.choices import refuse
 from aiscale.config.errors import ConfigError, require
 from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
 from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig
@@ -83,6 +84,9 @@ class Run:
             "a loss scale that changes: set loop.precision=bf16 or fp32",
         )
         self.parallel.check_model(self.model)
+        names = {f"optimizer.{key}": value for key, value in vars(self.optimizer).items()}
+        names |= {f"model.{key}": value for key, value in vars(self.model).items()}
+        refuse(self.parallel.strategy, names)
 
     def override(self, *assignments: str) -> Run:
         """A copy with `section.key=value` applied in order; values are converted to the field's type. A new

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aiscale.config.choices import ACTIVATIONS
 from aiscale.config.errors import ConfigError, require, require_positive
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp64"]
@@ -58,18 +59,21 @@ class ModelConfig(Heads):
     experts_per_token: int = 2  #: experts that a token passes through
     vocab_size: int = 256  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 128  #: longest sequence the position embedding knows, in tokens
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    position: Literal["learned", "rotary"] = "learned"
-    activation: Literal["gelu_tanh", "gelu", "relu", "swiglu"] = "gelu_tanh"
+    norm: Literal["layernorm", "rmsnorm", "deepnorm"] = "layernorm"  #: deepnorm: layer norm of the scaled sum
+    position: Literal["learned", "sinusoidal", "rotary", "alibi", "t5", "shaw", "huang"] = "learned"
+    activation: Literal["gelu_tanh", "gelu", "relu", "silu", "reglu", "geglu", "swiglu"] = "gelu_tanh"
     parallel_residual: bool = False  #: attention and MLP read the same input, as in GPT-J and GPT-NeoX
     tied: bool = True  #: the output head is the token embedding, as in GPT-2
     bias: bool = True  #: biases in linear layers and norms
     norm_eps: float = 1e-5
     rope_theta: float = 10_000.0  #: base of the rotary frequencies
+    relative_distance: int = 128  #: t5, shaw, huang: all greater distances between two tokens count as this one
+    relative_buckets: int = 32  #: t5: rows of its table; half of them single distances, the others wider and wider
     activation_checkpointing: bool = False  #: recompute each block in the backward pass instead of keeping it
 
     def __post_init__(self) -> None:
         require_positive("model", self, "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta")
+        require_positive("model", self, "relative_distance")
         for name in ("n_kv_head", "d_ff", "n_expert"):
             value = getattr(self, name)
             require(value >= 0, f"model.{name} is {value}: it must not be negative (0 takes the default)")
@@ -88,6 +92,25 @@ class ModelConfig(Heads):
             self.position != "rotary" or self.d_head % 2 == 0,
             f"model.d_model / model.n_head = {self.d_head} is odd: rotary positions turn pairs of channels",
         )
+        require(
+            self.position != "sinusoidal" or self.d_model % 2 == 0,
+            f"model.d_model {self.d_model} is odd: sinusoidal positions fill pairs of channels",
+        )
+        require(
+            self.position != "t5" or 2 <= self.relative_buckets < 2 * self.relative_distance,
+            f"model.relative_buckets {self.relative_buckets} with relative_distance {self.relative_distance}: half of "
+            "the buckets are single distances: set it to at least 2 and below twice the distance",
+        )
+        require(
+            self.norm != "deepnorm" or not self.parallel_residual,
+            "model.parallel_residual with model.norm deepnorm: DeepNorm scales a stream to which attention and MLP add "
+            "in turn: set parallel_residual=false, or norm=layernorm",
+        )
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate, so that its first matrix is twice as wide."""
+        return ACTIVATIONS[self.activation].gated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,23 +130,24 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "adam", "sgd", "adafactor", "lars", "lamb", "muon", "adamw8bit"] = "adamw"
     lr: float = 1e-3  #: peak learning rate
     min_lr: float = 0.0  #: learning rate at the last step
     warmup_steps: int = 0  #: steps of linear warm-up from 0 to lr
-    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    schedule: Literal["constant", "cosine", "linear", "inverse_sqrt"] = "cosine"
     decay_steps: int = 0  #: steps after which lr has reached min_lr and stays there; 0: the whole run
     beta1: float = 0.9
     beta2: float = 0.95
-    eps: float = 1e-8
+    eps: float = 1e-8  #: of adam, adamw, lamb and muon's AdamW
     weight_decay: float = 0.1  #: on matrices and embeddings; never on biases and norms
-    momentum: float = 0.9  #: of sgd
+    momentum: float = 0.9  #: of sgd, lars and muon
+    trust: float = 1e-3  #: of lars: the length of a step as a share of the weights' own norm, before lr
     clip_norm: float = 1.0  #: largest global gradient norm; 0: no clipping
 
     def __post_init__(self) -> None:
-        require_positive("optimizer", self, "lr eps")
+        require_positive("optimizer", self, "lr eps trust")
         for name in ("min_lr", "warmup_steps", "decay_steps", "weight_decay", "clip_norm", "momentum"):
             value = getattr(self, name)
             require(value >= 0, f"optimizer.{name} is {value}: it must not be negative")
@@ -198,7 +222,8 @@ _NEEDED = ("n_layer", "n_head", "d_model", "vocab_size", "max_seq_len")
 
 @dataclass(frozen=True, kw_only=True)
 class HFModelConfig(Heads):
-    """The shape of a Hugging Face causal language model. With a folder, fields that are 0 come from its config.json."""
+    """The shape of a Hugging Face language model: causal; bert, an encoder that guesses masked tokens; or t5, whose
+    decoder continues what its encoder reads. With a folder, fields that are 0 come from its config.json."""
 
     model_type: str = ""  #: gpt2, gptj, llama, ...: as in transformers; empty: the folder's
     folder: str = ""  #: a local folder with config.json, and with weights to start from if it has any
@@ -242,6 +267,17 @@ class HFModelConfig(Heads):
         sizes = {name: getattr(self, name) for name in (*_NEEDED, "n_kv_head", "activation_checkpointing")}
         tied = self.options.get("tie_word_embeddings", self.model_type == "gpt2")
         return ModelConfig(**sizes, d_ff=self.ff_width, tied=bool(tied), **_ARCHITECTURES.get(like, {}))
+
+    @classmethod
+    def like(cls, gpt: ModelConfig, model_type: str, **more) -> HFModelConfig:
+        """That architecture in a GPT's shape."""
+        names = (*_NEEDED, "n_kv_head", "d_ff", "activation_checkpointing")
+        return cls(model_type=model_type, **{name: getattr(gpt, name) for name in names} | more)
+
+    @property
+    def objective(self) -> Literal["next", "masked", "second half"]:
+        """What is predicted: every next token, the tokens that are hidden, or the second half from the first."""
+        return {"bert": "masked", "t5": "second half"}.get(self.model_type, "next")
 
     def _read_folder(self) -> None:
         """Fill unset fields from the folder's config.json."""

@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from math import ceil, lcm, prod
 
 from aiscale.config import ModelConfig, Run
+from aiscale.config.choices import ACTIVATIONS
 from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
-from aiscale.cost.parameters import block_shapes, check_dense
+from aiscale.cost.parameters import block_shapes, check_countable
 
 PARAMETER_ALIGNMENT = 64  #: numbers; alignment of tensors in the buffer of the distributed optimizer
 BUCKET_ALIGNMENT = 128  #: numbers; alignment of a data-parallel rank's share of the buffer
@@ -154,7 +155,7 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
     if not layout.sequence_parallel:
         return {("all_reduce", "tp"): n_micro * (stream * (layers * 2 * (forwards + 1) + first + last) + loss)}
     # Learned positions are added before tokens are sharded; without them one reduce_scatter reduces and shards
-    divided_later = model.position == "learned"
+    divided_later = model.position in ("learned", "sinusoidal")
     gathers = layers * 2 * (forwards + 2) + first + 2 * last
     scatters = layers * 2 * (forwards + 1) + last + (first and not divided_later)
     replicated = sum(_replicated_numbers(place, stage) for stage in place.stages)
@@ -254,7 +255,7 @@ def stage_shapes(
     """The shapes of one tensor-parallel rank's tensors on one stage, with Megatron-Core's names and order; `experts`
     are the rank's."""
     rows = ceil(model.vocab_size / tp)  # the vocabulary is padded to a multiple of tp
-    has_bias = model.norm == "layernorm" and model.bias
+    has_bias = model.norm != "rmsnorm" and model.bias
     shapes: dict[str, Shape] = {}
     if stage == 0:
         shapes["embedding.word_embeddings.weight"] = (rows, model.d_model)
@@ -317,7 +318,7 @@ def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) 
     then 0), as Korthikanti et al. recommend. `schedules.in_flight` says how many micro-batches a stage holds at once.
     """
     place, model, layout = Place(run, world_size, rank), run.model, run.parallel
-    check_dense(model)
+    check_countable(model)
     _, tokens = place.micro_batch
     each, t = place.weight_bytes, layout.tp
     divided = t if layout.sequence_parallel else 1
@@ -330,7 +331,7 @@ def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) 
         "norms": 2 * norm + 4 * stream,
         "attention": tokens * _attention_numbers(run) * each // t + angles,
         "scores": tokens * run.loop.seq_len * model.n_head // t * (each + (FP32 if each < FP32 else 0)),
-        "mlp": tokens * model.ff_width * (5 if model.activation == "swiglu" else 2) * each // t,
+        "mlp": tokens * model.ff_width * (5 if model.gated else ACTIVATIONS[model.activation].kept) * each // t,
     }
     kept = 1 if model.activation_checkpointing else layers
     parts = {part: kept * nbytes for part, nbytes in inner.items()}

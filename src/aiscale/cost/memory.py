@@ -18,17 +18,27 @@ Letters: B batch, T tokens, D width, H heads, G key/value heads, C width of a he
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Precision
-from aiscale.cost.parameters import check_dense, matmul_parameters, parameter_count, parameter_tensors
+from aiscale.config.choices import ACTIVATIONS, OPTIMIZERS, is_orthogonalized
+from aiscale.cost.parameters import (
+    Shape,
+    check_countable,
+    matmul_parameters,
+    parameter_count,
+    parameter_shapes,
+    parameter_tensors,
+)
 
 #: Categories in the order in which plots stack them; `parallel` and `meter` use the same names.
 CATEGORIES = ("parameters", "gradients", "optimizer states", "weight casts", "activations")
 
 WIDE = {"fp32": 4, "tf32": 4, "bf16": 4, "fp16": 4, "fp64": 8}  #: bytes of a weight, gradient, moment, residual stream
 NARROW = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp64": 8}  #: bytes of what matrix products read and write
-MOMENTS = {"adamw": 2, "adamw8bit": 0.5, "sgd": 1, "sgd_plain": 0}  #: in units of the weights' width
+MOMENTS = {name: choice.moments for name, choice in OPTIMIZERS.items()}  #: in units of the weights' width
 BY_HEADS_TOKENS = 512  # model.kernels.MAX_TOKENS_BY_HEADS
 
 
@@ -38,8 +48,25 @@ def _check_precision(precision: str) -> None:
 
 
 def counter_bytes(optimizer: str, tensors: int) -> int:
-    """Bytes of AdamW's step counters, 4 for each tensor."""
-    return 4 * tensors if optimizer == "adamw" else 0
+    """Bytes of the step counters, 4 for each tensor."""
+    return 4 * tensors if OPTIMIZERS[optimizer].has_counter else 0
+
+
+def optimizer_bytes(optimizer: str, shapes: Mapping[str, Shape], wide: int) -> int:
+    """Bytes of an optimizer's states for these tensors, by name.
+
+    Adafactor keeps of a matrix's second moment one number a row and one a column (Shazeer and Stern 2018); Muon one
+    moment of what it orthogonalizes, without a counter, and AdamW's states of the rest.
+    """
+    numbers, counters = 0.0, 0
+    for name, shape in shapes.items():
+        orthogonalized = optimizer == "muon" and is_orthogonalized(name, len(shape))
+        if optimizer == "adafactor" and len(shape) > 1:
+            numbers += prod(shape[:-1]) + prod(shape) // shape[-2]
+        else:
+            numbers += (1 if orthogonalized else MOMENTS[optimizer]) * prod(shape)
+        counters += not orthogonalized
+    return int(wide * numbers) + counter_bytes(optimizer, counters)
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -54,7 +81,8 @@ def model_state_bytes(
     """Bytes of parameters, gradients, optimizer states and weight casts, as this package holds them.
 
     model: a configuration (exact to the byte) or a number of parameters. optimizer: adamw (two moments), sgd (one,
-    momentum), adamw8bit (two of one byte), sgd_plain (none). A configuration's AdamW has 4-byte step counters too.
+    momentum), adamw8bit (two of one byte), sgd_plain (none), and `optimizer_bytes`, which need the tensors' shapes. A
+    configuration's AdamW has 4-byte step counters too.
     """
     _check_precision(precision)
     if optimizer not in MOMENTS:
@@ -62,11 +90,15 @@ def model_state_bytes(
     exact = isinstance(model, ModelConfig | HFModelConfig)
     n = parameter_count(model) if exact else model
     wide, narrow = WIDE[precision], NARROW[precision]
-    counters = counter_bytes(optimizer, parameter_tensors(model)) if exact else 0
+    if optimizer in ("adafactor", "muon") and not isinstance(model, ModelConfig):
+        raise ConfigError(f"the states of {optimizer} depend on the shapes of a GPT's tensors: give its ModelConfig")
+    states = int(wide * MOMENTS[optimizer] * n) + (counter_bytes(optimizer, parameter_tensors(model)) if exact else 0)
+    if isinstance(model, ModelConfig):
+        states = optimizer_bytes(optimizer, parameter_shapes(model), wide)
     return {
         "parameters": int(wide * n),
         "gradients": int(wide * n),
-        "optimizer states": int(wide * MOMENTS[optimizer] * n) + counters,
+        "optimizer states": states,
         "weight casts": int(narrow * (_cast_parameters(model) if exact else n)) if narrow < wide else 0,
     }
 
@@ -93,24 +125,28 @@ def activation_bytes_by_part(
     _check_precision(precision)
     if min(batch, seq_len) < 1:
         raise ConfigError(f"batch {batch}, seq_len {seq_len}: both must be at least 1")
-    check_dense(model)
+    check_countable(model)
     D, tokens, L = model.d_model, batch * seq_len, model.n_layer
     wide, narrow = WIDE[precision], NARROW[precision]
-    rope = 2 * seq_len * model.d_head * wide if model.position == "rotary" else 0
+    bias = model.n_head * seq_len**2 if model.position == "alibi" else 0
+    cast = narrow * bias if narrow < wide else 0  # by autocast, in each block
+    where = wide * (2 * seq_len * model.d_head if model.position == "rotary" else 0)
+    where += 0 if cast and not model.activation_checkpointing else wide * bias
+    last_norm = _norm_bytes(model, tokens, wide) + tokens * D * wide if model.norm != "deepnorm" else 0
     stream = tokens * D * wide
-    by_heads = precision == "bf16" and model.kv_heads == model.n_head and seq_len <= BY_HEADS_TOKENS
+    by_heads = precision == "bf16" and model.kv_heads == model.n_head and seq_len <= BY_HEADS_TOKENS and not bias
     block = {
         "norms": 2 * _norm_bytes(model, tokens, wide) + (stream if not model.parallel_residual else 0) + stream,
-        "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads),
+        "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads) + cast,
         "mlp": tokens * _mlp_bytes_per_token(model, narrow),
     }
     kept = 1 if model.activation_checkpointing else L
     inputs = (L - 1) * stream if model.activation_checkpointing else 0
     return {
-        "embeddings": 8 * tokens + (8 * seq_len if model.position == "learned" else 0) + rope,
+        "embeddings": 8 * tokens + (8 * seq_len if model.position == "learned" else 0) + where,
         "attention": kept * block["attention"],
         "mlp": kept * block["mlp"],
-        "norms": kept * block["norms"] + _norm_bytes(model, tokens, wide) + stream,
+        "norms": kept * block["norms"] + last_norm,
         "block_inputs": inputs,
         "head": tokens * D * narrow + model.vocab_size * D * wide,
     }
@@ -118,7 +154,7 @@ def activation_bytes_by_part(
 
 def _norm_bytes(model: ModelConfig, tokens: int, wide: int) -> int:
     """Bytes a norm keeps beside its input: mean and 1/deviation of each token, or (RMS) 1/root and the normed input."""
-    return tokens * wide * (2 if model.norm == "layernorm" else 1 + model.d_model)
+    return tokens * wide * (1 + model.d_model if model.norm == "rmsnorm" else 2)
 
 
 def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_heads: bool) -> int:
@@ -134,8 +170,7 @@ def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_he
 
 def _mlp_bytes_per_token(model: ModelConfig, narrow: int) -> int:
     """Input (D), then: GELU its input and its output; ReLU its output only; SwiGLU gate, value, silu(gate), product."""
-    hidden = {"gelu_tanh": 2, "gelu": 2, "relu": 1, "swiglu": 4}[model.activation]
-    return narrow * (model.d_model + hidden * model.ff_width)
+    return narrow * (model.d_model + ACTIVATIONS[model.activation].kept * model.ff_width)
 
 
 def activation_bytes(model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32") -> int:

@@ -24,6 +24,9 @@ from math import prod
 from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig
+from aiscale.config.choices import is_orthogonalized
+
+Shape = tuple[int, ...]
 
 _EXACT = ("gpt2", "gpt_neox", "llama", "mistral")  # each part as large as in our GPT
 
@@ -47,8 +50,14 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
     }
 
 
-def check_dense(model: ModelConfig) -> None:
-    """Raise ConfigError for a mixture of experts, whose activations depend on where the router sends tokens."""
+def check_countable(model: ModelConfig) -> None:
+    """Raise ConfigError for a mixture of experts, whose activations depend on where the router sends tokens, and where
+    positions are learned from attention's scores, for which torch's attention keeps them by ways of its own."""
+    if model.position in ("t5", "shaw", "huang"):
+        raise ConfigError(
+            f"model.position {model.position}: torch's attention keeps the scores that something learns from, which "
+            "no formula here counts: measure it instead (parallel.step_memory)"
+        )
     if model.n_expert:
         raise ConfigError(
             f"model.n_expert {model.n_expert}: which expert keeps how much is known only when tokens are routed: "
@@ -62,12 +71,14 @@ def parameters(model: ModelConfig | HFModelConfig) -> dict[str, int]:
         return _huggingface_parameters(model)
     layer = layer_parameters(model)
     L, D = model.n_layer, model.d_model
+    shapes = parameter_shapes(model)
+    positions = [name for name in shapes if "embedding" in name and not name.startswith("token")]
     return {
         "token_embedding": model.vocab_size * D,
-        "position_embedding": model.max_seq_len * D if model.position == "learned" else 0,
+        "position_embedding": sum(prod(shapes[name]) for name in positions),
         "attention": L * (layer["qkv"] + layer["attention_out"]),
         "mlp": L * layer["mlp"],
-        "norms": L * layer["norms"] + sum(map(prod, _norm_shapes("norm", model).values())),
+        "norms": L * layer["norms"] + sum(prod(shape) for name, shape in shapes.items() if name.startswith("norm.")),
         "head": 0 if model.tied else model.vocab_size * D,
     }
 
@@ -97,7 +108,7 @@ def parameter_tensors(model: ModelConfig) -> int:
             return 1 + 10 * model.n_layer + 2 + (1 if model.shape.tied else 2)
         model = model.shape
         # transformers has separate q, k, v, gate and value matrices; ours are fused
-        apart = 3 if model.activation == "swiglu" else 0
+        apart = 3 if model.gated else 0
         return parameter_tensors(model) + model.n_layer * apart
     return len(parameter_shapes(model))
 
@@ -107,7 +118,7 @@ def matmul_parameters(model: ModelConfig) -> dict[str, int]:
     mixture of experts: the experts that one token passes through, and the router."""
     model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
-    one = D * F * (3 if model.activation == "swiglu" else 2)
+    one = D * F * (3 if model.gated else 2)
     return {
         "qkv": L * D * (model.n_head + 2 * model.kv_heads) * model.d_head,
         "attention_out": L * D * D,
@@ -128,18 +139,23 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (model.vocab_size, D)}
     if model.position == "learned":
         shapes["position_embedding.weight"] = (model.max_seq_len, D)
+    if model.position == "t5":
+        shapes["relative_embedding.weight"] = (model.relative_buckets, model.n_head)
     for layer in range(model.n_layer):
         shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block_shapes(model).items()}
-    shapes |= _norm_shapes("norm", model)
+    shapes |= {} if model.norm == "deepnorm" else _norm_shapes("norm", model)
     if not model.tied:
         shapes["head.weight"] = (model.vocab_size, D)
     return shapes
 
 
-def optimizer_groups(model: ModelConfig) -> list[list[int]]:
-    """Tensor sizes by optimizer group: matrices have weight decay, vectors do not (`optim`)."""
-    shapes = parameter_shapes(model).values()
-    groups = [[prod(s) for s in shapes if len(s) >= 2], [prod(s) for s in shapes if len(s) < 2]]
+def optimizer_groups(model: ModelConfig, optimizer: str = "adamw") -> list[dict[str, Shape]]:
+    """The tensors of each optimizer group: matrices have weight decay, vectors do not (`optim`). Muon's matrices, which
+    it orthogonalizes, come first."""
+    groups: list[dict[str, Shape]] = [{}, {}, {}]
+    for name, shape in parameter_shapes(model).items():
+        first = optimizer == "muon" and is_orthogonalized(name, len(shape))
+        groups[0 if first else 1 if len(shape) >= 2 else 2][name] = shape
     return [group for group in groups if group]
 
 
@@ -147,11 +163,13 @@ def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of one block's parameters, a linear layer's as (outputs, inputs)."""
     D, F = model.d_model, model.ff_width
     qkv_rows = (model.n_head + 2 * model.kv_heads) * model.d_head
-    up_rows = F * (2 if model.activation == "swiglu" else 1)
+    up_rows = F * (2 if model.gated else 1)
+    relative = model.position in ("shaw", "huang")
     return {
         **_norm_shapes("attn_norm", model),
         **_linear_shapes("attn.qkv", qkv_rows, D, model.bias),
         **_linear_shapes("attn.out", D, D, model.bias),
+        **({"attn.distance_embedding.weight": (model.relative_distance + 1, model.d_head)} if relative else {}),
         **_norm_shapes("mlp_norm", model),
         **_mlp_shapes(model, up_rows),
     }
@@ -173,7 +191,7 @@ def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, 
 
 
 def _norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    has_bias = model.norm == "layernorm" and model.bias
+    has_bias = model.norm != "rmsnorm" and model.bias
     return {f"{name}.weight": (model.d_model,), **({f"{name}.bias": (model.d_model,)} if has_bias else {})}
 
 

@@ -34,7 +34,7 @@ from collections.abc import Iterable
 from math import ceil, prod
 
 from aiscale.config import Run
-from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
+from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, optimizer_bytes, round_up
 from aiscale.cost.parameters import block_shapes, optimizer_groups, parameter_shapes
 
 Shapes = Iterable[tuple[int, ...]]
@@ -109,7 +109,7 @@ def _numbers(run: Run) -> list[int]:
 
 def _padded_groups(run: Run, ranks: int) -> list[int]:
     """Each group's numbers, rounded up to a multiple of 2 N: shards are aligned to 4 bytes even in 16 bits."""
-    return [round_up(sum(group), 2 * ranks) for group in optimizer_groups(run.model)]
+    return [round_up(sum(map(prod, group.values())), 2 * ranks) for group in optimizer_groups(run.model)]
 
 
 def _touched(run: Run, ranks: int, rank: int) -> int:
@@ -117,12 +117,12 @@ def _touched(run: Run, ranks: int, rank: int) -> int:
     touched = 0
     for group, padded in zip(optimizer_groups(run.model), _padded_groups(run, ranks), strict=True):
         share, begin = padded // ranks, 0
-        for numbers in group:
+        for numbers in map(prod, group.values()):
             if begin < (rank + 1) * share and begin + numbers > rank * share:
                 touched += numbers
             begin += numbers
         if rank == ranks - 1:
-            touched += padded - sum(group)
+            touched += padded - begin
     return touched
 
 
@@ -155,6 +155,8 @@ def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
     if ranks > 1:
         sent["all_gather", shard] = n_micro * gathered * (whole + again)
         sent["reduce_scatter", shard] = wide * whole
+        if run.optimizer.name == "muon":  # orthogonalizes whole matrices
+            sent["all_gather", shard] += wide * padded(optimizer_groups(run.model, "muon")[0].values(), ranks)
     if replicas > 1:
         sent["all_reduce", copies] = wide * whole // ranks
     return sent
@@ -165,10 +167,10 @@ def fsdp_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     ranks = world_size // run.parallel.replicas
     place = rank % ranks
     wide = WIDE[run.loop.precision]
-    shapes = list(parameter_shapes(run.model).values())
-    padding_included = wide * padded(shapes, ranks) // ranks
-    own = sum(shard_rows(shape[0], ranks, place) * prod(shape[1:]) for shape in shapes)
-    states = wide * MOMENTS[run.optimizer.name] * own + counter_bytes(run.optimizer.name, len(shapes))
+    shapes = parameter_shapes(run.model)
+    padding_included = wide * padded(shapes.values(), ranks) // ranks
+    own = {name: (shard_rows(shape[0], ranks, place), *shape[1:]) for name, shape in shapes.items()}
+    states = optimizer_bytes(run.optimizer.name, own, wide)
     return {"parameters": padding_included, "gradients": padding_included, "optimizer states": states}
 
 

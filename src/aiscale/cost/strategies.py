@@ -28,7 +28,7 @@ from aiscale.cost.megatron import (
     megatron_logit_bytes,
     megatron_traffic,
 )
-from aiscale.cost.memory import MOMENTS, WIDE, activation_bytes_by_part, counter_bytes, model_state_bytes
+from aiscale.cost.memory import WIDE, activation_bytes_by_part, model_state_bytes, optimizer_bytes
 from aiscale.cost.parameters import optimizer_groups, parameter_count, parameter_shapes
 from aiscale.cost.schedules import in_flight, stage_ranks
 from aiscale.cost.sharded import fsdp_held, fsdp_traffic, zero_held, zero_traffic
@@ -115,20 +115,21 @@ def _ddp_held(run: Run, world_size: int, rank: int) -> Held:
     held = _whole_model(run, world_size, rank)
     if run.parallel.distributed_optimizer:
         mine = _owned(run, world_size, rank)
-        share = model_state_bytes(float(sum(mine)), run.optimizer.name, run.loop.precision)["optimizer states"]
-        held["optimizer states"] = share + counter_bytes(run.optimizer.name, len(mine))
+        held["optimizer states"] = optimizer_bytes(run.optimizer.name, mine, WIDE[run.loop.precision])
     if run.compression.method != "none":
         held["compression"] = radius_held(run) if run.compression.method == "radius" else rivals_held(run)
     return held
 
 
-def _owned(run: Run, world_size: int, rank: int) -> list[int]:
-    """The sizes of the parameters whose optimizer states are on `rank`: torch's ZeroRedundancyOptimizer assigns first
+def _owned(run: Run, world_size: int, rank: int) -> dict[str, tuple[int, ...]]:
+    """The parameters whose optimizer states are on `rank`: torch's ZeroRedundancyOptimizer assigns first
     matrices, then vectors, each from the largest on, to the rank that has least."""
-    owned: list[list[int]] = [[] for _ in range(world_size)]
-    for group in optimizer_groups(run.model):
-        for size in sorted(group, reverse=True):
-            min(owned, key=sum).append(size)
+    owned, sizes = [{} for _ in range(world_size)], [0] * world_size
+    for group in optimizer_groups(run.model, run.optimizer.name):
+        for name, shape in sorted(group.items(), key=lambda item: -prod(item[1])):
+            owner = sizes.index(min(sizes))
+            owned[owner][name] = shape
+            sizes[owner] += prod(shape)
     return owned[rank]
 
 
@@ -156,7 +157,7 @@ def _pipeline_traffic(run: Run, world_size: int, rank: int) -> Traffic:
     neighbours, copies = ("pp" if dp > 1 else "world"), ("dp" if run.parallel.pp > 1 else "world")
     sent = {(op, neighbours): n_micro * message * boundaries for op in ("send", "recv")}
     if dp > 1:
-        sent["all_reduce", copies] = wide * sum(map(prod, _shapes(run, pp_rank)))
+        sent["all_reduce", copies] = wide * sum(map(prod, _shapes(run, pp_rank).values()))
     ends = {pieces[0], pieces[-1]}
     if run.model.tied and len(ends) == 2 and pp_rank in ends:
         sent["all_reduce", "embedding"] = wide * run.model.vocab_size * run.model.d_model
@@ -166,20 +167,20 @@ def _pipeline_traffic(run: Run, world_size: int, rank: int) -> Traffic:
 def _pipeline_held(run: Run, world_size: int, rank: int) -> Held:
     """As in serial, but only the rank's pieces."""
     shapes = _shapes(run, rank // (world_size // run.parallel.pp))
-    numbers, name = sum(map(prod, shapes)), run.optimizer.name
+    numbers = sum(map(prod, shapes.values()))
     wide = WIDE[run.loop.precision]
     return {
         "parameters": wide * numbers,
         "gradients": wide * numbers,
-        "optimizer states": wide * MOMENTS[name] * numbers + counter_bytes(name, len(shapes)),
+        "optimizer states": optimizer_bytes(run.optimizer.name, shapes, wide),
     }
 
 
-def _shapes(run: Run, pp_rank: int) -> list[tuple[int, ...]]:
+def _shapes(run: Run, pp_rank: int) -> dict[str, tuple[int, ...]]:
     """The tensors of one pipeline rank; a rank that is both first and last has a tied embedding once."""
     pieces, shapes = _ranks_of_pieces(run), parameter_shapes(run.model)
     layers = run.model.n_layer // len(pieces)
-    own = []
+    own = {}
     for name, shape in shapes.items():
         if name.startswith("blocks."):
             ranks = {pieces[int(name.split(".")[1]) // layers]}
@@ -188,7 +189,7 @@ def _shapes(run: Run, pp_rank: int) -> list[tuple[int, ...]]:
         else:
             ranks = {pieces[0]} | ({pieces[-1]} if name.startswith("token") and run.model.tied else set())
         if pp_rank in ranks:
-            own.append(shape)
+            own[name] = shape
     return own
 
 

@@ -4,12 +4,14 @@
     build_model(run.model)               # build.py: the module that a `Run` trains, ours or transformers'
     hf.read(folder), hf.write(folder, config, state)
 
-kernels.py has a few operations that are faster than plain torch, generation.py generates text.
+kernels.py has a few operations that are faster than plain torch, positions.py what tells a model where tokens stand,
+formats.py products in 8, 6 and 4 bits, generation.py generates text.
 """
 
 from aiscale.model.build import HFModel, build_model, count_parameters, parameter_shapes
-from aiscale.model.gpt import ACTIVATIONS, GPT, rotary_angles
+from aiscale.model.gpt import ACTIVATIONS, GPT
 from aiscale.model.kernels import cross_entropy, cross_entropy_plain
+from aiscale.model.positions import place, rotary_angles
 
 __all__ = [
     "ACTIVATIONS",
@@ -20,5 +22,6 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_plain",
     "parameter_shapes",
+    "place",
     "rotary_angles",
 ]

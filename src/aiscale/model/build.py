@@ -34,6 +34,10 @@ _CANONICAL = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_position_embeddings",
 }
+#: objective -> the class of transformers that has it
+_AUTO = {"next": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM", "second half": "AutoModelForSeq2SeqLM"}
+MASKED_SHARE = 0.15  #: of the tokens of a sequence, as in BERT (Devlin et al. 2019), which the last entry of the
+#: vocabulary stands for: of bytes 255, which no text has
 
 
 def build_model(config: ModelConfig | HFModelConfig, *, weights: bool = True) -> GPT | HFModel:
@@ -87,6 +91,9 @@ def _from_shape(kind: type, config: HFModelConfig):
     usual = kind()  # the architecture's defaults
     sizes = {"n_inner" if hasattr(usual, "n_inner") else "intermediate_size": config.ff_width}
     sizes |= {theirs: getattr(config, ours) for ours, theirs in _CANONICAL.items()}
+    if config.model_type == "t5":  # relative positions: any length
+        del sizes["max_position_embeddings"], sizes["intermediate_size"]
+        sizes |= {"d_ff": config.ff_width, "d_kv": config.d_head, "num_decoder_layers": config.n_layer}
     if config.kv_heads == config.n_head and not hasattr(usual, "num_key_value_heads"):
         del sizes["num_key_value_heads"]
     for key in sizes:
@@ -110,7 +117,7 @@ def _check_has(found, key: str) -> None:
 
 
 class HFModel(nn.Module):
-    """A causal language model of transformers that takes (tokens, targets) and returns the loss, as GPT does.
+    """A language model of transformers that takes (tokens, targets) and returns the loss, as GPT does.
 
     The model's submodules are registered here instead of the model itself, so that parameter names are those of
     transformers.
@@ -132,11 +139,12 @@ class HFModel(nn.Module):
         return self._inner[0]
 
     @property
-    def blocks(self) -> nn.ModuleList:
+    def blocks(self) -> list[nn.Module]:
+        """The layers in order; of an encoder-decoder first the encoder's."""
         lists = [m for m in self.modules() if isinstance(m, nn.ModuleList) and len(m) == self.config.n_layer]
         if not lists:
             raise ConfigError(f"{type(self.inner).__name__} keeps its layers in no list: this strategy needs one")
-        return lists[0]
+        return [block for blocks in lists if type(blocks[0]) is type(lists[0][0]) for block in blocks]
 
     def train(self, mode: bool = True) -> HFModel:
         """Set training mode, which without dropout only decides whether blocks are recomputed."""
@@ -148,10 +156,19 @@ class HFModel(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats, a scalar."""
-        logits = self.inner(input_ids=tokens, use_cache=False).logits
+        """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats of what the objective
+        predicts, a scalar. A masked model does not need the targets, only tells by them that it is trained."""
         if targets is None:
-            return logits
+            return self.inner(input_ids=tokens).logits
+        if self.config.objective == "masked":
+            hidden = hidden_tokens(tokens)
+            logits = self.inner(input_ids=tokens.masked_fill(hidden, self.config.vocab_size - 1)).logits[hidden]
+            targets = tokens[hidden]
+        elif self.config.objective == "second half":
+            (first, second), targets = tokens.tensor_split(2, dim=1), targets.tensor_split(2, dim=1)[1]
+            logits = self.inner(input_ids=first, decoder_input_ids=second, use_cache=False).logits
+        else:
+            logits = self.inner(input_ids=tokens, use_cache=False).logits
         wide = torch.promote_types(logits.dtype, torch.float32)
         return F.cross_entropy(logits.flatten(0, -2).to(wide), targets.flatten())
 
@@ -168,6 +185,8 @@ class HFModel(nn.Module):
     ) -> Tensor | list[Tensor]:
         """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each, as GPT.generate does. transformers'
         generate takes no generator. This one has no cache: every token recomputes the whole window."""
+        if self.config.objective != "next":
+            raise ConfigError(f"model.model_type {self.config.model_type} predicts no next token: generate with gpt2")
         if not isinstance(prompts, Tensor):
             knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
             return [self.generate(prompt[None], max_new_tokens, **knobs)[0] for prompt in prompts]
@@ -183,6 +202,15 @@ class HFModel(nn.Module):
         self.inner.config.use_cache = True
         with _quiet():
             self.inner.save_pretrained(folder)
+
+
+def hidden_tokens(tokens: Tensor) -> Tensor:
+    """tokens (B,T) -> (B,T), True at MASKED_SHARE of each row: chosen by a hash of the tokens so far, so that ranks
+    agree with one process, and as many in each row, so that a mean of means is the mean."""
+    place = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+    mixed = (tokens.cumsum(dim=1) * 2654435761 + place * 40503) % 2**20
+    chosen = (mixed * 2**12 + place).topk(max(1, int(MASKED_SHARE * tokens.shape[1])), dim=1).indices
+    return torch.zeros_like(tokens, dtype=torch.bool).scatter_(1, chosen, True)
 
 
 def _checkpoint_blocks(inner: nn.Module) -> None:
@@ -209,9 +237,9 @@ def _quiet() -> Iterator[None]:
 
 def _instantiate(config: HFModelConfig, found, weights: bool) -> nn.Module:
     """transformers' model, with torch's fused attention if it supports that (GPT-J does not)."""
-    from transformers import AutoModelForCausalLM as Auto
+    import transformers
 
-    folder = Path(config.folder)
+    kind, folder = getattr(transformers, _AUTO[config.objective]), Path(config.folder)
     start = weights and config.folder and [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
     error = None
     for attention in ("sdpa", "eager"):
@@ -219,8 +247,8 @@ def _instantiate(config: HFModelConfig, found, weights: bool) -> nn.Module:
         try:
             with _quiet():
                 if start:
-                    return Auto.from_pretrained(folder, config=found, local_files_only=True, **how)
-                return Auto.from_config(found, **how)
+                    return kind.from_pretrained(folder, config=found, local_files_only=True, **how)
+                return kind.from_config(found, **how)
         except (ValueError, RuntimeError, OSError) as problem:
             error = problem
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

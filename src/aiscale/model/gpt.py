@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from aiscale.config import ConfigError, ModelConfig
+from aiscale.config.choices import ACTIVATIONS as CHOICES
 from aiscale.model import generation, hf
 from aiscale.model.generation import KVCache, LayerCache
 from aiscale.model.kernels import (
@@ -31,16 +32,19 @@ from aiscale.model.kernels import (
     cross_entropy,
     cross_entropy_plain,  # noqa: F401  beside cross_entropy, to compare
 )
+from aiscale.model.positions import distance_scores, place, rotate, sinusoids
 
 ACTIVATIONS = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
     "gelu": F.gelu,
     "relu": F.relu,
+    "silu": F.silu,
 }
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """Layer norm (subtract the mean, divide by the standard deviation) or RMS norm (only divide)."""
+    """Layer norm (subtract the mean, divide by the standard deviation) or RMS norm (only divide). DeepNorm is a layer
+    norm too, at another place (`Block`)."""
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.d_model, eps=config.norm_eps)
     return nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.bias)
@@ -55,19 +59,26 @@ class Attention(nn.Module):
         # One product computes queries, keys and values of all heads: rows [H C | G C | G C] of the weight.
         self.qkv = Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.d_head, bias=config.bias)
         self.out = Linear(config.d_model, config.d_model, bias=config.bias)
+        self.position = config.position
+        if self.position in ("shaw", "huang"):  # a vector for each distance, the same for all heads
+            self.distance_embedding = nn.Embedding(config.relative_distance + 1, config.d_head)
 
     def forward(
-        self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
+        self, x: Tensor, where: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """x (B,T,D) -> (B,T,D). mask (B,1,T,S): True where a token may attend; default: causal."""
+        """x (B,T,D) -> (B,T,D). where: of `place`. mask (B,1,T,S): True where a token may attend; default: causal."""
         B, T, D = x.shape
         widths = [heads * self.d_head for heads in (self.n_head, self.kv_heads, self.kv_heads)]
         # Split before the transpose, so that the backward pass copies the three gradients once, not twice.
         q, k, v = (part.view(B, T, -1, self.d_head).transpose(1, 2) for part in self.qkv(x).split(widths, dim=-1))
-        if rope is not None:
-            q, k = rotate(q, rope), rotate(k, rope)
+        if self.position == "rotary" and where is not None:
+            q, k = rotate(q, where), rotate(k, where)
         if cache is not None:
             k, v = cache.extend(k, v)  # (B,G,S,C)
+        if self.position in ("shaw", "huang"):
+            where = distance_scores(q, k, self.distance_embedding.weight, where, of_keys=self.position == "huang")
+        if where is not None and self.position != "rotary":
+            mask = where if mask is None else where.masked_fill(~mask, -torch.inf)
         if mask is None and q.shape[2] == k.shape[2]:
             y = causal_attention(q, k, v)
         else:
@@ -83,19 +94,18 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.activation = config.activation
-        gated = config.activation == "swiglu"
-        # SwiGLU needs two products of the input: one matrix with rows [gate | value].
-        self.up = Linear(config.d_model, config.ff_width * (2 if gated else 1), bias=config.bias)
+        self.activation, self.gated = ACTIVATIONS[CHOICES[config.activation].function], config.gated
+        # A gate needs two products of the input: one matrix with rows [gate | value].
+        self.up = Linear(config.d_model, config.ff_width * (2 if self.gated else 1), bias=config.bias)
         self.down = Linear(config.ff_width, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B,T,D) -> (B,T,D)."""
         x = self.up(x)  # (B,T,F), or (B,T,2F) with a gate
-        if self.activation == "swiglu":
+        if self.gated:
             gate, value = x.chunk(2, dim=-1)
-            return self.down(F.silu(gate) * value)
-        return self.down(ACTIVATIONS[self.activation](x))
+            return self.down(self.activation(gate) * value)
+        return self.down(self.activation(x))
 
 
 class MixtureOfExperts(nn.Module):
@@ -130,19 +140,24 @@ class MixtureOfExperts(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP each read a normed copy of the residual stream and add to it."""
+    """One layer: attention and MLP each read a normed copy of the residual stream and add to it. With DeepNorm (Wang et
+    al. 2022) they read the stream itself, and LN(alpha x + f(x)) goes on, alpha = (2 L)^(1/4): 1000 layers train."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.parallel_residual = config.parallel_residual
+        self.alpha = (2 * config.n_layer) ** 0.25 if config.norm == "deepnorm" else None
         self.attn_norm, self.attn = make_norm(config), Attention(config)
         self.mlp_norm, self.mlp = make_norm(config), (MixtureOfExperts if config.n_expert else MLP)(config)
 
     def forward(
-        self, x: Tensor, rope: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
+        self, x: Tensor, where: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """x (B,T,D) -> (B,T,D)."""
-        attended = self.attn(self.attn_norm(x), rope, mask, cache)
+        if self.alpha is not None:
+            x = self.attn_norm(self.alpha * x + self.attn(x, where, mask, cache))
+            return self.mlp_norm(self.alpha * x + self.mlp(x))
+        attended = self.attn(self.attn_norm(x), where, mask, cache)
         if self.parallel_residual:
             return x + attended + self.mlp(self.mlp_norm(x))
         x = x + attended
@@ -159,8 +174,10 @@ class GPT(nn.Module):
             self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
             if config.position == "learned":
                 self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model)
+            if config.position == "t5":
+                self.relative_embedding = nn.Embedding(config.relative_buckets, config.n_head)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-            self.norm = make_norm(config)
+            self.norm = nn.Identity() if config.norm == "deepnorm" else make_norm(config)  # the last block has normed
             if not config.tied:
                 self.head = Linear(config.d_model, config.vocab_size, bias=False)
         self.to_empty(device=torch.get_default_device())
@@ -169,13 +186,24 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weights(self) -> None:
         """GPT-2's initialization: weights from N(0, 0.02), biases 0, norms 1. The two layers of each block that add to
-        the residual stream are scaled by 1 / sqrt(2 L), so that its variance does not grow with depth."""
+        the residual stream are scaled by 1 / sqrt(2 L), so that its variance does not grow with depth. DeepNorm's own:
+        Xavier's, and times beta = (8 L)^(-1/4) for the MLP, attention's values and its output."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
             else:
                 adds_to_stream = name.endswith(("attn.out.weight", ".down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.config.n_layer) ** 0.5 if adds_to_stream else 0.02)
+                if self.config.norm == "deepnorm" and name.startswith("blocks.") and "embedding" not in name:
+                    self._init_deepnorm(name, parameter)
+
+    def _init_deepnorm(self, name: str, weight: Tensor) -> None:
+        beta, kv = (8 * self.config.n_layer) ** -0.25, self.config.kv_heads * self.config.d_head
+        parts = [weight] if "qkv" not in name else weight.split([self.config.d_model, kv, kv])
+        for part in parts[:-1]:
+            nn.init.xavier_normal_(part)
+        for part in parts[-1].chunk(2 if self.config.gated and ".up." in name else 1):
+            nn.init.xavier_normal_(part, gain=beta)
 
     @property
     def head_weight(self) -> Tensor:
@@ -203,17 +231,18 @@ class GPT(nn.Module):
         if positions is None:
             start = cache.length if cache is not None else 0
             positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        x, rope = self.embed(tokens, positions)
+        x, where = self.embed(tokens, positions, cache.length if cache is not None else 0)
         recompute = self.config.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if recompute:
-                x = checkpoint(block, x, rope, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(block, x, where, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, rope, mask, cache and cache.layers[layer])
+                x = block(x, where, mask, cache and cache.layers[layer])
         return self.norm(x)
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """tokens (B,T), positions (T,) or (B,T) -> the residual stream before the blocks (B,T,D), rotary angles."""
+    def embed(self, tokens: Tensor, positions: Tensor, n_cached: int = 0) -> tuple[Tensor, Tensor | None]:
+        """tokens (B,T), positions (T,) or (B,T) -> the residual stream before the blocks (B,T,D), and what tells the
+        blocks where tokens stand (`place`)."""
         try:
             x = self.token_embedding(tokens)
         except IndexError:  # cheaper than checking all tokens before every step
@@ -223,8 +252,11 @@ class GPT(nn.Module):
                 "raise it, or use the tokenizer that the model was made for"
             ) from None
         if self.config.position == "learned":
-            return x + self.position_embedding(positions), None
-        return x, rotary_angles(positions, self.config, x.dtype)
+            x = x + self.position_embedding(positions)
+        elif self.config.position == "sinusoidal":  # Vaswani et al. 2017, sections 3.4 and 3.5
+            x = x * self.config.d_model**0.5 + sinusoids(positions, self.config.d_model, x.dtype)
+        table = self.relative_embedding.weight if self.config.position == "t5" else None
+        return x, place(positions, self.config, x.dtype, n_cached, table)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """tokens (B,T) -> logits (B,T,V); with targets (B,T), the mean cross-entropy in nats, a scalar."""
@@ -247,26 +279,3 @@ class GPT(nn.Module):
     def save_pretrained(self, folder) -> None:
         """Write a Hugging Face GPT-2 folder; raises ConfigError if GPT-2's format cannot hold this model."""
         hf.write(folder, self.config, self.state_dict())
-
-
-# Rotary positions (Su et al. 2021): rotate channel pairs of q and k by an angle proportional to the position, so that
-# their product depends only on the distance between two tokens. Pairs are (c, c + C/2), as in GPT-NeoX.
-
-
-def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass,
-    which takes microseconds: a buffer would be lost on the meta device and cast to bf16, which cannot tell position 257
-    from 256."""
-    wide = torch.promote_types(dtype, torch.float32)
-    channel = torch.arange(0, config.d_head, 2, device=positions.device, dtype=wide)  # (C/2,)
-    angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (...,T,C/2)
-    angle = torch.cat([angle, angle], dim=-1)
-    if positions.dim() == 2:
-        angle = angle[:, None]  # the same for every head
-    return torch.stack([angle.cos(), angle.sin()])
-
-
-def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """x (B,H,T,C) rotated by rope (2,T,C) or (2,B,1,T,C)."""
-    first, second = x.chunk(2, dim=-1)
-    return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)

@@ -23,8 +23,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aiscale.config import ConfigError, ModelConfig
+from aiscale.config.choices import ACTIVATIONS as CHOICES
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
 GPT2_VOCAB_SIZE = 50257
 
 # Our module, its name in GPT-2's folder, whether its weight is stored transposed.
@@ -111,7 +118,7 @@ def _to_gpt2(config: ModelConfig) -> dict:
 def _is_gpt2(config: ModelConfig) -> bool:
     wanted = {"norm": "layernorm", "position": "learned", "parallel_residual": False, "bias": True}
     same = all(getattr(config, key) == value for key, value in wanted.items())
-    return same and config.activation != "swiglu" and config.kv_heads == config.n_head
+    return same and not config.gated and config.kv_heads == config.n_head
 
 
 def _read_config(folder: Path) -> ModelConfig:
@@ -182,7 +189,7 @@ def _check_shapes(folder: Path, config: ModelConfig, state: dict[str, Tensor]) -
 
 # Models with rotary positions -----------------------------------------------------------------------------------------
 
-_NEOX_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu"}
+_NEOX_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 _NEOX = [
     ("attn_norm", "input_layernorm"),
     ("mlp_norm", "post_attention_layernorm"),
@@ -199,7 +206,7 @@ def _convert(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[
     if wrong:
         raise ConfigError(
             f"no format of transformers holds {' with '.join(wrong)}: GPT-2's has learned positions, GPT-NeoX's rotary "
-            "ones and LayerNorm, Llama's rotary ones, RMSNorm and SwiGLU, each with its biases: keep the checkpoint"
+            "ones and LayerNorm, Llama's rotary ones, RMSNorm and a gate, each with its biases: keep the checkpoint"
         )
     return _llama(config, state) if config.norm == "rmsnorm" else _neox(config, state)
 
@@ -210,8 +217,9 @@ def _problems(config: ModelConfig) -> list[str]:
     norm = f"model.norm {config.norm}"
     found = [] if rotary else [f"model.position {config.position}"]
     found += [f"model.n_expert {config.n_expert}"] if config.n_expert else []
-    if llama != (config.activation == "swiglu"):
+    if llama != config.gated:
         found += [norm, f"model.activation {config.activation}"]
+    found += [norm] if config.norm == "deepnorm" else []
     if llama and config.parallel_residual:
         found += [norm, "model.parallel_residual true"]
     if not llama and config.kv_heads != config.n_head:
@@ -268,7 +276,7 @@ def _llama(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[st
         **_shared(config),
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.d_head,
-        "hidden_act": "silu",
+        "hidden_act": CHOICES[config.activation].function,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "attention_bias": config.bias,

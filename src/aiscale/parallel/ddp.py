@@ -143,6 +143,7 @@ def _divided(optimizer: Optimizer) -> Optimizer:
     from torch.distributed.optim import ZeroRedundancyOptimizer  # here, because the import prints a torch warning
 
     # Every group has its own options already; fused is passed again because the optimizer checks it there.
-    divided = ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), fused=optimizer.defaults["fused"])
+    fused = {"fused": optimizer.defaults["fused"]} if "fused" in optimizer.defaults else {}
+    divided = ZeroRedundancyOptimizer(optimizer.param_groups, type(optimizer), **fused)
     divided.state = divided.optim.state  # of this rank's own parameters
     return divided

@@ -72,6 +72,10 @@ class FSDPEngine(Engine):
         with self.world.control():  # one number, the norm
             return super()._clip()
 
+    def _take_step(self) -> None:
+        with nullcontext() if self.run.optimizer.name == "muon" else self.world.control():  # LAMB's and LARS's norms
+            super()._take_step()
+
     def held(self) -> dict[str, list[Tensor]]:
         return {category: [_local(tensor) for tensor in tensors] for category, tensors in super().held().items()}
 

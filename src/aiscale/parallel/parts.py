@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import checkpoint
 
-from aiscale.model import GPT, cross_entropy, cross_entropy_plain, rotary_angles
+from aiscale.model import GPT, cross_entropy, cross_entropy_plain, place
 from aiscale.model.kernels import Linear
 
 #: (kind, piece, micro-batch) -> the context in which that work runs; parallel.trace has one that times it
@@ -57,16 +57,16 @@ class Part(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """First part: tokens (B,T) -> activations (B,T,D). Others: activations (B,T,D) -> activations (B,T,D)."""
         with self._autocast(x.device):
-            positions, rope = torch.arange(x.shape[1], device=x.device), None
+            positions = torch.arange(x.shape[1], device=x.device)
             if self.is_first:
-                x, rope = GPT.embed(self, x, positions)
-            elif self.config.position == "rotary":
-                rope = rotary_angles(positions, self.config, x.dtype)
+                x, where = GPT.embed(self, x, positions)
+            else:
+                where = place(positions, self.config, x.dtype)
             for block in self.blocks.values():
                 if self.config.activation_checkpointing and torch.is_grad_enabled():
-                    x = checkpoint(block, x, rope, use_reentrant=False, preserve_rng_state=False)
+                    x = checkpoint(block, x, where, use_reentrant=False, preserve_rng_state=False)
                 else:
-                    x = block(x, rope)
+                    x = block(x, where)
             return self.norm(x) if self.is_last else x
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
 from aiscale import cost
 from aiscale.config import ConfigError, ModelConfig
+from aiscale.config.choices import ACTIVATIONS
 from aiscale.plots import style
 
 #: Colour of a part of the model; the names are those of `cost.parameters`.
@@ -44,12 +45,12 @@ def _branches(model: ModelConfig) -> tuple[list[_Box], list[_Box]]:
     """The operations of attention and of the MLP, from the residual stream back to it."""
     D, F, layer = model.d_model, model.ff_width, cost.layer_parameters(model)
     qkv = (model.n_head + 2 * model.kv_heads) * model.d_head
-    up = F * (2 if model.activation == "swiglu" else 1)
-    norm = "layer norm" if model.norm == "layernorm" else "RMS norm"
+    up = F * (2 if model.gated else 1)
+    norm = "RMS norm" if model.norm == "rmsnorm" else "layer norm"
     norms = [_Box(norm, f"{D}", layer["norms"] // 2, f"{D}", "norms") for _ in range(2)]
     down = D * F + D * model.bias
     heads = f"{model.n_head} heads" + (f", {model.kv_heads} kv" if model.kv_heads != model.n_head else "")
-    activation = {"gelu_tanh": "GELU", "gelu": "GELU", "relu": "ReLU", "swiglu": "SwiGLU"}[model.activation]
+    activation = ACTIVATIONS[model.activation].label
     attention = [
         norms[0],
         _Box("q, k, v", f"{D} × {qkv}", layer["qkv"], f"{qkv}", "attention"),

@@ -11,7 +11,7 @@ import dataclasses
 
 from aiscale.config import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
 from aiscale.recipes.gpt2 import gpt2_xl
-from aiscale.recipes.registry import OPENWEBTEXT, OSCAR, register
+from aiscale.recipes.registry import OPENWEBTEXT, OSCAR, laptop, register, sizes
 
 
 @register("gptj-6b")
@@ -26,9 +26,7 @@ def gptj_6b() -> Run:
     return Run(
         name="gptj-6b",
         model=ModelConfig(
-            n_layer=28,
-            n_head=16,
-            d_model=4096,
+            **sizes(28, 16, 4096),
             vocab_size=50400,
             max_seq_len=2048,
             position="rotary",
@@ -46,13 +44,10 @@ def gptj_6b() -> Run:
 
 
 def _forge(name: str, shape: tuple[int, int, int], lr: float, decay: float, batch: int, micro_batch: int) -> Run:
-    n_layer, n_head, d_model = shape
     return Run(
         name=name,
         model=ModelConfig(
-            n_layer=n_layer,
-            n_head=n_head,
-            d_model=d_model,
+            **sizes(*shape),
             vocab_size=52_000,
             max_seq_len=2048,
             position="rotary",
@@ -81,8 +76,9 @@ def forge_s() -> Run:
 
     Yin, Dash, Wang and Shankar, SC'23 (OLCF's slide "FORGE Models"), at-aaims/forge, train/configs/forge-s.yml:
     16.8M tokens a step for 15,300 steps, decay 0.01, 1 % warm-up, clip 1, ZeRO-1. The vocabulary of 52,000 is inferred
-    from 1.44B. The authors used LAMB at 0.008, which is no rate for AdamW: ours is GPT-3's for this size (Brown et al.
-    2020, table 2.1). Their 257B tokens of papers are not public: the corpus is ours.
+    from 1.44B. The authors used LAMB at 0.008, down to 6e-5: optimizer.name=lamb optimizer.lr=0.008 (forge-l: 0.006);
+    that is no rate for AdamW, which every strategy carries: ours is GPT-3's for this size (Brown et al. 2020, table
+    2.1). Their 257B tokens of papers are not public: the corpus is ours.
     """
     return _forge("forge-s", (24, 24, 2064), 2e-4, 0.01, 8192, 16)
 
@@ -102,15 +98,21 @@ def forge_l() -> Run:
     return _forge("forge-l", (48, 48, 6144), 1e-4, 0.1, 8192, 16)
 
 
+@register("forge-tiny")
+def forge_tiny() -> Run:
+    """FORGE's architecture and optimizer, LAMB, shrunken to seconds: 2 layers of 96 on the embedded corpus. Ours."""
+    model = dataclasses.replace(forge_s().model, n_layer=2, n_head=4, d_model=96, vocab_size=256, max_seq_len=256)
+    model = dataclasses.replace(model, activation_checkpointing=False)
+    lamb = OptimizerConfig(name="lamb", lr=2e-2, min_lr=2e-3, warmup_steps=20, beta2=0.999, weight_decay=0.01)
+    return dataclasses.replace(laptop(), name="forge-tiny", model=model, optimizer=lamb)
+
+
 def _megatron(name: str, shape: tuple[int, int, int], batch: int, micro_batch: int) -> Run:
-    n_layer, n_head, d_model = shape
     steps = 100_000 // batch
     return Run(
         name=name,
         model=ModelConfig(
-            n_layer=n_layer,
-            n_head=n_head,
-            d_model=d_model,
+            **sizes(*shape),
             vocab_size=50257,
             max_seq_len=2048,
             activation_checkpointing=True,
@@ -160,16 +162,7 @@ def gpt_1t() -> Run:
 
 def _full(run: Run, model_type: str, parallel: ParallelConfig) -> Run:
     """`run` with transformers' model in place of ours."""
-    ours = run.model
-    model = HFModelConfig(
-        model_type=model_type,
-        n_layer=ours.n_layer,
-        n_head=ours.n_head,
-        d_model=ours.d_model,
-        vocab_size=ours.vocab_size,
-        max_seq_len=ours.max_seq_len,
-        activation_checkpointing=True,
-    )
+    model = HFModelConfig.like(run.model, model_type, activation_checkpointing=True)
     return dataclasses.replace(run, name=f"{run.name}-hf", model=model, parallel=parallel)
 
 
@@ -206,6 +199,18 @@ def gptj_6b_hf() -> Run:
 def gpt2_xl_hf_tiny() -> Run:
     """gpt2-xl-hf shrunken to seconds: 2 layers of 64 on the embedded corpus. Ours."""
     return _twin("gpt2-xl-hf-tiny", "gpt2")
+
+
+@register("bert-hf-tiny")
+def bert_hf_tiny() -> Run:
+    """transformers' BERT, an encoder that guesses the 15 % of the tokens that are hidden, in seconds. Ours."""
+    return _twin("bert-hf-tiny", "bert")
+
+
+@register("t5-hf-tiny")
+def t5_hf_tiny() -> Run:
+    """transformers' T5, whose decoder continues what its encoder has read, in seconds. Ours."""
+    return _twin("t5-hf-tiny", "t5")
 
 
 @register("gptj-6b-hf-tiny")

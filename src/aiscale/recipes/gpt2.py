@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiscale.config import LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
-from aiscale.recipes.registry import OPENWEBTEXT, SHAKESPEARE, register
+from aiscale.recipes.registry import OPENWEBTEXT, SHAKESPEARE, register, sizes
 
 GPT2_SHAPES = {  #: layers, heads, width: Radford et al. 2019, table 2; the heads as in the released models
     "gpt2": (12, 12, 768),
@@ -14,10 +14,10 @@ GPT2_SHAPES = {  #: layers, heads, width: Radford et al. 2019, table 2; the head
 
 
 def _gpt2(name: str, lr: float) -> Run:
-    n_layer, n_head, d_model = GPT2_SHAPES[name]
+    shape = GPT2_SHAPES[name]
     return Run(
         name=name,
-        model=ModelConfig(n_layer=n_layer, n_head=n_head, d_model=d_model, vocab_size=50257, max_seq_len=1024),
+        model=ModelConfig(**sizes(*shape), vocab_size=50257, max_seq_len=1024),
         data=OPENWEBTEXT,
         optimizer=OptimizerConfig(lr=lr, min_lr=lr / 10, warmup_steps=2000),
         parallel=ParallelConfig(strategy="ddp"),
@@ -66,10 +66,9 @@ def gpt2_xl() -> Run:
 
 
 def _turing(name: str, shape: tuple[int, int, int], batch: int = 64, epochs: int = 2) -> Run:
-    n_layer, n_head, d_model = shape
     return Run(
         name=name,
-        model=ModelConfig(n_layer=n_layer, n_head=n_head, d_model=d_model, vocab_size=67, max_seq_len=128, tied=False),
+        model=ModelConfig(**sizes(*shape), vocab_size=67, max_seq_len=128, tied=False),
         data=SHAKESPEARE,
         optimizer=OptimizerConfig(lr=3e-4, schedule="constant"),
         parallel=ParallelConfig(strategy="ddp"),

@@ -3,8 +3,8 @@
     run = recipe("laptop").override("loop.steps=100")
     aiscale train --recipe gpt2 --set parallel.strategy=ddp --nproc 4
 
-What a publication does not say is left at our default, or marked below as ours. What a `Run` cannot hold (dropout, the
-LAMB optimizer, a layout of tensor and pipeline ranks for a data-parallel strategy) is named in the docstring.
+What a publication does not say is left at our default, or marked below as ours. What a `Run` cannot hold (dropout, a
+layout of tensor and pipeline ranks for a data-parallel strategy) is named in the docstring.
 Counts of parameters are those of `cost.parameter_count`, a tied head counted once.
 """
 
@@ -27,6 +27,11 @@ def recipe(name: str) -> Run:
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}: {hint(name, RECIPES)}")
     return RECIPES[name]()
+
+
+def sizes(n_layer: int, n_head: int, d_model: int) -> dict[str, int]:
+    """A shape as publications' tables give it, for ModelConfig."""
+    return {"n_layer": n_layer, "n_head": n_head, "d_model": d_model}
 
 
 def register(name: str):

@@ -55,6 +55,26 @@ MODELS: dict[str, dict] = {
     "experts": {"model.n_expert": 4, "model.d_ff": 64, "model.bias": "false"},
 }
 
+#: Choices in pairs: norm, position, activation, optimizer, and what makes them differ from the others in more. A fault
+#: in one shows in its rungs, whatever it is paired with.
+_PAIRS = {
+    "alibi": ("rmsnorm", "alibi", "geglu", "lamb", {"model.n_kv_head": 2}),
+    "deepnorm": ("deepnorm", "sinusoidal", "relu", "muon", {}),
+    "t5": ("layernorm", "t5", "reglu", "lars", {"model.relative_buckets": 8, "optimizer.trust": 1.0}),
+    "shaw": ("rmsnorm", "shaw", "silu", "adafactor", {"model.bias": "false"}),  # a key's bias has no gradient but noise
+    "huang": ("deepnorm", "huang", "swiglu", "adam", {"model.n_kv_head": 2}),
+    "sinusoidal": ("rmsnorm", "sinusoidal", "geglu", "adam", {"model.n_kv_head": 2}),
+}
+for _name, (_norm, _position, _activation, _optimizer, _more) in _PAIRS.items():
+    MODELS[_name] = {
+        "model.norm": _norm,
+        "model.position": _position,
+        "model.activation": _activation,
+        "model.relative_distance": 8,
+        "optimizer.name": _optimizer,
+        **_more,
+    }
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -103,7 +123,7 @@ def _serial(model: str, precision: str) -> Rung:
 
 
 _ALL = (
-    *(_serial(model, precision) for model in MODELS for precision in ("fp64", "fp32")),
+    *(_serial(model, precision) for model in MODELS for precision in ("fp64", "fp32")[: 1 + (model not in _PAIRS)]),
     Rung("serial-accumulated", options="loop.micro_batch=3"),
     Rung("serial-accumulated-fp32", options="loop.micro_batch=3", precision="fp32"),
     Rung("mpi-x2", "mpi", 2, launcher="mpiexec"),
@@ -185,5 +205,18 @@ _ALL = (
     Rung("fsdp-x2-experts", "fsdp", 2, model="experts"),
     Rung("ep2", "megatron", 2, "ep=2", model="experts"),
     Rung("ep2-pp2-dp2", "megatron", 8, "ep=2 pp=2 loop.micro_batch=1", model="experts"),
+    Rung("ddp-x2-alibi", "ddp", 2, model="alibi"),
+    Rung("ddp-x2-deepnorm", "ddp", 2, model="deepnorm"),
+    Rung("ddp-x2-zero1-t5", "ddp", 2, "distributed_optimizer=true", model="t5"),
+    Rung("ddp-x2-zero1-shaw", "ddp", 2, "distributed_optimizer=true", model="shaw"),
+    Rung("fsdp-x2-alibi", "fsdp", 2, model="alibi"),
+    Rung("fsdp-x3-deepnorm", "fsdp", 3, model="deepnorm"),
+    Rung("fsdp-x2-t5", "fsdp", 2, model="t5"),
+    Rung("fsdp-x2-huang", "fsdp", 2, model="huang"),
+    Rung("pp2-1f1b-alibi", "pipeline", 2, "pp=2 loop.micro_batch=3", model="alibi"),
+    Rung("pp2-1f1b-shaw", "pipeline", 2, "pp=2 loop.micro_batch=3", model="shaw"),
+    Rung("pp2-1f1b-huang", "pipeline", 2, "pp=2 loop.micro_batch=3", model="huang"),
+    Rung("tp2-sinusoidal", "megatron", 2, "tp=2", model="sinusoidal"),
+    Rung("tp2-sequence-parallel-sinusoidal", "megatron", 2, "tp=2 sequence_parallel=true", model="sinusoidal"),
 )
 RUNGS: dict[str, Rung] = {rung.name: rung for rung in _ALL}

@@ -26,17 +26,16 @@ import torch
 from torch import Tensor, nn
 
 from aiscale.bench.study.grid import FACTS, Cell, run_of
-from aiscale.config import ModelConfig, Run
+from aiscale.config import HFModelConfig, Run
 from aiscale.data import Batches
 from aiscale.distributed import World, connect
 from aiscale.meter import held_bytes, step_peak_bytes, wire_bytes
+from aiscale.model import build_model
 from aiscale.parallel import Engine, build
 from aiscale.parallel.ddp import DDPEngine
 from aiscale.train.records import machine, versions
 
 INTERRUPTED = 130  #: exit status of a rank after Ctrl-C
-
-MASK, MASKED_SHARE = 1, 0.15  #: a byte that no text has, for the tokens to be guessed, and their share (BERT's)
 
 
 def measure(world: World, cell: Cell, data: str, limit_bytes: float | None, probe: bool) -> dict:
@@ -115,7 +114,7 @@ def _engine(run: Run, world: World, cell: Cell) -> Engine:
     class Changed(DDPEngine if world.size > 1 else Engine):
         def _place(self, model: nn.Module) -> nn.Module:
             if cell["model"] == "bert":
-                model = MaskedBert(run.model)
+                model = build_model(HFModelConfig.like(run.model, "bert"))
             if cell["phase"] == "fine-tuning":
                 model.requires_grad_(False)
                 model.blocks[-1].requires_grad_(True)
@@ -125,35 +124,6 @@ def _engine(run: Run, world: World, cell: Cell) -> Engine:
     if run.loop.compile:
         engine.model.compile()
     return engine
-
-
-class MaskedBert(nn.Module):
-    """transformers' BertForMaskedLM of a GPT's shape: guesses the 15 % of the tokens that it cannot see."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        from transformers import BertConfig, BertForMaskedLM
-
-        super().__init__()
-        self.bert = BertForMaskedLM(
-            BertConfig(
-                vocab_size=config.vocab_size,
-                hidden_size=config.d_model,
-                num_hidden_layers=config.n_layer,
-                num_attention_heads=config.n_head,
-                intermediate_size=config.ff_width,
-                max_position_embeddings=config.max_seq_len,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-            )
-        )
-        self.blocks = self.bert.bert.encoder.layer
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """(B,T) tokens -> the mean cross-entropy of the masked ones; the targets of a GPT are not used."""
-        hidden = torch.rand(tokens.shape, device=tokens.device) < MASKED_SHARE
-        hidden[0, 0] = True
-        labels = tokens.masked_fill(~hidden, -100)
-        return self.bert(input_ids=tokens.masked_fill(hidden, MASK), labels=labels).loss
 
 
 # Data ----------------------------------------------------------------------------------------------------------------

@@ -17,11 +17,12 @@ from contextlib import suppress
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aiscale.config import ModelConfig, Run
+from aiscale.config.choices import ACTIVATIONS as CHOICES
 from aiscale.model import ACTIVATIONS
+from aiscale.model.positions import sinusoids
 from aiscale.optim import FUSED_DEVICES
 from aiscale.parallel.megatron.layout import Grid, Slot, padded_vocab
 from aiscale.parallel.megatron.shards import Shard
@@ -94,7 +95,7 @@ def transformer_config(run: Run) -> TransformerConfig:
     """Megatron-Core's configuration of `run`. Its fused kernels need CUDA extensions, so they are off everywhere."""
     model, layout, precision = run.model, run.parallel, run.loop.precision
     dtype = DTYPES.get(precision, torch.float32)
-    gated = model.activation == "swiglu"
+    activation = CHOICES[model.activation]
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     experts = {
         "num_moe_experts": model.n_expert,
@@ -113,8 +114,8 @@ def transformer_config(run: Run) -> TransformerConfig:
         ffn_hidden_size=model.ff_width,
         normalization="RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
         layernorm_epsilon=model.norm_eps,
-        activation_func=F.silu if gated else ACTIVATIONS[model.activation],
-        gated_linear_unit=gated,
+        activation_func=ACTIVATIONS[activation.function],
+        gated_linear_unit=activation.gated,
         add_bias_linear=model.bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -162,13 +163,14 @@ def build_chunks(run: Run, device: torch.device) -> list[DistributedDataParallel
 
 
 def build_optimizer(run: Run, chunks: list[DistributedDataParallel], device: torch.device):
-    """Megatron-Core's optimizer around torch's AdamW or SGD; the distributed one if the run asks for it."""
+    """Megatron-Core's optimizer around torch's AdamW, Adam or SGD; the distributed one if the run asks for it."""
     ours, config = run.optimizer, chunks[0].config
     # With Transformer Engine or Apex installed it would use their optimizers, whose states differ.
     megatron_optimizer.USING_PYTORCH_OPTIMIZER, megatron_optimizer.SGD = True, torch.optim.SGD
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="sgd" if ours.name == "sgd" else "adam",
+            decoupled_weight_decay=ours.name != "adam",
             lr=ours.lr,
             weight_decay=ours.weight_decay,
             adam_beta1=ours.beta1,
@@ -227,6 +229,9 @@ def _gpt(model: ModelConfig, config: TransformerConfig, chunk: int) -> GPTModel:
         rotary_base=model.rope_theta,
         **place,
     )
+    if gpt.pre_process and model.position == "sinusoidal":
+        gpt.embedding.position_embeddings = _Sinusoids(model.d_model, config.params_dtype)
+        gpt.embedding.word_embeddings.register_forward_hook(lambda _module, _inputs, words: words * model.d_model**0.5)
     if gpt.post_process and gpt.vocab_size != model.vocab_size:
         _mask_padding(gpt, model.vocab_size)
     return gpt
@@ -245,6 +250,18 @@ def _mask_padding(gpt: GPTModel, vocab_size: int) -> None:
         return logits, bias
 
     gpt.output_layer.register_forward_hook(mask)
+
+
+class _Sinusoids(nn.Module):
+    """In place of Megatron-Core's learned positions."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width, self.dtype = width, dtype
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """(B, T) -> (B, T, D)."""
+        return sinusoids(positions, self.width, self.dtype)
 
 
 def _exact_angles(gpt: GPTModel, model: ModelConfig) -> None:

@@ -61,9 +61,9 @@ def check(run: Run) -> None:
         "set distributed_optimizer to false, or precision to fp32",
     )
     require(
-        run.optimizer.name == "adamw" or not layout.distributed_optimizer,
+        run.optimizer.name in ("adam", "adamw") or not layout.distributed_optimizer,
         f"optimizer.name {run.optimizer.name} with parallel.distributed_optimizer: Megatron-Core divides the states "
-        "of AdamW only: set optimizer.name=adamw, or distributed_optimizer=false",
+        "of Adam and AdamW only: set optimizer.name=adamw, or distributed_optimizer=false",
     )
     require(
         not layout.sequence_parallel or run.loop.seq_len % layout.tp == 0,

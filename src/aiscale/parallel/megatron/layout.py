@@ -150,8 +150,7 @@ def gate_value_order(ff_width: int, tp: int) -> Tensor:
 
 
 def _layer(model: ModelConfig, tp: int, theirs: str, ours: str, experts: range) -> dict[str, Slot]:
-    gated = model.activation == "swiglu"
-    up_order = gate_value_order(model.ff_width, tp) if gated else None
+    up_order = gate_value_order(model.ff_width, tp) if model.gated else None
     columns = {
         "self_attention.linear_qkv": ("attn.qkv", query_key_value_order(model))
     }  # outputs are sharded, so biases too

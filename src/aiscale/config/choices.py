@@ -1,0 +1,103 @@
+"""The named choices of a model and its optimizer: what each one is, and which strategies refuse it, with the reason.
+
+    ACTIVATIONS["swiglu"].gated                # True: model/ builds it, cost/ counts it, both from this table
+    refuse("megatron", {"model.norm": "deepnorm"})          # raises ConfigError with the reason
+
+A new choice is a row here, its formula in model/gpt.py or optim.py, and a line in tests/test_choices.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiscale.config.errors import require
+
+
+@dataclass(frozen=True)
+class Activation:
+    label: str  #: for figures
+    function: str  #: of model.ACTIVATIONS; of the gate, if there is one
+    kept: int  #: tensors of the hidden width that the backward pass needs, the next layer's input among them
+    gated: bool = False  #: two products of the input, of which the activated one multiplies the other
+
+
+ACTIVATIONS = {
+    "gelu_tanh": Activation("GELU", "gelu_tanh", 2),
+    "gelu": Activation("GELU", "gelu", 2),  # Hendrycks and Gimpel 2016
+    "relu": Activation("ReLU", "relu", 1),  # Glorot et al. 2011; its output tells where it was positive
+    "silu": Activation("Swish", "silu", 2),  # Ramachandran et al. 2017, with beta 1
+    "reglu": Activation("ReGLU", "relu", 4, gated=True),  # this and the next two: Shazeer 2020
+    "geglu": Activation("GEGLU", "gelu", 4, gated=True),
+    "swiglu": Activation("SwiGLU", "silu", 4, gated=True),
+}
+
+
+@dataclass(frozen=True)
+class OptimizerChoice:
+    moments: float  #: numbers kept for each weight; of muon for those that it does not orthogonalize
+    has_counter: bool = False  #: a step counter of 4 bytes for each tensor
+
+
+OPTIMIZERS = {
+    "sgd": OptimizerChoice(1),
+    "adam": OptimizerChoice(2, True),
+    "adamw": OptimizerChoice(2, True),
+    "adafactor": OptimizerChoice(1, True),  # of a matrix only a row's and a column's
+    "lars": OptimizerChoice(1),
+    "lamb": OptimizerChoice(2, True),
+    "muon": OptimizerChoice(2, True),
+    "adamw8bit": OptimizerChoice(0.5),  # two of one byte, where a weight has four
+    "sgd_plain": OptimizerChoice(0),  # without momentum; for formulas only
+}
+
+
+def is_orthogonalized(name: str, n_dims: int) -> bool:
+    """Whether Muon orthogonalizes the update of this parameter; embeddings, head and vectors take AdamW's."""
+    return n_dims == 2 and not any(word in name for word in ("embed", "head", "wte", "wpe", "shared"))
+
+
+_WHOLE = "adafactor lars lamb muon"
+#: (section.field, choices, strategies that refuse them): (why, what to set instead)
+REFUSED = {
+    ("model.norm", "deepnorm", "megatron"): (
+        "Megatron-Core's layers norm what attention and MLP read, DeepNorm what they add up to",
+        "parallel.strategy=fsdp, or model.norm=layernorm",
+    ),
+    ("model.position", "alibi t5 shaw huang", "megatron"): (
+        "Megatron-Core's attention adds nothing to its scores",
+        "parallel.strategy=fsdp, or model.position=rotary",
+    ),
+    ("model.position", "t5", "pipeline"): (
+        "all layers share one table of biases, but lie on different ranks",
+        "model.position=alibi, or parallel.strategy=fsdp",
+    ),
+    ("optimizer.name", _WHOLE, "zero"): (
+        "it needs whole tensors, but DeepSpeed flattens the weights and cuts them anywhere",
+        "optimizer.name=adamw, or parallel.strategy=ddp with distributed_optimizer=true",
+    ),
+    ("optimizer.name", _WHOLE, "megatron"): (
+        "it needs whole tensors, but a rank of Megatron-Core holds shards, to which only AdamW, Adam and SGD apply",
+        "optimizer.name=adamw, or parallel.strategy=ddp",
+    ),
+    ("optimizer.name", "adafactor", "fsdp"): (
+        "its means over rows and columns need whole tensors, and torch's Adafactor does not add up those of shards",
+        "parallel.strategy=ddp, or optimizer.name=lamb",
+    ),
+    ("optimizer.name", "muon", "pipeline"): (
+        "a stage without embeddings lacks one of its groups of weights, in whose order checkpoints are written",
+        "parallel.strategy=fsdp, or optimizer.name=lamb",
+    ),
+    ("optimizer.name", "adamw8bit", "serial mpi ddp zero fsdp pipeline megatron"): (
+        "the libraries that have it (bitsandbytes, torchao) are not in this environment; cost counts its bytes",
+        "optimizer.name=adamw, or adafactor, which holds less than both",
+    ),
+}
+
+
+def refuse(strategy: str, chosen: dict[str, object]) -> None:
+    """Raise ConfigError if `strategy` cannot carry one of the choices, section.field -> name."""
+    for (key, names, strategies), (reason, instead) in REFUSED.items():
+        require(
+            chosen.get(key) not in names.split() or strategy not in strategies.split(),
+            f"{key} {chosen.get(key)} with parallel.strategy {strategy}: {reason}: set {instead}",
+        )

@@ -1,0 +1,110 @@
+"""How a model knows where tokens stand: what is added to the embeddings, to queries and keys, or to attention's scores.
+
+    where = place(positions, config, x.dtype)      # once a forward pass, for all blocks; None: nothing to tell them
+    x = x + sinusoids(positions, D, x.dtype)       # sinusoidal: before the blocks, as with learned embeddings
+
+    rotary          turns q and k, so that their product depends on the distance of the tokens only (Su et al. 2021)
+    alibi           scores minus slope times distance, another slope for each head (Press et al. 2022)
+    t5              scores plus a learned number for each head and bucket of distances (Raffel et al. 2020)
+    shaw, huang     scores plus q a, or q a + k a, a learned vector a for each distance (Shaw et al. 2018, of keys only;
+                    Huang et al. 2020, method 4)
+
+All but rotary count tokens, not positions: padding on the left changes no distance. A later token's score is -inf.
+
+Shapes: B batch, H heads, G key/value heads, T tokens, S tokens that attention sees (cached ones first), C width of a
+head, D width, K distances.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from aiscale.config import ModelConfig
+
+
+def place(
+    positions: Tensor, config: ModelConfig, dtype: torch.dtype, n_cached: int = 0, table: Tensor | None = None
+) -> Tensor | None:
+    """What every block's attention takes: rotary angles; with alibi and t5 (table: (buckets,H)) numbers to add to the
+    scores, (1,H,T,S); with shaw and huang the distances (T,S), negative for later tokens; else None."""
+    if config.position == "rotary":
+        return rotary_angles(positions, config, dtype)
+    if config.position in ("learned", "sinusoidal"):
+        return None
+    T = positions.shape[-1]
+    here = torch.arange(n_cached + T, device=positions.device)
+    distance = here[n_cached:, None] - here  # (T,S)
+    if config.position in ("shaw", "huang"):
+        return distance.clamp(max=config.relative_distance)
+    if config.position == "alibi":
+        wide = torch.promote_types(dtype, torch.float32)
+        bias = -alibi_slopes(config.n_head, distance.device, wide)[:, None, None] * distance  # (H,T,S)
+    else:
+        bias = table[t5_bucket(distance, config.relative_buckets, config.relative_distance)].permute(2, 0, 1)
+    return bias.masked_fill(distance < 0, -torch.inf)[None]
+
+
+# Rotary: rotate channel pairs of q and k by an angle proportional to the position. Pairs are (c, c + C/2), as in
+# GPT-NeoX.
+def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass,
+    which takes microseconds: a buffer would be lost on the meta device and cast to bf16, which cannot tell position 257
+    from 256."""
+    wide = torch.promote_types(dtype, torch.float32)
+    channel = torch.arange(0, config.d_head, 2, device=positions.device, dtype=wide)  # (C/2,)
+    angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (...,T,C/2)
+    angle = torch.cat([angle, angle], dim=-1)
+    if positions.dim() == 2:
+        angle = angle[:, None]  # the same for every head
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """x (B,H,T,C) rotated by rope (2,T,C) or (2,B,1,T,C)."""
+    first, second = x.chunk(2, dim=-1)
+    return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)
+
+
+# Added to the embeddings ---------------------------------------------------------------------------------------------
+
+
+def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """positions (T,) or (B,T) -> (...,T,D): sines at even channels, cosines at odd ones, of wave lengths 2 pi to 10000
+    x 2 pi (Vaswani et al. 2017, section 3.5)."""
+    wide = torch.promote_types(dtype, torch.float32)
+    channel = torch.arange(0, width, 2, device=positions.device, dtype=wide)
+    angle = positions.to(wide)[..., None] * 10_000.0 ** (-channel / width)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(dtype)
+
+
+# Added to the scores -------------------------------------------------------------------------------------------------
+
+
+def alibi_slopes(n_head: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(H,): 2^(-8/H), 2^(-16/H), ... down to 2^-8 if H is a power of two; else those of the next smaller power, and
+    every other one of twice that power."""
+    near = 2 ** int(math.log2(n_head))
+    powers = [8 * (h + 1) / near for h in range(near)] + [4 * (2 * h + 1) / near for h in range(n_head - near)]
+    return torch.tensor([2**-power for power in powers], device=device, dtype=dtype)
+
+
+def t5_bucket(distance: Tensor, buckets: int, most: int) -> Tensor:
+    """The bucket of each distance to an earlier token: its own up to buckets / 2, then logarithmically wider ones up to
+    `most`, beyond which there is one."""
+    exact, distance = buckets // 2, distance.clamp(min=0)
+    wider = (distance.clamp(min=1).float() / exact).log() / math.log(most / exact) * (buckets - exact)
+    return torch.where(distance < exact, distance, (exact + wider.long()).clamp(max=buckets - 1))
+
+
+def distance_scores(q: Tensor, k: Tensor, table: Tensor, distance: Tensor, *, of_keys: bool) -> Tensor:
+    """q (B,H,T,C), k (B,G,S,C), table (K,C), distance (T,S) -> what is added to the scores, (B,H,T,S)."""
+    (B, H, T, C), S = q.shape, k.shape[2]
+    at = distance.clamp(min=0)
+    scores = (q @ table.mT).gather(-1, at.expand(B, H, T, S))
+    if of_keys:
+        by_key = (k @ table.mT).gather(-1, at.mT.expand(B, k.shape[1], S, T)).mT  # (B,G,T,S)
+        scores = scores + by_key.repeat_interleave(H // k.shape[1], dim=1)
+    return (scores * C**-0.5).masked_fill(distance < 0, -torch.inf)

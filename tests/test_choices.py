@@ -1,0 +1,444 @@
+"""The named choices of model and optimizer: each agrees with its reference and trains; impossible pairs are refused."""
+
+import dataclasses
+import itertools
+import typing
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig, BertForMaskedLM, T5Config
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.optimization import _get_inverse_sqrt_schedule_lr_lambda
+
+from aiscale import cost
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
+from aiscale.config.choices import ACTIVATIONS, OPTIMIZERS, REFUSED
+from aiscale.model import GPT, build_model
+from aiscale.model.build import hidden_tokens
+from aiscale.model.formats import FORMATS, product, rounded
+from aiscale.model.gpt import MLP
+from aiscale.model.positions import alibi_slopes, place, sinusoids, t5_bucket
+from aiscale.optim import build_optimizer, lr_at
+
+SMALL = ModelConfig(
+    n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16, relative_distance=6, relative_buckets=8
+)
+
+
+def names(section: type, field: str) -> tuple[str, ...]:
+    return typing.get_args(typing.get_type_hints(section)[field])
+
+
+POSITIONS, NORMS = names(ModelConfig, "position"), names(ModelConfig, "norm")
+TRAINABLE = [name for name in names(OptimizerConfig, "name") if name != "adamw8bit"]
+
+
+def model_with(seed: int = 0, **choices) -> GPT:
+    torch.manual_seed(seed)
+    model = GPT(dataclasses.replace(SMALL, **choices)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def windows(batch: int = 3, length: int = 16) -> torch.Tensor:
+    return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def test_the_tables_have_a_row_for_each_name_that_a_run_may_have():
+    assert set(ACTIVATIONS) == set(names(ModelConfig, "activation"))
+    assert set(OPTIMIZERS) == {*names(OptimizerConfig, "name"), "sgd_plain"}
+
+
+# Positions -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 8, 12])
+def test_alibis_slopes_are_those_of_transformers(heads):
+    theirs = build_mpt_alibi_tensor(heads, 5)  # -slope times the distance to the last token, (1,H,1,5)
+    torch.testing.assert_close(-alibi_slopes(heads), theirs.view(heads, 5)[:, 3], rtol=1e-5, atol=0)
+
+
+def test_t5s_biases_are_those_of_transformers():
+    config = T5Config(num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=6, is_decoder=True)
+    theirs = T5Attention(config, has_relative_attention_bias=True)
+    where = place(
+        torch.arange(16),
+        dataclasses.replace(SMALL, position="t5"),
+        torch.float32,
+        table=theirs.relative_attention_bias.weight,
+    )
+    seen = torch.ones(16, 16, dtype=torch.bool).tril()
+    torch.testing.assert_close(where[..., seen], theirs.compute_bias(16, 16)[..., seen])
+    assert where[..., ~seen].eq(-torch.inf).all()
+    far = t5_bucket(torch.tensor([0, 15, 16, 127, 128, 9999]), 32, 128)
+    assert far.tolist() == [0, 15, 16, 31, 31, 31]
+
+
+def test_sinusoids_are_vaswanis_equation():
+    table = sinusoids(torch.arange(9), 6, torch.float64)
+    for p, i in itertools.product(range(9), range(3)):
+        angle = torch.tensor(p / 10_000 ** (2 * i / 6), dtype=torch.float64)
+        torch.testing.assert_close(table[p, 2 * i : 2 * i + 2], torch.stack([angle.sin(), angle.cos()]))
+
+
+@pytest.mark.parametrize(("position", "heads"), [(p, g) for p in ("alibi", "shaw", "huang") for g in (4, 2)])
+def test_scores_follow_the_papers_equation(position, heads):
+    """Attention written out: softmax of each score by itself, over the tokens so far."""
+    model = model_with(position=position, n_kv_head=heads)
+    attention, x = model.blocks[0].attn, torch.randn(1, 9, 32, dtype=torch.float64)
+    q, k, v = attention.qkv(x)[0].split([32, 8 * heads, 8 * heads], dim=-1)
+    slopes, mixed = alibi_slopes(4, dtype=torch.float64), torch.zeros(9, 32, dtype=torch.float64)
+    for h, t in itertools.product(range(4), range(9)):
+        mine, shared = slice(8 * h, 8 * h + 8), slice(8 * (h * heads // 4), 8 * (h * heads // 4) + 8)
+        scores = []
+        for s in range(t + 1):
+            score = q[t, mine] @ k[s, shared]
+            if position != "alibi":  # Shaw: q (k + a); Huang's method 4: q k + q a + k a
+                a = attention.distance_embedding.weight[min(t - s, 6)]
+                score = score + q[t, mine] @ a + (k[s, shared] @ a if position == "huang" else 0)
+            scores.append(score / 8**0.5 - (slopes[h] * (t - s) if position == "alibi" else 0))
+        mixed[t, mine] = torch.stack(scores).softmax(0) @ v[: t + 1, shared]
+    where = place(torch.arange(9), model.config, torch.float64)
+    torch.testing.assert_close(attention(x, where)[0], attention.out(mixed))
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_generation_with_cache_and_padding_gives_what_whole_windows_give(position):
+    model = model_with(position=position, n_kv_head=2)
+    long, short = windows()[0, :5], windows()[1, :3]
+    together = model.generate([long, short], 20, temperature=0)  # beyond the 16 tokens of the window
+    for prompt, text in zip((long, short), together, strict=True):
+        assert text.tolist() == model.generate(prompt[None], 20, temperature=0, use_cache=False)[0].tolist()
+
+
+@pytest.mark.parametrize("position", [name for name in POSITIONS if name != "learned"])
+def test_only_relative_positions_see_the_same_text_anywhere(position):
+    """Two tokens swapped change the last one's output (so order is known); a shift of all positions only with
+    sinusoids."""
+    model = model_with(position=position)
+    tokens = windows(1)
+    swapped = tokens[:, [1, 0, *range(2, 16)]]
+    assert (model(tokens)[0, -1] - model(swapped)[0, -1]).abs().max() > 1e-6
+    moved = model.hidden(tokens, positions=torch.arange(3, 19))
+    same = torch.allclose(moved, model.hidden(tokens), atol=1e-9)
+    assert same == (position != "sinusoidal")
+
+
+# Norms and activations -----------------------------------------------------------------------------------------------
+
+
+def test_deepnorm_is_the_papers_equation_and_has_no_last_norm():
+    model = model_with(norm="deepnorm")
+    block, x = model.blocks[1], torch.randn(2, 16, 32, dtype=torch.float64)
+    alpha = (2 * 2) ** 0.25
+    middle = F.layer_norm(alpha * x + block.attn(x), (32,), block.attn_norm.weight, block.attn_norm.bias)
+    expected = F.layer_norm(alpha * middle + block.mlp(middle), (32,), block.mlp_norm.weight, block.mlp_norm.bias)
+    torch.testing.assert_close(block(x), expected)
+    assert not list(model.norm.parameters())
+
+
+def test_deepnorm_starts_as_the_paper_says():
+    """Xavier's deviation, times beta = (8 L)^(-1/4) for the MLP, attention's values and its output."""
+    torch.manual_seed(0)
+    model = GPT(ModelConfig(n_layer=2, n_head=4, d_model=256, vocab_size=9, norm="deepnorm", activation="swiglu"))
+    beta, found = 16**-0.25, model.blocks[0]
+    wide, square = (2 / (1024 + 256)) ** 0.5, (2 / 512) ** 0.5
+    q, k, v = found.attn.qkv.weight.chunk(3)
+    gate, value = found.mlp.up.weight.chunk(2)
+    for part, expected in [
+        *((part, square) for part in (q, k)),
+        *((part, beta * square) for part in (v, found.attn.out.weight)),
+        *((part, beta * wide) for part in (gate, value, found.mlp.down.weight)),
+    ]:
+        assert part.std().item() == pytest.approx(expected, rel=0.02)
+
+
+def test_deepnorm_lets_gradients_through_a_hundred_layers():
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(SMALL, n_layer=100, norm="deepnorm"))
+    model(windows(), windows()).backward()
+    first, last = (model.blocks[i].mlp.down.weight.grad.norm().item() for i in (0, 99))
+    assert 0.05 < first / last < 20
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_activation_is_torchs_and_a_gate_multiplies(activation):
+    torch.manual_seed(0)
+    mlp, x = MLP(dataclasses.replace(SMALL, activation=activation)), torch.randn(5, 32)
+    plain = {"gelu": F.gelu, "gelu_tanh": torch.nn.GELU("tanh"), "relu": F.relu, "silu": F.silu}
+    plain |= {"reglu": F.relu, "geglu": F.gelu, "swiglu": F.silu}
+    weight, bias = mlp.up.weight, mlp.up.bias
+    if activation.endswith("glu"):  # Shazeer 2020, equation 6: f(x W) * (x V), W the first rows
+        hidden = plain[activation](F.linear(x, weight[:128], bias[:128])) * F.linear(x, weight[128:], bias[128:])
+    else:
+        hidden = plain[activation](F.linear(x, weight, bias))
+    torch.testing.assert_close(mlp(x), F.linear(hidden, mlp.down.weight, mlp.down.bias))
+
+
+# Each trains, and is as large as the formulas say --------------------------------------------------------------------
+
+PAIRS = [
+    {"norm": NORMS[i % 3], "position": p, "activation": a}
+    for i, (p, a) in enumerate(zip(POSITIONS, ACTIVATIONS, strict=True))
+]
+PAIRS += [{"norm": NORMS[i % 3], "position": p, "bias": False} for i, p in enumerate(POSITIONS, 1)]
+
+
+@pytest.mark.parametrize("choices", PAIRS, ids=lambda c: "-".join(map(str, c.values())))
+def test_a_model_of_any_choices_has_the_counted_tensors_and_trains(choices):
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(SMALL, n_kv_head=2, tied=False, **choices))
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert list(shapes.items()) == list(cost.parameter_shapes(model.config).items())
+    assert cost.parameter_count(model.config) == model.num_parameters()
+    optimizer, losses = build_optimizer(model, OptimizerConfig(lr=3e-3)), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        losses.append(model(windows(), windows().roll(1, 1)))
+        losses[-1].backward()
+        optimizer.step()
+    assert all(p.grad is not None for p in model.parameters()) and losses[-1] < losses[0] - 0.3
+
+
+KEPT = [
+    {"norm": "deepnorm", "position": "sinusoidal", "activation": "relu"},
+    {"norm": "rmsnorm", "position": "alibi", "activation": "geglu"},
+    {"norm": "deepnorm", "position": "alibi", "activation": "silu", "n_kv_head": 2},
+    {"position": "rotary", "activation": "reglu"},
+]
+
+
+@pytest.mark.parametrize(("choices", "precision"), [(c, p) for c in KEPT for p in ("fp32", "bf16")])
+def test_the_forward_pass_keeps_exactly_the_counted_bytes(choices, precision):
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(SMALL, **choices))
+    own, kept = {p.untyped_storage().data_ptr() for p in model.parameters()}, {}
+    matrices = {shape for p in model.parameters() if p.dim() == 2 for shape in (p.shape, p.mT.shape)}
+
+    def keep(tensor):
+        is_cast_weight = tensor.dtype == torch.bfloat16 and tensor.shape in matrices  # of another category
+        if tensor.untyped_storage().data_ptr() not in own and not is_cast_weight:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    low = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), low:
+        model(windows(), windows())
+    assert cost.activation_bytes(model.config, 3, 16, precision) == sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("position", ["t5", "shaw", "huang"])
+def test_positions_that_learn_from_scores_have_no_formula_of_activations(position):
+    with pytest.raises(ConfigError, match=f"model.position {position}: torch's attention keeps the scores"):
+        cost.activation_bytes(dataclasses.replace(SMALL, position=position), 3, 16)
+
+
+@pytest.mark.parametrize("position", POSITIONS)
+def test_bf16_and_recomputation_change_little_and_nothing(position):
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(SMALL, position=position, norm="deepnorm"))
+    again = GPT(dataclasses.replace(model.config, activation_checkpointing=True))
+    again.load_state_dict(model.state_dict())
+    loss = model(windows(), windows())
+    loss.backward()
+    again(windows(), windows()).backward()
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(windows(), windows()).item() == pytest.approx(loss.item(), abs=5e-3)
+
+
+@pytest.mark.parametrize("name", TRAINABLE)
+def test_an_optimizer_trains_and_keeps_the_counted_bytes(name):
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(SMALL, tied=False))
+    config = OptimizerConfig(name=name, lr=3e-2 if name in ("lamb", "adafactor", "sgd") else 1e-2, trust=1.0)
+    optimizer, losses = build_optimizer(model, config), []
+    for _ in range(15):
+        optimizer.zero_grad()
+        losses.append(model(windows(), windows().roll(1, 1)))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.2
+    states = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    held = sum(value.nbytes for value in states)
+    assert cost.model_state_bytes(model.config, name)["optimizer states"] == held
+
+
+# Optimizers and schedules against their references -------------------------------------------------------------------
+
+
+def stepped(config: OptimizerConfig, steps: int = 3, dtype=torch.float64) -> tuple[dict, dict, list[dict]]:
+    """(weights before, weights after, gradients of each step) of a model with steps of random gradients."""
+    torch.manual_seed(0)
+    model = GPT(dataclasses.replace(SMALL, n_layer=1)).to(dtype)
+    optimizer, before = build_optimizer(model, config), {n: p.detach().clone() for n, p in model.named_parameters()}
+    gradients = []
+    for _ in range(steps):
+        gradients.append({n: torch.randn_like(p) for n, p in model.named_parameters()})
+        for n, p in model.named_parameters():
+            p.grad = gradients[-1][n].clone()
+        optimizer.step()
+    return before, {n: p.detach() for n, p in model.named_parameters()}, gradients
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_lars_and_lamb_are_the_papers_equations(name):
+    config = OptimizerConfig(name=name, lr=0.3, weight_decay=0.2, momentum=0.8, trust=0.05, beta1=0.7, beta2=0.9)
+    before, after, gradients = stepped(config)
+    for n, w in before.items():
+        m = v = torch.zeros_like(w)
+        decay = 0.2 if w.dim() > 1 else 0.0
+        for t, g in enumerate((step[n] for step in gradients), 1):
+            if name == "lars":
+                local = 0.05 * w.norm() / (g.norm() + decay * w.norm()) if w.dim() > 1 else 1.0
+                m = 0.8 * m + 0.3 * local * (g + decay * w)
+                w = w - m
+                continue
+            m, v = 0.7 * m + 0.3 * g, 0.9 * v + 0.1 * g**2
+            r = (m / (1 - 0.7**t)) / ((v / (1 - 0.9**t)).sqrt() + 1e-8) + decay * w
+            w = w - 0.3 * (w.norm() / r.norm() if w.norm() > 0 else 1.0) * r
+        torch.testing.assert_close(after[n], w, msg=n)
+
+
+def test_muon_is_torchs_on_hidden_matrices_and_adamw_elsewhere():
+    config = OptimizerConfig(name="muon", lr=0.02, weight_decay=0.1, momentum=0.9)
+    before, after, gradients = stepped(config, dtype=torch.float32)
+    for n, w in before.items():
+        w = torch.nn.Parameter(w.clone())
+        if w.dim() == 2 and "embedding" not in n:
+            theirs = torch.optim.Muon([w], 0.02, 0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+        else:
+            decay = 0.1 if w.dim() > 1 else 0.0
+            theirs = torch.optim.AdamW([w], 0.02, (config.beta1, config.beta2), weight_decay=decay)
+        for step in gradients:
+            w.grad = step[n].clone()
+            theirs.step()
+        torch.testing.assert_close(after[n], w.detach(), msg=n)
+
+
+def test_adam_adds_decay_to_the_gradient_where_adamw_does_not():
+    for name, kind in (("adam", torch.optim.Adam), ("adafactor", torch.optim.Adafactor)):
+        optimizer = build_optimizer(model_with(), OptimizerConfig(name=name))
+        assert type(optimizer) is kind and optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_inverse_sqrt_is_transformers_schedule_with_the_same_warm_up():
+    config = OptimizerConfig(lr=0.5, warmup_steps=9, schedule="inverse_sqrt")
+    for step in (0, 3, 8, 9, 10, 99, 9999):
+        theirs = _get_inverse_sqrt_schedule_lr_lambda(step + 1, num_warmup_steps=10, timescale=10)
+        assert lr_at(step, 100, config) == pytest.approx(0.5 * theirs)
+    assert lr_at(9999, 100, dataclasses.replace(config, min_lr=0.1)) == 0.1
+
+
+# Low precision -------------------------------------------------------------------------------------------------------
+
+
+def test_fp8_rounds_as_torchs_types_do_and_fp4_to_its_eight_magnitudes():
+    x = torch.randn(100_000) * 10 ** torch.empty(100_000).uniform_(-7, 2)
+    x = x.clamp(-448, 448)
+    assert torch.equal(rounded(x, "fp8_e4m3"), x.to(torch.float8_e4m3fn).float())
+    assert torch.equal(rounded(x, "fp8_e5m2"), x.to(torch.float8_e5m2).float())
+    everything = rounded(torch.linspace(-9, 9, 2001), "fp4_e2m1").abs().unique()
+    assert everything.tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    for name, (exponent, fraction, largest) in FORMATS.items():
+        found = len(rounded(torch.linspace(0, 2 * largest, 10**6, dtype=torch.float64), name).unique())
+        assert name.startswith("fp8") or found == 2 ** (exponent + fraction), name
+
+
+def test_an_emulated_products_error_doubles_with_each_bit_less_and_blocks_help():
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 256), torch.randn(128, 256)
+    exact = F.linear(x, weight)
+    error = {n: ((product(x, weight, n) - exact).norm() / exact.norm()).item() for n in FORMATS}
+    assert error["fp8_e5m2"] / error["fp8_e4m3"] == pytest.approx(2, rel=0.1)
+    assert error["fp4_e2m1"] / error["fp6_e3m2"] == pytest.approx(2, rel=0.3)
+    blocks = (product(x, weight, "fp4_e2m1", block=32) - exact).norm() / exact.norm()
+    assert blocks < 0.9 * error["fp4_e2m1"]
+    assert product(torch.zeros(2, 256), weight, "fp4_e2m1").abs().max() == 0
+
+
+# Encoder, and encoder with decoder -----------------------------------------------------------------------------------
+
+SHAPE = {"n_layer": 2, "n_head": 4, "d_model": 32, "vocab_size": 61, "max_seq_len": 16}
+
+
+def test_bert_guesses_the_same_hidden_tokens_wherever_a_sequence_is():
+    torch.manual_seed(0)
+    model, tokens = build_model(HFModelConfig(model_type="bert", **SHAPE)), windows()
+    hidden = hidden_tokens(tokens)
+    assert hidden.sum(dim=1).tolist() == [2, 2, 2]  # 15 % of 16
+    assert torch.equal(hidden_tokens(tokens[1:]), hidden[1:]) and len(hidden.nonzero()[:, 1].unique()) > 2
+    theirs = BertForMaskedLM(BertConfig.from_dict(model.inner.config.to_dict())).eval()
+    theirs.load_state_dict(model.inner.state_dict())
+    loss = theirs(input_ids=tokens.masked_fill(hidden, 60), labels=tokens.masked_fill(~hidden, -100)).loss
+    torch.testing.assert_close(model(tokens, tokens), loss)
+    with pytest.raises(ConfigError, match="model.model_type bert predicts no next token"):
+        model.generate(tokens, 1)
+
+
+def test_t5s_decoder_continues_what_its_encoder_reads():
+    torch.manual_seed(0)
+    model, tokens = build_model(HFModelConfig(model_type="t5", **SHAPE)), windows(length=17)
+    inputs, targets = tokens[:, :16], tokens[:, 1:]
+    assert len(model.blocks) == 4
+    labels = targets[:, 8:].contiguous()
+    loss = model.inner(input_ids=inputs[:, :8], decoder_input_ids=inputs[:, 8:], labels=labels).loss
+    torch.testing.assert_close(model(inputs, targets), loss)
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+STRATEGIES = names(ParallelConfig, "strategy")
+CASES = [
+    (f"{section}.{field}", value, strategy)
+    for section, cls, field in (
+        ("model", ModelConfig, "norm"),
+        ("model", ModelConfig, "position"),
+        ("model", ModelConfig, "activation"),
+        ("optimizer", OptimizerConfig, "name"),
+        ("optimizer", OptimizerConfig, "schedule"),
+    )
+    for value in names(cls, field)
+    for strategy in STRATEGIES
+]
+
+
+@pytest.mark.parametrize(("key", "value", "strategy"), CASES)
+def test_a_strategy_carries_a_choice_or_refuses_it_with_the_reason(key, value, strategy):
+    rows = [row for (k, v, s), row in REFUSED.items() if k == key and value in v.split() and strategy in s.split()]
+    settings = (f"{key}={value}", f"parallel.strategy={strategy}")
+    if not rows:
+        assert Run().override(*settings).parallel.strategy == strategy
+        return
+    with pytest.raises(ConfigError) as error:
+        Run().override(*settings)
+    message = str(error.value)
+    assert message.startswith(f"{key} {value} with parallel.strategy {strategy}: ") and "\n" not in message
+    assert rows[0][0] in message and ": set " in message
+    instead = rows[0][1].split(",")[0]
+    kept = [setting for setting in settings if setting.partition("=")[0] != instead.partition("=")[0]]
+    Run().override(*kept, instead)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("model.norm=deepnorm", "model.parallel_residual=true"), "to which attention and MLP add in turn"),
+        (("model.position=t5", "model.relative_buckets=300"), "half of the buckets are single distances"),
+        (("model.position=sinusoidal", "model.d_model=33", "model.n_head=1"), "fill pairs of channels"),
+        (("model.position=shaw", "model.relative_distance=0"), "must be greater than 0"),
+        (
+            ("parallel.strategy=ddp", "compression.method=radius", "compression.turns=4", "compression.moments=wait")
+            + ("optimizer.name=lamb",),
+            "it is a rule for AdamW's moments",
+        ),
+    ],
+)
+def test_choices_that_exclude_each_other_are_refused(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Run().override(*settings)
