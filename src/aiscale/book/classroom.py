@@ -54,10 +54,10 @@ def pack(out: str | Path, build: str | Path = "build", wheels: str | Path | None
     """Write what is committed, but for tests and solutions, and what was built; returns how it is opened."""
     out, build, root = Path(out), Path(build), find_root().resolve().parent
     require_writable(out.parent, "")
-    if not (build / "gallery" / "index.html").exists():
-        raise BookError(f"there is no gallery in {build}: `aiscale notebooks --gallery` makes it")
     if wheels and not list(Path(wheels).glob("*.whl")):
         raise BookError(f"{wheels} holds no wheels: `pip download -r requirements.lock -d {wheels}` makes some")
+    if not (build / "gallery" / "index.html").exists():
+        raise BookError(f"there is no gallery in {build}: `aiscale notebooks --gallery` makes it")
     own, partial = _committed(root), out.with_name(f".{out.name}.partial")
     if own is None:
         raise BookError(f"{root} is not under git, which knows the project's own files: pack in a clone of it")
