@@ -46,7 +46,7 @@ BENCHMARKS = {
 
 #: those that work on files -> what they do
 STUDIES = {
-    "study": "run the cells of FILE.toml, or of a study of the kit (laptop, quick), and keep every result in --out",
+    "study": "run the cells of FILE.toml, or of the kit (laptop, node, quick), and keep all results in --out",
     "compare": "put the results of two studies, A.csv and B.csv, side by side",
     "report": "write a page, self-contained HTML, of the results in A.csv",
 }

@@ -1,7 +1,7 @@
-"""`aiscale class`: one archive with all that a class needs, and a seat made as new for the next participant.
+"""`aiscale class`: a seat made as new for the next participant, the price of a class. (`make class` packs the archive.)
 
-    aiscale class pack class.tar.gz              # lessons, exercises, gallery, decks: for machines without a network
     aiscale class reset --from class.tar.gz      # on a seat: engines ended, notebooks as they were, progress cleared
+    aiscale class price 30 --hours 2             # at a centre: nodes that a class takes, and what they are charged
 
 Nothing that a participant wrote is deleted: `reset` moves it to kept/TIME in the seat's folder, and asks before.
 """
@@ -9,82 +9,76 @@ Nothing that a participant wrote is deleted: `reset` moves it to kept/TIME in th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import os
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from aiscale.book.notebook import BookError, find_root
+from aiscale.book.notebook import BookError
 from aiscale.config import require_writable
+from aiscale.hpc.sites import Site, find, names, site
 from aiscale.processes import kill_marked
 
 TOP = "aiscale"  #: the folder that the archive opens to
 #: What a participant changes, and what `reset` restores.
 SHELVES = ("notebooks", "workshop/exercises", "workshop/clinic", "workshop/puzzles")
-_WITHHELD = ("tests/", "workshop/solutions/", ".ci/")
 _MARKER = "AISCALE_CLUSTER"  #: `aiscale.cluster.guard.MARKER`, whose import would load ipyparallel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    pack_it = actions.add_parser("pack", help="write lessons, exercises, gallery and decks into one archive")
-    pack_it.add_argument("out", metavar="OUT", help="the archive, such as class.tar.gz")
-    pack_it.add_argument("--build", metavar="DIR", default="build", help="where gallery and decks are (default: build)")
-    pack_it.add_argument("--wheels", metavar="DIR", help="also a folder of wheels that pip download has made")
-    pack_it.set_defaults(act=lambda args: pack(args.out, args.build, args.wheels))
     reset_it = actions.add_parser("reset", help="make a seat as new: engines, notebooks, progress")
     reset_it.add_argument("seat", metavar="SEAT", nargs="?", default=".", help="its folder (default: this one)")
     reset_it.add_argument("--from", dest="archive", metavar="ARCHIVE", help="originals (default: from git)")
     reset_it.add_argument("--yes", action="store_true", help="do not ask")
     reset_it.set_defaults(act=lambda args: reset(args.seat, args.archive, args.yes))
+    price_it = actions.add_parser("price", help="nodes that a class takes at each centre, and what they are charged")
+    price_it.add_argument("seats", metavar="SEATS", type=int, help="participants at the same time")
+    price_it.add_argument("--hours", type=float, default=1.0, metavar="H", help="of each one's job (default: 1)")
+    price_it.add_argument("--ranks", type=int, default=4, metavar="N", help="of each one's job (default: 4)")
+    price_it.add_argument("--site", metavar="SITE", help="one only, or a profile of your own (.toml)")
+    price_it.set_defaults(act=lambda args: price(args.seats, args.hours, args.ranks, args.site))
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command with these arguments; returns the exit status."""
     print(args.act(args))
     return 0
 
 
-# pack ----------------------------------------------------------------------------------------------------------------
+# price ---------------------------------------------------------------------------------------------------------------
 
 
-def pack(out: str | Path, build: str | Path = "build", wheels: str | Path | None = None) -> str:
-    """Write what is committed, but for tests and solutions, and what was built; returns how it is opened."""
-    out, build, root = Path(out), Path(build), find_root().resolve().parent
-    require_writable(out.parent, "")
-    if wheels and not list(Path(wheels).glob("*.whl")):
-        raise BookError(f"{wheels} holds no wheels: `pip download -r requirements.lock -d {wheels}` makes some")
-    if not (build / "gallery" / "index.html").exists():
-        raise BookError(f"there is no gallery in {build}: `aiscale notebooks --gallery` makes it")
-    own, partial = _committed(root), out.with_name(f".{out.name}.partial")
-    if own is None:
-        raise BookError(f"{root} is not under git, which knows the project's own files: pack in a clone of it")
-    folders = {"build/gallery": build / "gallery", "build/slides": build / "slides"}
-    folders |= {"wheels": Path(wheels)} if wheels else {}
-    try:
-        with tarfile.open(partial, "w:gz", compresslevel=6) as archive, tarfile.open(fileobj=own) as tracked:
-            for member in tracked:
-                if member.isfile() and not member.name.startswith(_WITHHELD):
-                    content, member.name = tracked.extractfile(member), f"{TOP}/{member.name}"
-                    archive.addfile(member, content)
-            for name, folder in folders.items():
-                if folder.is_dir():
-                    archive.add(folder, f"{TOP}/{name}")
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    decks = "" if folders["build/slides"].is_dir() else ", without decks (`make slides` makes them)"
-    find = "PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheels make lab" if wheels else "make lab"
-    size = f"{out}: {out.stat().st_size / 1e6:.1f} MB{decks}"
-    return f"{size}\non a seat: tar xzf {out.name} && cd {TOP} && {find}"
+def price(seats: int, hours: float, ranks: int, wanted: str | None = None) -> str:
+    """A table: the nodes that a class takes at each centre, where jobs share nodes too, and the charge."""
+    if min(seats, hours, ranks) <= 0:
+        raise BookError("SEATS, --hours and --ranks must be more than 0")
+    places = [find(wanted)] if wanted else [site(name) for name in names() if name != "generic"]
+    head = (f"{seats} jobs of {ranks} ranks, {hours:g} h", "where", "on a node", "nodes", "charged at most")
+    rows = [head, *(row for place in places for row in _prices(place, seats, hours, ranks))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _committed(folder: Path) -> io.BytesIO | None:
-    """The files of the last commit as an archive; None where there is no git."""
-    done = subprocess.run(["git", "archive", "HEAD"], cwd=folder, capture_output=True)
-    return None if done.returncode else io.BytesIO(done.stdout)
+def _prices(place: Site, seats: int, hours: float, ranks: int) -> Iterator[tuple[str, ...]]:
+    rules, nodes = place.scheduler, -(-ranks // place.node.ranks_per_node)
+    usual = place.partition or rules.default_partition, place.qos or rules.default_qos
+    shared = [(name, "") for name, entry in rules.partitions.items() if entry.share]
+    shared += [(usual[0], name) for name, entry in rules.qos.items() if entry.share]
+    for partition, qos in [usual, *shared]:
+        there = dataclasses.replace(place, partition=partition, qos=qos)
+        part, longest = there.part(ranks), rules.hours_for(nodes, partition, qos) or 0.0
+        if part is there and (partition, qos) != usual:  # it would have a whole node there too, or is too large
+            continue
+        fit = place.node.ranks_per_node // ranks if part is not there else 1
+        charge = f"{seats * part.scheduler.charge(nodes, hours, qos):,.4g} {rules.charge_unit}"
+        charge = charge if hours <= longest else f"not allowed: {longest:g} h at most"
+        yield place.name, " ".join(filter(None, (partition, qos))), str(fit), str(-(-seats // fit) * nodes), charge
 
 
 # reset ---------------------------------------------------------------------------------------------------------------
@@ -129,10 +123,10 @@ def _agreed(question: str) -> bool:
 def _originals(seat: Path, archive: str | Path | None) -> dict[str, bytes]:
     """path -> content of what a participant is given, from the archive or from the last commit."""
     if archive is None:
-        own = _committed(seat if seat.is_dir() else Path("."))
-        if own is None:
+        done = subprocess.run(["git", "archive", "HEAD"], cwd=seat if seat.is_dir() else ".", capture_output=True)
+        if done.returncode:
             raise BookError(f"{seat} is not under git: name the class's archive with --from")
-        source, prefix = {"fileobj": own}, ""
+        source, prefix = {"fileobj": io.BytesIO(done.stdout)}, ""
     else:
         source, prefix = {"name": archive}, f"{TOP}/"
     try:

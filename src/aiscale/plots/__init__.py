@@ -28,6 +28,7 @@ from aiscale.plots.sparsity import (
     radius_curves,
 )
 from aiscale.plots.stages import fsdp_step, zero_stages
+from aiscale.plots.study import study_drift, study_ratios
 from aiscale.plots.style import (
     EVENT_COLORS,
     MEMORY_COLORS,

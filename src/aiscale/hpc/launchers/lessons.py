@@ -175,6 +175,12 @@ LESSONS: dict[str, Lesson] = {
             hours=0.75,
         ),
         Lesson(
+            name="study",
+            title="A study of one node",
+            about="Which precision, batch, size, strategy? GPT-2 on the GPUs of a node, one setting changed at a time.",
+            work="study",
+        ),
+        Lesson(
             name="notebook",
             title="A notebook in a batch job",
             about="Runs a lesson from first cell to last, without a browser; it starts its own ranks, on CPUs.",
@@ -183,7 +189,7 @@ LESSONS: dict[str, Lesson] = {
         Lesson(
             name="your_own",
             title="Your own script",
-            about="Starts a train.py that was written for torchrun, with the environment variables that it expects.",
+            about="Starts a train.py written for torchrun, with the variables that it expects.",
             work="your_own",
             ranks=16,
         ),
