@@ -1,11 +1,12 @@
 # Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab workshop slides class test test-more test-all soak setup lock clean distclean
+.PHONY: help lab workshop slides class test test-more test-all soak study setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
 BUILD := build
+STUDY ?= laptop
 # Notebooks and tests call programs of .venv by name: mpiexec, torchrun, aiscale.
 WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 PYTEST := $(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -53,6 +54,12 @@ test-all: test test-more  ## run both (an hour)
 
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
 	@$(WITH_PATH) PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
+
+study: setup  ## run the laptop study twice (an hour, alone on the machine) and store it for lesson 09; resumes
+	@for run in 1 2; do $(BIN)/aiscale bench study $(STUDY) --out runs/$(STUDY)-$$run.csv || exit; done
+	@$(BIN)/aiscale bench compare runs/$(STUDY)-1.csv runs/$(STUDY)-2.csv
+	@$(BIN)/aiscale bench compare runs/$(STUDY)-1.csv runs/$(STUDY)-2.csv --json > runs/$(STUDY).json
+	@mv runs/$(STUDY).json src/aiscale/published/measured/study.json
 
 setup:  ## install everything that is missing into .venv
 	@scripts/setup.sh
