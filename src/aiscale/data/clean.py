@@ -3,7 +3,7 @@
     aiscale data prepare science --out corpora/science
     aiscale data prepare papers/ --clean --against test.jsonl --processes 8 --out corpora/papers
 
-    report = clean_corpus(["papers/"], "corpora/papers", against=[text, ...], processes=8)
+    report = clean_corpus("papers/", "corpora/papers", against=[text, ...], processes=8)   # or ["package:numpy", ...]
     print(describe(report))                                 # what was dropped, and why
     for document in kept("corpora/papers"): ...             # id, domain, source, text
 
@@ -66,7 +66,9 @@ Piece = tuple[str, int, int]  #: of a file: name, first byte, byte after the las
 def _plan(sources: Sequence[str]) -> tuple[str, list[list[Piece]]]:
     """(identity, parts of about PART_BYTES): JSON lines are divided, other files are not."""
     if list(sources) == ["science"]:
-        packages = science.installed()
+        sources = [f"package:{package}" for package in science.installed()]
+    if all(source.startswith("package:") for source in sources):
+        packages = [source.removeprefix("package:") for source in sources]
         about = [(package, science.about(package)) for package in packages]
         return repr(about), [[(f"package:{package}", 0, 0)] for package in packages]
     files, parts, size = [file for source in sources for file in find_files(source)], [[]], 0
@@ -225,7 +227,7 @@ def clean_corpus(
         raise ConfigError(f"no document of {', '.join(sources)} is left: see the counts in {folder}/00000.json")
     _write(folder / KEPT, stays)
     report = _report(folder, len(parts), stays, again) | {"test_texts": len(texts), "test_ngrams": len(grams)}
-    for package in report["sources"] if sources == ["science"] else ():
+    for package in report["sources"] if parts[0][0][0].startswith("package:") else ():
         report["sources"][package] |= science.about(package)
     _tokenize(folder, report, bpe_vocab_size, shard_tokens, progress)
     write_atomically(folder / REPORT, json.dumps(report, indent=1).encode())

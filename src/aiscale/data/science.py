@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -50,13 +51,16 @@ def package_documents(package: str) -> Iterator[dict[str, str]]:
 
 def about(package: str) -> dict[str, str]:
     """Version and licence of an installed package, as its own metadata give them."""
-    names = metadata.packages_distributions().get(package, [package])
+    names = _distributions().get(package, [package])
     facts = metadata.metadata(names[0])
     licence = facts.get("License-Expression") or facts.get("License") or ""
     if not licence or len(licence) > 60:  # some put the whole text there
         classifiers = [line for line in facts.get_all("Classifier", []) if line.startswith("License ::")]
         licence = classifiers[0].rpartition(":: ")[2] if classifiers else licence.strip().split("\n")[0]
     return {"version": facts["Version"], "licence": licence or "not stated"}
+
+
+_distributions = cache(metadata.packages_distributions)  # reads the metadata of all that is installed
 
 
 def _root(package: str) -> Path | None:
