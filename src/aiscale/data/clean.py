@@ -69,6 +69,8 @@ def _plan(sources: Sequence[str]) -> tuple[str, list[list[Piece]]]:
         sources = [f"package:{package}" for package in science.installed()]
     if all(source.startswith("package:") for source in sources):
         packages = [source.removeprefix("package:") for source in sources]
+        if missing := [package for package in packages if not science.is_installed(package)]:
+            raise ConfigError(f"package:{missing[0]} is not installed: install it, or name other packages")
         about = [(package, science.about(package)) for package in packages]
         return repr(about), [[(f"package:{package}", 0, 0)] for package in packages]
     files, parts, size = [file for source in sources for file in find_files(source)], [[]], 0

@@ -35,7 +35,11 @@ _TESTS = {"tests", "test", "testing"}
 
 def installed() -> list[str]:
     """The packages of DISCIPLINES that are installed here."""
-    return [package for packages in DISCIPLINES.values() for package in packages if _root(package)]
+    return [package for packages in DISCIPLINES.values() for package in packages if is_installed(package)]
+
+
+def is_installed(package: str) -> bool:
+    return _root(package) is not None
 
 
 def package_documents(package: str) -> Iterator[dict[str, str]]:
