@@ -3,6 +3,8 @@
 import random
 
 import torch
+from sklearn.feature_extraction.text import CountVectorizer
+from transformers import GPT2Config, GPT2LMHeadModel  # here: imports take longer than an answer may
 
 from aiscale.book.grading import exercise, require, same
 
@@ -18,8 +20,6 @@ def _text(n: int) -> list[str]:
 
 def _counts(one: str, other: str, n: int):
     """Both texts' runs, counted by scikit-learn: (2, runs)."""
-    from sklearn.feature_extraction.text import CountVectorizer
-
     split = CountVectorizer(analyzer="word", tokenizer=str.split, token_pattern=None, ngram_range=(n, n))
     return split.fit_transform([one, other]).toarray()
 
@@ -197,8 +197,6 @@ keep_the_test_out.refuses("hard-coded for the shown documents", "document", "ret
     ],
 )
 def what_it_answers(scores):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     network = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
     with torch.no_grad():
         for parameter in network.parameters():
