@@ -67,9 +67,9 @@ def test_copies_are_found_as_often_as_the_bands_promise():
         ("the end of it", "too short"),
         (" ".join(f"wort{i} und" for i in range(60)), "not English"),
         ("the of " + " ".join(str(i) for i in range(1000, 1099)), "too few letters"),
-        ("the of and to " + "# with that " * 60, "too many symbols"),
+        ("the of and to " + "#planned words here " * 60, "too many symbols"),
         ("the same line with words of it\n" * 20, "repeats its lines"),
-        ("the words of it end here with a mark ...\n" * 1 + "and so it goes with that of more ...\n" * 9, "a list, or"),
+        ("and so everything continues with that of many more others ...\n" * 10, "a list, or cut off"),
         (prose(np.random.default_rng(2)), ""),
     ],
 )
