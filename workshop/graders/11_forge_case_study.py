@@ -197,7 +197,9 @@ keep_the_test_out.refuses("hard-coded for the shown documents", "document", "ret
     ],
 )
 def what_it_answers(scores):
-    network = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
+    network = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    ).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(8)  # random weights as they are drawn hardly tell one token from another
