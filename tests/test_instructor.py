@@ -63,7 +63,7 @@ def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
 
 def test_two_days_have_every_block_once_in_order():
     days = AGENDAS["Two days, first day"] + AGENDAS["Two days, second day"]
-    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(BLOCKS)
+    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(BLOCKS.keys() - {"11"})  # in the place of another
 
 
 # pages ---------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,12 @@
 """Text, tokens and the order in which training reads them; see the modules."""
 
+from aiscale.data.clean import clean_corpus, describe, kept
 from aiscale.data.corpus import Corpus, bigram_entropy, embedded_text, find_text, open_corpus, train_tokenizer
+from aiscale.data.filters import band_keys, found_share, similarity, why_dropped
 from aiscale.data.images import NpzDataset, draw_shapes, write_npz
 from aiscale.data.order import Batches
 from aiscale.data.prepare import prepare_corpus
+from aiscale.data.science import package_documents
 from aiscale.data.shards import ShardError, Tokens, read_corpus, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
 from aiscale.data.toy import toy_text
@@ -15,16 +18,24 @@ __all__ = [
     "ShardError",
     "Tokenizer",
     "Tokens",
+    "band_keys",
     "bigram_entropy",
+    "clean_corpus",
+    "describe",
     "draw_shapes",
     "embedded_text",
     "find_text",
+    "found_share",
+    "kept",
     "learn",
     "open_corpus",
+    "package_documents",
     "prepare_corpus",
     "read_corpus",
+    "similarity",
     "toy_text",
     "train_tokenizer",
+    "why_dropped",
     "write_corpus",
     "write_npz",
 ]

@@ -85,20 +85,20 @@ def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))  # bits in each half of the network
     mask = np.uint64((1 << int(half)) - 1)
     with np.errstate(over="ignore"):  # the arithmetic is modulo 2^64
-        key = _mix(_mix(np.array([seed % 2**64], np.uint64)) + np.uint64(epoch))
-        keys = [_mix(key + np.uint64(i)) for i in range(ROUNDS)]
+        key = mix(mix(np.array([seed % 2**64], np.uint64)) + np.uint64(epoch))
+        keys = [mix(key + np.uint64(i)) for i in range(ROUNDS)]
         out = np.asarray(places).astype(np.uint64)
         inside = np.zeros(len(out), dtype=bool)
         while not inside.all():
             left, right = out[~inside] >> half, out[~inside] & mask
             for round_key in keys:
-                left, right = right, left ^ (_mix(right + round_key) & mask)
+                left, right = right, left ^ (mix(right + round_key) & mask)
             out[~inside] = (left << half) | right
             inside = out < n
     return out.astype(np.int64)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """The finalizer of splitmix64 (Steele, Lea and Flood 2014): each input bit flips half of the output bits."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -3,6 +3,7 @@
     aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
     aiscale data prepare shakespeare --tokenizer char            # out: corpora/shakespeare
     aiscale train --set data.corpus=corpora/mine data.tokenizer=bpe ...
+    aiscale data prepare science                                 # filtered and without duplicates: `data/clean.py`
 
     prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
 
@@ -22,14 +23,17 @@ import itertools
 import json
 import sys
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
 
 from aiscale.config import ConfigError, require_writable
-from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, cache_root, find_files, find_text, identity, read_files
+from aiscale.data.clean import clean_corpus, describe
+from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, cache_root, find_files, find_text, identity
+from aiscale.data.filters import texts_in
+from aiscale.data.formats import Document, documents_of, first_line, load_rows, texts_of
 from aiscale.data.shards import (
     MANIFEST,
     PROGRESS,
@@ -65,11 +69,7 @@ HUB = {
     # that were withdrawn for their copyright.
     "pile": {"path": "monology/pile-uncopyrighted"},
 }
-BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  #: suffix -> name of the format in `datasets`
-PACKED = (".gz", ".xz", ".zst", ".bz2")
 LEARN_CHARS = 2**28  #: a bpe tokenizer is learnt from this many characters at the beginning
-
-Document = Iterable[str]  #: in pieces, since a document may be larger than memory
 
 
 def prepare_corpus(
@@ -161,27 +161,14 @@ def _open_sources(sources: list[str], field: str, subset: str | None) -> tuple[s
         identity_of_source = json.dumps(arguments, sort_keys=True)
         if str(arguments.get("data_files", "")).startswith("http"):
             arguments["data_files"] = str(_fetch(arguments["data_files"]))
-        rows = _load(sources[0], **arguments)
-        return sources[0], identity_of_source, lambda: _texts(rows, sources[0], field)
+        rows = load_rows(sources[0], **arguments)
+        return sources[0], identity_of_source, lambda: texts_of(rows, sources[0], field)
     if len(sources) == 1 and sources[0] in BUILT_IN:
         text = find_text(sources[0])
         return text.name, text.identity, lambda: iter([text.pieces()])
     files = [file for source in sources for file in find_files(source)]
     name = Path(sources[0]).name.split(".")[0] or "corpus"
-    return name, identity(files), lambda: itertools.chain.from_iterable(_documents(file, field) for file in files)
-
-
-def _documents(file: Path, field: str) -> Iterator[Document]:
-    """The documents of one file: the file itself, or the `field` of its records."""
-    suffixes = [suffix for suffix in file.suffixes if suffix not in PACKED]
-    builder = BUILDERS.get(suffixes[-1]) if suffixes else None
-    if builder:
-        yield from _texts(_load(str(file), path=builder, data_files=str(file), streaming=True), str(file), field)
-    elif file.suffix in PACKED:
-        rows = _load(str(file), path="text", data_files=str(file), streaming=True, sample_by="document")
-        yield from _texts(rows, str(file), "text")
-    else:
-        yield read_files([file])
+    return name, identity(files), lambda: itertools.chain.from_iterable(documents_of(file, field) for file in files)
 
 
 def _fetch(url: str) -> Path:
@@ -193,44 +180,11 @@ def _fetch(url: str) -> Path:
                 content = answer.read()
         except OSError as error:
             raise ConfigError(
-                f"{url} cannot be fetched ({_first_line(error)}): check the network, or fetch it elsewhere and name "
+                f"{url} cannot be fetched ({first_line(error)}): check the network, or fetch it elsewhere and name "
                 "the file instead"
             ) from None
         write_atomically(file, content)
     return file
-
-
-def _load(what: str, **arguments) -> Iterable[dict]:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ConfigError(f"reading {what} needs the library `datasets`: `make setup` installs it") from None
-    try:
-        return load_dataset(split="train", **arguments)
-    except Exception as error:  # the library passes on the errors of its many back ends
-        raise ConfigError(
-            f"{what} cannot be read by `datasets` ({_first_line(error)}): check the name and the network, or fetch "
-            "its files elsewhere and name them instead"
-        ) from None
-
-
-def _texts(rows: Iterable[dict], what: str, field: str) -> Iterator[Document]:
-    try:
-        for row in rows:
-            if not isinstance(row.get(field), str):
-                raise ConfigError(
-                    f"a record of {what} has no text in field {field!r}: its fields are {', '.join(row)}; "
-                    "name the right one with --field"
-                )
-            yield [row[field]]
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{what} cannot be read by `datasets`: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -248,7 +202,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "source",
         nargs="+",
-        help=f"text, JSON-lines or parquet files, folders of them, or one of {', '.join(DOWNLOADABLE)}",
+        help=f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, or science: the "
+        "documentation of the scientific packages that are installed",
     )
     prepare.add_argument("--out", metavar="DIR", help="the folder for the shards (default: corpora/NAME)")
     prepare.add_argument(
@@ -267,6 +222,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="approximate number of tokens in a shard"
     )
+    prepare.add_argument("--clean", action="store_true", help="filter the documents and drop near duplicates first")
+    prepare.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="with --clean: drop what shares 13 words with them",
+    )
+    prepare.add_argument("--processes", type=int, default=1, metavar="N", help="with --clean: work on N parts at once")
     prepare.add_argument("--quiet", action="store_true", help="show no progress")
     show = actions.add_parser(
         "show",
@@ -284,6 +248,19 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "show":
         _, manifest, _ = read_corpus(Path(args.folder))
         _print(manifest, args.folder, args.json)
+        return 0
+    if args.clean or args.source == ["science"]:
+        report = clean_corpus(
+            args.source,
+            args.out or f"corpora/{Path(args.source[0]).stem}",
+            against=[text for file in args.against for text in texts_in(Path(file))],
+            bpe_vocab_size=args.vocab_size or 8192,
+            field=args.field,
+            processes=args.processes,
+            shard_tokens=args.shard_tokens,
+            progress=not args.quiet,
+        )
+        print(json.dumps(report, indent=2) if args.json else describe(report))
         return 0
     manifest = prepare_corpus(
         args.source,

@@ -1,0 +1,342 @@
+"""Clean a corpus before it is tokenized: filters, near duplicates, texts of a test set; then BPE and shards.
+
+    aiscale data prepare science --out corpora/science
+    aiscale data prepare papers/ --clean --against test.jsonl --processes 8 --out corpora/papers
+
+    report = clean_corpus("papers/", "corpora/papers", against=[text, ...], processes=8)   # or ["package:numpy", ...]
+    print(describe(report))                                 # what was dropped, and why
+    for document in kept("corpora/papers"): ...             # id, domain, source, text
+
+The steps, each by a published rule:
+
+    filters      English and the quality rules of Gopher (Rae et al. 2021, table A1)
+    test sets    a document that shares 13 words in a row with a text of `against` is dropped (Brown et al. 2020)
+    duplicates   MinHash of 5 words in a row, 14 bands of 8 rows (as FineWeb, Penedo et al. 2024): of documents with
+                 similarity s a share of 1 - (1 - s^8)^14 is found; the first stays
+    tokens       BPE learnt from an even sample, then shards in `data/shards.py`'s format: one folder for all, and one
+                 for each domain; documents in an order drawn at random, which is always the same
+
+Processes share the parts (PART_BYTES of text each) and write what they find; after an interruption the same call goes
+on with the parts that are missing, and ends with the same bytes. Memory: one part a process, and 150 bytes a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import re
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import lru_cache, partial
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from aiscale.config import ConfigError, require_writable
+from aiscale.data import science
+from aiscale.data.corpus import find_files, identity
+from aiscale.data.filters import BANDS, NGRAM, Rules, band_keys, ngrams, why_dropped
+from aiscale.data.formats import documents_of
+from aiscale.data.order import mix
+from aiscale.data.shards import TOKENIZER, Text, write_atomically, write_corpus
+from aiscale.data.tokenizers import Tokenizer, learn
+from aiscale.processes import die_with
+
+PART_BYTES = 2**24
+CUT_CHARS = 2**15  #: a text file is cut at empty lines into documents of about this size
+LEARN_CHARS = 2**25  #: BPE is learnt from a sample of this size
+PLAN, KEPT, REPORT, AGAINST = "plan.json", "kept.npy", "report.json", "against.npy"
+_ROW = np.dtype([(name, "<u8") for name in ("part", "length", "offset", "bytes", "domain", "source")])
+
+Piece = tuple[str, int, int]  #: of a file: name, first byte, byte after the last; a package has "package:" before it
+
+
+# Documents ------------------------------------------------------------------------------------------------------------
+
+
+def _plan(sources: Sequence[str]) -> tuple[str, list[list[Piece]]]:
+    """(identity, parts of about PART_BYTES): JSON lines are divided, other files are not."""
+    if list(sources) == ["science"]:
+        sources = [f"package:{package}" for package in science.installed()]
+    if all(source.startswith("package:") for source in sources):
+        packages = [source.removeprefix("package:") for source in sources]
+        if missing := [package for package in packages if not science.is_installed(package)]:
+            raise ConfigError(f"package:{missing[0]} is not installed: install it, or name other packages")
+        about = [(package, science.about(package)) for package in packages]
+        return repr(about), [[(f"package:{package}", 0, 0)] for package in packages]
+    files, parts, size = [file for source in sources for file in find_files(source)], [[]], 0
+    for file in files:
+        n = file.stat().st_size
+        step = PART_BYTES if file.suffix == ".jsonl" else max(n, 1)
+        for start in range(0, n, step):
+            if size >= PART_BYTES:
+                parts, size = [*parts, []], 0
+            parts[-1].append((str(file), start, min(start + step, n)))
+            size += min(step, n - start)
+    return identity(files), parts
+
+
+def _documents(piece: Piece, field: str) -> Iterator[dict[str, str]]:
+    name, start, stop = piece
+    if name.startswith("package:"):
+        yield from science.package_documents(name.removeprefix("package:"))
+        return
+    file = Path(name)
+    domain = file.parent.name
+    if file.suffix == ".jsonl":
+        rows = _lines(file, start, stop)
+    elif file.suffix in (".txt", ".md", ".rst", ""):
+        rows = ({field: text} for text in _cut(file))
+    else:
+        rows = ({field: "".join(document)} for document in documents_of(file, field))
+    for number, row in enumerate(rows):
+        if not isinstance(row.get(field), str):
+            raise ConfigError(f"a record of {file} has no text in field {field!r}: name the right one with --field")
+        yield {
+            "id": str(row.get("id", f"{file.name}:{start}:{number}")),
+            "domain": re.sub(r"\W+", "_", str(row.get("domain", domain))),  # it names a folder
+            "source": str(row.get("source", file.name)),
+            "text": row[field],
+        }
+
+
+def _lines(file: Path, start: int, stop: int) -> Iterator[dict]:
+    """The records whose line begins in [start, stop)."""
+    with open(file, "rb") as stream:
+        if start:
+            stream.seek(start - 1)
+            stream.readline()
+        while stream.tell() < stop and (line := stream.readline()):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    raise ConfigError(f"{file} has a line that is not JSON: {line[:60]!r}: mend or remove it") from None
+
+
+def _cut(file: Path) -> Iterator[str]:
+    held, size = [], 0
+    with open(file, encoding="utf-8-sig", errors="replace") as stream:
+        for line in stream:
+            held.append(line)
+            size += len(line)
+            if size >= CUT_CHARS and (not line.strip() or size >= 32 * CUT_CHARS):
+                yield "".join(held)
+                held, size = [], 0
+    yield "".join(held)
+
+
+# One part -------------------------------------------------------------------------------------------------------------
+
+
+def _clean_part(number: int, pieces: list[Piece], folder: Path, field: str, rules: Rules) -> None:
+    """Filter a part; writes its documents, their band keys and, last, its counts."""
+    against, counts = np.load(folder / AGAINST), Counter()
+    lines, rows, keys, offset = BytesIO(), [], [], 0
+    for piece in pieces:
+        for document in _documents(piece, field):
+            text = unicodedata.normalize("NFC", document["text"]).replace("\r\n", "\n").strip()
+            reason = why_dropped(text, rules)
+            if not reason and len(against):
+                grams = ngrams(text, NGRAM)
+                places = np.minimum(np.searchsorted(against, grams), len(against) - 1)
+                reason = "in a test set" if (against[places] == grams).any() else ""
+            where, n_bytes = (document["domain"], document["source"]), len(text.encode())
+            counts[(*where, reason, "documents")] += 1
+            counts[(*where, reason, "bytes")] += n_bytes
+            if not reason:
+                line = json.dumps({**document, "text": text}, ensure_ascii=False).encode() + b"\n"
+                rows.append((number, len(line), offset, n_bytes, *(zlib.crc32(name.encode()) for name in where)))
+                offset += lines.write(line)
+                keys.append(band_keys(text))
+    _write(folder / f"{number:05d}.rows.npy", np.array(rows, _ROW))
+    _write(folder / f"{number:05d}.keys.npy", np.array(keys, np.uint64).reshape(-1, BANDS))
+    write_atomically(folder / f"{number:05d}.jsonl", lines.getvalue())
+    write_atomically(folder / f"{number:05d}.json", json.dumps([[*key, n] for key, n in counts.items()]).encode())
+
+
+def _clean_parts(parts: list[list[Piece]], folder: Path, processes: int, work: partial, progress: bool) -> None:
+    todo = [n for n in range(len(parts)) if not (folder / f"{n:05d}.json").exists()]
+    with tqdm(total=len(parts), initial=len(parts) - len(todo), desc="clean", unit="part", disable=not progress) as bar:
+        if processes == 1 or len(todo) < 2:
+            for n in todo:
+                work(n, parts[n])
+                bar.update()
+            return
+        spawn = multiprocessing.get_context("spawn")  # a forked child would share torch's threads
+        with ProcessPoolExecutor(processes, spawn, die_with, (os.getpid(),)) as pool:
+            for done in [pool.submit(work, n, parts[n]) for n in todo]:
+                done.result()
+                bar.update()
+
+
+def _deduplicate(folder: Path, n_parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """(rows of the documents that stay, rows of the duplicates). A document goes if an earlier one shares a band."""
+    rows = np.concatenate([np.load(folder / f"{n:05d}.rows.npy") for n in range(n_parts)])
+    files = [np.load(folder / f"{n:05d}.keys.npy", mmap_mode="r") for n in range(n_parts)]
+    again = np.zeros(len(rows), dtype=bool)
+    for band in range(BANDS):  # one column in memory at a time
+        column = np.concatenate([keys[:, band] for keys in files])
+        order = np.argsort(column, kind="stable")
+        again[order[1:][column[order[1:]] == column[order[:-1]]]] = True
+    stays = rows[~again]
+    return stays[np.argsort(mix(np.arange(len(stays), dtype=np.uint64)))], rows[again]
+
+
+# The corpus -----------------------------------------------------------------------------------------------------------
+
+
+def clean_corpus(
+    sources: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    against: Iterable[str] = (),
+    bpe_vocab_size: int = 8192,
+    field: str = "text",
+    rules: Rules | None = None,
+    processes: int = 1,
+    shard_tokens: int = 2**24,
+    progress: bool = True,
+) -> dict:
+    """Clean `sources` (science, or files and folders) into `out`; returns the report, which is also OUT/report.json.
+
+    `out` then holds shards for DataConfig.corpus: OUT/all, and OUT/DOMAIN for each domain if there are several. A
+    record's domain is its field of that name, or the folder it lies in. Raises ConfigError with one line.
+    """
+    sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
+    if processes < 1:
+        raise ConfigError(f"--processes is {processes}: it must be at least 1")
+    folder, rules, texts = Path(out), rules or Rules(), list(against)
+    source, parts = _plan(sources)
+    plan = {"source": source, "rules": asdict(rules), "field": field, "bpe": bpe_vocab_size, "shard": shard_tokens}
+    grams = np.unique(np.concatenate([np.empty(0, np.uint64), *(ngrams(text, NGRAM) for text in texts)]))
+    plan["against"] = hashlib.sha256(grams.tobytes()).hexdigest()
+    if _begin(folder, plan, grams):
+        return json.loads((folder / REPORT).read_text())
+    work = partial(_clean_part, folder=folder, field=field, rules=rules)
+    _clean_parts(parts, folder, processes, work, progress)
+    stays, again = _deduplicate(folder, len(parts))
+    if not len(stays):
+        raise ConfigError(f"no document of {', '.join(sources)} is left: see the counts in {folder}/00000.json")
+    _write(folder / KEPT, stays)
+    report = _report(folder, len(parts), stays, again) | {"test_texts": len(texts), "test_ngrams": len(grams)}
+    for package in report["sources"] if parts[0][0][0].startswith("package:") else ():
+        report["sources"][package] |= science.about(package)
+    _tokenize(folder, report, bpe_vocab_size, shard_tokens, progress)
+    write_atomically(folder / REPORT, json.dumps(report, indent=1).encode())
+    return report
+
+
+def _begin(folder: Path, plan: dict, grams: np.ndarray) -> bool:
+    """Whether the folder is finished; raises ConfigError if it was begun with another plan."""
+    text = json.dumps(plan, sort_keys=True)
+    require_writable(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / PLAN).exists():
+        if (folder / PLAN).read_text() != text:
+            raise ConfigError(
+                f"{folder} was begun with other texts, rules or sizes: choose another --out, or delete it"
+            )
+        return (folder / REPORT).exists()
+    if any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty and was not made by this command: choose another --out")
+    _write(folder / AGAINST, grams)
+    write_atomically(folder / PLAN, text.encode())
+    return False
+
+
+def _write(file: Path, array: np.ndarray) -> None:
+    packed = BytesIO()
+    np.save(packed, array)
+    write_atomically(file, packed.getvalue())
+
+
+def kept(folder: str | Path, domain: str = "") -> Iterator[dict[str, str]]:
+    """The documents that stayed, of one domain or all, in an order drawn at random: id, domain, source, text."""
+    folder, rows = Path(folder), np.load(Path(folder) / KEPT, mmap_mode="r")
+    open_part = lru_cache(maxsize=256)(lambda part: open(folder / f"{part:05d}.jsonl", "rb"))
+    for row in rows[rows["domain"] == zlib.crc32(domain.encode())] if domain else rows:
+        stream = open_part(int(row["part"]))
+        stream.seek(int(row["offset"]))
+        yield json.loads(stream.read(int(row["length"])))
+
+
+def _tokenize(folder: Path, report: dict, vocab_size: int, shard_tokens: int, progress: bool) -> None:
+    """BPE from every k-th document, then the shards; each adds its tokens to the report."""
+    file, every = folder / TOKENIZER, math.ceil(report["kept"]["bytes"] / LEARN_CHARS)
+    if not file.exists():
+        sample = (d["text"] + "\n" for number, d in enumerate(kept(folder)) if number % every == 0)
+        write_atomically(file, learn("bpe", sample, bpe_vocab_size=vocab_size).to_json().encode())
+    tokenizer = Tokenizer.from_json(file.read_text(encoding="utf-8"))
+    names = [name for name, facts in report["domains"].items() if facts["documents"] and name != "all"]
+    for name in ["all", *(names if len(names) > 1 else [])]:
+        facts = report["kept"] if name == "all" else report["domains"][name]
+        pieces = partial(_pieces, folder, "" if name == "all" else name, tokenizer.separator)
+        with tqdm(desc=f"tokenize {name}", total=facts["bytes"], unit="B", unit_scale=True, disable=not progress) as b:
+            manifest = write_corpus(
+                Text(name, _key(folder), pieces),
+                tokenizer,
+                folder / name,
+                shard_tokens=shard_tokens,
+                report=partial(_move, b),
+            )
+        facts["tokens"] = manifest.tokens
+
+
+def _pieces(folder: Path, domain: str, separator: str) -> Iterator[str]:
+    return (document["text"] + separator for document in kept(folder, domain))
+
+
+def _move(bar: tqdm, text_bytes: int) -> None:
+    bar.update(text_bytes - bar.n)
+
+
+def _key(folder: Path) -> str:
+    return hashlib.sha256((folder / PLAN).read_bytes()).hexdigest()
+
+
+# The report -----------------------------------------------------------------------------------------------------------
+
+
+def _report(folder: Path, n_parts: int, stays: np.ndarray, again: np.ndarray) -> dict:
+    """What was read, what stayed, and what each rule dropped: documents and bytes, by domain and by source."""
+    report: dict = {"read": Counter(), "kept": {}, "dropped": {}, "domains": {}, "sources": {}}
+    for n in range(n_parts):
+        for domain, source, reason, unit, count in json.loads((folder / f"{n:05d}.json").read_text()):
+            report["read"][unit] += count
+            for kind, name in (("domains", domain), ("sources", source)):
+                report[kind].setdefault(name, {"read_bytes": 0})["read_bytes"] += count * (unit == "bytes")
+            if reason:
+                report["dropped"].setdefault(reason, Counter())[unit] += count
+    report["dropped"]["near duplicate"] = _size(again)
+    report["kept"] = _size(stays)
+    for kind in ("domains", "sources"):
+        for name, facts in report[kind].items():
+            facts |= _size(stays[stays[kind[:-1]] == zlib.crc32(name.encode())])
+    return report
+
+
+def _size(rows: np.ndarray) -> dict[str, int]:
+    return {"documents": len(rows), "bytes": int(rows["bytes"].sum())}
+
+
+def describe(report: dict) -> str:
+    """The report as a table in Markdown."""
+    read, rows = report["read"], []
+    for name, facts in [("read", read), *sorted(report["dropped"].items(), key=lambda item: -item[1]["bytes"])]:
+        rows.append((name, facts["documents"], facts["bytes"] / 1e6, 100 * facts["bytes"] / max(read["bytes"], 1), ""))
+    for name, facts in [("**kept**", report["kept"]), *sorted(report["domains"].items())]:
+        share = 100 * facts["bytes"] / max(read["bytes"], 1)
+        rows.append((name, facts["documents"], facts["bytes"] / 1e6, share, f"{facts.get('tokens', 0):,}"))
+    lines = ["| | documents | MB | % | tokens |", "|---|--:|--:|--:|--:|"]
+    lines += [f"| {what} | {n:,} | {mb:.1f} | {share:.1f} | {tokens} |" for what, n, mb, share, tokens in rows]
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""What decides whether a document stays: quality rules, words shared with a test set, and MinHash of near duplicates.
+
+why_dropped(text, Rules())            # "" or the rule that it breaks, such as "not English"
+band_keys(text)                       # near duplicates have one of these 14 numbers in common
+similarity(one, other)                # 0 to 1: what MinHash estimates
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aiscale.data.order import mix
+
+NGRAM, SHINGLE, BANDS, ROWS = 13, 5, 14, 8
+STOP_WORDS = frozenset("the be to of and that have with".split())  #: Gopher's: an English text has two of them
+WORD = re.compile(r"\w+")
+_KEYS = mix(np.arange(2 * BANDS * ROWS, dtype=np.uint64)).reshape(2, -1, 1)  #: factors and terms of the hashes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a document must keep to; the values are Gopher's."""
+
+    min_words: int = 50
+    max_words: int = 100_000
+    word_chars: tuple[float, float] = (3.0, 10.0)  #: mean length of a word
+    max_symbols: float = 0.1  #: "#" and "..." for each word
+    min_alphabetic: float = 0.8  #: share of words with a letter
+    max_bullets: float = 0.9  #: share of lines that begin with a bullet
+    max_ellipses: float = 0.3  #: share of lines that end in an ellipsis
+    max_repeated: float = 0.3  #: share of lines that have been there before
+
+
+def why_dropped(text: str, rules: Rules) -> str:
+    """The first rule that a text breaks, in words; empty if it keeps to all."""
+    words, lines = text.split(), [line.strip() for line in text.splitlines() if line.strip()]
+    n = len(words)
+    if not rules.min_words <= n <= rules.max_words:
+        return "too short" if n < rules.min_words else "too long"
+    if len(STOP_WORDS & {word.lower() for word in words}) < 2:
+        return "not English"
+    if not rules.word_chars[0] <= sum(map(len, words)) / n <= rules.word_chars[1]:
+        return "words too short or long"
+    if sum(any(map(str.isalpha, word)) for word in words) < rules.min_alphabetic * n:
+        return "too few letters"
+    if text.count("#") + text.count("...") + text.count("…") > rules.max_symbols * n:
+        return "too many symbols"
+    bullets, ellipses = (line[0] in "*-•" for line in lines), (line.endswith(("...", "…")) for line in lines)
+    if sum(bullets) > rules.max_bullets * len(lines) or sum(ellipses) > rules.max_ellipses * len(lines):
+        return "a list, or cut off"
+    return "repeats its lines" if len(lines) - len(set(lines)) > rules.max_repeated * len(lines) else ""
+
+
+# Hashes ---------------------------------------------------------------------------------------------------------------
+
+
+def ngrams(text: str, n: int) -> np.ndarray:
+    """The different hashes of n words in a row, sorted, uint64; case, marks and white space do not count."""
+    words = np.array([zlib.crc32(word.encode()) for word in WORD.findall(text.lower())], dtype=np.uint64)
+    hashes = np.zeros(max(len(words) - n + 1, 0), dtype=np.uint64)
+    for place in range(n):
+        hashes = mix(hashes ^ words[place : place + len(hashes)])
+    return np.unique(hashes)
+
+
+def band_keys(text: str) -> np.ndarray:
+    """MinHash (Broder 1997): texts of similarity s have an equal key in one band with probability s^ROWS. (BANDS,)"""
+    least = np.full(BANDS * ROWS, 2**64 - 1, dtype=np.uint64)
+    shingles = ngrams(text, SHINGLE)
+    for start in range(0, len(shingles), 4096):
+        hashes = (_KEYS[0] | np.uint64(1)) * shingles[start : start + 4096] + _KEYS[1]
+        least = np.minimum(least, (hashes >> np.uint64(20)).min(axis=1))
+    keys = np.zeros(BANDS, dtype=np.uint64)
+    for row in least.reshape(BANDS, ROWS).T:
+        keys = mix(keys ^ row)
+    return keys
+
+
+def similarity(one: str, other: str) -> float:
+    """Jaccard: shared shingles over all shingles of both; what MinHash estimates."""
+    a, b = ngrams(one, SHINGLE), ngrams(other, SHINGLE)
+    shared = len(np.intersect1d(a, b, assume_unique=True))
+    return shared / max(len(a) + len(b) - shared, 1)
+
+
+def found_share(s: float | np.ndarray) -> float | np.ndarray:
+    """The share of pairs of similarity s that fall into one band at least."""
+    return 1 - (1 - s**ROWS) ** BANDS
+
+
+def texts_in(file: Path) -> Iterator[str]:
+    """The texts of a test set: every string of JSON lines, or a text file as a whole."""
+    content = file.read_text(encoding="utf-8")
+    if file.suffix != ".jsonl":
+        yield content
+        return
+    for line in filter(str.strip, content.splitlines()):
+        yield from (value for value in json.loads(line).values() if isinstance(value, str))

@@ -1,0 +1,148 @@
+"""Cleaning a corpus: planted duplicates and test texts are found, an interruption changes nothing, reasons are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from aiscale import cli
+from aiscale.config import ConfigError, DataConfig
+from aiscale.data import band_keys, clean, clean_corpus, found_share, kept, open_corpus, science, similarity
+from aiscale.data.filters import Rules, why_dropped
+
+STOP = "the of and to that with".split()
+
+
+def prose(rng: np.random.Generator, words: int = 120) -> str:
+    """English, by its stop words; no two runs of five words are alike."""
+    return " ".join(rng.choice(STOP) if rng.random() < 0.3 else f"a{rng.integers(10**6)}x" for _ in range(words))
+
+
+def write(path, texts, domains=("physics", "chemistry")):
+    rows = [{"text": text, "id": i, "domain": domains[i % len(domains)]} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def bytes_of(folder) -> dict[str, bytes]:
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in sorted(folder.rglob("*.tokens"))}
+
+
+def test_planted_copies_and_a_planted_test_text_go_and_the_rest_stays(tmp_path):
+    rng = np.random.default_rng(0)
+    texts, test = [prose(rng) for _ in range(200)], prose(rng, 40)
+    copies = [text.replace(text.split()[60], "changed", 1) for text in texts[:50]]
+    leaks = [f"{prose(rng, 60)} {' '.join(test.upper().split()[10:23])} {prose(rng, 60)}" for _ in range(5)]
+    short = f"{prose(rng, 60)} {' '.join(test.split()[10:22])} {prose(rng, 60)}"  # 12 words of it
+    file = write(tmp_path / "docs.jsonl", [*texts, *copies, *leaks, short])
+    report = clean_corpus(file, tmp_path / "out", against=[test], bpe_vocab_size=300, progress=False)
+    stayed = {int(d["id"]) for d in kept(tmp_path / "out")}
+    assert report["dropped"]["in a test set"]["documents"] == 5
+    assert report["dropped"]["near duplicate"]["documents"] >= 48  # similarity 0.92: 99.99 % are found
+    assert stayed >= {*range(200), 255} and not stayed & {*range(250, 255)}
+    assert sum(report["domains"][d]["documents"] for d in ("physics", "chemistry")) == len(stayed)
+
+
+def test_copies_are_found_as_often_as_the_bands_promise():
+    rng, pairs = np.random.default_rng(1), []
+    for _ in range(300):
+        words = prose(rng).split()
+        other = [f"b{rng.integers(10**6)}" if rng.random() < 0.03 else word for word in words]
+        pairs.append((" ".join(words), " ".join(other)))
+    found = np.mean([(band_keys(a) == band_keys(b)).any() for a, b in pairs])
+    expected = np.mean([found_share(similarity(a, b)) for a, b in pairs])
+    assert abs(found - expected) < 3 * (expected * (1 - expected) / 300) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("the end of it", "too short"),
+        (" ".join(f"wort{i} und" for i in range(60)), "not English"),
+        ("the of " + " ".join(str(i) for i in range(1000, 1099)), "too few letters"),
+        ("the of and to " + "#planned words here " * 60, "too many symbols"),
+        ("the same line with words of it\n" * 20, "repeats its lines"),
+        ("and so everything continues with that of many more others ...\n" * 10, "a list, or cut off"),
+        (prose(np.random.default_rng(2)), ""),
+    ],
+)
+def test_the_report_says_which_rule_a_text_broke(text, reason):
+    assert why_dropped(text, Rules()).startswith(reason) and bool(reason) == bool(why_dropped(text, Rules()))
+
+
+def test_a_run_trains_on_each_domain_and_on_all(tmp_path):
+    rng = np.random.default_rng(3)
+    file = write(tmp_path / "docs.jsonl", [prose(rng) for _ in range(40)])
+    report = clean_corpus(file, tmp_path / "out", bpe_vocab_size=300, progress=False)
+    for name, facts in [("all", report["kept"]), *report["domains"].items()]:
+        corpus = open_corpus(DataConfig(corpus=str(tmp_path / "out" / name), tokenizer="bpe"))
+        assert len(corpus.train) + len(corpus.val) == facts["tokens"]
+        assert corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]]).count("<|endoftext|>") == facts["documents"]
+
+
+def test_killed_at_any_part_it_goes_on_to_the_same_shards(tmp_path, monkeypatch):
+    rng = np.random.default_rng(4)
+    write(tmp_path / "docs.jsonl", [prose(rng) for _ in range(1500)])
+    program = (
+        "import sys; from aiscale.data import clean; clean.PART_BYTES = 2**16\n"
+        "clean.clean_corpus(sys.argv[1], sys.argv[2], bpe_vocab_size=300, shard_tokens=2**16, progress=False)"
+    )
+    for wanted in ("00002.json", "kept.npy"):  # killed as soon as this file stands
+        out = tmp_path / f"out-{wanted}"
+        job = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "docs.jsonl"), str(out)])
+        while not (out / wanted).exists() and job.poll() is None:
+            time.sleep(0.005)
+        os.kill(job.pid, signal.SIGKILL)
+        job.wait()
+    monkeypatch.setattr(clean, "PART_BYTES", 2**16)
+    options = {"bpe_vocab_size": 300, "shard_tokens": 2**16, "progress": False}
+    for out in ("whole", "out-00002.json", "out-kept.npy"):
+        clean_corpus(tmp_path / "docs.jsonl", tmp_path / out, **options)
+    whole = bytes_of(tmp_path / "whole")
+    assert len(whole) >= 6 and whole == bytes_of(tmp_path / "out-00002.json") == bytes_of(tmp_path / "out-kept.npy")
+    with pytest.raises(ConfigError, match="was begun with other texts, rules or sizes: choose another --out"):
+        clean_corpus(tmp_path / "docs.jsonl", tmp_path / "whole", **options | {"bpe_vocab_size": 400})
+
+
+@pytest.mark.extended
+def test_two_processes_give_the_shards_of_one(tmp_path, monkeypatch):
+    rng = np.random.default_rng(5)
+    file = write(tmp_path / "docs.jsonl", [prose(rng) for _ in range(600)])
+    monkeypatch.setattr(clean, "PART_BYTES", 2**16)
+    for processes in (1, 2):
+        clean_corpus(file, tmp_path / str(processes), processes=processes, bpe_vocab_size=300, progress=False)
+    assert bytes_of(tmp_path / "1") == bytes_of(tmp_path / "2")
+
+
+def test_packages_are_read_as_text_and_named_with_their_licence(tmp_path, capsys):
+    documents = list(science.package_documents("networkx"))
+    assert len(documents) > 1000 and {d["domain"] for d in documents} == {"mathematics"}
+    import networkx
+
+    known = networkx.pagerank.__doc__.strip().split("\n")[0]
+    assert any(d["text"].startswith(known) for d in documents)
+    (tmp_path / "test.jsonl").write_text(json.dumps({"question": documents[100]["text"]}) + "\n")
+    command = ["data", "prepare", "package:mpmath", "--clean", "--against", str(tmp_path / "test.jsonl"), "--quiet"]
+    assert cli.main([*command, "--out", str(tmp_path / "out"), "--vocab-size", "300", "--json"]) == 0
+    source = json.loads(capsys.readouterr().out)["sources"]["mpmath"]
+    assert source["licence"].startswith("BSD") and source["documents"] > 50
+
+
+def test_a_bad_source_is_refused_in_words(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\nnot json\n')
+    with pytest.raises(ConfigError, match="has a line that is not JSON"):
+        clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", progress=False)
+    with pytest.raises(ConfigError, match="--processes is 0: it must be at least 1"):
+        clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", processes=0, progress=False)
+    with pytest.raises(ConfigError, match="package:nowhere .*is not installed"):
+        clean_corpus("package:nowhere", tmp_path / "none", progress=False)
+    (tmp_path / "short.txt").write_text("the end")
+    with pytest.raises(ConfigError, match="no document of .* is left"):
+        clean_corpus(tmp_path / "short.txt", tmp_path / "short", progress=False)
