@@ -36,7 +36,7 @@ def test_defaults_that_follow_another_field_follow_an_override():
         ("model.n_layer=0", "model.n_layer is 0: it must be greater than 0"),
         ("optimizer.lr=fast", "optimizer.lr is 'fast': it must be a number"),
         ("optimizer.lr=nan", "optimizer.lr is nan: it must be greater than 0"),
-        ("model.norm=batch", "model.norm is 'batch': it must be one of layernorm, rmsnorm"),
+        ("model.norm=batch", "model.norm is 'batch': it must be one of layernorm, rmsnorm, deepnorm"),
         ("model.tied=perhaps", "model.tied is 'perhaps': it must be true or false"),
         ("data.val_fraction=1", "data.val_fraction is 1.0: it must lie between 0 and 1"),
         ("name=a/b", "name is 'a/b': it names a folder below runs/, so it must not be empty, hold / or start with ."),
