@@ -87,6 +87,7 @@ def test_a_run_trains_on_each_domain_and_on_all(tmp_path):
         assert corpus.tokenizer.decode([*corpus.train[:], *corpus.val[:]]).count("<|endoftext|>") == facts["documents"]
 
 
+@pytest.mark.extended
 def test_killed_at_any_part_it_goes_on_to_the_same_shards(tmp_path, monkeypatch):
     rng = np.random.default_rng(4)
     write(tmp_path / "docs.jsonl", [prose(rng) for _ in range(1500)])
