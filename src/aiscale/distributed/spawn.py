@@ -23,11 +23,14 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from aiscale.distributed.failing import HANG_STATUS, LOST_STATUS
 from aiscale.distributed.rendezvous import listen, serve
 from aiscale.processes import die_with, usable_cores
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 BAD_INPUT_STATUS = 2  #: exit status of `aiscale` after a one-line refusal
 _INTERRUPTED_STATUS = 130  #: of a rank that was told to stop, and has saved
@@ -54,14 +57,7 @@ def launch(
     """Run `python ARGV` as `nproc` connected ranks and wait; returns the exit status, 0 only if every rank's was 0.
     `warm_up` imports what ranks that run `-m MODULE` need; if it is safe, they are then forked from this process. In
     that case `env` must not hold variables that a library reads at import."""
-    listener, rendezvous = listen()
-    start = _start_from_nothing
-    if warm_up is not None and can_fork():
-        warm_up()
-        start = Forked if can_fork() else start  # an import may have started a thread
-    base = {"AISCALE_LAUNCHER": "aiscale", **rendezvous, **(env or {})}
-    ranks = [start(argv, {**base, **rank_environment(rank, nproc)}) for rank in range(nproc)]
-    store = serve(listener)  # after the forks: it starts a thread
+    ranks, store = start_ranks(nproc, argv, env, warm_up=warm_up)
     interrupted = False
     with _passing_on_sigterm(ranks):
         while True:
@@ -76,6 +72,20 @@ def launch(
                     _stop(ranks, grace_s=1, first=signal.SIGINT)
                     return _INTERRUPTED_STATUS
                 interrupted = True
+
+
+def start_ranks(
+    nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None, *, warm_up: Callable[[], None] | None = None
+) -> tuple[list[subprocess.Popen | Forked], dist.TCPStore]:
+    """The processes of `launch`, and the store at which they meet: keep it as long as they run."""
+    listener, rendezvous = listen()
+    start = _start_from_nothing
+    if warm_up is not None and can_fork():
+        warm_up()
+        start = Forked if can_fork() else start  # an import may have started a thread
+    base = {"AISCALE_LAUNCHER": "aiscale", **rendezvous, **(env or {})}
+    ranks = [start(argv, {**base, **rank_environment(rank, nproc)}) for rank in range(nproc)]
+    return ranks, serve(listener)  # after the forks: it starts a thread
 
 
 def _start_from_nothing(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen:

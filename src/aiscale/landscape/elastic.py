@@ -1,0 +1,156 @@
+"""Jobs that survive the death of a rank, as Bamboo, Oobleck and Varuna do, beside a plain restart.
+
+    from aiscale.landscape import elastic
+    calm, hit = elastic.run([elastic.Scenario("bamboo"), elastic.Scenario("bamboo", kill=(2, 3, 5))])
+    elastic.difference(hit, calm)                        # 0.0: the same losses and weights, bit by bit
+    hit.detect_s, hit.recover_s, hit.steps_repeated, hit.events
+
+A GPT in fp64 trains on ranks of this machine. `kill` = (rank, step, place): there the rank sends itself SIGKILL, before
+one of its passes, before it shares gradients, or before or after the commit. The survivors see a broken connection and
+meet again at the store of the process that started them. No rank is started again, but for "restart" all are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aiscale.config import ModelConfig
+from aiscale.distributed import launch
+from aiscale.distributed.spawn import start_ranks
+from aiscale.distributed.starter import Starter
+from aiscale.landscape.plans import Plan, first_plan, next_plan
+from aiscale.processes import kill_marked
+
+MARK = "AISCALE_ELASTIC"  #: in the environment of every process of a job
+_IMPORTS = "from aiscale.parallel import preload; preload('serial'); import aiscale.landscape.elastic_rank"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job. `fault` plants one: reduction (the copies of a layer do not add up their gradients), moments (a state that
+    another rank or a file gives comes without Adam's moments)."""
+
+    idea: str  #: bamboo, oobleck, varuna or restart
+    kill: tuple[int, int, int] | None = None  #: (rank, step, place in the step), from 0
+    ranks: int = 4
+    steps: int = 6
+    micro_batches: int = 6  #: of the global batch
+    checkpoint_every: int = 2  #: steps; Varuna and restart
+    fault: str = ""
+    model: ModelConfig = ModelConfig(n_layer=6, n_head=2, d_model=32, vocab_size=64, max_seq_len=16, tied=False)
+    batch: int = 2  #: sequences of a micro-batch
+    tokens: int = 16  #: of a sequence
+
+    def __post_init__(self) -> None:
+        if self.idea not in ("bamboo", "oobleck", "varuna", "restart"):
+            raise ValueError(f"idea is {self.idea!r}: it must be bamboo, oobleck, varuna or restart")
+        if self.kill and not (self.kill[0] < self.ranks and self.kill[1] < self.steps and self.kill[2] < self.places()):
+            ends = (self.ranks - 1, self.steps - 1, self.places() - 1)
+            raise ValueError(f"kill is {self.kill}, but (rank, step, place) ends at {ends}")
+
+    def plans(self) -> tuple[Plan, Plan]:
+        """The plan at the start, and the one after the kill."""
+        sizes = {"layers": self.model.n_layer, "micro_batches": self.micro_batches}
+        first = first_plan(self.idea, ranks=self.ranks, **sizes)
+        if self.kill is None or self.idea == "restart":
+            return first, first
+        return first, next_plan(self.idea, first, [r for r in range(self.ranks) if r != self.kill[0]], **sizes)
+
+    def places(self) -> int:
+        """In how many places of a step the rank of `kill` may die."""
+        plan = first_plan(self.idea, ranks=self.ranks, layers=self.model.n_layer, micro_batches=self.micro_batches)
+        return 3 + sum(plan.pipelines[p][s].rank == self.kill[0] for p, _, _, s in plan.work())
+
+
+@dataclass
+class Outcome:
+    scenario: Scenario
+    losses: list[float]  #: of each step
+    weights: dict[str, Tensor] = field(repr=False)  #: of the whole model
+    copies_differ: float  #: the largest difference between two ranks' copies of a weight
+    events: list[dict] = field(repr=False)  #: {rank, event, step, at_s}: begin, done, killed, detected, regrouped, ...
+
+    @property
+    def detect_s(self) -> float:
+        """From the kill until the last survivor has seen it."""
+        return max(e["at_s"] for e in self.events if e["event"] == "detected") - self._killed_s
+
+    @property
+    def recover_s(self) -> float:
+        """From the kill until the last rank is done with the step in which it fell."""
+        step = self.scenario.kill[1]
+        return max(e["at_s"] for e in self.events if e["event"] == "done" and e["step"] == step) - self._killed_s
+
+    @property
+    def steps_repeated(self) -> int:
+        """Steps that a rank began again from their start."""
+        begun = Counter((e["rank"], e["step"]) for e in self.events if e["event"] == "begin")
+        return len({step for (_, step), times in begun.items() if times > 1})
+
+    @property
+    def _killed_s(self) -> float:
+        return next(e["at_s"] for e in self.events if e["event"] == "killed")
+
+
+def run(scenarios: Iterable[Scenario], *, timeout_s: float = 120) -> list[Outcome]:
+    """Run jobs one after another. No process is left, however it ends; raises RuntimeError if a survivor fails."""
+    mark = uuid.uuid4().hex
+    try:
+        with (
+            Starter(_IMPORTS, env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}) as starter,
+            tempfile.TemporaryDirectory() as base,
+        ):
+            return [_run(each, starter, Path(base) / str(i), timeout_s) for i, each in enumerate(scenarios)]
+    finally:
+        kill_marked(MARK, mark)
+
+
+def _run(scenario: Scenario, starter: Starter, folder: Path, timeout_s: float) -> Outcome:
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps(dataclasses.asdict(scenario)))
+    done = starter.run(["-m", "aiscale.landscape.elastic", str(folder)], timeout=timeout_s)
+    if done.returncode:
+        raise RuntimeError(f"{scenario} failed: {done.stderr.strip()[-2000:]}")
+    events = [json.loads(line) for file in folder.glob("events-*") for line in file.read_text().splitlines()]
+    events.sort(key=lambda event: event["at_s"])
+    events = [{**event, "at_s": event["at_s"] - events[0]["at_s"]} for event in events]
+    ends = [torch.load(file) for file in sorted(folder.glob("end-*.pt"))]
+    weights = {name: tensor for end in ends for name, tensor in end["weights"].items()}
+    differ = max((weights[name] - w).abs().max().item() for end in ends for name, w in end["weights"].items())
+    return Outcome(scenario, ends[0]["losses"], weights, differ, events)
+
+
+def difference(found: Outcome, expected: Outcome) -> float:
+    """The largest difference between two jobs, of a step's loss or of a weight."""
+    losses = [abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)]
+    return max(losses + [(found.weights[name] - w).abs().max().item() for name, w in expected.weights.items()])
+
+
+def _job(folder: Path) -> int:
+    """Start the ranks of one job and wait for them; 0 if all ended well but the one that is to be killed."""
+    spec, argv = json.loads((folder / "spec.json").read_text()), ["-m", "aiscale.landscape.elastic_rank", str(folder)]
+    imported = lambda: None  # noqa: E731
+    if spec["idea"] == "restart":
+        status = launch(spec["ranks"], argv, warm_up=imported)
+        # As on new nodes, Python starts and imports on every rank.
+        return launch(spec["ranks"], argv) if (folder / "killed").exists() else status
+    ranks, store = start_ranks(spec["ranks"], argv, warm_up=imported)
+    codes = [rank.wait() for rank in ranks]
+    del store
+    return int(any(code and not (spec["kill"] and rank == spec["kill"][0]) for rank, code in enumerate(codes)))
+
+
+if __name__ == "__main__":
+    sys.exit(_job(Path(sys.argv[1])))
