@@ -50,8 +50,6 @@ class Scenario:
     checkpoint_every: int = 2  #: steps; Varuna and restart
     fault: str = ""
     model: ModelConfig = ModelConfig(n_layer=6, n_head=2, d_model=32, vocab_size=64, max_seq_len=16, tied=False)
-    batch: int = 2  #: sequences of a micro-batch
-    tokens: int = 16  #: of a sequence
 
     def __post_init__(self) -> None:
         if self.idea not in ("bamboo", "oobleck", "varuna", "restart"):
@@ -81,30 +79,12 @@ class Outcome:
     weights: dict[str, Tensor] = field(repr=False)  #: of the whole model
     copies_differ: float  #: the largest difference between two ranks' copies of a weight
     events: list[dict] = field(repr=False)  #: {rank, event, step, at_s}: begin, done, killed, detected, regrouped, ...
-
-    @property
-    def detect_s(self) -> float:
-        """From the kill until the last survivor has seen it."""
-        return max(e["at_s"] for e in self.events if e["event"] == "detected") - self._killed_s
-
-    @property
-    def recover_s(self) -> float:
-        """From the kill until the last rank is done with the step in which it fell."""
-        step = self.scenario.kill[1]
-        return max(e["at_s"] for e in self.events if e["event"] == "done" and e["step"] == step) - self._killed_s
-
-    @property
-    def steps_repeated(self) -> int:
-        """Steps that a rank began again from their start."""
-        begun = Counter((e["rank"], e["step"]) for e in self.events if e["event"] == "begin")
-        return len({step for (_, step), times in begun.items() if times > 1})
-
-    @property
-    def _killed_s(self) -> float:
-        return next(e["at_s"] for e in self.events if e["event"] == "killed")
+    detect_s: float  #: from the kill until the last survivor has seen it; 0 without a kill
+    recover_s: float  #: from the kill until the last rank is done with the step in which it fell
+    steps_repeated: int  #: that a rank began again from their start
 
 
-def run(scenarios: Iterable[Scenario], *, timeout_s: float = 120) -> list[Outcome]:
+def run(scenarios: Iterable[Scenario], *, timeout_s: float = 300) -> list[Outcome]:
     """Run jobs one after another. No process is left, however it ends; raises RuntimeError if a survivor fails."""
     mark = uuid.uuid4().hex
     try:
@@ -129,7 +109,18 @@ def _run(scenario: Scenario, starter: Starter, folder: Path, timeout_s: float) -
     ends = [torch.load(file) for file in sorted(folder.glob("end-*.pt"))]
     weights = {name: tensor for end in ends for name, tensor in end["weights"].items()}
     differ = max((weights[name] - w).abs().max().item() for end in ends for name, w in end["weights"].items())
-    return Outcome(scenario, ends[0]["losses"], weights, differ, events)
+    begun = Counter((e["rank"], e["step"]) for e in events if e["event"] == "begin")
+    repeated = len({step for (_, step), times in begun.items() if times > 1})
+    return Outcome(scenario, ends[0]["losses"], weights, differ, events, *_seconds(events), repeated)
+
+
+def _seconds(events: list[dict]) -> tuple[float, float]:
+    """(detect_s, recover_s)."""
+    for killed in (each for each in events if each["event"] == "killed"):
+        seen_s = max(e["at_s"] for e in events if e["event"] == "detected")
+        done_s = max(e["at_s"] for e in events if e["event"] == "done" and e["step"] == killed["step"])
+        return seen_s - killed["at_s"], done_s - killed["at_s"]
+    return 0.0, 0.0
 
 
 def difference(found: Outcome, expected: Outcome) -> float:

@@ -32,6 +32,8 @@ from aiscale.model import GPT
 from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part
 
+BATCH = 2  #: B
+
 
 class Copy:
     """A stage on one rank: weights and optimizer, and what was computed of the running step."""
@@ -50,21 +52,11 @@ class Copy:
         self.gradients: dict[int, Tensor | None] = {}  #: of the inputs
         self.optimizer.zero_grad()
 
-    def forward(self, m: int, x: Tensor, targets: Tensor, micro_batches: int) -> None:
-        self.inputs[m] = x if self.part.is_first else x.detach().requires_grad_()
-        y = self.part(self.inputs[m])
-        self.outputs[m] = self.part.loss(y, targets) / micro_batches if self.part.is_last else y
-
-    def backward(self, m: int, dy: Tensor | None) -> None:
-        self.outputs[m].backward(dy)
-        self.outputs[m], self.gradients[m] = self.outputs[m].detach(), self.inputs[m].grad
-
     def state(self) -> dict[str, Tensor]:
         """{parameter: (3, its shape)}: the parameter and Adam's two moments."""
-        adam = [self.optimizer.state[p] for p in self.parameters.values()]
+        adam = {name: self.optimizer.state[p] for name, p in self.parameters.items()}
         return {
-            name: torch.stack([p.detach(), s["exp_avg"], s["exp_avg_sq"]])
-            for (name, p), s in zip(self.parameters.items(), adam, strict=True)
+            n: torch.stack([p.detach(), adam[n]["exp_avg"], adam[n]["exp_avg_sq"]]) for n, p in self.parameters.items()
         }
 
     @torch.no_grad()
@@ -72,15 +64,14 @@ class Copy:
         for name, p in self.parameters.items():
             weight, first, second = state[name].clone()
             p.copy_(weight)
-            step = torch.tensor(float(updates))
-            self.optimizer.state[p] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+            self.optimizer.state[p] = {"step": torch.tensor(float(updates)), "exp_avg": first, "exp_avg_sq": second}
 
 
 class Rank:
     def __init__(self, folder: Path) -> None:
         self.folder, self.spec = folder, json.loads((folder / "spec.json").read_text())
         self.idea, self.config = self.spec["idea"], ModelConfig(**self.spec["model"])
-        self.world = connect("cpu", timeout_s=30)
+        self.world = connect("cpu", timeout_s=120)
         self.me, self.alive = self.world.rank, list(range(self.world.size))
         self.events = open(folder / f"events-{self.me}.jsonl", "a", buffering=1)
         self.sizes = {"layers": self.config.n_layer, "micro_batches": self.spec["micro_batches"]}
@@ -134,7 +125,7 @@ class Rank:
         if self.me == stages[s].rank:
             self.may_die()
             if giver not in (None, self.me):
-                given = torch.empty(self.spec["batch"], self.spec["tokens"], self.config.d_model, dtype=torch.float64)
+                given = torch.empty(BATCH, self.config.max_seq_len, self.config.d_model, dtype=torch.float64)
                 dist.recv(given, self.alive.index(giver))
             self.compute(self.copies[p, s], kind, m, given)
         elif self.me == giver:
@@ -145,12 +136,14 @@ class Rank:
 
     def compute(self, copy: Copy, kind: str, m: int, given: Tensor | None) -> None:
         if kind == "backward":
-            return copy.backward(m, given)
-        size = (self.spec["batch"], self.spec["tokens"] + 1)
+            copy.outputs[m].backward(given)
+            copy.outputs[m], copy.gradients[m] = copy.outputs[m].detach(), copy.inputs[m].grad
+            return
         draw = torch.Generator().manual_seed(1000 * self.step + m)
-        tokens = torch.randint(0, self.config.vocab_size, size, generator=draw)
-        x = tokens[:, :-1] if copy.part.is_first else given
-        copy.forward(m, x, tokens[:, 1:], self.spec["micro_batches"])
+        tokens = torch.randint(0, self.config.vocab_size, (BATCH, self.config.max_seq_len + 1), generator=draw)
+        copy.inputs[m] = tokens[:, :-1] if copy.part.is_first else given.detach().requires_grad_()
+        y = copy.part(copy.inputs[m])
+        copy.outputs[m] = copy.part.loss(y, tokens[:, 1:]) / self.spec["micro_batches"] if copy.part.is_last else y
 
     def share_gradients(self) -> None:
         """Add up each layer's gradients over the ranks that hold it; a shadow adds 0 and gets those of its stage."""
@@ -193,7 +186,7 @@ class Rank:
         os.environ.update(RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size)
         self.groups = []
         gc.collect()
-        self.world = connect("cpu", timeout_s=30)  # closes the broken group, so that the others' calls fail, too
+        self.world = connect("cpu", timeout_s=120)  # closes the broken group, so that the others' calls fail, too
         self.note("regrouped")
         furthest = max(self.world.gather(self.losses), key=len)
         if self.step < len(furthest):

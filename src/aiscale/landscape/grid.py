@@ -4,12 +4,10 @@
     a, b = grid.cut(A), grid.cut(B)              # this rank's blocks
     c = grid.matmul(a, b)                        # its block of A B; gradients work, so layers can be chained
     grid.whole(c)                                # A B on every rank, to compare
-    grid.payload_bytes(a, b)                     # what a rank's collectives carry, forward and backward
 
-Megatron-LM's 1-D cut keeps whole activations on every rank; here a rank holds 1/p of them. The product is SUMMA (van de
-Geijn and Watts 1997), as in Optimus (Xu et al. 2021) and Colossal-AI: in turn k, the ranks of column k broadcast their
-blocks of A along the rows, those of row k their blocks of B down the columns, and each rank adds up the products. With
-gradients dA = dC B^T and dB = A^T dC, one operand is broadcast and the product is reduced to its owner.
+The product is SUMMA (van de Geijn and Watts 1997), as in Colossal-AI: in turn k, column k's blocks of A are broadcast
+along the rows and row k's blocks of B down the columns, and each rank adds up the products. For dA = dC B^T and
+dB = A^T dC one operand is broadcast and the product reduced to its owner.
 
 Shapes: A (M,K), B (K,N), C (M,N); q x q ranks; blocks a (M/q,K/q), b (K/q,N/q), c (M/q,N/q).
 """
@@ -47,23 +45,21 @@ class Grid:
         return torch.cat([torch.cat(blocks[i : i + self.side], 1) for i in range(0, len(blocks), self.side)], 0)
 
     def matmul(self, a: Tensor, b: Tensor, *, fault: str = "") -> Tensor:
-        """This rank's block of A B. `fault` plants one: turn (the last turn is left out), reduction (its own product is
-        taken for the sum over a row)."""
+        """This rank's block of A B. `fault` plants one: turn (the last one is left out), reduction (of dA)."""
         return _Summa.apply(a, b, self, fault)
 
     def payload_bytes(self, a: Tensor, b: Tensor) -> dict[str, int]:
-        """{collective: bytes} of one rank's buffers for `matmul` (`Traffic` counts the same): a broadcast of each
-        operand in each turn, forward and again backward, where the two gradients are reduced as well."""
+        """{collective: bytes} of a rank's buffers in `matmul`, as `Traffic` counts them: forward and again backward a
+        broadcast of each operand in each turn, and backward a reduction of each gradient."""
         once = self.side * (a.numel() * a.element_size() + b.numel() * b.element_size())
         return {"broadcast": 2 * once, "reduce": once}
 
-    def broadcast_a(self, a: Tensor, turn: int) -> Tensor:
-        """The block of A in column `turn` of this row."""
-        return _broadcast(a, turn == self.col, turn, self.along_row)
-
-    def broadcast_b(self, b: Tensor, turn: int) -> Tensor:
-        """The block of B in row `turn` of this column."""
-        return _broadcast(b, turn == self.row, turn, self.down_column)
+    def broadcast(self, block: Tensor, turn: int, of: str) -> Tensor:
+        """Of A the block in column `turn` of this row, of B the one in row `turn` of this column."""
+        mine, group = (self.col, self.along_row) if of == "A" else (self.row, self.down_column)
+        block = block.contiguous() if turn == mine else torch.empty(block.shape, dtype=block.dtype)
+        dist.broadcast(block, group_src=turn, group=group)
+        return block
 
 
 class _Summa(torch.autograd.Function):
@@ -71,24 +67,16 @@ class _Summa(torch.autograd.Function):
     def forward(ctx, a: Tensor, b: Tensor, grid: Grid, fault: str) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.grid, ctx.fault = grid, fault
-        turns = range(grid.side - (fault == "turn"))
-        return sum(grid.broadcast_a(a, turn) @ grid.broadcast_b(b, turn) for turn in turns)
+        return sum(grid.broadcast(a, k, "A") @ grid.broadcast(b, k, "B") for k in range(grid.side - (fault == "turn")))
 
     @staticmethod
     def backward(ctx, dc: Tensor):
-        (a, b), grid = ctx.saved_tensors, ctx.grid
-        da = db = None
+        (a, b), grid, da, db = ctx.saved_tensors, ctx.grid, None, None
         for turn in range(grid.side):
-            of_a = dc @ grid.broadcast_b(b, turn).mT  # this rank's share of dA in column `turn`
+            of_a = dc @ grid.broadcast(b, turn, "B").mT  # this rank's share of dA in column `turn`
             if ctx.fault != "reduction":
                 dist.reduce(of_a, group_dst=turn, group=grid.along_row)
-            of_b = grid.broadcast_a(a, turn).mT @ dc
+            of_b = grid.broadcast(a, turn, "A").mT @ dc
             dist.reduce(of_b, group_dst=turn, group=grid.down_column)
             da, db = of_a if turn == grid.col else da, of_b if turn == grid.row else db
         return da, db, None, None
-
-
-def _broadcast(block: Tensor, is_mine: bool, source: int, group: dist.ProcessGroup) -> Tensor:
-    block = block.contiguous() if is_mine else torch.empty_like(block, memory_format=torch.contiguous_format)
-    dist.broadcast(block, group_src=source, group=group)
-    return block

@@ -56,7 +56,7 @@ def next_plan(idea: str, plan: Plan, alive: Sequence[int], *, layers: int, micro
         return Plan((_shadowed(heirs),), plan.shares)
     if idea == "oobleck":
         left = [[stage.rank for stage in stages if stage.rank in alive] for stages in plan.pipelines]
-        return _pipelines([ranks for ranks in left if ranks], layers, micro_batches)
+        return _pipelines(list(filter(None, left)), layers, micro_batches)
     return _varuna(list(alive), layers, micro_batches)
 
 

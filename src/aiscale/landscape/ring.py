@@ -1,16 +1,13 @@
 """Ring attention: causal attention over a sequence that is cut over the ranks; keys and values travel round a ring.
 
-    world = connect()
-    q, k, v = (zigzag(x, world) for x in (Q, K, V))      # (B,H,T,C) -> this rank's tokens (B,H,T/n,C)
+    q, k, v = (zigzag(x, world) for x in (Q, K, V))      # (B,H,T,C) -> this rank's tokens (B,H,S,C)
     y = ring_attention(q, k, v, world)                    # its rows of the serial result; gradients work
     Y = unzigzag(y, world)                                # (B,H,T,C) on every rank, to compare
 
-Each rank keeps its queries and passes its keys and values on; after n - 1 passes it has seen all of them, and merged n
-partial results by their log-sum-exps (Liu et al. 2023). Under a causal mask the rank with the last tokens would have
-most to do: so rank r holds the chunks r and 2n - 1 - r of 2n (zigzag; here all scores are computed and masked, so the
-balance shows only in a kernel that skips). One rank sends 2 (n - 1) blocks (B,H,T/n,C) forward and 4 n - 2 backward.
-
-torch.distributed.tensor.experimental.context_parallel does this on GPUs; torch 2.13's has no CPU kernel.
+After n - 1 passes a rank has seen all keys and values, and merged n partial results by their log-sum-exps (Liu et al.
+2023). It sends 2 (n - 1) blocks (B,H,S,C) forward and 4 n - 2 backward. Under a causal mask late tokens have most to
+do, so rank r holds the chunks r and 2n - 1 - r of 2n (here all scores are computed, then masked: it gains nothing yet).
+torch 2.13's context_parallel does this on GPUs, but has no CPU kernel.
 
 Shapes: B batch, H heads, T tokens, C width of a head, n ranks, S = T/n tokens of a rank.
 """
@@ -24,31 +21,28 @@ from torch import Tensor
 from aiscale.distributed import World
 
 
-def zigzag(x: Tensor, world: World) -> Tensor:
-    """x (B,H,T,C) -> this rank's tokens (B,H,S,C); raises ValueError if T cannot be cut into 2n chunks."""
-    return x[:, :, positions(world, world.rank, x.shape[2])].contiguous()
-
-
-def unzigzag(x: Tensor, world: World) -> Tensor:
-    """This rank's tokens (B,H,S,C) -> the whole sequence (B,H,T,C) on every rank; carries no gradient."""
-    blocks, T = world.gather(x.detach()), x.shape[2] * world.size
-    order = torch.cat([positions(world, rank, T) for rank in range(world.size)])
-    return torch.cat(blocks, dim=2)[:, :, order.argsort()]
-
-
-def positions(world: World, rank: int, T: int) -> Tensor:
-    """Where the tokens of `rank` stand in the sequence (S,)."""
-    n = world.size
+def positions(n: int, rank: int, T: int) -> Tensor:
+    """Where the tokens of `rank` stand in the sequence (S,); raises ValueError if T cannot be cut into 2n chunks."""
     if T % (2 * n):
         raise ValueError(f"{T} tokens cannot be cut into 2 x {n} chunks: take a multiple of {2 * n}")
     chunks = torch.arange(T).chunk(2 * n)
     return torch.cat([chunks[rank], chunks[2 * n - 1 - rank]])
 
 
+def zigzag(x: Tensor, world: World) -> Tensor:
+    """x (B,H,T,C) -> this rank's tokens (B,H,S,C)."""
+    return x[:, :, positions(world.size, world.rank, x.shape[2])].contiguous()
+
+
+def unzigzag(x: Tensor, world: World) -> Tensor:
+    """This rank's tokens (B,H,S,C) -> the whole sequence (B,H,T,C) on every rank; carries no gradient."""
+    order = torch.cat([positions(world.size, rank, x.shape[2] * world.size) for rank in range(world.size)])
+    return torch.cat(world.gather(x.detach()), dim=2)[:, :, order.argsort()]
+
+
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, world: World, *, fault: str = "") -> Tensor:
-    """softmax(q k^T / sqrt(C)) v under a causal mask, for the tokens of this rank: (B,H,S,C) each, in zigzag order.
-    `fault` plants one: merge (partial results weigh the same), home (gradients of keys and values stop a rank early).
-    """
+    """softmax(q k^T / sqrt(C)) v under a causal mask, for this rank's tokens (B,H,S,C) in zigzag order. `fault` plants
+    one: merge (partial results weigh the same), home (gradients of keys and values stop a rank early)."""
     return _Ring.apply(q, k, v, world, fault)
 
 
@@ -58,32 +52,29 @@ class _Ring(torch.autograd.Function):
         kv, out, lse = torch.stack([k, v]), torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf)
         for turn in range(world.size):
             scores = _scores(q, kv[0], world, turn)
-            part_lse = scores.logsumexp(-1)  # (B,H,S); -inf where all keys lie in the future
-            part = _weights(scores, part_lse) @ kv[1]
+            part_lse = scores.logsumexp(-1)  # (B,H,S); -inf where all keys are later ones
             merged = torch.logaddexp(lse, part_lse)
             old, new = (lse - merged).exp()[..., None], (part_lse - merged).exp()[..., None]
             if fault == "merge":
                 old, new = torch.ones_like(old), torch.ones_like(new) / world.size
-            out, lse = out * old + part * new, merged
-            if turn < world.size - 1:
-                kv = _passed_on(kv, world)
+            out, lse = out * old + _weights(scores, part_lse) @ kv[1] * new, merged
+            kv = _passed_on(kv, world) if turn < world.size - 1 else kv
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.world, ctx.fault = world, fault
         return out
 
     @staticmethod
     def backward(ctx, d_out: Tensor):
-        q, k, v, out, lse = ctx.saved_tensors
-        world, scale = ctx.world, q.shape[-1] ** -0.5
+        (q, k, v, out, lse), world = ctx.saved_tensors, ctx.world
         kv, dq = torch.stack([k, v]), torch.zeros_like(q)
         d_kv = torch.zeros_like(kv)  # travels with kv
         rows = (d_out * out).sum(-1, keepdim=True)
         for turn in range(world.size):
+            last = turn == world.size - 1
             weights = _weights(_scores(q, kv[0], world, turn), lse)
-            d_scores = weights * (d_out @ kv[1].mT - rows) * scale
+            d_scores = weights * (d_out @ kv[1].mT - rows) * q.shape[-1] ** -0.5
             dq += d_scores @ kv[0]
             d_kv += torch.stack([d_scores.mT @ q, weights.mT @ d_out])
-            last = turn == world.size - 1
             kv = kv if last else _passed_on(kv, world)
             d_kv = d_kv if last and ctx.fault == "home" else _passed_on(d_kv, world)
         return dq, d_kv[0], d_kv[1], None, None
@@ -91,9 +82,9 @@ class _Ring(torch.autograd.Function):
 
 def _scores(q: Tensor, k: Tensor, world: World, turn: int) -> Tensor:
     """Scores (B,H,S,S) of this rank's queries for the keys that arrived in this turn; -inf for later tokens."""
-    T = q.shape[2] * world.size
-    mine, theirs = positions(world, world.rank, T), positions(world, (world.rank - turn) % world.size, T)
-    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(mine[:, None] < theirs[None, :], -torch.inf)
+    n, T = world.size, q.shape[2] * world.size
+    later = positions(n, world.rank, T)[:, None] < positions(n, (world.rank - turn) % n, T)
+    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(later, -torch.inf)
 
 
 def _weights(scores: Tensor, lse: Tensor) -> Tensor:
@@ -101,7 +92,7 @@ def _weights(scores: Tensor, lse: Tensor) -> Tensor:
 
 
 def _passed_on(block: Tensor, world: World) -> Tensor:
-    """Send a block to the next rank; returns the one that the previous rank has sent."""
+    """Send a block to the next rank; returns the previous rank's."""
     if world.size == 1:
         return block
     came = torch.empty_like(block)
