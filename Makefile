@@ -1,10 +1,12 @@
 # Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab workshop slides test test-more test-all soak setup lock clean distclean
+.PHONY: help lab workshop slides class test test-more test-all soak study setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
+BUILD := build
+STUDY ?= laptop
 # Notebooks and tests call programs of .venv by name: mpiexec, torchrun, aiscale.
 WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
 PYTEST := $(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -14,6 +16,7 @@ help:  ## show this list
 	@echo
 	@echo 'NOTEBOOKS="00 03"       workshop: only these notebooks      ARGS="..."  more arguments for workshop, slides, test,'
 	@echo 'DECKS="03 radius"       slides: only these decks                       soak, lab'
+	@echo 'WHEELS=yes              class: also what a seat installs'
 	@echo 'PYTHON=python3.12       the interpreter of .venv            TORCH=cpu   cuda or rocm: that build of torch; a version;'
 	@echo 'MPI=site                no mpich, the site has an MPI                   site, the one that a module has loaded'
 
@@ -27,6 +30,20 @@ workshop: setup  ## install everything, run every notebook without a browser, an
 slides: setup  ## build the decks, with PDFs where there is a Chromium; runs the notebooks whose figures they show
 	@$(BIN)/aiscale slides $(DECKS) $(ARGS)
 
+class:  ## pack lessons, exercises, gallery and decks into build/class.tar.gz, for a room without a network
+	@test -f $(BUILD)/gallery/index.html || { echo 'there is no gallery: `make workshop`, or `aiscale notebooks --core --gallery`' >&2; exit 1; }
+	@rm -rf $(BUILD)/class && mkdir -p $(BUILD)/class/aiscale/build
+	@git ls-files -z . ':!tests' ':!workshop/solutions' ':!.ci' | tar --null -T - -cf - | tar -x -C $(BUILD)/class/aiscale
+	@cp -R $(BUILD)/gallery $(wildcard $(BUILD)/slides) $(BUILD)/class/aiscale/build
+ifdef WHEELS
+	@sed '/^# Beyond the lessons/,$$d; /^torch==/d' requirements.lock > $(BUILD)/class/lessons.txt
+	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels -r $(BUILD)/class/lessons.txt
+	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels "$$(grep '^torch==' requirements.lock)" \
+		--extra-index-url $${PYTORCH_INDEX:-https://download.pytorch.org/whl}/cpu
+endif
+	@tar -czf $(BUILD)/class/class.tar.gz -C $(BUILD)/class aiscale && mv $(BUILD)/class/class.tar.gz $(BUILD)
+	@rm -r $(BUILD)/class && ls -lh $(BUILD)/class.tar.gz
+
 test: setup  ## run the tests: every promise once, on real processes (20 to 25 minutes on two cores)
 	@$(PYTEST) -m "not extended" $(ARGS)
 
@@ -37,6 +54,12 @@ test-all: test test-more  ## run both (an hour)
 
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
 	@$(WITH_PATH) PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
+
+study: setup  ## run the laptop study twice (an hour, alone on the machine) and store it for lesson 09; resumes
+	@for run in 1 2; do $(BIN)/aiscale bench study $(STUDY) --out runs/$(STUDY)-$$run.csv || exit; done
+	@$(BIN)/aiscale bench compare runs/$(STUDY)-1.csv runs/$(STUDY)-2.csv
+	@$(BIN)/aiscale bench compare runs/$(STUDY)-1.csv runs/$(STUDY)-2.csv --json > runs/$(STUDY).json
+	@mv runs/$(STUDY).json src/aiscale/published/measured/study.json
 
 setup:  ## install everything that is missing into .venv
 	@scripts/setup.sh

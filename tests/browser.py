@@ -4,6 +4,7 @@ with Browser(tmp_path) as browser:
     page = browser.page()                     # with its own cookies
     page.goto("http://127.0.0.1:8000")
     page.wait("document.querySelector('form')")
+    page.press("Shift+Enter")                 # to what has the focus, as from a keyboard
     page.screenshot(path)
 """
 
@@ -23,6 +24,8 @@ _OPTIONS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
     "--disable-dev-shm-usage --disable-extensions --hide-scrollbars --remote-debugging-port=0"
 )
+
+_KEY_CODES = {"Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37}
 
 
 def find_browser() -> str:
@@ -101,6 +104,23 @@ class Page:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{condition} did not become true{why}; the page says:\n{self.text()[-2000:]}")
             time.sleep(0.2)
+
+    def type(self, text: str) -> None:
+        """Write text where the focus is, with Enter between lines."""
+        for number, line in enumerate(text.splitlines()):
+            if number:
+                self.press("Enter")
+            self._line.call("Input.insertText", text=line)
+
+    def press(self, keys: str) -> None:
+        """Press a key, such as End, a or Shift+Enter."""
+        *held, key = keys.split("+")
+        about = {"key": key, "code": key, "windowsVirtualKeyCode": _KEY_CODES.get(key) or ord(key.upper())}
+        about["modifiers"] = sum({"Control": 2, "Shift": 8}[name] for name in held)
+        down = {"text": "\r"} if keys == "Enter" else {}
+        self._line.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        self._line.call("Input.dispatchKeyEvent", type="keyDown" if down else "rawKeyDown", **about, **down)
+        self._line.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
     def text(self) -> str:
         return self.evaluate("document.body ? document.body.innerText : ''") or ""

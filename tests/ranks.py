@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import itertools
 import json
 import os
@@ -220,3 +221,30 @@ def wait_until(condition, timeout: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"after {timeout} s still not: {what}"
         time.sleep(0.1)
+
+
+def script(name: str):
+    """The module scripts/NAME.py; processes that are started from here import it as NAME."""
+    if (folder := str(Path(__file__).parents[1] / "scripts")) not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
+
+
+#: For code of ranks: every collective with a payload of `nbytes`, and a message from rank 0 to rank 1; all call each.
+COLLECTIVES = """
+def collectives(world, nbytes):
+    n, r, size = world.size, world.rank, nbytes // 4
+    x, share = torch.ones(size), torch.ones(size // n)
+    parts = lambda: list(torch.empty(size).chunk(n)) if r == 0 else None
+    return {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "all_gather": lambda: dist.all_gather(list(torch.empty(size).chunk(n)), share),
+        "reduce_scatter": lambda: dist.reduce_scatter(torch.empty(size // n), list(x.chunk(n))),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "reduce": lambda: dist.reduce(x, 0),
+        "gather": lambda: dist.gather(share, parts(), 0),
+        "scatter": lambda: dist.scatter(torch.empty(size // n), parts(), 0),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(size), x),
+        "send": lambda: dist.send(x, 1) if r == 0 else dist.recv(x, 0) if r == 1 else None,
+    }
+"""

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-import aiscale.train.loop  # noqa: F401
 from aiscale import checkpoint
+from aiscale.meter import Meter
 from aiscale.train import saving
 
 begun = threading.Event()  #: set when the step after a checkpoint starts
@@ -42,19 +42,14 @@ def rename(self, target, real=Path.rename):
     return real(self, target)
 
 
-def step(self, number, real=sys.modules["aiscale.train.loop"]._Training._step):
+def step(self, real=Meter.step):
     begun.set()
-    return real(self, number)
+    return real(self)
 
 
 def save(self, *args, real=saving.Saver.save, **keywords):
     begun.clear()
     real(self, *args, **keywords)
-
-
-def run(self, real=saving._Writing.run):
-    assert begun.wait(60), "training waits for a checkpoint in the background"
-    real(self)
 
 
 def prepare(engine, *args, real=checkpoint.prepare, **keywords):
@@ -64,9 +59,11 @@ def prepare(engine, *args, real=checkpoint.prepare, **keywords):
         return {group: number for group, (number, *_) in engine.world.traffic.progress.table().items()}
 
     def watched(world) -> Path:
+        background = threading.current_thread() is not threading.main_thread()
+        assert not background or begun.wait(60), "training waits for a checkpoint in the background"
         before = collectives()
         path = write(world)
-        if threading.current_thread() is threading.main_thread() and collectives() != before:
+        if not background and collectives() != before:
             note("watched", path)
         return path
 
@@ -75,7 +72,6 @@ def prepare(engine, *args, real=checkpoint.prepare, **keywords):
 
 if __name__ == "__main__":
     os.fsync, Path.rename = fsync, rename
-    sys.modules["aiscale.train.loop"]._Training._step = step
-    saving.Saver.save, saving._Writing.run, checkpoint.prepare = save, run, prepare
+    Meter.step, saving.Saver.save, checkpoint.prepare = step, save, prepare
     sys.argv = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""The benchmark of Radius: it runs, computes its rows correctly, and its sweep loses no run."""
+"""The benchmark of Radius, and the script that trains for perplexities: rows are computed correctly, no run is lost."""
 
 import itertools
 import json
@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from aiscale import published
-from aiscale.bench.radius import sweep as radius_sweep
 from aiscale.bench.radius.nodes import why_no_nodes
 from aiscale.bench.radius.study import bench_radius, checks, reckon
 from aiscale.config import ConfigError
 from aiscale.parallel.radius import SimulatedRanks
-from ranks import aiscale, processes_with, wait_until
+from ranks import aiscale, processes_with, script, wait_until
+
+radius_sweep = script("radius_sweep")
 
 
 @pytest.mark.extended
@@ -154,7 +155,7 @@ def test_competitors_send_no_more_than_radius_at_the_same_density():
 @pytest.mark.extended
 def test_a_killed_sweep_resumes_without_repeating_finished_runs(tmp_path):
     out = tmp_path / "sweep.jsonl"
-    command = [sys.executable, "-m", "aiscale", "bench", "radius", "--sweep", "--quick", "--out", str(out)]
+    command = [sys.executable, radius_sweep.__file__, "--quick", str(out)]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: out.exists() and '"case"' in out.read_text(), 240, "a finished run")
     job.send_signal(signal.SIGKILL)
@@ -163,13 +164,11 @@ def test_a_killed_sweep_resumes_without_repeating_finished_runs(tmp_path):
     (first, *_) = radius_sweep.load(out)
     with out.open("a") as file:
         file.write('{"case": "radius d 0.4 T 200 s')  # a line cut off by a killed writer
-    result = radius_sweep.bench_sweep(out=str(out), quick=True)
+    subprocess.run(command, check=True)
     rows = radius_sweep.load(out)
-    assert rows[0] == first and len(rows) == 2 and result["runs"] == 2
+    assert rows[0] == first and len(rows) == 2
     assert [line.count("seconds") for line in out.read_text().splitlines() if first["case"] + '"' in line] == [1]
-    # A repeated run gives the same result.
-    again = radius_sweep.bench_sweep(out=str(out), quick=True)
-    assert again["rows"] == result["rows"]
+    assert len(radius_sweep.table_of(rows)) == 2
 
 
 def test_one_process_can_simulate_all_ranks_because_radius_is_linear():
@@ -186,13 +185,8 @@ def test_one_process_can_simulate_all_ranks_because_radius_is_linear():
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-def test_options_of_the_sweep_are_refused_elsewhere():
-    done = aiscale("bench", "ddp", "--sweep")
-    assert done.returncode == 2 and "bench ddp takes no --sweep: only bench radius does" in done.stderr
-    done = aiscale("bench", "radius", "--sweep", "--link", "shaped")
-    assert (
-        done.returncode == 2
-        and "--link belongs to the steps of bench radius, and its sweep sends nothing" in done.stderr
-    )
+def test_options_of_another_benchmark_are_refused():
+    done = aiscale("bench", "saving", "--link", "shaped")
+    assert done.returncode == 2 and "bench saving takes no --link: only bench radius does" in done.stderr
     done = aiscale("bench", "radius", "--out", "x")
-    assert done.returncode == 2 and "belongs to the sweep of bench radius: add --sweep" in done.stderr
+    assert done.returncode == 2 and "--out, --list or --budget: those are for bench study" in done.stderr

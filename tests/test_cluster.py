@@ -63,8 +63,6 @@ NOTEBOOK = [
     "%%px\nimport matplotlib.pyplot as plt\nplt.plot([0, rank])\nplt.show()",
     "%px total = torch.tensor([float(rank)]); dist.all_reduce(total); total = total.item()",
     "ranks['total'], ranks['rank'], ranks.run(lambda a: a + 1, 1)",
-    "%%px --noblock\nprint('async', rank)",
-    "%pxresult",
     "%%px --local\nhere = 'both'",
     "here, ranks['here']",
     "%autopx",
@@ -78,7 +76,7 @@ NOTEBOOK = [
     "ranks.stop()",
     "%px 1",
 ]
-MAY_FAIL = (14, 19)
+MAY_FAIL = (12, 17)
 
 
 @pytest.fixture(scope="module")
@@ -120,35 +118,32 @@ class TestNotebook:
     def test_variables_and_calls_come_back_in_rank_order(self, executed):
         assert text_of(executed[5]) == "([3.0, 3.0, 3.0], [0, 1, 2], [2, 2, 2])"
 
-    def test_noblock_then_pxresult(self, executed):
-        assert text_of(executed[7]) == "[rank 0] async 0\n[rank 1] async 1\n[rank 2] async 2"
-
     def test_local_runs_here_as_well(self, executed):
-        assert text_of(executed[9]) == "('both', ['both', 'both', 'both'])"
+        assert text_of(executed[7]) == "('both', ['both', 'both', 'both'])"
 
     def test_autopx_sends_plain_cells_to_the_ranks(self, executed):
-        assert text_of(executed[11]) == "[rank 0] auto 0\n[rank 1] auto 1\n[rank 2] auto 2"
+        assert text_of(executed[9]) == "[rank 0] auto 0\n[rank 1] auto 1\n[rank 2] auto 2"
 
     def test_ranks_show_themselves_as_a_table(self, executed):
-        html = executed[13][0].data["text/html"]
+        html = executed[11][0].data["text/html"]
         assert html.count("<tr>") == 4 and "<th>threads</th>" in html
 
     def test_a_rank_that_raises_is_stored_with_number_and_traceback(self, executed):
-        (error,) = [output for output in executed[14] if output.output_type == "error"]
+        (error,) = [output for output in executed[12] if output.output_type == "error"]
         assert error.ename == "RankError" and error.evalue.startswith("rank 1 raised ValueError: boom")
         shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
         assert "[rank 1]" in shown and "----> 1 if rank == 1: raise ValueError('boom')" in shown
 
     def test_the_next_cell_works_and_keeps_the_variables(self, executed):
-        assert text_of(executed[15]) == "[rank 0] again 3.0\n[rank 1] again 3.0\n[rank 2] again 3.0"
+        assert text_of(executed[13]) == "[rank 0] again 3.0\n[rank 1] again 3.0\n[rank 2] again 3.0"
 
     def test_starting_again_reuses_the_processes_but_not_their_state(self, executed):
-        assert "reused, with a new process group and no variables" in text_of(executed[16])
-        assert executed[17] == []
+        assert "reused, with a new process group and no variables" in text_of(executed[14])
+        assert executed[15] == []
 
     def test_stop_is_quiet_and_later_use_explains_what_to_do(self, executed):
-        assert executed[18] == []
-        assert executed[19][0].evalue == "these ranks were stopped: ranks = cluster.start(3) starts new ones"
+        assert executed[16] == []
+        assert executed[17][0].evalue == "these ranks were stopped: ranks = cluster.start(3) starts new ones"
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

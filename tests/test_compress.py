@@ -6,13 +6,12 @@ from textwrap import indent
 import pytest
 import torch
 
-from aiscale.bench.radius import sweep
 from aiscale.checkpoint import CheckpointError
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import connect
 from aiscale.parallel import build
 from aiscale.parallel.compress.topk import Unsent
-from ranks import run_ranks
+from ranks import run_ranks, script
 
 SETUP = """
 import dataclasses, tempfile
@@ -306,7 +305,7 @@ def test_one_process_that_simulates_ranks_updates_the_weights_as_they_do(name, o
     assert outcome("played") == ["ok"] * 2
     scope: dict = {}
     exec("import torch\n" + SETUP, scope)
-    engine, n = sweep.play(scope["run_of"](*PLAYED[name], "optimizer.clip_norm=1"), connect("cpu"), 2)
+    engine, n = script("radius_sweep").play(scope["run_of"](*PLAYED[name], "optimizer.clip_norm=1"), connect("cpu"), 2)
     for step in range(7):
         tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
         batch = (tokens[:, :-1], tokens[:, 1:])

@@ -216,7 +216,7 @@ def test_both_accountings_give_sixteen_bytes_a_parameter():
 
 
 def test_the_slides_rows_match_our_formulas():
-    rows = {(category, case): n for category, case, n in cost.slide_bytes_per_parameter()}
+    rows = {(row["category"], row["case"]): row["bytes"] for row in published.table("slide_bytes_per_parameter")}
     bf16, fp32 = cost.model_state_bytes(1, precision="bf16"), cost.model_state_bytes(1)
     assert rows["parameters", "fp32"] == fp32["parameters"]
     assert rows["parameters", "mixed precision"] == bf16["parameters"] + bf16["weight casts"]

@@ -15,6 +15,7 @@ import torch
 from aiscale import cli
 from aiscale.book import BookError, check, exercises, progress, workbooks
 from aiscale.book.comparing import Wrong, require, same, same_on_ranks
+from aiscale.book.course import shelves
 from aiscale.book.grading import exercise
 from lessons import code, prose, write
 
@@ -279,6 +280,23 @@ def test_what_does_not_fit_together_is_named(workshop, file, old, new, said):
     if said.startswith("a solution"):
         list(workbooks.make_all(["09_twice"], workshop, workshop / "exercises"))
     assert any(said in problem for problem in workbooks.problems("09_twice", workshop))
+
+
+def test_no_solution_stands_in_decks_or_in_pages_of_the_gallery(tmp_path):
+    """Lessons are read before their exercises, and may show a line that an answer uses too."""
+    given = {path: path.read_text() for path in (ROOT / "slides").glob("*.md")}
+
+    def page(title, path, cells):
+        given[path] = "\n".join(text for _, text in cells)
+        return ""
+
+    assert len(shelves(ROOT / "workshop", tmp_path, tmp_path, page)) == 5 and len(given) >= 40
+    for source in (ROOT / "workshop/solutions").glob("*.ipynb"):
+        secret = workbooks.secrets(source)
+        assert len(secret) > 9
+        # What a page says of its own exercises is held by `problems`; the text of the puzzles gives a line away.
+        others = {path: text for path, text in given.items() if path.name != source.name}
+        assert [(path.name, line) for path, text in others.items() for line in secret if line in text] == []
 
 
 def test_a_grader_that_accepts_a_wrong_answer_fails_the_check(workshop):

@@ -186,7 +186,7 @@ def test_files_are_short_have_one_block_to_edit_and_one_visible_srun(path):
     text = (FOLDER / path).read_text()
     assert len(text.splitlines()) <= 80 and len(re.findall(r"\bEDIT\b", text)) == 1
     assert len(re.findall(r"^ *srun ", text, re.M)) == (
-        0 if LESSONS[Path(path).stem].work in ("notebook", "engines") else 1
+        0 if LESSONS[Path(path).stem].work in ("notebook", "engines", "study") else 1
     )
     block = text.partition("# EDIT")[2].partition("# ---")[0]
     assert {"#SBATCH --account", "#SBATCH --time", "##SBATCH --mail-type", "ENVIRONMENT"} <= set(
@@ -210,7 +210,7 @@ def test_no_file_trains_for_long_or_requeues_itself_unless_it_says_so_first(path
     unit = place.small_unit if lesson.work == "notebook" and place.small else place.scheduler.charge_unit
     told = re.search(rf"([\d.,]+) {unit.removesuffix('s')}", text.replace("\n# ", " "))[1]
     assert float(told.replace(",", "")) == pytest.approx(most * (place.small_share if "CPU" in unit else 1), rel=0.05)
-    if lesson.work in ("train", "scaling"):
+    if lesson.work in ("train", "scaling", "study"):
         assert asked["dependency"] == "singleton", "two jobs would write the same folder"
 
 
@@ -337,6 +337,17 @@ def test_a_scaling_study_of_incomplete_micro_batches_is_refused_before_anything_
     job = Job(tmp_path, str(tmp_path / "mine.sbatch"), AISCALE_ENVIRONMENT=str(tmp_path / "env"))
     assert job.finish() == (2, "PER_RANK 8 is no multiple of MICRO 6\n")
     assert job.calls("srun") == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("words", [(), ("sub/mine.toml", "--budget", "5")])
+def test_a_study_runs_on_the_jobs_node_and_its_file_is_named_after_it(name, words, tmp_path):
+    job = Job(tmp_path, f"{name}/study.sbatch", *words)
+    assert job.finish() == (0, "")
+    [call] = [call for call in job.calls("python") if "bench" in call]
+    args = _parser("bench").parse_args(call[call.index("bench") :])
+    assert (args.files, args.budget) == ((["sub/mine.toml"], 5) if words else (["node"], None))
+    assert args.out == f"{tmp_path}/runs/study-{'mine' if words else 'node'}.csv"
 
 
 @pytest.mark.parametrize("name", SHIPPED)

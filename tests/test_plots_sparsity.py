@@ -2,7 +2,6 @@
 
 import matplotlib
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
 
 from aiscale import plots
@@ -29,36 +28,11 @@ def legend(ax):
     return [text.get_text() for text in found.texts]
 
 
-def test_concentration_sums_squares_from_the_largest():
-    ax = plots.concentration({"update": [1.0, -3.0, 0.0, 2.0]})
-    assert np.allclose(ax.lines[0].get_xydata(), [(0, 0), (0.25, 9 / 14), (0.5, 13 / 14), (0.75, 1), (1, 1)])
-
-
 def test_overlap_of_masks_is_drawn_with_the_chance_level():
     ax = plots.mask_overlap({0.4: [(1, 0.9), (10, 0.7)], 0.1: [(1, 0.8), (10, 0.4)]})
     assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[0.9, 0.7], [0.8, 0.4]]
     assert [line.get_ydata().tolist() for line in lines(ax, "predicted")] == [[0.4, 0.4], [0.1, 0.1]]
     assert legend(ax) == ["d 0.4", "d 0.1", "measured", "by chance"]
-
-
-def test_change_of_a_mask_has_a_colour_for_every_case():
-    ax = plots.mask_change([[1, 1], [0, 0]], [[1, 0], [1, 0]])
-    assert ax.images[0].get_array().tolist() == [[3, 1], [2, 0]]
-    assert legend(ax) == ["kept", "dropped", "new"]
-    colors = ax.images[0].cmap.colors
-    drawn = [ax.figure.legends[0].get_patches()[i].get_facecolor()[:3] for i in range(3)]
-    assert [style.to_rgb(colors[i]) for i in (3, 1, 2)] == drawn
-
-
-def test_masks_of_two_shapes_are_refused():
-    with pytest.raises(ConfigError, match=r"^the masks are \(1, 2\) and \(2, 1\): both must be matrices of one shape$"):
-        plots.mask_change([[1, 0]], [[1], [0]])
-
-
-def test_the_residual_is_drawn_at_its_steps():
-    ax = plots.residual_steps([0.0, 1.5, 2.5], dense_steps=[1])
-    assert lines(ax, "measured")[0].get_xydata().tolist() == [[1, 0], [2, 1.5], [3, 2.5]]
-    assert (ax.patches[0].get_x(), ax.patches[0].get_width()) == (0.5, 1.0)
 
 
 def test_loss_error_is_the_baseline_minus_the_run():
@@ -111,17 +85,6 @@ def test_perplexity_increase_is_drawn_over_training_length():
     assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
 
 
-def test_setting_cells_show_mean_and_range_and_are_shaded_by_change():
-    cells = {("500 steps", "T 50", "d 0.4"): (4.2, -1.0, 11.4), ("2,000 steps", "T 200", "d 0.1"): (-5.0, -7.0, -4.0)}
-    short, long = plots.perplexity_settings(cells)
-    assert [text.get_text() for text in short.texts] == ["+4.2", "-1 to +11"]
-    assert [text.get_text() for text in long.texts] == ["-5.0", "-7 to -4"]
-    (red, _, blue), (red2, _, blue2) = (ax.patches[0].get_facecolor()[:3] for ax in (short, long))
-    assert red > blue and red2 < blue2
-    assert long.patches[0].get_xy() == pytest.approx((0.53, 0.54))  # second column, second row
-    assert [tick.get_text() for tick in short.get_yticklabels()] == ["T 50", "T 200"]
-
-
 def test_variants_of_a_method_differ_in_line_mark_and_shade():
     names = [f"radius T {T} {residual}" for T in (50, 200) for residual in ("sum", "mean")]
     ax = plots.perplexity_bytes({name: [(0.4, i, i, i)] for i, name in enumerate([*names, "top-k"])})
@@ -145,14 +108,11 @@ def test_a_method_has_one_colour_in_every_figure():
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: plots.concentration({}),
         lambda: plots.mask_overlap({}),
-        lambda: plots.residual_steps([]),
         lambda: plots.density_times(),
         lambda: plots.link_speedups({}),
         lambda: plots.perplexity_bytes({}),
         lambda: plots.perplexity_trend({}),
-        lambda: plots.perplexity_settings({}),
     ],
 )
 def test_nothing_to_draw_is_refused(draw):

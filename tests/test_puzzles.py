@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from aiscale import cost, plots
+from aiscale.book import exercises, progress
 from puzzle_answers import WRONG
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
@@ -25,6 +27,13 @@ from simulated.drawing import draw  # noqa: E402
 from simulated.problems import PUZZLES  # noqa: E402
 from simulated.ranks import Costs  # noqa: E402
 from simulated.world import World  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def participant(tmp_path, monkeypatch):
+    """Somebody who has done nothing yet."""
+    monkeypatch.setattr(progress, "_FOLDER", tmp_path)
+    monkeypatch.setattr(exercises, "_entries", {})
 
 
 def source_cells() -> list[str]:
@@ -45,16 +54,15 @@ def changed(name: str, old: str, new: str) -> Callable:
 def test_the_solution_meets_its_targets_and_not_lower_ones(name):
     program = best_answers()[name][0]
     outcome = checking.check(name, program)
-    assert outcome.solved, outcome.text
+    assert outcome.state == "right", outcome.text
     assert "our answer" in outcome.text
     puzzle = PUZZLES[name]
-    for place, case in enumerate(puzzle.cases):
+    for case in puzzle.cases:
+        figures = checking.measured(checking.run(puzzle, case, program)[0])
         for what, target in case.targets.items():
-            assert outcome.figures[place][what] == target, (
-                f"{name}: the target of {what} is not what the solution needs"
-            )
+            assert figures[what] == target, f"{name}: the target of {what} is not what the solution needs"
             lower = dataclasses.replace(case, targets={what: target - 0.5})
-            assert f"{what} {target:g}" in checking._missed(puzzle, lower, outcome.figures[place])
+            assert f"{what} {target:g}" in checking._missed(puzzle, lower, figures)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +71,7 @@ def test_the_solution_meets_its_targets_and_not_lower_ones(name):
 )
 def test_a_wrong_answer_is_told_what_is_wrong(name, old, new, said):
     outcome = checking.check(name, changed(name, old, new))
-    assert not outcome.solved
-    assert said in outcome.text
+    assert outcome.state == "wrong" and said in outcome.text
 
 
 def test_every_puzzle_has_wrong_answers_and_a_stub_that_fails():
@@ -75,7 +82,18 @@ def test_every_puzzle_has_wrong_answers_and_a_stub_that_fails():
 
     for name in PUZZLES:
         outcome = checking.check(name, stub)
-        assert not outcome.solved and outcome.text.endswith("not solved yet")
+        assert outcome.state == "empty" and outcome.text.endswith("not solved yet")
+
+
+def test_the_card_shows_puzzles_beside_exercises(tmp_path, capsys):
+    checking.check("tp", changed("tp", *next(answer[1:3] for answer in WRONG["tp"])))
+    checking.check("tp", best_answers()["tp"][0])
+    checking.check.card()
+    assert re.search(r"puzzle.tp Tensor parallelism's two sums +\| ✓ +\| 2 ", capsys.readouterr().out)
+    kept = json.loads((tmp_path / "card.json").read_text())["lessons"]["puzzles"]["exercises"]["puzzle.tp"]
+    assert (kept["state"], kept["minutes"]) == ("right", 10)
+    minutes = re.findall(r"\| \d+ [^|]+ \| (\d+) \|", making.NOTEBOOK.read_text())
+    assert sorted(map(int, minutes)) == sorted(puzzle.minutes for puzzle in PUZZLES.values())
 
 
 def test_the_participants_notebook_is_the_solutions_without_the_answers():

@@ -154,13 +154,6 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
         Case("--site {half}/site.toml -- true", r"site.toml"),
         Case("--nodes two -- true", r"--nodes is 'two': it must be a whole number"),
     ),
-    "class pack": (
-        Case("{file}/class.tar.gz", rf"{FILE} folder$"),
-        Case("{full}/class.tar.gz", rf"{FULL} folder$"),
-        Case("{folder}/class.tar.gz --wheels {folder}/none", r"none holds no wheels: `pip download .*` makes some"),
-        Case("{folder}/class.tar.gz --wheels {half}", r"torch.whl is not a wheel, or only a part of one: download it"),
-        Case("", rf"OUT is missing: aiscale class pack {HELP}"),
-    ),
     "class reset": (
         Case("{file}/seat --yes", rf"{FILE} folder$"),
         Case("{full} --yes", rf"{FULL} folder$"),
@@ -239,7 +232,6 @@ def places(tmp_path_factory):
     (at["half"] / "half.md").write_text("title: half a de")
     (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
-    (at["half"] / "torch.whl").write_bytes(b"PK\x03\x04")
     with tarfile.open(at["half"] / "class.tar.gz", "w:gz") as archive:
         archive.add(ROOT / "notebooks", "aiscale/notebooks")
     _cut(at["half"] / "class.tar.gz")
@@ -334,7 +326,6 @@ LONG: dict[str, tuple[str, str] | str] = {
     "launchers": "it is over in a moment",
     "plan": "it is over in a moment",
     "submit": "it is over in a moment",
-    "class pack": "it is over in a moment, and writes to a partial file (tests/test_classroom.py)",
     "class reset": "it is over in a moment",
     "rehearse": "it ends with its command, whose status it returns (tests/test_rehearsal.py)",
     "exercises": ("--check 03", ""),

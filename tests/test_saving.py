@@ -17,7 +17,7 @@ import torch
 
 from aiscale import checkpoint
 from aiscale.bench.saving import show_saving
-from aiscale.checkpoint import integrity, store
+from aiscale.checkpoint import integrity
 from aiscale.checkpoint.staging import Staging
 from aiscale.config import Run
 from aiscale.distributed import connect
@@ -129,14 +129,16 @@ class Gate:
     """Blocks just before a checkpoint gets its final name."""
 
     def __init__(self, monkeypatch):
-        self.open, self.names, real = threading.Event(), [], store._finish
+        self.open, self.names, real = threading.Event(), [], Path.rename
 
-        def finish(partial, final, *rest):
+        def rename(path, target):
+            if not (final := Path(target)).name.startswith("step_"):
+                return real(path, target)
             assert self.open.wait(60)
-            real(partial, final, *rest)
             self.names.append(final.name)
+            return real(path, target)
 
-        monkeypatch.setattr(store, "_finish", finish)
+        monkeypatch.setattr(Path, "rename", rename)
 
 
 def test_training_continues_during_a_write_and_does_not_change_the_checkpoint(engine, tmp_path, monkeypatch):
@@ -188,15 +190,15 @@ def test_tied_tensors_are_copied_once_and_other_values_are_unchanged():
 
 
 def test_a_failed_write_ends_the_run_at_its_next_step_and_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
-    real, failed = store._finish, threading.Event()
+    real, failed = Path.rename, threading.Event()
 
-    def full_at_step_4(partial, final, *rest):
-        if final.name == "step_00000004":
+    def full_at_step_4(path, target):
+        if Path(target).name == "step_00000004":
             failed.set()
             raise OSError(28, "No space left on device")
-        real(partial, final, *rest)
+        return real(path, target)
 
-    monkeypatch.setattr(store, "_finish", full_at_step_4)
+    monkeypatch.setattr(Path, "rename", full_at_step_4)
     # The fifth step ends only after the write has failed, so a sixth or seventh would mean that the failure was missed.
     before_each_step(monkeypatch, lambda step: step == 5 and failed.wait(60))
     run = Run().override(*TINY, "loop.steps=100", "loop.checkpoint_every=4")

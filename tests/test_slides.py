@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from aiscale import plots
-from aiscale.book import slides
+from aiscale.book import slides, workbooks
 from aiscale.book.notebook import BookError
 from aiscale.config import ConfigError
 from aiscale.machines import find_machine
@@ -30,8 +31,8 @@ Note: say it
 ---
 # One sentence
 """
-#: What reaches beyond its slide, or beyond the box that it is in.
-OUTSIDE = """(() => {
+#: What reaches beyond its slide, or beyond the box that it is in; and type that nobody reads from the last row.
+OUTSIDE = r"""(() => {
   const slide = Reveal.getCurrentSlide().querySelector('.slide'), edge = slide.getBoundingClientRect(), found = [];
   for (const part of slide.querySelectorAll('*')) {
     if (part.closest('svg') && part.tagName !== 'svg') continue;
@@ -41,6 +42,15 @@ OUTSIDE = """(() => {
       found.push(name);
     if (part.scrollHeight > part.clientHeight + 3 && part.matches('.body, .column, figure, pre')) found.push(name);
     if (part.scrollWidth > part.clientWidth + 3 && part.matches('.body, .column, figure, pre')) found.push(name);
+  }
+  for (const part of slide.querySelectorAll('*'))
+    if ([...part.childNodes].some(node => node.nodeType == 3 && node.data.trim()) && !part.closest('svg, aside'))
+      if (parseFloat(getComputedStyle(part).fontSize) < 16) found.push('small type: ' + part.textContent);
+  for (const image of slide.querySelectorAll('img[src^="data:image/svg"]')) {
+    const svg = atob(image.src.split(',')[1]), [, width, height] = svg.match(/viewBox="0 0 ([0-9.]+) ([0-9.]+)"/);
+    const zoom = Math.min(image.clientWidth / width, image.clientHeight / height);
+    for (const [, text, scale] of svg.matchAll(/<!-- (.*?) -->\s*<g [^>]*scale\(([0-9.]+)/g))
+      if (100 * scale * zoom < 16) found.push(`type of ${(100 * scale * zoom).toFixed(1)} px: ${text}`);
   }
   for (const image of slide.querySelectorAll('img'))
     if (!image.naturalWidth || image.clientHeight < 120) found.push('figure too small: ' + image.alt);
@@ -142,6 +152,9 @@ def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
             fetched = "performance.getEntriesByType('resource').map(entry => entry.name)"
             assert [name for name in page.evaluate(fetched) if not name.startswith("data:")] == []
     assert found == {}
+    secret = set().union(*map(workbooks.secrets, (ROOT / "workshop/solutions").glob("*.ipynb")))
+    shown = {html.name: unescape(re.sub(r"<[^>]+>", "", html.read_text())) for html in made}
+    assert [(name, line) for name, text in shown.items() for line in secret if line in text] == []
     for deck, html in zip(DECKS, made, strict=True):
         assert pages(slides.print_pdf(html)) == len(deck.texts) + 1, deck.name
 

@@ -1,17 +1,24 @@
 """Studies: refused before anything runs, resumed without a run made twice, compared and reported as measured."""
 
+import copy
 import csv
 import html
-import os
+import re
+import resource
+from pathlib import Path
 
+import matplotlib.pyplot as plt
+import nbformat
 import pytest
 
-from aiscale import cli
+from aiscale import cli, published
 from aiscale.bench.study import engine, load, read_study, results, run_study, side_by_side, summary
 from aiscale.bench.study.grid import check, shipped, study_of
-from aiscale.bench.study.page import page
+from aiscale.book.gallery import loads
+from aiscale.book.report import study_page
 from aiscale.config import ConfigError
 
+LESSON = nbformat.read(Path(__file__).parents[1] / "notebooks/09_benchmarks.ipynb", 4)
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "loop.seq_len": 16}
 
 
@@ -31,6 +38,8 @@ def tiny(**tables) -> dict:
         ({"vary": {"micro": [1]}, "budget_minutes": -1}, "budget_minutes is -1: it must be a number above 0"),
         ({"cross": [{"ranks": [3], "strategy": ["pp"]}]}, "model.n_layer 1 is not divisible by parallel.pp 3"),
         ({"cross": [{"ranks": [2], "strategy": ["zero1"], "model": ["bert"]}]}, "only serial and ddp take a model"),
+        ({"vary": {"ranks": [2]}}, "strategy serial with 2 ranks: serial has one"),
+        ({"cross": [{"ranks": [65], "strategy": ["ddp"]}]}, "a study runs on one machine: at most 64"),
         ({"vary": {"batch": [512]}}, "data_kib 1 is less than one step reads: set at least 9"),
         ({"largest": {"width": 32}}, r"\[largest\] needs limit_mib and width"),
     ],
@@ -91,18 +100,19 @@ def test_a_machine_that_slows_down_does_not_change_the_ratios(tmp_path, played):
     assert ratio["low"] == pytest.approx(2) and ratio["high"] == pytest.approx(2)
 
 
-def test_a_full_disk_loses_no_finished_cell(tmp_path, played, monkeypatch):
+def test_a_full_disk_loses_no_finished_cell(tmp_path, played):
     study, out = study_of(tiny(vary={"micro": [1, 2]})), tmp_path / "a.csv"
-    full = OSError(28, "No space left on device")
-
-    def fsync(file):
-        if len(load(out)) > 2:
-            raise full
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(ConfigError, match="free some space, or name another folder with --out; its finished cells are"):
-        run_study(study, out)
-    assert len(load(out)) == 2
+    run_study(study, tmp_path / "elsewhere.csv")
+    lines = (tmp_path / "elsewhere.csv").read_bytes().splitlines(keepends=True)
+    room, (soft, hard) = len(b"".join(lines[:3])) + 60, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # the heading, two rows, a part of the third
+    try:
+        with pytest.raises(ConfigError, match="free some space, or name another folder with --out; its finished cells"):
+            run_study(study, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(load(out)) == 2 and out.read_bytes().endswith(b"\n")
+    assert len(run_study(study, out)) == len(list(engine.turns(study))), "it goes on when there is room"
 
 
 def test_a_budget_is_kept(tmp_path, played):
@@ -115,13 +125,13 @@ def test_a_budget_is_kept(tmp_path, played):
 def test_what_the_page_and_the_comparison_say_follows_the_file(tmp_path, played):
     study, out = study_of(tiny(vary={"micro": [2], "batch": [4]})), tmp_path / "a.csv"
     rows = run_study(study, out)
-    assert "out of memory: no room" in html.unescape(page(rows))
-    assert "http" not in page(rows)
+    assert "out of memory: no room" in html.unescape(study_page(rows))
+    assert loads(study_page(rows)) == [] and "index.html" not in study_page(rows)
     faster = [{**row, "epoch_s": row["epoch_s"] / 2 if row["cell"] == "micro 2" else row["epoch_s"]} for row in rows]
     both = {entry["cell"]: entry for entry in side_by_side(rows, faster)}
     assert both["micro 2"]["times"]["median"] == 0.5 and not both["micro 2"]["agree"] and both["base"]["agree"]
     seconds = next(row["epoch_s"] for row in faster if row["cell"] == "micro 2")
-    assert f"<td>micro 2</td><td>1 of 1</td><td>{seconds:.3f}</td>" in page(faster)
+    assert f"<td>micro 2</td><td>1 of 1</td><td>{seconds:.3f}</td>" in study_page(faster)
 
 
 def test_a_file_that_is_no_study_is_refused(tmp_path):
@@ -135,6 +145,43 @@ def test_an_interval_needs_six_runs():
     assert results.spread(range(1, 10)) == {"median": 5, "low": 2, "high": 8}  # 96 %: the binomial distribution
 
 
+def h100(document: dict) -> dict:
+    return next(fact for fact in document["facts"] if fact["what"] == "H100 over A100, bf16")
+
+
+def told(tables: dict) -> tuple[str, str]:
+    """(the sentences, the numbers in figures) of lesson 09 where it reads the report's tables, with these ones."""
+    said, drawn, names = [], [], {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("IPython.display.display", lambda shown: said.append(shown.data))
+        patch.setattr(published, "facts", lambda name: tables[name])
+        patch.setattr(published, "table", lambda name: tables[name])
+        for cell in LESSON.cells[: 1 + next(i for i, cell in enumerate(LESSON.cells) if cell.id == "09-017")]:
+            if cell.cell_type == "code":
+                plt.close("all")
+                exec(cell.source, names)
+                drawn += [line.get_xydata().tolist() for ax in plt.gcf().axes for line in ax.lines]
+    return " ".join(said), str(drawn)
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "sentence"),
+    [
+        ("turing_table5_peak_memory", lambda rows: rows[0].update(peak_memory_MiB=9999.0), "Counted: 22"),
+        ("turing_facts", lambda doc: h100(doc).update(ratio=[1.5, 3.25]), "1.5 to 3.25 times"),
+    ],
+)
+def test_changing_a_cell_of_a_published_table_changes_figure_and_text_of_the_lesson(table, change, sentence):
+    tables = {
+        "turing_facts": published.facts("turing_facts"),
+        "turing_table5_peak_memory": published.table("turing_table5_peak_memory"),
+    }
+    before = told(copy.deepcopy(tables))
+    change(tables[table])
+    text, drawn = told(tables)
+    assert text != before[0] and drawn != before[1] and sentence in text
+
+
 @pytest.mark.extended
 def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
     tree = tiny(vary={"precision": ["fp64"], "phase": ["inference"]}, cross=[{"ranks": [2], "strategy": ["ddp"]}])
@@ -146,6 +193,28 @@ def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
     assert found["ranks 2, strategy ddp"]["wire_bytes_per_step"] == 4 * parameters
     searched = next(entry for name, entry in found.items() if name.startswith("largest"))
     assert searched["largest_layers"] > 1 and searched["peak_bytes"] <= 2**20
+
+
+@pytest.mark.extended
+def test_the_largest_model_by_search_needs_the_predicted_memory_within_5_percent(tmp_path):
+    search = {"limit_mib": 96, "width": 128, "batch": [16]}  # below, temporary tensors of the loss weigh more
+    tree = {"name": "largest", "repeats": 1, "base": {"strategy": "serial"}, "largest": search}
+    row = run_study(study_of(tree), tmp_path / "a.csv", device="cpu")[-1]
+    assert row["peak_bytes"] == pytest.approx(row["predicted_bytes"], rel=0.05) and row["peak_bytes"] <= 96 * 2**20
+    assert abs(row["largest_layers"] - row["predicted_layers"]) <= 1
+
+
+def test_a_negative_budget_is_refused_before_anything_runs(tmp_path, capsys):
+    assert cli.main(["bench", "study", "quick", "--budget", "-1", "--out", str(tmp_path / "a.csv")]) == 2
+    assert capsys.readouterr().err.strip().endswith("--budget -1: it must be more than 0 minutes")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_stored_study_says_of_itself_what_its_cells_say():
+    stored = published.measured("study")
+    assert (stored["within_10_pct"], stored["of"]) == results.agreement(stored["cells"])
+    for facts in stored["machines"]:
+        assert re.search(r"\d cores, torch .*, Python .*, commit \w+.* to 20\d\d-.*, load before a run", facts)
 
 
 def test_the_command_lists_a_study(capsys):

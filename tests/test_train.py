@@ -247,15 +247,18 @@ def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeyp
 
 
 def test_checkpoints_may_be_timed_in_minutes_and_each_complete_one_is_noted(tmp_path, monkeypatch):
-    saved, note = [], tmp_path / "saved"
-    import aiscale.train.saving as saving
+    note, real, named = tmp_path / "saved", Path.rename, []
 
-    real = saving.Saver._note
-    spy = lambda self, written: (real(self, written), saved.append((written.name, note.read_text().strip())))  # noqa: E731
-    monkeypatch.setattr(saving.Saver, "_note", spy)
+    def rename(path, target):
+        if Path(target).name.startswith("step_"):  # by now the one before is noted
+            named.append((Path(target), note.read_text().strip() if note.exists() else ""))
+        return real(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
     result = train(tmp_path, "loop.checkpoint_minutes=1e-9", note_saved=note)
-    assert [name for name, _ in saved] == [f"step_{step:08d}" for step in range(1, 7)]
-    assert all(text == str(result.path / "checkpoints" / name) for name, text in saved)
+    paths = [str(result.path / "checkpoints" / f"step_{step:08d}") for step in range(1, 7)]
+    assert [str(path) for path, _ in named] == paths
+    assert [*(noted for _, noted in named), note.read_text().strip()] == ["", *paths]
 
 
 def test_a_finished_job_that_is_started_again_succeeds(tmp_path, capsys):

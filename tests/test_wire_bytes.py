@@ -10,13 +10,13 @@ import pytest
 from aiscale import cost
 from aiscale.processes import network_namespace
 from net import run_in_namespace
+from ranks import COLLECTIVES
 
 _, WHY_NOT = network_namespace()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT) and not (os.environ.get("CI") and os.geteuid() == 0), reason=WHY_NOT)
 
-COLLECTIVES = """
+EACH = """
 import json
-from aiscale.bench.radius.link import collectives
 r = world.rank
 def sent_by(work):
     before = settled()
@@ -37,7 +37,7 @@ for op, work in collectives(world, 12 * 2**20).items():  # divisible by 2, 3 and
 @pytest.mark.extended
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_interface_counts_the_predicted_bytes(n, tmp_path):
-    done = run_in_namespace(COLLECTIVES, n, tmp_path)
+    done = run_in_namespace(COLLECTIVES + EACH, n, tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     assert len(lines) == 9

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import cost, machines
+from aiscale import cost, machines, published
 from aiscale.cli import _parser
 from aiscale.recipes import recipe
 
@@ -31,7 +31,10 @@ SHOWN = "\n".join([*LESSONS.values(), *(path.read_text() for path in (ROOT / "la
 GPT2 = recipe("gpt2").model
 A100 = machines.find("a100-sxm4-80gb")
 LINK = cost.Link(latency_s=10e-6, bandwidth_bytes_s=25e9)
-BYTES = {row.name: row.total for row in cost.CONVENTIONS}
+BYTES = {
+    row["who_counts"]: sum(nbytes for key, nbytes in row.items() if key.endswith("_bytes"))
+    for row in published.table("bytes_per_parameter")
+}
 FLOPS = cost.flops_per_token(GPT2, seq_len=1024)
 #: What `data-n` names, by `cost`.
 NUMBERS = {

@@ -8,6 +8,7 @@ A run that was cut off goes on from its checkpoint: start it again with the same
 
 import argparse
 import contextlib
+import gc
 import itertools
 import os
 
@@ -75,6 +76,8 @@ def main(args):
             print(f"step {step} loss {loss.item():.6f}", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(args.save, model.module, optimizer, step + 1)
+    del model
+    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
     dist.destroy_process_group()
 
 

@@ -4,6 +4,7 @@ torchrun --nproc-per-node=2 profiled.py --traces traces
 """
 
 import argparse
+import gc
 from pathlib import Path
 
 import torch
@@ -41,6 +42,8 @@ def main(args):
         print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=8, max_name_column_width=30))
     if device.type == "cuda":
         torch.cuda.memory._dump_snapshot(f"{args.traces}/memory{dist.get_rank()}.pickle")
+    del model
+    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
     dist.destroy_process_group()
 
 

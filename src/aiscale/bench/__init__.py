@@ -8,5 +8,3 @@
 """
 
 from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes
-
-__all__ = ["Paired", "machine_facts", "paired", "peak_memory_bytes"]

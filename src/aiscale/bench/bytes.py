@@ -197,7 +197,6 @@ def measure(world, names: list[str]) -> list[dict]:
 
 
 def rows_of(case: Case, world) -> list[dict]:
-    """This rank's rows of one case."""
     from aiscale import cost
 
     run = case.run(world.size)

@@ -22,11 +22,6 @@ BENCHMARKS = {
         "aiscale.bench.model:bench_model",
         "aiscale.bench.model_tables:show_model",
     ),
-    "ddp": (
-        "a DDP step against its parts: the step without communication, and the all-reduce alone",
-        "aiscale.bench.ddp:bench_ddp",
-        "aiscale.bench.ddp:show_ddp",
-    ),
     "saving": (
         "what a checkpoint costs training, written at once and in the background",
         "aiscale.bench.saving:bench_saving",
@@ -37,13 +32,8 @@ BENCHMARKS = {
         "aiscale.bench.bytes:bench_bytes",
         "aiscale.bench.bytes:show_bytes",
     ),
-    "link": (
-        "the emulated slow link against links that the kernel has slowed: every collective, and a DDP step",
-        "aiscale.bench.radius.link:bench_link",
-        "aiscale.bench.radius.link:show_link",
-    ),
     "radius": (
-        "Radius against dense all-reduces and competitors, on a link as slow as published: time, perplexity",
+        "Radius against dense all-reduces and competitors, on a link as slow as published",
         "aiscale.bench.radius.study:bench_radius",
         "aiscale.bench.radius.study:show_radius",
     ),
@@ -56,7 +46,7 @@ BENCHMARKS = {
 
 #: those that work on files -> what they do
 STUDIES = {
-    "study": "run the cells of FILE.toml, or of a study of the kit (laptop, quick), and keep every result in --out",
+    "study": "run the cells of FILE.toml, or of the kit (laptop, node, quick), and keep all results in --out",
     "compare": "put the results of two studies, A.csv and B.csv, side by side",
     "report": "write a page, self-contained HTML, of the results in A.csv",
 }
@@ -64,7 +54,7 @@ STUDIES = {
 #: benchmark -> options that only it has, as they are written
 _OWN = {
     "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
-    "radius": {"sweep": "--sweep", "out": "--out", "link": "--link"},
+    "radius": {"link": "--link"},
 }
 
 
@@ -99,9 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--link", choices=("emulated", "shaped"), help="links emulated by the ranks, or slowed by the kernel on nodes"
     )
-    own.add_argument("--sweep", action="store_true", default=None, help="train for perplexities: days, in any portions")
-    own.add_argument("--out", metavar="FILE", help="finished runs of the sweep, or of bench study; the page of report")
     own = parser.add_argument_group("options of bench study only")
+    own.add_argument("--out", metavar="FILE", help="finished runs of bench study; the page of report")
     own.add_argument("--budget", type=float, metavar="MINUTES", help="begin no run that would end later")
     own.add_argument("--list", action="store_true", help="of bench study: name the runs of a round and exit")
 
@@ -111,9 +100,9 @@ def run(args: argparse.Namespace) -> int:
         from aiscale.bench.study import command
 
         return command.run(args)
-    if args.files or args.list or args.budget is not None:
+    if args.files or args.list or args.out or args.budget is not None:
         raise ConfigError(
-            f"bench {args.name} takes no file, --list or --budget: those are for bench {', '.join(STUDIES)}"
+            f"bench {args.name} takes no file, --out, --list or --budget: those are for bench {', '.join(STUDIES)}"
         )
     _, measure, show = BENCHMARKS[args.name]
     own = {name: getattr(args, name) for names in _OWN.values() for name in names}
@@ -122,10 +111,6 @@ def run(args: argparse.Namespace) -> int:
         given = " and ".join(flag for name, flag in names.items() if name in own)
         if given and owner != args.name:
             raise ConfigError(f"bench {args.name} takes no {given}: only bench {owner} does")
-    if "out" in own and "sweep" not in own:
-        raise ConfigError("--out belongs to the sweep of bench radius: add --sweep")
-    if "link" in own and "sweep" in own:
-        raise ConfigError("--link belongs to the steps of bench radius, and its sweep sends nothing: give one of them")
     if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:
         raise ConfigError(f"--batch {args.batch}, --steps {args.steps}: both must be at least 1")
 

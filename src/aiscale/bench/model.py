@@ -38,8 +38,6 @@ PROMPT_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """One model and batch."""
-
     n_layer: int
     d_model: int
     vocab_size: int

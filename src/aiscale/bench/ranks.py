@@ -1,7 +1,7 @@
 """Runs a function of a benchmark on new ranks and returns its result.
 
-    result = on_ranks(2, "aiscale.bench.ddp:measure", quick)     # calls measure(world, quick) on each; rank 0's result
-    turns(world, {"step": step, "all-reduce": reduce}, rounds)   # in that function: all ranks take the same turns
+    result = on_ranks(2, "aiscale.bench.saving:measure", "ddp", quick, folder)    # rank 0's, of measure(world, ...)
+    turns(world, {"step": step, "all-reduce": reduce}, rounds)      # in such a function: all ranks take the same turns
 
 Arguments and result travel as JSON.
 """

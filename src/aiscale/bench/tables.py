@@ -44,7 +44,6 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> No
 
 
 def checks_table(checks: list[dict]) -> None:
-    """Print the checks of a result, if it has any."""
     if checks:
         rows = [
             (each["name"], f"{each['value']:.3f}", _target(each), "[green]met" if each["met"] else "[red]missed")

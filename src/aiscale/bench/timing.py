@@ -39,7 +39,6 @@ class Paired:
     disturbed: float = 0.0  #: share of the measurements that stayed disturbed after all repeats
 
     def median_s(self, name: str) -> float:
-        """Median seconds of a round."""
         return statistics.median(self.seconds[name])
 
     def ratio(self, name: str, base: str) -> float:
@@ -47,7 +46,6 @@ class Paired:
         return statistics.median(self.ratios(name, base))
 
     def ratios(self, name: str, base: str) -> list[float]:
-        """That ratio in every round."""
         return [a / b for a, b in zip(self.seconds[name], self.seconds[base], strict=True)]
 
 

@@ -20,28 +20,3 @@ from aiscale.book.form import check_form, strip
 from aiscale.book.guesses import GB, KB, MB, GiB, GuessError, KiB, MiB, predict
 from aiscale.book.notebook import BookError, Header, Notebook, Parameter, notebooks, read
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Failure, Result, run
-
-__all__ = [
-    "CELL_TIMEOUT_S",
-    "GB",
-    "KB",
-    "MB",
-    "TIMEOUT_S",
-    "BookError",
-    "Failure",
-    "GiB",
-    "GuessError",
-    "Header",
-    "KiB",
-    "MiB",
-    "Notebook",
-    "Parameter",
-    "Result",
-    "check",
-    "check_form",
-    "notebooks",
-    "predict",
-    "read",
-    "run",
-    "strip",
-]

@@ -1,6 +1,5 @@
-"""`aiscale class`: one archive with all that a class needs, and a seat made as new for the next participant.
+"""`aiscale class`: a seat made as new for the next participant. (`make class` packs the archive.)
 
-    aiscale class pack class.tar.gz              # lessons, exercises, gallery, decks: for machines without a network
     aiscale class reset --from class.tar.gz      # on a seat: engines ended, notebooks as they were, progress cleared
 
 Nothing that a participant wrote is deleted: `reset` moves it to kept/TIME in the seat's folder, and asks before.
@@ -15,110 +14,30 @@ import subprocess
 import sys
 import tarfile
 import time
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
-from aiscale.book.notebook import BookError, find_root
+from aiscale.book.notebook import BookError
 from aiscale.config import require_writable
 from aiscale.processes import kill_marked
 
 TOP = "aiscale"  #: the folder that the archive opens to
 #: What a participant changes, and what `reset` restores.
 SHELVES = ("notebooks", "workshop/exercises", "workshop/clinic", "workshop/puzzles")
-_WITHHELD = ("tests/", "workshop/solutions/", ".ci/")
-_BUILT = {"gallery": "aiscale notebooks --gallery", "slides": "make slides"}
 _MARKER = "AISCALE_CLUSTER"  #: `aiscale.cluster.guard.MARKER`, whose import would load ipyparallel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    pack_it = actions.add_parser("pack", help="write lessons, exercises, gallery and decks into one archive")
-    pack_it.add_argument("out", metavar="OUT", help="the archive, such as class.tar.gz")
-    pack_it.add_argument("--build", metavar="DIR", default="build", help="where gallery and decks are (default: build)")
-    pack_it.add_argument("--wheels", metavar="DIR", help="also a folder of wheels that pip download has made")
-    pack_it.set_defaults(act=lambda args: pack(args.out, args.build, args.wheels))
     reset_it = actions.add_parser("reset", help="make a seat as new: engines, notebooks, progress")
     reset_it.add_argument("seat", metavar="SEAT", nargs="?", default=".", help="its folder (default: this one)")
     reset_it.add_argument("--from", dest="archive", metavar="ARCHIVE", help="originals (default: from git)")
     reset_it.add_argument("--yes", action="store_true", help="do not ask")
-    reset_it.set_defaults(act=lambda args: reset(args.seat, args.archive, args.yes))
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command with these arguments; returns the exit status."""
-    print(args.act(args))
+    print(reset(args.seat, args.archive, args.yes))
     return 0
-
-
-# pack ----------------------------------------------------------------------------------------------------------------
-
-
-def pack(out: str | Path, build: str | Path = "build", wheels: str | Path | None = None) -> str:
-    """Write the archive; returns what it holds and how it is opened. Raises BookError if the gallery is missing."""
-    out, build, root = Path(out), Path(build), find_root().resolve().parent
-    require_writable(out.parent, "")
-    holds = {f"{TOP}/{name}": root / name for name in _tracked(root)}
-    whl = _wheels(Path(wheels)) if wheels else []
-    holds |= {f"{TOP}/wheels/{path.name}": path for path in whl}
-    if not (build / "gallery" / "index.html").exists():
-        raise BookError(f"there is no gallery in {build}: `{_BUILT['gallery']}` makes it")
-    for name in _BUILT:
-        holds |= {f"{TOP}/build/{name}/{path.relative_to(build / name)}": path for path in _files(build / name)}
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        with tarfile.open(partial, "w:gz", compresslevel=6) as archive:
-            for name, path in sorted(holds.items()):
-                archive.add(path, name, recursive=False)
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    return _contents(out, holds, bool(whl))
-
-
-def _tracked(root: Path) -> list[str]:
-    """The project's own files, but for tests and solutions."""
-    listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
-    names = [name for name in listing.stdout.split("\0") if name and (root / name).is_file()]
-    if not names:
-        raise BookError(f"{root} is not under git, which knows the project's own files: pack in a clone of it")
-    return [name for name in names if not name.startswith(_WITHHELD)]
-
-
-def _wheels(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("*.whl"))
-    if not found:
-        raise BookError(f"{folder} holds no wheels: `pip download -r requirements.lock -d {folder}` makes some")
-    broken = next((path for path in found if not zipfile.is_zipfile(path)), None)
-    if broken:
-        raise BookError(f"{broken} is not a wheel, or only a part of one: download it again")
-    return found
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
-
-
-def _contents(out: Path, holds: dict[str, Path], wheels: bool) -> str:
-    def count(prefix: str, suffix: str) -> int:
-        return sum(name.startswith(f"{TOP}/{prefix}") and name.endswith(suffix) for name in holds)
-
-    decks = count("build/slides/", ".html")
-    parts = [
-        f"{count('notebooks/', '.ipynb')} notebooks",
-        f"{count('workshop/exercises/', '.ipynb')} of exercises",
-        f"{count('build/gallery/', '.html')} pages of the gallery",
-        f"{decks} decks" + f" (`{_BUILT['slides']}` makes them)" * (not decks),
-        f"{count('wheels/', '.whl')} wheels",
-    ]
-    find = "PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheels make lab" if wheels else "make lab"
-    return (
-        f"{out}: {out.stat().st_size / 1e6:.1f} MB; {', '.join(parts)}\n"
-        f"on a seat: tar xzf {out.name} && cd {TOP} && {find}"
-    )
-
-
-# reset ---------------------------------------------------------------------------------------------------------------
 
 
 def reset(seat: str | Path = ".", archive: str | Path | None = None, yes: bool = False) -> str:

@@ -78,7 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command with these arguments; returns the exit status."""
     if args.list:
         return _list(args)
     if args.check:

@@ -1,18 +1,16 @@
 """The core path of a notebook: its cells that are not tagged `optional`.
 
-    check_sections(cells); check_names(cells)    # -> one line for each problem; parts of `aiscale.book.check_form`
+    check_sections(cells)                        # -> one line for each problem; a part of `aiscale.book.check_form`
     place(cells, "The ring")                     # -> 33: the index of the cell with this heading
 
 An optional section is optional as a whole, its heading included, which ends with "(optional)"; it ends at the next
-heading of its level or above. A core section may have optional subsections. No core cell uses what only optional cells
-define: in this process, or on the ranks (%%px cells, and ranks["name"]).
+heading of its level or above. A core section may have optional subsections.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-import symtable
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 TAG, SUFFIX = "optional", "(optional)"
 _HEADING = re.compile(r"^(#{1,6}) +(.*?)\s*$", re.M)
 _FENCED = re.compile(r"^```.*?^```", re.M | re.S)
-_RANKS = re.compile(r"\b(\w+) = cluster\.start\(|\bcluster\.start\(.* as (\w+):")
 
 Cells = Sequence[tuple[int, "NotebookNode"]]  #: with their numbers
 
@@ -71,46 +68,3 @@ def check_sections(cells: Cells) -> Iterator[str]:
             yield f"cell {number} is in the section {section!r}, but it is not tagged {TAG}"
         if is_optional(cell) and not level:
             yield f"cell {number} is tagged {TAG}, but the heading of its section does not end with {SUFFIX}"
-
-
-def check_names(cells: Cells) -> Iterator[str]:
-    code = [(number, cell) for number, cell in cells if cell.cell_type == "code"]
-    ranks = {name for _, cell in code for names in _RANKS.findall(cell.source) for name in names if name}
-    core: set[tuple[str, str]] = set()  # (where, name) defined so far
-    optional: dict[tuple[str, str], int] = {}  # and by which cell
-    for number, cell in code:
-        defined, used = _names(cell.source, ranks)
-        if is_optional(cell):
-            optional |= {name: number for name in defined - set(optional)}
-            continue
-        core |= defined
-        for where, name in sorted((used & set(optional)) - core):
-            source = f"only cell {optional[where, name]} defines, which is {TAG}"
-            yield f"cell {number} uses {name}{where}, which {source}"
-
-
-def _names(source: str, ranks: set[str]) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """(defined, used) names of a cell at its top level, each with where it lives: here, or on the ranks."""
-    here = " on the ranks" if source.startswith("%%px") else ""
-    try:
-        table = symtable.symtable(re.sub(r"^[%!].*", "", source, flags=re.M), "cell", "exec")
-    except SyntaxError:  # %%bash, or what ruff reports
-        return set(), set()
-    symbols = table.get_symbols()
-    defined = {(here, s.get_name()) for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
-    used = {(here, s.get_name()) for s in symbols if s.is_referenced()} | {(here, name) for name in _inner(table)}
-    for handle in ranks if not here else ():
-        keys = re.findall(rf"\b{handle}\[[\"'](\w+)[\"']\]", source)
-        pushed = re.findall(rf"\b{handle}\[[\"'](\w+)[\"']\](?=(?:,[^=\n]*)? = )", source)
-        defined |= {(" on the ranks", key) for key in pushed}
-        used |= {(" on the ranks", key) for key in keys if key not in pushed}
-    return defined, used
-
-
-def _inner(table: symtable.SymbolTable) -> Iterator[str]:
-    """The global names that functions and comprehensions in it use."""
-    for child in table.get_children():
-        yield from (
-            symbol.get_name() for symbol in child.get_symbols() if symbol.is_global() and symbol.is_referenced()
-        )
-        yield from _inner(child)

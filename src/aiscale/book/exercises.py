@@ -24,7 +24,7 @@ from aiscale.book.grading import Exercise, Graded
 from aiscale.book.workbooks import find, solution_of
 
 _began = time.monotonic()  #: of the exercise at hand: when the one before was done, or this was imported
-_entries: dict[str, dict] = {}  #: of this process, where the disk cannot be written
+_entries: dict[tuple[str, str], dict] = {}  #: of this process, where the disk cannot be written
 
 
 class Verdict(Graded):
@@ -37,14 +37,13 @@ class Verdict(Graded):
 def check(id: str, *, hint: int = 0, solution: bool = False) -> Verdict | None:
     """Grade an exercise and show what was found; or show its first hints, or its solution."""
     lesson, task = find(id)
-    entry = {"title": task.title, "minutes": task.minutes, "state": "", "tries": 0, "hints": 0, "solution": False}
-    entry |= progress.load("exercises", lesson).get(id, {}) | _entries.get(id, {})
+    entry = entry_of(lesson, id, task.title, task.minutes)
     if solution:
         return _show_solution(lesson, task, entry)
     if hint:
         entry["hints"] = max(entry["hints"], min(hint, len(task.hints)))
         progress.show(f"{id}: {task.title}{_ladder(task, entry)}", "near")
-        return _keep(lesson, id, entry)
+        return keep(lesson, id, entry)
     import __main__
 
     shell = progress.shell()
@@ -52,25 +51,34 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Verdict | None:
     if verdict.state == "empty":
         progress.show(f"{id}: {verdict.text}", None, check=id, state="empty")
         return verdict
-    _count(task, entry, verdict.state)
+    tried(entry, verdict.state)
+    if entry["state"] != "right" and entry["tries"] > 1:  # each failing try after the first shows one more hint
+        entry["hints"] = min(max(entry["hints"], entry["tries"] - 1), len(task.hints))
     said = f"✓ {verdict.text}" if verdict.state == "right" else f"not yet: {verdict.text}{_ladder(task, entry)}"
     progress.show(f"{id}: {said}", "exact" if verdict.state == "right" else "off", check=id, state=verdict.state)
-    _keep(lesson, id, entry)
+    keep(lesson, id, entry)
     return verdict
 
 
-def _count(task: Exercise, entry: dict, state: str) -> None:
-    """Note one try; a failing try after the first shows one more hint."""
+def entry_of(lesson: str, id: str, title: str, minutes: int) -> dict:
+    """What the card knows of an exercise, of a puzzle as well."""
+    new = {"title": title, "minutes": minutes, "state": "", "tries": 0, "hints": 0, "solution": False}
+    return new | progress.load("exercises", lesson).get(id, {}) | _entries.get((lesson, id), {})
+
+
+def tried(entry: dict, state: str) -> None:
+    """Note one try; when it was done before, a later try takes nothing away."""
     global _began
-    if entry["state"] == "right":  # done before; a later try takes nothing away
-        return
-    entry["tries"] += 1
-    entry["state"] = state
-    if state == "right":
-        entry["taken"] = round((time.monotonic() - _began) / 60, 1)
-        _began = time.monotonic()
-    elif entry["tries"] > 1:
-        entry["hints"] = min(max(entry["hints"], entry["tries"] - 1), len(task.hints))
+    if entry["state"] != "right":
+        entry |= {"tries": entry["tries"] + 1, "state": state}
+        if state == "right":
+            entry["taken"] = round((time.monotonic() - _began) / 60, 1)
+            _began = time.monotonic()
+
+
+def keep(lesson: str, id: str, entry: dict) -> None:
+    _entries[lesson, id] = entry
+    progress.save("exercises", id, entry, lesson)
 
 
 def _ladder(task: Exercise, entry: dict) -> str:
@@ -97,12 +105,7 @@ def _show_solution(lesson: str, task: Exercise, entry: dict) -> None:
     page = f'<b>{head}</b><pre style="padding: 0.5em 0.8em">{html.escape(source)}</pre>'
     progress.show(f"{head}\n{source}", "near", page)
     entry["solution"] = entry["solution"] or entry["state"] != "right"
-    _keep(lesson, task.id, entry)
-
-
-def _keep(lesson: str, id: str, entry: dict) -> None:
-    _entries[id] = entry
-    progress.save("exercises", id, entry, lesson)
+    keep(lesson, task.id, entry)
 
 
 # the card -----------------------------------------------------------------------------------------------------------
@@ -111,8 +114,7 @@ def _keep(lesson: str, id: str, entry: dict) -> None:
 def card() -> None:
     """Show what this participant has done in all lessons, and write it to progress/card.json."""
     lessons = progress.kept()
-    for id, entry in _entries.items():
-        lesson = find(id)[0]
+    for (lesson, id), entry in _entries.items():
         lessons.setdefault(lesson, {"predictions": {}, "exercises": {}})["exercises"][id] = entry
     table = [("exercise", "", "tries", "hints", "minutes", "planned")]
     for lesson in lessons.values():

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.book.core import Cells, check_names, check_sections, is_optional
+from aiscale.book.core import Cells, check_sections, is_optional
 from aiscale.book.notebook import BookError, Notebook, parse_parameters, read, tags
 from aiscale.book.pace import DRAWS
 
@@ -56,7 +56,7 @@ _IN_PROSE = {
     r"<script\b": "holds a script",
 }
 _STARTS = re.compile(r"^\s*(?:(?P<name>\w+) = |(?P<closed>with ))?.*\bcluster\.start\(", re.M)
-_RUFF_CHECK = ("check", "--select=E,F,I,UP,B,W", "--output-format=json", f"--config=builtins = {json.dumps(ON_RANKS)}")
+_RUFF_JSON = ("--output-format=json", f"--config=builtins = {json.dumps(ON_RANKS)}")
 _HIDDEN = "# IPython: %"  #: how a line of IPython in a %%px cell is passed to ruff
 
 
@@ -70,14 +70,13 @@ def check_form(path: str | Path) -> list[str]:
         *notebook.header.problems,
         *_check_parameters(code),
         *check_sections(cells),
-        *check_names(cells),
+        *_check_core(notebook),
         *_check_end(cells),
         *check_cells(notebook),
     ]
 
 
 def check_cells(notebook: Notebook) -> list[str]:
-    """The problems of the cells alone, in any notebook."""
     cells = list(enumerate(notebook.content.cells, 1))
     code = [(number, cell) for number, cell in cells if cell.cell_type == "code"]
     found = (_check_lengths(code), _check_turns(cells), _check_ranks(code), _check_words(cells), _lint(notebook))
@@ -217,13 +216,25 @@ def _check_words(cells: Cells) -> Iterator[str]:
 
 
 def _lint(notebook: Notebook) -> Iterator[str]:
-    found = json.loads(_ruff(_RUFF_CHECK, notebook.content, notebook.path).stdout or "[]")
+    found = json.loads(_ruff(("check", "--select=E,F,I,UP,B,W", *_RUFF_JSON), notebook.content, notebook.path).stdout)
     for item in found:
         where = f"cell {item['cell']} line {item['location']['row']}"
         yield f"{where}: {item['code']} {item['message']}"
     readable = all(item["code"] != "invalid-syntax" for item in found)
     if readable and json.loads(_as_committed(notebook.path)) != json.loads(notebook.path.read_text(encoding="utf-8")):
         yield "it is not as committed (outputs, counts, metadata, format): run aiscale notebooks --strip"
+
+
+def _check_core(notebook: Notebook) -> Iterator[str]:
+    """The core path is run without optional cells: no core cell uses a name that only they define."""
+    core = copy.deepcopy(notebook.content)
+    numbers = [number for number, cell in enumerate(core.cells, 1) if not is_optional(cell)]
+    if len(numbers) == len(core.cells):
+        return
+    core.cells = [core.cells[number - 1] for number in numbers]
+    for item in json.loads(_ruff(("check", "--select=F821", *_RUFF_JSON), core, notebook.path).stdout):
+        if item["code"] == "F821":
+            yield f"cell {numbers[item['cell'] - 1]}: {item['message']} without the optional cells"
 
 
 def _format_code(content: NotebookNode, path: Path) -> None:

@@ -118,9 +118,13 @@ def _sheet(workshop: Path, folder: Path, title: str, source: Path, cells: list[t
         else:
             parts.append(Cell("code", 0, Markup(Highlight2HTML()(text, "ipython3"))))
     where = source.relative_to(workshop.parent) if source.suffix != ".md" else ""
-    page = _template("sheet").render(title=title, where=where, cells=parts, css=Markup(_style()))
-    _write(folder / name, page)
+    _write(folder / name, sheet(title, parts, where, course=True))
     return name
+
+
+def sheet(title: str, cells: list[Cell], where: str | Path = "", course: bool = False) -> str:
+    """A page of these cells, in the gallery's look; one of the course leads back to it."""
+    return _template("sheet").render(title=title, where=where, cells=cells, course=course, css=Markup(_style()))
 
 
 def _relinked(text: str, source: Path, workshop: Path) -> str:

@@ -100,6 +100,7 @@ def kept() -> dict[str, dict]:
     """All that is kept, by lesson."""
     found = {
         path.stem: {kind: load(kind, path.stem) for kind in ("predictions", "exercises")}
-        for path in (*sorted(_FOLDER.glob("[0-9A]*_*.json")), *_FOLDER.glob("clinic.json"))
+        for name in ("[0-9A]*_*", "clinic", "puzzles")
+        for path in sorted(_FOLDER.glob(f"{name}.json"))
     }
     return {lesson: kinds for lesson, kinds in found.items() if any(kinds.values())}

@@ -24,8 +24,6 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """One executed notebook."""
-
     name: str
     state: Literal["passed", "failed", "interrupted"]
     seconds: float

@@ -173,13 +173,17 @@ def _misfits(task: Exercise, cells: Sequence[NotebookNode], mine: Sequence[Noteb
         yield f"it has {len(task.hints)} hints: it must have 2 to 4"
 
 
+def secrets(source: Path) -> set[str]:
+    """The lines of a notebook's solutions that its code does not give away itself."""
+    cells = [cell.source for cell in Notebook(source).cells if cell.cell_type == "code"]
+    given = "\n".join(_BLOCK.sub("", cell) for cell in cells)
+    lines = {line.strip() for cell in cells for block in _BLOCK.finditer(cell) for line in block["code"].splitlines()}
+    return {line for line in lines if len(line) >= _MOST_ALIKE and line not in given}
+
+
 def leaks(lesson: str, root: Path) -> list[str]:
     """Lines of this lesson's solutions that stand in what participants get."""
-    cells = [cell for cell in Notebook(root / "solutions" / f"{lesson}.ipynb").cells if cell.cell_type == "code"]
-    given = "\n".join(_BLOCK.sub("", cell.source) for cell in cells)
-    blocks = "\n".join(block["code"] for cell in cells for block in _BLOCK.finditer(cell.source))
-    secret = {line for line in map(str.strip, blocks.splitlines()) if len(line) >= _MOST_ALIKE and line not in given}
-    found = []
+    secret, found = secrets(root / "solutions" / f"{lesson}.ipynb"), []
     for path in sorted((root / "exercises").glob("*.ipynb")):
         text = "\n".join(cell.source for cell in Notebook(path).cells)
         found += [f"a solution's line stands in {path}: {line}" for line in sorted(secret) if line in text]

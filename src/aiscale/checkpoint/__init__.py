@@ -22,21 +22,3 @@ from aiscale.checkpoint.store import (
     save,
     whole,
 )
-
-__all__ = [
-    "NOTE",
-    "READERS",
-    "CheckpointError",
-    "Saveable",
-    "best",
-    "flush",
-    "latest",
-    "load",
-    "load_weights",
-    "of_another_run",
-    "prepare",
-    "quiet",
-    "read_note",
-    "save",
-    "whole",
-]

@@ -12,5 +12,3 @@ guard.py       the cleaner, for a kernel that was killed
 
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted
 from aiscale.cluster.ranks import Ranks, current, start, stop
-
-__all__ = ["ClusterError", "RankDied", "RankError", "Ranks", "RanksInterrupted", "current", "start", "stop"]

@@ -2,8 +2,6 @@
 
     %%px                       every rank
     %%px --targets 0:2         ranks 0 and 1
-    %%px --local               the ranks, and then this kernel as well
-    %%px --noblock             returns at once; %pxresult waits and shows
 
 The flags are ipyparallel's. Output is live, labelled `[rank 0]`, `[rank 1]`, ..., and shown and stored in rank order.
 Stop reaches a rank in a loop as well as one that hangs in a collective. When a rank raises, the others usually wait for
@@ -19,10 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from ipyparallel import error
-from ipyparallel.client.magics import NO_LAST_RESULT, ParallelMagics, exec_args, output_args
+from ipyparallel.client.magics import ParallelMagics
 from IPython import get_ipython
-from IPython.core import magic_arguments
-from IPython.core.error import UsageError
 from IPython.display import DisplayHandle, display
 
 from aiscale.cluster.errors import Failure, own_frames, without_source
@@ -44,72 +40,30 @@ _BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed ou
 
 
 class RankMagics(ParallelMagics):
-    """`%px`, `%%px`, `%autopx` and `%pxresult`, sent through `Ranks`, which watches the rank processes."""
+    """ipyparallel's magics, whose cells are waited for by `Ranks`, which watches the rank processes."""
 
     def __init__(self, shell, ranks) -> None:
         self._ranks = ranks
-        super().__init__(shell, view=ranks.view)
+        super().__init__(shell, view=self._every_rank())
 
-    def parallel_execute(self, cell, block=None, save_name=None, targets=None, **_ignored):
+    def _every_rank(self):
+        """A view of its own: `--targets` changes it for one cell."""
+        view = self._ranks.view.client.direct_view(list(range(self._ranks.size)))
+        view.block = True
+        return view
+
+    def parallel_execute(self, cell, block=None, save_name=None, **_ignored):
         """Run source code on ranks. With `block` show its output, otherwise return the AsyncResult."""
+        chosen = self.view.targets
         self._ranks._ready()
-        self.view = self._ranks.view  # a new one after a restart
-        view = self.view if targets is None else self.view.client.direct_view(targets)
-        block = self.view.block if block is None else block
-        asked = view.execute(cell, silent=False, block=False)
-        self.last_result = asked
+        self.view = self._every_rank()  # after a restart the client is another one
+        self.view.targets = [chosen] if isinstance(chosen, int) else chosen
+        self.last_result = self.view.execute(cell, silent=False, block=False)
         if save_name:
-            self.shell.user_ns[save_name] = asked
-        if not block:
-            return asked
-        self._ranks._finish(asked, show=True)
-
-    @magic_arguments.magic_arguments()
-    @exec_args
-    @output_args
-    @magic_arguments.argument("--local", action="store_true", help="also execute the cell in this kernel")
-    def cell_px(self, line="", cell=None):
-        """Execute the cell on every rank."""
-        args = magic_arguments.parse_argstring(self.cell_px, line)
-        block = self.view.block if args.block is None else args.block
-        asked = self.parallel_execute(
-            cell,
-            block=block and not args.local,
-            save_name=args.save_name,
-            targets=self._targets(args.targets),
-        )
-        if args.local:
-            self.shell.run_cell(cell)
-            if block:
-                self._ranks._finish(asked, show=True)
-        return None if block else asked
-
-    @magic_arguments.magic_arguments()
-    @output_args
-    def result(self, line=""):
-        """Wait for the last `%%px --noblock` and show its output."""
-        args = magic_arguments.parse_argstring(self.result, line)
-        if self.last_result is None:
-            raise UsageError(NO_LAST_RESULT)
-        if args.save_name:
-            self.shell.user_ns[args.save_name] = self.last_result
-            return
+            self.shell.user_ns[save_name] = self.last_result
+        if not (self.view.block if block is None else block):
+            return self.last_result
         self._ranks._finish(self.last_result, show=True)
-
-    def _targets(self, text: str | None) -> list[int] | None:
-        """Ranks from `2`, `0,2`, `[0, 2]`, `1:3`, `::2` or `all`."""
-        if text is None or text.strip() == "all":
-            return None
-        try:
-            picked: list[int] = []
-            every = list(range(self._ranks.size))
-            for part in text.strip("[]() ").split(","):
-                bounds = [int(bound) if bound.strip() else None for bound in part.split(":")]
-                picked += every[slice(*bounds)] if len(bounds) > 1 else [every[bounds[0]]]
-            return picked
-        except (ValueError, IndexError):
-            last = self._ranks.size - 1
-            raise UsageError(f"--targets {text}: name ranks between 0 and {last}, as 2, 0,2 or 0:2") from None
 
 
 class Pending:
@@ -119,7 +73,6 @@ class Pending:
         self._children = dict(children)
 
     def ranks(self) -> list[int]:
-        """Ranks that have not answered yet."""
         return [rank for rank, child in self._children.items() if not child.done()]
 
     def failures(self) -> list[Failure]:
@@ -128,7 +81,6 @@ class Pending:
         return [failure for rank, result in done if (failure := _failure(rank, result))]
 
     def results(self) -> list:
-        """What all ranks returned, in rank order."""
         return [child.result() for child in self._children.values()]
 
     def wait(

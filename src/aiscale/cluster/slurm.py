@@ -50,7 +50,6 @@ class SlurmLauncher(LocalLauncher):
 
     @staticmethod
     def folder_for(cluster_id: str) -> Path:
-        """A private folder that compute nodes see, too."""
         runs = Path(os.environ.get("AISCALE_RUNS") or "runs").absolute()
         try:
             runs.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,3 @@
-# ruff: noqa: F401  (names are handed on)
 """Closed formulas for what a training run needs: parameters, FLOPs, bytes held, bytes sent, seconds. No torch.
 
     cost.parameters(model)                        # {"token_embedding": ..., "attention": ..., "mlp": ..., ...}
@@ -32,12 +31,10 @@ from aiscale.cost.compression import (
 from aiscale.cost.megatron import megatron_activation_bytes
 from aiscale.cost.memory import (
     CATEGORIES,
-    CONVENTIONS,
     activation_bytes,
     activation_bytes_by_part,
     korthikanti_activation_bytes,
     model_state_bytes,
-    slide_bytes_per_parameter,
     training_bytes,
     zero_state_bytes,
 )

@@ -133,8 +133,6 @@ def _gloo_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Link:
-    """The parameters of the alpha-beta model."""
-
     latency_s: float  #: alpha, of one message
     bandwidth_bytes_s: float  #: 1 / beta, of one rank in one direction
     algorithm: Algorithm = "ring"

@@ -158,7 +158,6 @@ def rivals_traffic(run: Run, world_size: int) -> Traffic:
 
 
 def rivals_held(run: Run) -> int:
-    """Bytes that a rank keeps between steps for top-k, random-k or PowerSGD."""
     each = WIDE[run.loop.precision]
     if run.compression.method == "powersgd":
         shapes = parameter_shapes(run.model).values()

@@ -166,7 +166,6 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
 
 
 def _replicated_numbers(place: Place, stage: int) -> int:
-    """Numbers in one stage's norms and unsharded biases."""
     whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")
     return sum(prod(shape) for name, shape in place.shapes(stage).items() if name.endswith(whole))
 

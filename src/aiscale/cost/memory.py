@@ -4,21 +4,20 @@
     model_state_bytes(model, "adamw", "fp32")                          # exact; or for a number of parameters
     activation_bytes(model, batch=8, seq_len=1024, precision="fp32")   # what the backward pass needs
     zero_state_bytes(7.5e9, stage=2, dp=64)                            # the ZeRO paper's figure 1
-    for row in CONVENTIONS: print(row.name, row.total)                 # 16, 18, 14, 12, ... bytes a parameter
 
 torch holds weights, gradients and AdamW's two moments in fp32 for every precision; autocast adds 16-bit copies of the
 weights during a step. The ZeRO paper (Rajbhandari et al. 2020, section 3.1) counts for mixed precision 2 + 2 bytes for
 16-bit weights and gradients and K = 12 for fp32 weights and both moments, 16 in all. torch's fp32 training also needs
 16 bytes a parameter, but as 4 + 4 + 8.
 
-`strategies` has the bytes of one rank of each strategy, with shards and padding.
+`strategies` has the bytes of one rank of each strategy, with shards and padding; the table of published numbers
+`bytes_per_parameter` has what others count.
 
 Letters: B batch, T tokens, D width, H heads, G key/value heads, C width of a head, F width of the MLP, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Precision
@@ -44,7 +43,6 @@ def counter_bytes(optimizer: str, tensors: int) -> int:
 
 
 def round_up(number: int, multiple: int) -> int:
-    """`number` padded to a multiple of `multiple`."""
     return -(-number // multiple) * multiple
 
 
@@ -193,70 +191,3 @@ def zero_state_bytes(parameters: float, stage: int, dp: int, k: int = 12) -> dic
         "gradients": 2 * parameters / (dp if stage >= 2 else 1),
         "optimizer states": k * parameters / (dp if stage >= 1 else 1),
     }
-
-
-def slide_bytes_per_parameter() -> list[tuple[str, str, float]]:
-    """(category, case, bytes a parameter) as the slide "Memory Requirement During Training an LLM" prints them.
-
-    From "AI for Science at Scale, part 2" (S. Dash, ORNL), after Hugging Face's "Methods and tools for efficient
-    training". Its 6 bytes for mixed precision are `parameters` + `weight casts` of model_state_bytes.
-    """
-    return [
-        ("parameters", "fp32", 4),
-        ("parameters", "mixed precision", 6),
-        ("optimizer states", "AdamW", 8),
-        ("optimizer states", "8-bit AdamW", 2),
-        ("optimizer states", "SGD with momentum", 4),
-        ("gradients", "fp32 or mixed precision", 4),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convention:
-    """Bytes a parameter by one convention: 32-bit weights (in mixed precision the optimizer's masters), 16-bit weights
-    (what matrix products read), gradients, moments."""
-
-    name: str
-    weights_32bit: float = 4
-    weights_16bit: float = 2
-    gradients: float = 4
-    moments: float = 8  #: two of fp32 for Adam
-    source: str
-
-    @property
-    def total(self) -> float:
-        return self.weights_32bit + self.weights_16bit + self.gradients + self.moments
-
-
-_SLIDE = 'slide "Memory Requirement During Training an LLM", AI for Science at Scale, part 2 (S. Dash, ORNL)'
-
-CONVENTIONS = (
-    Convention(
-        name="ZeRO paper", gradients=2, source="Rajbhandari et al. 2020, section 3.1: 2 + 2 + K, K = 12 for Adam"
-    ),
-    Convention(
-        name="ZeRO-2 estimator",
-        gradients=6,
-        source="deepspeed's estimate_zero2_model_states_mem_needs: 2 + 18, gradients in 16 bits and again in 32",
-    ),
-    Convention(
-        name="ZeRO-3 estimator",
-        source="deepspeed's estimate_zero3_model_states_mem_needs: 18 (it names no parts; those of the slide add up)",
-    ),
-    Convention(name="slide, AdamW", source=f"{_SLIDE}: 6 + 4 + 8"),
-    Convention(name="slide, SGD with momentum", moments=4, source=f"{_SLIDE}: 6 + 4 + 4"),
-    Convention(name="slide, 8-bit AdamW", moments=2, source=f"{_SLIDE}: 6 + 4 + 2"),
-    Convention(name="slide, fp32 AdamW", weights_16bit=0, source=f"{_SLIDE}: 4 + 4 + 8"),
-    Convention(
-        name="Megatron-Core, bf16",
-        source="Megatron-Core's distributed optimizer: bf16 weights, fp32 gradients: 6 + 12/d for d ranks, 18 for one",
-    ),
-    Convention(
-        name="autocast, during a step",
-        source="this package under bf16: fp32 weights and gradients, casts of the weights while a step runs",
-    ),
-    Convention(
-        name="autocast, between steps", weights_16bit=0, source="this package under bf16 between steps: as in fp32"
-    ),
-    Convention(name="plain SGD, fp32", weights_16bit=0, moments=0, source="weights and gradients, nothing else"),
-)

@@ -44,7 +44,6 @@ FP32 = 4  # ZeRO's masters and moments
 
 
 def zero_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
-    """Payload bytes of one optimizer step, by (collective, group)."""
     if world_size == 1:
         return {}
     stage, numbers = run.parallel.zero_stage, _numbers(run)
@@ -141,7 +140,6 @@ def _few_numbers(run: Run) -> int:
 
 
 def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
-    """Payload bytes of one optimizer step, by (collective, group)."""
     layout, loop = run.parallel, run.loop
     replicas = layout.replicas
     ranks = world_size // replicas

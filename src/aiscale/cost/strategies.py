@@ -50,22 +50,21 @@ def held_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
     return {category: int(nbytes) for category, nbytes in held(run, world_size, rank).items()}
 
 
-def step_bytes(run: Run, world_size: int, rank: int = 0, *, keeps_scores: bool = False) -> Held:
+def step_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
     """held_bytes of `rank` with its activations, of all micro-batches in flight on its stages, and the logits.
 
-    Megatron keeps the logits of one micro-batch on the last stage; our own models recompute them. keeps_scores:
-    Megatron without flash attention keeps the T x T scores. Not counted: gathered weights (FSDP, ZeRO-3), weight casts,
-    buffers, and what no tensor of the model is (the device's context, the allocator's gaps).
+    Megatron keeps the logits of one micro-batch on the last stage; our own models recompute them. Not counted: T x T
+    scores (flash attention), gathered weights (FSDP, ZeRO-3), weight casts, buffers, and what no tensor of the model is
+    (the device's context, the allocator's gaps).
     """
     held, layout = held_bytes(run, world_size, rank), run.parallel
     n_micro, size = run.loop.micro_batches(layout.data_parallel(world_size))
     if layout.strategy == "megatron":
         place = Place(run, world_size, rank)
         parts = megatron_activation_bytes_by_part(run, world_size, rank)
-        scores = 0 if keeps_scores else parts["scores"]
         logits = megatron_logit_bytes(place)
         flying = in_flight(layout.schedule, layout.pp, n_micro, layout.virtual_stages)[place.pp_rank]
-        return {**held, "activations": int(flying * (sum(parts.values()) - scores - logits)), "logits": logits}
+        return {**held, "activations": int(flying * (sum(parts.values()) - parts["scores"] - logits)), "logits": logits}
     parts = activation_bytes_by_part(run.model, size, run.loop.seq_len, run.loop.precision)
     if layout.strategy == "pipeline":
         pieces, pp_rank = _ranks_of_pieces(run), rank // (world_size // layout.pp)

@@ -68,7 +68,6 @@ def prefetch_timeline(
     gather_s: float,
     block_s: float,
     ahead: int,
-    rank: int = 0,
     *,
     backward_s: float = 0.0,
     reduce_s: float = 0.0,
@@ -90,7 +89,7 @@ def prefetch_timeline(
         nonlocal wire_free_s
         start_s = max(asked_s, wire_free_s)
         wire_free_s = start_s + seconds
-        events.append(Event(rank, name, start_s, wire_free_s, "communication"))
+        events.append(Event(0, name, start_s, wire_free_s, "communication"))
         return wire_free_s
 
     passes = [("forward", block_s, [-1, *range(n_blocks)])]  # -1 is the root
@@ -105,7 +104,7 @@ def prefetch_timeline(
                     gathered[wanted] = on_wire("root" if wanted < 0 else f"gather {wanted}", asked_s, gather_s)
             now = max(now, gathered[unit])
             if unit >= 0:
-                events.append(Event(rank, str(unit), now, now + seconds, kind))
+                events.append(Event(0, str(unit), now, now + seconds, kind))
                 now += seconds
                 if kind == "backward":
                     on_wire(f"reduce {unit}", now, reduce_s)
@@ -121,8 +120,6 @@ def scaling_seconds(
     *,
     optimizer_s: float = 0.0,
     cores: int = 0,
-    overlap: bool = True,
-    bucket_bytes: float = 25 * MIB,
 ) -> list[float]:
     """Seconds of one step at each world size.
 
@@ -137,8 +134,10 @@ def scaling_seconds(
     for world in worlds:
         turns = max(1.0, world / cores) if cores else 1.0
         compute = turns * compute_s / (world if kind == "strong" else 1)
-        options = {"overlap": overlap, "bucket_bytes": bucket_bytes, "optimizer_s": turns * optimizer_s}
-        seconds.append(ddp_timeline(compute / 3, compute * 2 / 3, gradient_bytes, world, link, **options)[-1].end_s)
+        events = ddp_timeline(
+            compute / 3, compute * 2 / 3, gradient_bytes, world, link, optimizer_s=turns * optimizer_s
+        )
+        seconds.append(events[-1].end_s)
     return seconds
 
 

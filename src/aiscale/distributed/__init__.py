@@ -25,25 +25,3 @@ from aiscale.distributed.failing import (
 from aiscale.distributed.hangs import watching
 from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch, host_store, mpi_world
 from aiscale.distributed.spawn import launch, rank_environment
-
-__all__ = [
-    "HANG_STATUS",
-    "LOST_STATUS",
-    "ConnectError",
-    "Launch",
-    "RankError",
-    "Traffic",
-    "World",
-    "alike",
-    "connect",
-    "end_job_on_uncaught_error",
-    "end_now",
-    "failed_alike",
-    "find_launch",
-    "host_store",
-    "launch",
-    "lost_another_rank",
-    "mpi_world",
-    "rank_environment",
-    "watching",
-]

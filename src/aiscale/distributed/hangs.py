@@ -54,8 +54,6 @@ _watches = itertools.count()  #: of this process; the same on all ranks
 
 @dataclass(frozen=True)
 class RankState:
-    """The latest state that a rank wrote."""
-
     step: int = 0
     where: str = ""  #: the main thread's file:line in function
     left: bool = False  #: it has finished training

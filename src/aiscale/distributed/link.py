@@ -12,8 +12,8 @@ pass costs nothing until somebody waits for it.
 
 Limits: a dead rank is noticed only when the bytes have been sent (the launcher sees it at
 once), and messages from two ranks to a third arrive as fast as from one. Bookkeeping (`world.control()`) and barriers
-take no time on the link, but keep their place in the queue. `aiscale bench link` compares this with links slowed by the
-Linux kernel.
+take no time on the link, but keep their place in the queue. `aiscale bench radius` runs on such links and, with `--link
+shaped`, on links that the Linux kernel slows.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from aiscale.cost import collective_terms
 
 #: A shaped interface counts whole frames: of 1514 bytes, 14 are Ethernet's, 20 IP's and 32 TCP's.
 FRAMING = 1514 / 1448
-#: Latency per message on cards slowed by the kernel: `bench link` found 0.65 to 1.1 ms at 118 to 255 Mbit/s, where
-#: frames are passed on in pieces of 0.4 ms. To be calibrated by a whole `bench link` on a quiet machine.
+#: Latency per message, measured as 0.65 to 1.1 ms on cards that the kernel slowed to 118 to 255 Mbit/s, where frames
+#: are passed on in pieces of 0.4 ms.
 LATENCY_S = 0.8e-3
 
 

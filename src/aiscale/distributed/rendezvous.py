@@ -88,7 +88,6 @@ def join_store(host: str, port: int, place: Launch, timeout_s: float) -> dist.St
 
 
 def meeting_point(place: Launch) -> tuple[str, int]:
-    """The rendezvous address: host and port."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if port and (not port.isdigit() or not 0 < int(port) < 65536):
         raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")

@@ -65,7 +65,6 @@ class Starter:
         self.close()
 
     def close(self) -> None:
-        """End the starter and the commands that still run."""
         if self._process:
             self._orders.close()
             self._process.wait()

@@ -11,15 +11,3 @@ from aiscale.machines.catalogue import (
     find_device,
     find_machine,
 )
-
-__all__ = [
-    "ACCELERATORS",
-    "MACHINES",
-    "Accelerator",
-    "Machine",
-    "Network",
-    "Node",
-    "find",
-    "find_device",
-    "find_machine",
-]

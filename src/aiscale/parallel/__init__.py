@@ -6,5 +6,3 @@ result = engine.step(micro_batches, lr)
 
 from aiscale.parallel.build import build, preload
 from aiscale.parallel.serial import Engine, StepResult
-
-__all__ = ["Engine", "StepResult", "build", "preload"]

@@ -74,8 +74,6 @@ class _Life:
 
 
 class _Watch(TorchDispatchMode):
-    """Records when storages are allocated and freed."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lives: list[_Life] = []

@@ -1,4 +1,3 @@
-# ruff: noqa: F401  (re-exports)
 """Every figure, in one style. Functions take data and return Axes (several panels: an array of Axes).
 
     from aiscale import plots
@@ -21,18 +20,15 @@ from aiscale.plots.placement import mlp_cut, rank_grid, shards
 from aiscale.plots.radius_study import radius_long_curves, radius_page
 from aiscale.plots.rendezvous import rendezvous
 from aiscale.plots.sparsity import (
-    concentration,
     density_times,
     link_speedups,
-    mask_change,
     mask_overlap,
     perplexity_bytes,
-    perplexity_settings,
     perplexity_trend,
     radius_curves,
-    residual_steps,
 )
 from aiscale.plots.stages import fsdp_step, zero_stages
+from aiscale.plots.study import study_drift, study_ratios
 from aiscale.plots.style import (
     EVENT_COLORS,
     MEMORY_COLORS,

@@ -1,15 +1,11 @@
 """What Radius keeps, sends and costs.
 
-plots.concentration({"gradient": gradient, "update": update})            # how few entries hold most of it
 plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})                       # how long a mask stays good
-plots.mask_change(mask_before, mask_after)                               # the same, entry by entry
-plots.residual_steps(norms, dense_steps)                                 # size of the residual
 plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
 plots.density_times(measured, predicted, published, source="...")        # break-even density
 plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
 plots.perplexity_bytes({"radius d 0.4": [(share, mean, low, high)]})     # cost in perplexity over bytes sent
 plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # cost over the length of training
-plots.perplexity_settings({("500 steps", "T 200, sum", "d 0.4"): (mean, low, high)})   # cost by setting
 """
 
 from __future__ import annotations
@@ -19,40 +15,13 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
 from aiscale.config import ConfigError
 from aiscale.plots import style
 from aiscale.plots.curves import Series, xy
 
 # Which entries -------------------------------------------------------------------------------------------------------
-
-
-def concentration(
-    values: Mapping[str, Sequence[float]], *, marks: Sequence[float] = (), ax: Axes | None = None
-) -> Axes:
-    """Share of the sum of squares that the largest entries hold, over the share of entries. values: {label: (N,)}.
-
-    marks: densities with a dotted line.
-    """
-    style.check_given(values, "tensors by label")
-    ax = style.new_axes(ax, 7.5, 3.4)
-    colors = style.series_colors(values)
-    for label, entries in values.items():
-        squares = np.sort(np.square(np.asarray(entries, dtype=float).reshape(-1)))[::-1]
-        held = np.cumsum(squares) / squares.sum()
-        at = np.unique(np.linspace(0, len(held) - 1, 400).astype(int))
-        ax.plot([0, *((at + 1) / len(held))], [0, *held[at]], color=colors[label])
-    ax.plot([0, 1], [0, 1], color=style.FAINT, linewidth=1.2, zorder=1)
-    for density in marks:
-        ax.axvline(density, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
-    style.percent_axis(ax.xaxis)
-    style.percent_axis(ax.yaxis)
-    ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="largest entries (% of all)", ylabel="share of sum of squares (%)")
-    style.legend_above(ax, style.legend_handles(colors))
-    return ax
 
 
 def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax: Axes | None = None) -> Axes:
@@ -75,43 +44,6 @@ def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax:
     measured, chance = style.kind_handles(["measured", "predicted"])
     chance.set_label("by chance")
     style.legend_above(ax, style.legend_handles(names, [measured, chance]))
-    return ax
-
-
-def mask_change(before: Sequence, after: Sequence, *, ax: Axes | None = None) -> Axes:
-    """Two masks of one matrix, (rows, columns): selected both times, only before, only after, never."""
-    before, after = np.asarray(before, dtype=bool), np.asarray(after, dtype=bool)
-    if before.shape != after.shape or before.ndim != 2:
-        raise ConfigError(f"the masks are {before.shape} and {after.shape}: both must be matrices of one shape")
-    names = {
-        "never": style.tint(style.FAINT, 0.45),
-        "dropped": style.RANK_COLORS[1],
-        "new": style.RANK_COLORS[3],
-        "kept": style.STRATEGY_COLORS["ddp"],
-    }
-    rows, columns = before.shape
-    ax = style.new_axes(ax, 7.5, min(6.8 * rows / columns + 1.0, 7.5))
-    ax.imshow(before + 2 * after, cmap=ListedColormap(list(names.values())), vmin=0, vmax=3, interpolation="nearest")
-    ax.set(xlabel="column", ylabel="row")
-    ax.grid(visible=False)
-    style.legend_above(ax, style.legend_handles({name: names[name] for name in ("kept", "dropped", "new")}, bars=True))
-    return ax
-
-
-# What is held back and what is sent ----------------------------------------------------------------------------------
-
-
-def residual_steps(norms: Sequence[float], dense_steps: Sequence[int] = (), *, ax: Axes | None = None) -> Axes:
-    """Norm of the residual after each step, 1, 2, 3; shaded: dense_steps, in which everything is sent."""
-    style.check_given(norms, "norms")
-    ax = style.new_axes(ax, 7.5, 2.9)
-    steps, values = xy(norms)
-    for step in dense_steps:
-        ax.axvspan(step - 0.5, step + 0.5, color=style.tint(style.EVENT_COLORS["communication"], 0.22), linewidth=0)
-    style.draw(ax, "measured", steps, values, style.STRATEGY_COLORS["radius"])
-    style.steps_axis(ax.xaxis)
-    ax.set(xlabel="step (shaded: dense)", ylabel="norm of the residual")
-    ax.set_ylim(bottom=-0.04 * max(values))
     return ax
 
 
@@ -255,35 +187,6 @@ def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = 
     ax.xaxis.set_major_formatter(lambda steps, _: f"{steps:,.0f}")
     ax.set_xlabel("optimizer steps of the whole run")
     return ax
-
-
-def perplexity_settings(cells: Mapping[tuple[str, str, str], tuple[float, float, float]]) -> np.ndarray:
-    """Perplexity increase by setting, {(panel, row, column): (mean, low, high) in percent}; one Axes per panel.
-
-    The more orange a cell, the worse than the baseline; the more blue, the better. Cells show the mean in large digits
-    and the range in small ones. Settings without runs stay empty.
-    """
-    style.check_given(cells, "(mean, low, high) by (panel, row, column)")
-    panels, rows, columns = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
-    size = (7.5, 1.1 + 0.46 * len(rows))
-    axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")[1][0]
-    better, worse = style.STRATEGY_COLORS["ddp"], style.METHOD_COLORS["radius d 0.1"]
-    for ax, panel in zip(axes, panels, strict=True):
-        for (_, row, column), (mean, low, high) in ((key, cell) for key, cell in cells.items() if key[0] == panel):
-            x, y = columns.index(column), rows.index(row)
-            shade = style.tint(worse if mean > 0 else better, min(1.0, abs(mean) / 15))
-            ax.add_patch(Rectangle((x - 0.47, y - 0.46), 0.94, 0.92, color=shade, linewidth=0))
-            told = {"ha": "center", "va": "center", "color": style.text_color(shade)}
-            ax.text(x, y - 0.14, f"{mean:+.1f}", fontsize=8.5, **told)
-            ax.text(x, y + 0.26, f"{low:+.0f} to {high:+.0f}", fontsize=5.5, **told)
-        ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=panel)
-        ax.set_xticks(range(len(columns)), columns)
-        ax.set_yticks(range(len(rows)), rows)
-        ax.xaxis.tick_top()
-        ax.tick_params(length=0)
-        ax.grid(False)
-        ax.spines[:].set_visible(False)
-    return axes
 
 
 def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ax: Axes | None) -> Axes:

@@ -24,7 +24,7 @@ def zero_stages(ranks: int = 4, *, ax: Axes | None = None) -> Axes:
     _check(ranks)
     width, height = sum(_BYTES.values()), 8.0
     right, down = width + 3.5, height + 3
-    ax = style.new_axes(ax, 7.5, 4.1)
+    ax = style.new_axes(ax, 7.2, 3.9)
     for stage in range(4):
         shared = cost.zero_state_bytes(1, stage, dp=ranks)
         for rank in range(ranks):
@@ -65,7 +65,7 @@ def fsdp_step(layers: int = 3, ranks: int = 4, *, ax: Axes | None = None) -> Axe
             _half(ax, place, 0.5, ranks, whole, [0] if done else [], ("gradients", style.MEMORY_COLORS["gradients"]))
         ax.add_patch(Rectangle((x - 0.06, 1.2 * at - 0.06), 1.12, 1.12, fill=False, edgecolor=style.INK, linewidth=1.4))
         words = "gather\ncompute\nfree" if phase == "forward" else "gather\ncompute\nreduce-scatter\nfree"
-        ax.text(x + 0.5, 1.2 * layers + 0.05, words, ha="center", va="top", fontsize=7.5, color=style.INK)
+        ax.text(x + 0.5, 1.2 * layers + 0.05, words, ha="center", va="top", fontsize=8, color=style.INK)
         ax.text(x + 0.5, -0.15, f"{phase} {at}", ha="center", va="bottom", fontsize=8.5, color=style.MUTED)
     for layer in range(layers):
         ax.text(-0.15, 1.2 * layer + 0.5, f"layer {layer}", ha="right", va="center", color=style.INK)

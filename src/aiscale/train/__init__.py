@@ -2,14 +2,3 @@
 
 from aiscale.train.loop import AlreadyTrained, Result, TrainingError, fit
 from aiscale.train.records import RunFolderError, load_run, open_trained, read_metrics
-
-__all__ = [
-    "AlreadyTrained",
-    "Result",
-    "RunFolderError",
-    "TrainingError",
-    "fit",
-    "load_run",
-    "open_trained",
-    "read_metrics",
-]

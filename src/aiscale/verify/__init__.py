@@ -2,5 +2,3 @@
 
 from aiscale.verify.ladder import Verdict, climb, table
 from aiscale.verify.rungs import RUNGS, Rung
-
-__all__ = ["RUNGS", "Rung", "Verdict", "climb", "table"]

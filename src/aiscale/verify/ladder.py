@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -74,21 +74,9 @@ class Verdict:
         return self.loss_difference, self.eval_difference, self.norm_difference, self.weight_difference
 
     def to_dict(self) -> dict:
-        return {
-            "rung": self.rung.name,
-            "strategy": self.rung.strategy,
-            "ranks": self.rung.ranks,
-            "reference": self.rung.reference,
-            "precision": self.rung.precision,
-            "loss_difference": self.loss_difference,
-            "eval_difference": self.eval_difference,
-            "norm_difference": self.norm_difference,
-            "weight_difference": self.weight_difference,
-            "tolerance": self.tolerance,
-            "seconds": round(self.seconds, 1),
-            "holds": self.holds,
-            "error": self.error,
-        }
+        rung = {name: getattr(self.rung, name) for name in ("strategy", "ranks", "reference", "precision")}
+        kept = {**asdict(self), "rung": self.rung.name, "seconds": round(self.seconds, 1)}
+        return {**kept, **rung, "tolerance": self.tolerance, "holds": self.holds}
 
 
 def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lambda verdict: None) -> list[Verdict]:
@@ -143,8 +131,6 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
 
 
 class _Climber:
-    """Judges rungs, and keeps the results of their references."""
-
     def __init__(self, jobs: Jobs, folder: Path) -> None:
         self.jobs, self.folder = jobs, folder
         self.left: dict[str, Left] = {}  #: results by reference

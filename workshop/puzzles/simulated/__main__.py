@@ -5,23 +5,23 @@ cd workshop/puzzles && python -m simulated
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
+import nbformat
+
+from aiscale.book.workbooks import answered
 from simulated.checking import SOLUTIONS
 
 NOTEBOOK = Path(__file__).parents[1] / "puzzles.ipynb"
-_SOLUTION = re.compile(r"^    ### BEGIN SOLUTION\n.*?^    ### END SOLUTION\n", re.M | re.S)
-STUB = '    raise NotImplementedError("write this program")\n'
 
 
 def without_solutions() -> str:
     """The text of the participants' notebook."""
-    notebook = json.loads(SOLUTIONS.read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        cell["source"] = _SOLUTION.sub(STUB, "".join(cell["source"])).splitlines(keepends=True)
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+    notebook = nbformat.read(SOLUTIONS, as_version=4)
+    stubs = answered(notebook.cells, 'raise NotImplementedError("write this program")')
+    for cell, source in zip(notebook.cells, stubs, strict=True):
+        cell.source = source
+    return nbformat.writes(notebook, indent=1).rstrip("\n") + "\n"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     check("ring", ring)          # draws the ranks; says what is wrong or too much, or that it is solved
 
 New numbers are drawn for each check, and further numbers of ranks are tried. Once solved, our answer is shown: it comes
-from workshop/solutions/puzzles.ipynb, and its figures are measured as the participant's are.
+from workshop/solutions/puzzles.ipynb, and its figures are measured as the participant's are. `check.card()` shows what
+is solved, beside the exercises (`aiscale.book.exercises`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import functools
 import html
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from aiscale.book.exercises import Verdict, card, entry_of, keep, tried
 from aiscale.book.progress import shell, show
 from simulated.problems import PUZZLES, Case, Puzzle
 from simulated.ranks import SimulationError
@@ -27,19 +28,7 @@ UNITS = {"time": "s", "memory": "GB", "sent": "GB"}
 _recorded: dict[str, Callable] | None = None  #: while the solutions are read, `check` only notes their answers
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a check found; it has been shown already."""
-
-    solved: bool
-    text: str
-    figures: list[dict[str, float]] = field(default_factory=list)  #: of each case that was run
-
-    def _ipython_display_(self) -> None:
-        pass
-
-
-def check(name: str, program: Callable) -> Outcome | None:
+def check(name: str, program: Callable) -> Verdict | None:
     """Run a program on every case of a puzzle."""
     if _recorded is not None:
         _recorded[name] = program
@@ -47,24 +36,32 @@ def check(name: str, program: Callable) -> Outcome | None:
     if name not in PUZZLES:
         raise SimulationError(f"there is no puzzle {name!r}: it may be one of {', '.join(PUZZLES)}")
     puzzle = PUZZLES[name]
-    lines, figures, problem = [], [], ""
+    lines, problem = [], ""
     for case in puzzle.cases:
         world, problem = run(puzzle, case, program)
         if world is None:
             break
-        figures.append(measured(world))
-        right, missed = not problem, _missed(puzzle, case, figures[-1])
+        figures = measured(world)
+        right, missed = not problem, _missed(puzzle, case, figures)
         problem = problem or missed
         if case.shown or problem:
             _draw(world, case)
-            lines += [_figures(case, figures[-1])] if right else []
+            lines += [_figures(case, figures)] if right else []
         if problem:
             break
     text = "\n".join([f"{puzzle.title}: {problem or 'solved'}", *lines])
     best = None if problem else best_answers().get(name)
     text += _beside(puzzle, best)
     show(text, "off" if problem else "exact", page="" if problem else _page(text, best))
-    return Outcome(solved=not problem, text=text, figures=figures)
+    if world is None:
+        return Verdict("empty", text)
+    entry = entry_of("puzzles", f"puzzle.{name}", puzzle.title, puzzle.minutes)
+    tried(entry, "wrong" if problem else "right")
+    keep("puzzles", f"puzzle.{name}", entry)
+    return Verdict("wrong" if problem else "right", text)
+
+
+check.card = card
 
 
 def run(puzzle: Puzzle, case: Case, program: Callable) -> tuple[World | None, str]:
@@ -141,7 +138,7 @@ def best_answers() -> dict[str, tuple[Callable, str]]:
     _recorded = {}
     try:
         for source in sources:
-            code = "\n".join(line for line in source.splitlines() if not line.startswith("%"))
+            code = "\n".join(line for line in source.splitlines() if not line.startswith(("%", "check.card")))
             exec(compile(code, "solutions", "exec"), names)
             programs |= {name: (program, code) for name, program in _recorded.items()}  # the last one counts
             _recorded.clear()

@@ -33,6 +33,7 @@ class Puzzle:
     title: str
     prepare: Callable[..., Prepared]
     cases: tuple[Case, ...]
+    minutes: int = 15
     arguments: tuple[str, ...] = ()  #: sizes that the program is called with
     hints: dict[tuple[str, float | None], str] = field(default_factory=dict)  #: by figure and value; None: any other
 
@@ -349,6 +350,7 @@ PUZZLES = {
     ),
     "ddp": Puzzle(
         title="DDP with gradient accumulation",
+        minutes=10,
         prepare=ddp,
         cases=(
             Case(ranks=4, sizes={"layers": 4, "micro": 2}, targets={"time": 26, "memory": 20, "sent": 12}),
@@ -369,10 +371,7 @@ PUZZLES = {
             Case(ranks=2, sizes={"layers": 3}, shown=False),
         ),
         hints={
-            (
-                "time",
-                18,
-            ): "Which gradient is complete first? Update that layer first, and send it meanwhile.",
+            ("time", 18): "Which gradient is complete first? Update that layer first, and send it meanwhile.",
             ("time", 21): "Do the gathers wait for all updates, or the sums for the whole backward pass?",
             ("time", None): "What travels while the ranks compute, and what could?",
             ("memory", None): "Do whole gradients, or old parameters, stay? Who needs them?",
@@ -395,6 +394,7 @@ PUZZLES = {
     ),
     "checkpoint": Puzzle(
         title="Activation checkpointing",
+        minutes=10,
         prepare=checkpoint,
         cases=(
             Case(ranks=1, sizes={"layers": 8}, targets={"time": 27, "memory": 25}),
@@ -410,6 +410,7 @@ PUZZLES = {
     ),
     "tp": Puzzle(
         title="Tensor parallelism's two sums",
+        minutes=10,
         prepare=tensor_parallel,
         cases=(
             Case(ranks=4, targets={"time": 8, "sent": 6}),
@@ -439,6 +440,7 @@ PUZZLES = {
     ),
     "interleaved": Puzzle(
         title="Interleaved stages",
+        minutes=25,
         prepare=pipeline,
         cases=(
             Case(ranks=4, sizes={"micro": 8, "pieces": 2}, targets={"time": 28.5, "memory": 5.5}),
@@ -452,6 +454,7 @@ PUZZLES = {
     ),
     "broadcast-again": Puzzle(
         title="Broadcast again",
+        minutes=30,
         prepare=broadcast,
         arguments=("chunks",),
         cases=(

@@ -84,7 +84,6 @@ def shape(rate_mbit_s: float) -> None:
 
 
 def _at_switch() -> tuple[str, ...]:
-    """Command prefix that runs a command in the switch's namespace."""
     return ("nsenter", "-t", os.environ[_SWITCH_PID], "-n")
 
 

@@ -2,7 +2,8 @@
 
     aiscale bench radius                              # wall clock of a step against dense and competitors
     aiscale bench radius --link shaped                # the same on virtual nodes, whose links the kernel slows
-    aiscale bench radius --sweep --out FILE           # its cost in perplexity: takes hours, resumes from FILE
+
+Its cost in perplexity is trained by scripts/radius_sweep.py, in a day.
 
 The link's rate is chosen so that a dense fp32 all-reduce after the backward pass takes the same share of the step as in
 the published baseline. Contenders take turns in the same processes (`steps`); ratios are taken round by round. The
@@ -32,22 +33,11 @@ DENSE_SHARE = 0.2  #: of the published run's steps were dense, before the switch
 BASELINES = ("dense, fp32, at once", "dense, fp32, overlapped", "dense, bf16, at once", "dense, bf16, overlapped")
 
 
-def bench_radius(
-    *,
-    quick: bool = False,
-    report: Report = silent,
-    sweep: bool = False,
-    out: str | None = None,
-    link: str = "emulated",
-) -> dict:
-    """Steps, their parts and speed-ups; with `sweep`, perplexities (`radius.sweep`).
+def bench_radius(*, quick: bool = False, report: Report = silent, link: str = "emulated") -> dict:
+    """Steps, their parts and speed-ups.
 
     link: emulated inside the ranks (`distributed.link`), or shaped by the kernel (`nodes`: Linux with namespaces).
     """
-    if sweep:
-        from aiscale.bench.radius.sweep import bench_sweep
-
-        return bench_sweep(out=out, quick=quick, report=report)
     if link == "shaped" and (why := why_no_nodes()):
         raise ConfigError(f"--link shaped: {why}; without --link it is emulated, which works anywhere")
     report(f"{RANKS} ranks, {link} links")
@@ -162,11 +152,6 @@ def _rates(measured: dict) -> list[dict]:
 
 
 def show_radius(result: dict) -> None:
-    if "runs" in result:
-        from aiscale.bench.radius.sweep import show_sweep
-
-        show_sweep(result)
-        return
     facts = f"{result['ranks']} ranks, {result['parameters']:,} parameters, {result['tokens']} tokens a step, "
     link = f"{result['link']} link of {result['link_mbit_s']:.1f} Mbit/s, where the exchange takes "
     link += f"{result['share_here']:.1%} of a dense step (published: {result['share']:.1%})"

@@ -25,36 +25,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from aiscale.bench.study.grid import Cell, run_of
+from aiscale.bench.study.grid import FACTS, Cell, run_of
 from aiscale.config import ModelConfig, Run
 from aiscale.data import Batches
 from aiscale.distributed import World, connect
 from aiscale.meter import held_bytes, step_peak_bytes, wire_bytes
 from aiscale.parallel import Engine, build
+from aiscale.parallel.ddp import DDPEngine
 from aiscale.train.records import machine, versions
 
 INTERRUPTED = 130  #: exit status of a rank after Ctrl-C
 
 MASK, MASKED_SHARE = 1, 0.15  #: a byte that no text has, for the tokens to be guessed, and their share (BERT's)
-NEW_TOKENS = 64  #: of a generated text, after a prompt of half a sequence
-
-
-class OutOfMemory(RuntimeError):
-    """A step that needs more than the study's limit."""
 
 
 def measure(world: World, cell: Cell, data: str, limit_bytes: float | None, probe: bool) -> dict:
     """The figures of this cell, the same on all ranks. probe: only its peak memory."""
     if limit_bytes and world.device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(
-            min(1.0, limit_bytes / torch.cuda.get_device_properties(world.device).total_memory), world.device
-        )
+        whole = torch.cuda.get_device_properties(world.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / whole), world.device)
     run, started = run_of(cell), time.perf_counter()
-    tokens, stage_s = open_tokens(data, str(cell["place"]), world)
+    tokens, stage_s = open_tokens(data, str(cell["place"]))
     engine = _engine(run, world, cell)
     batches = Batches(tokens, seq_len=run.loop.seq_len, global_batch=run.loop.global_batch, seed=run.data.seed)
     n_micro, _ = run.loop.micro_batches(engine.data_world)
-    work = _work(engine, cell, run)
+    trains = cell["phase"] != "inference"
+
+    def work(micro_batches: list[tuple[Tensor, Tensor]]) -> float:
+        return engine.step(micro_batches, run.optimizer.lr).loss if trains else engine.evaluate(micro_batches)[0]
 
     def share(step: int) -> list[tuple[Tensor, Tensor]]:
         return batches.share(step, engine.data_rank, engine.data_world, n_micro)
@@ -65,8 +63,8 @@ def measure(world: World, cell: Cell, data: str, limit_bytes: float | None, prob
     found = {"stage_s": stage_s, "ready_s": ready_s, "steps": batches.steps_per_epoch}
     if not probe:
         found |= _epochs(world, work, share, batches.steps_per_epoch)
-        epoch_tokens = batches.steps_per_epoch * run.loop.global_batch * _tokens_of(cell, run)
-        found |= {"tokens_per_s": epoch_tokens / found["epoch_s"]}
+        tokens_read = batches.steps_per_epoch * run.loop.global_batch * run.loop.seq_len
+        found |= {"tokens_per_s": tokens_read / found["epoch_s"]}
     before = world.traffic.snapshot()
     loss = work(share(1))
     sent = wire_bytes(world.traffic.since(before), world.backend)  # an evaluation is not counted
@@ -76,11 +74,11 @@ def measure(world: World, cell: Cell, data: str, limit_bytes: float | None, prob
     every = world.gather((sum(peak.values()), sent, sum(held_bytes(engine.held()).values())))
     peaks, sents, helds = zip(*every, strict=True)
     found |= {"peak_bytes": max(peaks), "held_bytes": max(helds)}
-    if cell["phase"] in ("training", "fine-tuning"):
+    if trains:
         found["wire_bytes_per_step"] = statistics.fmean(sents)
     engine.close()
     if limit_bytes and found["peak_bytes"] > limit_bytes and not probe:
-        raise OutOfMemory(f"a step needs {max(peaks):.0f} bytes, the limit is {limit_bytes:.0f}")
+        raise MemoryError(f"a step needs {max(peaks):.0f} bytes, the limit is {limit_bytes:.0f}")
     return {**found, "loss": loss}
 
 
@@ -105,49 +103,22 @@ def _epochs(world: World, work, share, steps: int) -> dict:
     }
 
 
-def _work(engine: Engine, cell: Cell, run: Run):
-    """What a step of this phase does with its micro-batches; returns the loss."""
-    if cell["phase"] == "inference":
-        return lambda micro_batches: engine.evaluate(micro_batches)[0]
-    if cell["phase"] == "generation":
-
-        def write(micro_batches) -> None:
-            for tokens, _ in micro_batches:
-                engine.model.generate(tokens[:, : run.loop.seq_len // 2], _new_tokens(run), temperature=0)
-
-        return write
-    return lambda micro_batches: engine.step(micro_batches, run.optimizer.lr).loss
-
-
-def _new_tokens(run: Run) -> int:
-    return min(NEW_TOKENS, run.loop.seq_len // 2)
-
-
-def _tokens_of(cell: Cell, run: Run) -> int:
-    """Tokens that count in the rate, of one sequence: of generation only the new ones."""
-    return _new_tokens(run) if cell["phase"] == "generation" else run.loop.seq_len
-
-
 # Engines that the kit does not have otherwise ------------------------------------------------------------------------
 
 
 def _engine(run: Run, world: World, cell: Cell) -> Engine:
     """The strategy's engine. bert puts transformers' masked model into it; fine-tuning trains the last block only,
-    with its norm, and leaves out gradients and moments of the rest."""
+    and leaves out gradients and moments of the rest."""
     if cell["model"] == "gpt" and cell["phase"] != "fine-tuning":
         return build(run, world)
-    from aiscale.parallel.ddp import DDPEngine
 
-    base = DDPEngine if cell["strategy"] == "ddp" and world.size > 1 else Engine
-
-    class Changed(base):
+    class Changed(DDPEngine if world.size > 1 else Engine):
         def _place(self, model: nn.Module) -> nn.Module:
             if cell["model"] == "bert":
                 model = MaskedBert(run.model)
             if cell["phase"] == "fine-tuning":
                 model.requires_grad_(False)
-                for part in (model.blocks[-1], getattr(model, "norm", nn.Identity())):
-                    part.requires_grad_(True)
+                model.blocks[-1].requires_grad_(True)
             return super()._place(model)
 
     engine = Changed(run, world)
@@ -203,23 +174,19 @@ class Spooled:
         return np.frombuffer(os.pread(self.file, stop - start, start), np.uint8)
 
 
-def open_tokens(path: str, place: str, world: World) -> tuple[object, float]:
+def open_tokens(path: str, place: str) -> tuple[object, float]:
     """(the tokens, seconds of copying): in memory, memory-mapped, spooled from the file, or staged: copied to the
     node's scratch ($TMPDIR) and mapped there."""
     if place == "memory":
         return np.fromfile(path, np.uint8), 0.0
     if place == "spooled":
         return Spooled(path), 0.0
-    seconds = 0.0
-    if place == "staged":
-        start, source = time.perf_counter(), path
-        path = tempfile.mkstemp(prefix="aiscale-staged-")[1]
-        shutil.copyfile(source, path)
-        seconds = time.perf_counter() - start
-    tokens = np.memmap(path, np.uint8, mode="r")
-    if place == "staged":
-        os.unlink(path)  # the mapping keeps it until the rank ends
-    return tokens, seconds
+    if place == "mapped":
+        return np.memmap(path, np.uint8, mode="r"), 0.0
+    start = time.perf_counter()
+    with tempfile.NamedTemporaryFile(prefix="aiscale-staged-") as copy:  # the mapping outlives its name
+        shutil.copyfile(path, copy.name)
+        return np.memmap(copy.name, np.uint8, mode="r"), time.perf_counter() - start
 
 
 @contextmanager
@@ -233,10 +200,6 @@ def _quiet() -> Iterator[None]:
     finally:
         os.dup2(before, 2)
         os.close(before)
-
-
-def _versions() -> dict[str, str]:
-    return {name: versions().get(name, "") for name in ("python", "torch", "commit")}
 
 
 def _synchronize(world: World) -> None:
@@ -256,14 +219,15 @@ def main(spec_file: str, out: str) -> None:
         cell = spec["cell"]
         found = measure(world, cell, spec["data"], spec["limit_bytes"], spec["probe"])
     except Exception as error:
-        no_room = isinstance(error, OutOfMemory | torch.OutOfMemoryError | MemoryError) or "allocate" in str(error)
+        no_room = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate" in str(error)
         why = {"status": "out of memory" if no_room else "failed", "error": f"{type(error).__name__}: {error}"}
         Path(f"{out}.failed").write_text(json.dumps(why))
         raise SystemExit(1) from None
     if world.is_main:
         here = machine(world.device)
         device = here["processor"] if here["device"] == "cpu" else here["device"]
-        found |= {"device": device, "cores": here["cores"], "threads_per_rank": here["threads_per_rank"], **_versions()}
+        facts = {**here, **versions(), "device": device}
+        found |= {name: facts.get(name, "") for name in FACTS}
         Path(out).write_text(json.dumps(found))
     world.close()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import pkgutil
 import sys
 from pathlib import Path
 
 from aiscale.bench.study.engine import run_study, turns
 from aiscale.bench.study.grid import read_study
-from aiscale.bench.study.results import load, show, show_side_by_side, side_by_side, summary
+from aiscale.bench.study.results import agreement, facts, load, show, show_side_by_side, side_by_side, summary
 from aiscale.config import ConfigError, require_writable
 
 #: name -> (files it takes, the options that it has)
@@ -47,20 +48,23 @@ def _study(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    entries = side_by_side(*(load(file) for file in args.files))
+    both = [load(file) for file in args.files]
+    entries = side_by_side(*both)
+    near, of = agreement(entries)
     if args.json:
-        print(json.dumps(entries, indent=2))
+        about = {"study": both[0][0]["study"], "command": f"aiscale bench study {both[0][0]['study']}, twice"}
+        about |= {"machines": [facts(rows) for rows in both], "within_10_pct": near, "of": of}
+        print(json.dumps({**about, "cells": entries}, indent=1))
     else:
         show_side_by_side(entries, (Path(args.files[0]).stem, Path(args.files[1]).stem))
+        print(f"ratios to the base agree within 10 % in {near} of {of} cells")
     return 0
 
 
 def _report(args: argparse.Namespace) -> int:
-    from aiscale.bench.study.page import page
-
     rows, out = load(args.files[0]), Path(args.out or Path(args.files[0]).with_suffix(".html"))
     require_writable(out.parent, "--out")
-    text = page(rows)
+    text = pkgutil.resolve_name(args.study_page)(rows)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:

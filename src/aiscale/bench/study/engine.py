@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from aiscale import cost
 from aiscale.bench.ranks import Report, silent
-from aiscale.bench.study.grid import AXES, Cell, Study, identity, run_of
+from aiscale.bench.study.grid import AXES, FACTS, Cell, Study, identity, run_of
 from aiscale.bench.study.results import load
 from aiscale.config import ConfigError, ModelConfig, remedy, require_writable
 from aiscale.data.corpus import find_text
@@ -36,7 +36,6 @@ MEASURED = (
     *("first_epoch_s", "epoch_s", "slowest_rank_s", "step_s", "ready_s", "stage_s", "steps", "tokens_per_s"),
     *("peak_bytes", "held_bytes", "wire_bytes_per_step", "loss"),
 )
-FACTS = ("device", "cores", "threads_per_rank", "python", "torch", "commit")
 COLUMNS = (
     *("study", "cell", "id", "round", "turn", "status", "error"),
     *(*AXES, "settings", "parameters", "predicted_bytes", "largest_layers", "predicted_layers", "limit_bytes"),
@@ -230,7 +229,7 @@ def _append(out: Path, row: dict) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("ab+") as file:
+    with out.open("ab+", buffering=0) as file:  # a buffer would be written once more when the file is closed
         end = file.seek(0, os.SEEK_END)
         if end:
             file.seek(end - 1)
@@ -239,9 +238,10 @@ def _append(out: Path, row: dict) -> None:
             writer.writeheader()
             torn = False
         writer.writerow(row)
+        data = b"\n" * torn + text.getvalue().encode()
         try:
-            file.write(b"\n" * torn + text.getvalue().encode())
-            file.flush()
+            while data:
+                data = data[file.write(data) :]
             os.fsync(file.fileno())
         except OSError as error:
             os.truncate(out, end)

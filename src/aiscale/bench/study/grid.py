@@ -61,11 +61,12 @@ AXES: Mapping[str, tuple] = MappingProxyType(
         "data_kib": (32, None),
         "place": ("memory", ("memory", "mapped", "spooled", "staged")),
         "compile": (False, (True, False)),
-        "phase": ("training", ("training", "fine-tuning", "inference", "generation")),
+        "phase": ("training", ("training", "fine-tuning", "inference")),
         "model": ("gpt", ("gpt", "bert")),
     }
 )
 NEEDS_WHOLE_MODEL = ("serial", "ddp")  #: strategies whose ranks hold an ordinary module
+FACTS = ("device", "cores", "threads_per_rank", "python", "torch", "commit")  #: of the machine, in each row
 MOST_RANKS = 64  #: on one machine
 #: settings of a Run that an axis sets
 _OWNED = {"loop.precision": "precision", "loop.global_batch": "batch", "loop.micro_batch": "micro"}
@@ -199,9 +200,6 @@ def check(cell: Cell) -> None:
         ),
         f"phase fine-tuning with strategy {strategy}: only serial and ddp leave weights out of training": (
             cell["phase"] == "fine-tuning" and not whole
-        ),
-        "phase generation needs strategy serial and model gpt: one rank writes": (
-            cell["phase"] == "generation" and (strategy != "serial" or cell["model"] == "bert")
         ),
     }
     if why := [reason for reason, holds in reasons.items() if holds]:

@@ -11,6 +11,7 @@ out. Intervals are those of the median by the binomial distribution where there 
 
 from __future__ import annotations
 
+import ast
 import csv
 import math
 import statistics
@@ -161,8 +162,12 @@ def show_side_by_side(entries: Sequence[dict], names: tuple[str, str]) -> None:
         times = _interval(entry["times"]) if "times" in entry else ""
         rows.append((entry["cell"], times, *ratios, {True: "overlap", False: "differ"}.get(entry.get("agree"), "")))
     table("second over first", ("", "times as long", *(f"over base, {name}" for name in names), "intervals"), rows)
+
+
+def agreement(entries: Sequence[dict]) -> tuple[int, int]:
+    """(cells whose ratios to the base are within 10 % of each other, cells that have two), without the base."""
     near = [entry["within_10_pct"] for entry in entries if "within_10_pct" in entry and entry["cell"] != "base"]
-    print(f"ratios to the base within 10 % of each other: {sum(near)} of {len(near)} cells")
+    return sum(near), len(near)
 
 
 def _interval(values: dict) -> str:
@@ -170,10 +175,8 @@ def _interval(values: dict) -> str:
     return f"{values['median']:.2f}" + (" (one run)" if one else f" ({values['low']:.2f} to {values['high']:.2f})")
 
 
-def _number(text: str) -> str | int | float:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"True": True, "False": False}.get(text, text)
+def _number(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

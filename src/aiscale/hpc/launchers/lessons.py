@@ -175,6 +175,12 @@ LESSONS: dict[str, Lesson] = {
             hours=0.75,
         ),
         Lesson(
+            name="study",
+            title="A study of one node",
+            about="Which precision, batch, size, strategy? GPT-2 on the GPUs of a node, one setting changed at a time.",
+            work="study",
+        ),
+        Lesson(
             name="notebook",
             title="A notebook in a batch job",
             about="Runs a lesson from first cell to last, without a browser; it starts its own ranks, on CPUs.",

@@ -139,6 +139,7 @@ _CALLS = {
     "scaling": lambda job: [
         ("sbatch -N 16 scaling.sbatch", "on 1, 2, 4, 8 and 16 nodes; results in RUNS/scaling-JOBID.jsonl")
     ],
+    "study": lambda job: [("sbatch study.sbatch mine.toml", "your own; the same command resumes RUNS/study-mine.csv")],
     "notebook": lambda job: [
         ("sbatch notebook.sbatch 07 -p n_steps=20", "what follows the name is for `aiscale notebooks`"),
     ],
@@ -192,7 +193,7 @@ def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         )
         lines.append(("--requeue" if lesson.chain else "--no-requeue", ""))
         lines.append(("--open-mode=append", "what comes after a requeue goes on in the same file"))
-    if lesson.work in ("train", "scaling"):
+    if lesson.work in ("train", "scaling", "study"):
         lines.append(("--dependency=singleton", "two jobs of one name would write the same folder"))
     return edits, lines
 

@@ -9,5 +9,3 @@ compressor.after_update()
 """
 
 from aiscale.parallel.compress.base import Bucket, Compressor, GradientError, build_compressor
-
-__all__ = ["Bucket", "Compressor", "GradientError", "build_compressor"]

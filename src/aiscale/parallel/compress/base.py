@@ -87,11 +87,9 @@ class Compressor:
         return False
 
     def after_update(self) -> None:
-        """Called after the optimizer's step."""
         self.step += 1
 
     def held(self) -> dict[str, list[Tensor]]:
-        """The tensors that live between steps."""
         return {"compression": []}
 
     def state(self) -> dict:

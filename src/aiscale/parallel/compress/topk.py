@@ -81,7 +81,6 @@ class Sparse(Compressor):
         return self.step >= self.config.warmup_steps
 
     def k(self, parameter: nn.Parameter) -> int:
-        """Entries of a parameter that a sparse step sends, if chosen per tensor."""
         return kept_entries(self.config.density, parameter.numel()) if parameter in self.unsent else parameter.numel()
 
     def held(self) -> dict[str, list[Tensor]]:
@@ -155,8 +154,6 @@ class Message:
 
 
 class TopK(Sparse):
-    """Each rank's own largest entries in every step."""
-
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
         self.at_once = not self.config.overlap or self.config.scope == "global"

@@ -2,5 +2,3 @@
 
 from aiscale.parallel.megatron.engine import MegatronEngine, preload
 from aiscale.parallel.megatron.shards import weights
-
-__all__ = ["MegatronEngine", "preload", "weights"]

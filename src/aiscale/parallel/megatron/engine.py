@@ -215,7 +215,6 @@ class MegatronEngine(Engine):
         }
 
     def load(self, state: dict) -> None:
-        """Load a state() of the same rank and layout."""
         states = self._states()
         for shard in self._shards():
             if shard.main is None:
@@ -236,12 +235,10 @@ class MegatronEngine(Engine):
         return lambda: shards.write(folder, content)
 
     def read(self, folder: Path, note: dict) -> None:
-        """Load a checkpoint, written by any layout of this strategy."""
         saved = self.world.together(lambda: self._open(folder))
         self._fill_from(saved)
 
     def close(self) -> None:
-        """Destroy Megatron-Core's process groups. The world stays connected."""
         self.chunks, self.optimizer, self._schedule = [], None, None
         self.core.end_groups()
 

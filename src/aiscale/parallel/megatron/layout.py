@@ -79,7 +79,6 @@ class Slot:
         return order.chunk(self.tp)[tp_rank]
 
     def shape(self, full: torch.Size) -> list[int]:
-        """The shape of one tensor-parallel rank's shard of a tensor of shape `full`."""
         shape = list(full)
         if self.dim is not None:
             shape[self.dim] = self.indices(full[self.dim], 0).numel()

@@ -88,7 +88,6 @@ def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfi
 
 
 def write(folder: Path, content: dict) -> None:
-    """Write a copied `content` and flush it."""
     file = folder / f"rank_{content['rank']:05d}.pt"
     torch.save(content, file)
     flush(file)

@@ -7,5 +7,3 @@ reference.py   one process that simulates n ranks with the same code
 
 from aiscale.parallel.radius.compressor import MaskError, Radius
 from aiscale.parallel.radius.reference import SimulatedRanks
-
-__all__ = ["MaskError", "Radius", "SimulatedRanks"]

@@ -63,7 +63,6 @@ class Radius(Compressor):
         self.gathered = 0  #: sparse steps since the last dense one
 
     def is_dense(self, step: int) -> bool:
-        """Whether step `step` of this method, 0-based, is dense."""
         return is_dense_step(self.config, step)
 
     def entries(self, parameters: Iterable[nn.Parameter] | None = None) -> int:

@@ -1,10 +1,9 @@
-"""What compression costs in perplexity: the training runs of `aiscale bench radius --sweep`, and their table.
+"""What compression costs in perplexity: the training runs behind lesson 07's stored measurement, and their table.
 
-    aiscale bench radius --sweep --out runs.jsonl                  # a day on two cores; call it again to resume
-    table_of(load("runs.jsonl"))                                   # one row for each case and number of steps
-    python -m aiscale.bench.radius.sweep SPEED.json runs.jsonl > src/aiscale/published/measured/radius_cpu.json
+    python scripts/radius_sweep.py runs.jsonl                  # a day on two cores; call it again to resume
+    python scripts/radius_sweep.py runs.jsonl --store SPEED.json > src/aiscale/published/measured/radius_cpu.json
 
-SPEED.json is the output of `aiscale bench radius --json`. A finished run is a line of FILE; an interrupted one is
+SPEED.json is the output of `aiscale bench radius --json`. A finished run is a line of runs.jsonl; an interrupted one is
 repeated. Every case trains with the same learning rates and seed 0, then with the other seeds at the two best rates;
 the rate with the better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
 
@@ -17,6 +16,7 @@ density is divided by n; PowerSGD has the largest rank that fits.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -33,8 +33,6 @@ from pathlib import Path
 import torch
 
 from aiscale import cost
-from aiscale.bench.ranks import BenchError, Report, silent
-from aiscale.bench.tables import table
 from aiscale.bench.timing import machine_facts
 from aiscale.config import Run
 from aiscale.cost.compression import rivals_traffic
@@ -53,7 +51,6 @@ RANKS = 4  #: simulated
 RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000)
 FINALISTS = 2  #: learning rates tried with every seed: one seed can hardly tell the best two apart
 VAL_BATCHES, POINTS = 16, 40
-DEFAULT_OUT = "runs/radius_sweep.jsonl"
 
 
 @dataclass(frozen=True)
@@ -178,12 +175,9 @@ def train(job: Job) -> dict:
     }
 
 
-def bench_sweep(*, out: str | None, quick: bool, report: Report = silent) -> dict:
-    """Make the runs that FILE lacks, as many at a time as there are cores; returns the table.
-
-    quick: two cases, one rate and seed, 8 steps.
-    """
-    path = Path(out or DEFAULT_OUT)
+def sweep(path: Path, quick: bool = False) -> None:
+    """Make the runs that the file lacks, as many at a time as there are cores; quick: two cases, one rate and seed, 8
+    steps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, names = load(path), list(CASES)[:4:3] if quick else CASES
     lengths, rates, seeds = ((8,), RATES[2:3], SEEDS[:1]) if quick else (LENGTHS, RATES, SEEDS)
@@ -196,40 +190,22 @@ def bench_sweep(*, out: str | None, quick: bool, report: Report = silent) -> dic
             for job, row in zip(missing, pool.map(train, missing), strict=True):
                 rows.append(row)
                 append(path, row)
-                report(f"{job}: validation loss {row['val_loss']}, {row['seconds']:.0f} s")
+                print(f"{job}: validation loss {row['val_loss']}, {row['seconds']:.0f} s", file=sys.stderr, flush=True)
 
-        try:
-            for steps in lengths:
-                for name in (name for name in names if steps <= CASES[name].longest):
-                    tuned = min(steps, CASES[name].tuned)
-                    tried = rates if steps == tuned else (_best(_of(rows, name, tuned))[0]["lr"],)
-                    make([Job(name, steps, rate, seeds[0]) for rate in tried])
-                    first = [row for row in _of(rows, name, steps) if row["seed"] == seeds[0] and row["lr"] in tried]
-                    best = sorted(first, key=_loss)[:FINALISTS]
-                    make([Job(name, steps, row["lr"], seed) for row in best for seed in seeds[1:]])
-        except Exception as error:
-            pool.shutdown(cancel_futures=True)
-            raise BenchError(f"a run ended without a result: {error!r}") from error
-    return {"rows": table_of(rows), "runs": len(rows), "checks": [], "machines": read_machines(path)}
+        for steps in lengths:
+            for name in (name for name in names if steps <= CASES[name].longest):
+                tuned = min(steps, CASES[name].tuned)
+                tried = rates if steps == tuned else (_best(_of(rows, name, tuned))[0]["lr"],)
+                make([Job(name, steps, rate, seeds[0]) for rate in tried])
+                first = [row for row in _of(rows, name, steps) if row["seed"] == seeds[0] and row["lr"] in tried]
+                best = sorted(first, key=_loss)[:FINALISTS]
+                make([Job(name, steps, row["lr"], seed) for row in best for seed in seeds[1:]])
 
 
 def _begin(parent: int) -> None:
     die_with(parent)
     os.nice(19)
     torch.set_num_threads(1)
-
-
-def show_sweep(result: dict) -> None:
-    heads = ("", "sent / dense", "rate", "seeds", "train ppl", "validation ppl", "over dense, range")
-    for steps in dict.fromkeys(row["steps"] for row in result["rows"]):
-        rows = []
-        for row in (row for row in result["rows"] if row["steps"] == steps):
-            over, edge = row["val_over_dense_pct"], ", at the edge" * row["best_at_edge"]
-            rate, seeds = f"{row['lr']:g} of {row['rates_tried']}{edge}", str(len(row["seeds"]))
-            perplexities = (f"{row[key]['mean']:.3f}" for key in ("train_ppl", "val_ppl"))
-            gap = f"{over['mean']:+.1f} %, {over['low']:+.1f} to {over['high']:+.1f}" if over else ""
-            rows.append((row["case"], f"{row['wire_share']:.3f}", rate, seeds, *perplexities, gap))
-        table(f"{steps} steps, each at the best of its learning rates", heads, rows)
 
 
 # The file ------------------------------------------------------------------------------------------------------------
@@ -333,7 +309,16 @@ def _curve(curves: list[list]) -> list[tuple[float, ...]]:
 
 
 if __name__ == "__main__":
-    speed_file, runs_file = map(Path, sys.argv[1:])
-    found = load(runs_file)
-    sweep = {"rows": table_of(found), "runs": len(found), "machines": read_machines(runs_file)}
-    print(json.dumps({"speed": json.loads(speed_file.read_text()), "sweep": sweep}, indent=1))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", type=Path, metavar="RUNS", help="the file of finished runs, such as runs.jsonl")
+    parser.add_argument("--quick", action="store_true", help="a test of the script: two cases of 8 steps")
+    parser.add_argument(
+        "--store", type=Path, metavar="SPEED", help="train nothing: print both measurements as one JSON"
+    )
+    args = parser.parse_args()
+    if args.store:
+        found = load(args.runs)
+        done = {"rows": table_of(found), "runs": len(found), "machines": read_machines(args.runs)}
+        print(json.dumps({"speed": json.loads(args.store.read_text()), "sweep": done}, indent=1))
+    else:
+        sweep(args.runs, args.quick)
