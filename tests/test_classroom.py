@@ -122,6 +122,18 @@ def test_in_a_clone_the_last_commit_has_the_originals(seat):
     assert (seat / LESSON).read_text() == "my own notes", "what was committed"
 
 
+def test_the_price_of_a_class_is_that_of_its_jobs_where_they_have_nodes_alone_and_where_they_share_them():
+    rows = [line.split() for line in classroom.price(30, 2, 2).splitlines()]
+    assert ["frontier", "batch", "normal", "1", "30", "60", "Frontier", "node-hours"] in rows
+    assert ["perlmutter", "regular", "1", "30", "60", "GPU", "node-hours"] in rows
+    assert ["perlmutter", "shared", "2", "15", "30", "GPU", "node-hours"] in rows, "two on a node of four GPUs"
+    assert ["lumi", "small-g", "4", "8", "60", "GPU-hours"] in rows, "a GCD is half a GPU-hour an hour"
+    assert "perlmutter shared" not in " ".join(classroom.price(30, 2, 4).split()), "at most half a node"
+    assert "not allowed: 2 h at most" in classroom.price(1, 3, 8, "frontier")
+    with pytest.raises(BookError, match="must be more than 0"):
+        classroom.price(0, 1, 1)
+
+
 def test_a_folder_that_is_no_seat_is_refused(packed, tmp_path):
     with pytest.raises(BookError, match="has none of the class's notebooks: name the folder that notebooks/ is in"):
         classroom.reset(tmp_path, packed, yes=True)

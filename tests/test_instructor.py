@@ -126,6 +126,7 @@ RUN_BY = {
     "make class": "here",
     "make class WHEELS=yes": "test_classroom.py",
     "aiscale class reset --from class.tar.gz": "here",
+    "aiscale class price 30 --hours 2": "here",
     "aiscale notebooks --list": "here",
     "aiscale notebooks 00 --core": "test_notebooks.py",
     "aiscale notebooks --core --gallery": "test_notebooks.py",

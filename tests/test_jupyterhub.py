@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -171,6 +172,7 @@ def test_a_hub_of_root_uses_accounts_and_any_other_a_class_password(tmp_path, ca
     for_accounts = configured(tmp_path, 0, AISCALE_HUB_ADMINS="ada")
     assert for_accounts.JupyterHub.authenticator_class == "pam" and for_accounts.Authenticator.admin_users == {"ada"}
     assert for_accounts.JupyterHub.spawner_class == "jupyterhub.spawner.LocalProcessSpawner"
+    assert "nobody is held to memory or cores: pip install" in capsys.readouterr().err
     for_a_class = configured(tmp_path, 1000)
     password = (tmp_path / "hub/password").read_text().strip()
     assert for_a_class.SharedPasswordAuthenticator.user_password == password and len(password) >= 12
@@ -191,6 +193,26 @@ def test_the_hub_serves_the_network_only_with_a_certificate(tmp_path):
     assert configured(tmp_path, 0, **both).JupyterHub.bind_url == "https://:443"
     with pytest.raises(SystemExit, match="belong together"):
         configured(tmp_path, 0, AISCALE_HUB_KEY="/k.pem")
+
+
+def test_people_get_so_much_memory_and_so_many_cores_and_a_class_starts_by_and_by(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "systemdspawner", SimpleNamespace(__spec__=object()))
+    monkeypatch.setattr(Path, "is_dir", lambda path: str(path) == "/run/systemd/system" or os.path.isdir(path))
+    hub = configured(tmp_path, 0, AISCALE_HUB_MEMORY="3G", AISCALE_HUB_CORES="1.5")
+    assert hub.JupyterHub.spawner_class == "systemdspawner.SystemdSpawner", "which holds people to it"
+    assert (hub.Spawner.mem_limit, hub.Spawner.cpu_limit) == ("3G", 1.5)
+    assert 0 < hub.JupyterHub.concurrent_spawn_limit < 30 and hub.JupyterHub.spawn_throttle_retry_range == (5, 15)
+
+
+def test_with_an_account_of_slurm_each_server_is_a_job_that_copies_the_lessons(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "batchspawner", SimpleNamespace())
+    hub = configured(tmp_path, 0, AISCALE_HUB_SLURM="abc123", AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME="30:00")
+    asked = hub.SlurmSpawner
+    assert hub.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
+    assert asked.req_options == "--account=abc123 -p small" and (asked.req_runtime, asked.req_memory) == ("30:00", "2G")
+    (tmp_path / "home").mkdir()
+    subprocess.run(["bash", "-euc", asked.req_prologue], cwd=tmp_path / "home", check=True)
+    assert (tmp_path / "home/notebooks/03_ddp.ipynb").exists()
 
 
 @pytest.fixture(scope="module")

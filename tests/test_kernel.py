@@ -59,6 +59,18 @@ def test_a_notebook_runs_in_the_installed_kernel_with_modules_environment_and_si
     assert loaded.index("load PrgEnv-gnu") < loaded.index(" rocm/") < loaded.index(" rccl-net-plugin")
 
 
+def test_a_kernel_brings_variables_into_notebooks(home):
+    words = ["kernel", "install", "--site", "none", "--env", "SBATCH_ACCOUNT=abc123", "--env", "A_FEW=it's 1=1"]
+    assert cli.main(words) == 0
+    start = kernels_dir() / "aiscale/start.sh"
+    shown = subprocess.run(
+        [start, "-c", "import os; print(os.environ['SBATCH_ACCOUNT'], os.environ['A_FEW'])"], capture_output=True
+    )
+    assert shown.stdout == b"abc123 it's 1=1\n"
+    with pytest.raises(KernelError, match="--env 1x: it must be NAME=VALUE"):
+        spec(variables={"1x": ""})
+
+
 def test_an_interrupt_reaches_python_through_the_start_script(home):
     from jupyter_client import KernelManager
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from aiscale.cli import main
 from aiscale.hpc import rehearsal
 from aiscale.hpc.rehearsal import settings as needs
 from aiscale.hpc.rehearsal.settings import user_name
@@ -108,9 +109,9 @@ def packed(place: Path) -> Path:
     return path
 
 
-def launched(nodes: rehearsal.Cluster, lesson: str, place: Path, *, env=None, **settings: str) -> Ended:
+def launched(nodes: rehearsal.Cluster, lesson: str, place: Path, *, env=None, folder=None, **settings: str) -> Ended:
     """Submit a site's unmodified launcher with a tiny model, and wait for it to complete."""
-    path = ROOT / "launchers" / nodes.settings.site.name / f"{lesson}.sbatch"
+    path = (folder or ROOT / "launchers" / nodes.settings.site.name) / f"{lesson}.sbatch"
     words = [word for key, value in {**TINY, **settings}.items() for word in ("--set", f"{key}={value}")]
     env = {"SEATS": str(place / "seats"), **(env or {})}
     before = len(nodes.calls())
@@ -202,6 +203,23 @@ def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place,
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=32", "--gpus-per-node=4"} <= set(train)
     seats_of(ended, 4, cuda="3,2,1,0", master="node1", **{"from": f"{place}/.venv/bin"})
     losses_equal_those_without_slurm(ended, 8, place)
+
+
+@pytest.mark.parametrize("name", ["lumi", "odo"])
+@extended
+def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
+    assert main(["launchers", "--site", name, "--out", str(place)]) == 0
+    with rehearsal.Cluster(site=name, nodes=2) as nodes:
+        for path in sorted((place / name).glob("*.sbatch")):
+            done = nodes.login(["sbatch", "--test-only", "--nodes=2", path], capture_output=True)
+            assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
+        env = {"AISCALE_ENVIRONMENT": str(place / ".venv")}
+        ended = launched(nodes, "ddp", place, env=env, folder=place / name)
+    contained = [args for args in ended.asked("singularity") if "train" in args]
+    assert len(contained) == (16 if name == "lumi" else 0) and all(args[1].endswith(".sif") for args in contained)
+    closest = list("45236701") if name == "odo" else ["0,1,2,3,4,5,6,7"] * 8
+    seats_of(ended, 8, rocr=closest, master="10.77.0.1" if name == "odo" else "node1")
+    losses_equal_those_without_slurm(ended, 16, place)
 
 
 @extended

@@ -331,6 +331,21 @@ def test_the_job_uses_the_sites_options_and_as_many_nodes_as_the_ranks_need(size
     assert "#SBATCH --qos=debug" in text and "module load pytorch" in text
 
 
+def test_a_few_ranks_ask_for_their_part_of_a_node_where_jobs_share_nodes(monkeypatch):
+    monkeypatch.delenv("SBATCH_QOS", raising=False)
+    part = Job(account="m1", site="perlmutter", qos="shared").text(2)
+    asked = ("--nodes=1", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=32", "--qos=shared")
+    assert all(f"#SBATCH {line} " in part.replace("\n", " \n") for line in asked)
+    assert "0.375 GPU node-hours" in part and "CUDA_VISIBLE_DEVICES" not in part
+    for other in (
+        Job(account="m1", site="perlmutter").text(2),
+        Job(account="m1", site="perlmutter", qos="shared").text(3),
+    ):
+        assert "#SBATCH --gpus-per-node=4" in other, "a whole node: in QOS regular, or beyond half of one"
+    monkeypatch.setenv("SBATCH_QOS", "shared")  # sbatch would read it too
+    assert Job(account="m1", site="perlmutter").text(2) == part
+
+
 def test_a_rank_that_starts_before_rank_0_finds_its_profile(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(os, "umask", lambda mask: mask)

@@ -126,6 +126,16 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, wor
     assert not [line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line]
 
 
+def test_a_script_of_ones_own_needs_a_python_and_to_be_there(login, capsys):
+    file = "perlmutter/your_own.sbatch"
+    status, lines, _ = submit("mine.py", "--epochs", "3", capsys=capsys, file=file)
+    (wrong,) = [line for line in lines if line.startswith("✗")]
+    assert status == 1 and "script       mine.py is no file here → aiscale submit" in wrong
+    (login / "mine.py").write_text("")
+    assert submit("mine.py", "--epochs", "3", capsys=capsys, file=file)[0] == 0
+    assert (login / "calls").read_text().splitlines()[-1].endswith("your_own.sbatch mine.py --epochs 3")
+
+
 def test_a_dry_run_prints_the_file_and_submits_nothing(login, capsys, monkeypatch):
     monkeypatch.setenv("SBATCH_QOS", "debug")
     monkeypatch.setenv("SBATCH_RESERVATION", "class")

@@ -153,6 +153,24 @@ def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
 
 
 @pytest.mark.extended
+@pytest.mark.slurm
+@pytest.mark.timeout(620)
+def test_the_launcher_of_your_own_script_trains_one_to_its_end(serial, place):
+    """The shipped file, as it is, on two virtual nodes: 8 ranks, whose losses are those of one process."""
+    (place / "text").write_text(Path(__file__).read_text()[:7000])
+    python = place / ".venv/bin/python"  # where the launcher looks
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with rehearsal.Cluster(site="perlmutter", nodes=2, share=[SCRIPTS]) as nodes:
+        launcher = SCRIPTS.parents[1] / "launchers/perlmutter/your_own.sbatch"
+        words = [SCRIPTS / "ddp.py", f"--text={place / 'text'}", f"--steps={STEPS}", "--batch=16", "--micro-batch=2"]
+        job = nodes.submit(launcher, "--nodes=2", "--time=10", args=words, cwd=place)
+        assert nodes.wait(job, timeout_s=400) == "COMPLETED", (place / f"your_own-{job}.out").read_text()
+    assert_equal(losses((place / f"your_own-{job}.out").read_text()), serial)
+
+
+@pytest.mark.extended
 def test_flags_alone_spread_a_trainer_of_transformers(tmp_path):
     flags = ["--max_steps=4", "--logging_steps=1", "--per_device_train_batch_size=4", "--save_strategy=no"]
     flags += ["--report_to=none", "--disable_tqdm=true", "--output_dir=out", "--use_cpu", "--ddp_backend=gloo"]

@@ -16,6 +16,11 @@ Settings are variables of the environment, so that this file can stay as it is:
     AISCALE_HUB_CERTIFICATE=FILE AISCALE_HUB_KEY=FILE   serve https to the network. Without them only this machine is
                                     served, which people reach by ssh -L 8000:127.0.0.1:8000
     AISCALE_HUB_PORT=8000
+    AISCALE_HUB_MEMORY=2G AISCALE_HUB_CORES=2   the most that a person gets. Root's hub on a machine with systemd holds
+                                    people to it, by jupyterhub-systemdspawner (pip install it); otherwise nothing does
+    AISCALE_HUB_SLURM=ACCOUNT       each server in a batch job of its person, charged to ACCOUNT, by batchspawner (pip
+                                    install it). For root's hub on a node that compute nodes reach, where people have
+                                    accounts; AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME=2:00:00: for sbatch
 
 A server takes about 0.15 GB of memory, and each rank 0.2 GB: a person with four ranks, 1 GB.
 With a Node.js that is not Debian's, Debian's proxy needs NODE_PATH=/usr/share/nodejs.
@@ -24,6 +29,7 @@ With a Node.js that is not Debian's, Debian's proxy needs NODE_PATH=/usr/share/n
 import os
 import secrets
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 c = get_config()  # noqa: F821  # jupyterhub defines it
@@ -59,7 +65,11 @@ if os.geteuid() == 0:
             if not folder.stat().st_mode & 0o001:
                 print(f"people's servers will not start: they may not enter {folder}, where {path} is", file=sys.stderr)
     c.JupyterHub.authenticator_class = "pam"
-    c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
+    limited = find_spec("systemdspawner") and Path("/run/systemd/system").is_dir()
+    local = "jupyterhub.spawner.LocalProcessSpawner"
+    c.JupyterHub.spawner_class = "systemdspawner.SystemdSpawner" if limited else local
+    if not limited:
+        print("nobody is held to memory or cores: pip install jupyterhub-systemdspawner", file=sys.stderr)
     c.Authenticator.admin_users = {name for name in os.environ.get("AISCALE_HUB_ADMINS", "").split(",") if name}
 else:
     password = FOLDER / "password"
@@ -75,10 +85,10 @@ else:
 # What each gets ------------------------------------------------------------------------------------------------------
 
 # Copied by the participant's own process, with their rights; what they have changed is never overwritten.
-START = 'for folder in notebooks workshop/exercises; do mkdir -p "$folder"; '
-START += 'for each in "$AISCALE_TREE/$folder"/*.ipynb; '
-START += 'do mine="$folder/${each##*/}"; [ -e "$mine" ] || cp "$each" "$mine"; done; done; exec "$AISCALE_SERVER" "$@"'
-c.Spawner.cmd = ["/bin/sh", "-c", START, "sh"]
+COPY = 'for folder in notebooks workshop/exercises; do mkdir -p "$folder"; '
+COPY += 'for each in "$AISCALE_TREE/$folder"/*.ipynb; '
+COPY += 'do mine="$folder/${each##*/}"; [ -e "$mine" ] || cp "$each" "$mine"; done; done; '
+c.Spawner.cmd = ["/bin/sh", "-c", COPY + 'exec "$AISCALE_SERVER" "$@"', "sh"]
 c.Spawner.environment = {
     "PATH": f"{BIN}:{os.environ.get('PATH', os.defpath)}",  # mpiexec, torchrun and aiscale are called by name
     "AISCALE_TREE": str(NOTEBOOKS.parent),
@@ -86,7 +96,12 @@ c.Spawner.environment = {
     "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the cores to others
 }
 c.Spawner.default_url = "/lab/tree/notebooks/00_start_here.ipynb"
-c.Spawner.start_timeout = 120  # when a whole class comes in at once
+c.Spawner.mem_limit = os.environ.get("AISCALE_HUB_MEMORY", "2G")
+c.Spawner.cpu_limit = float(os.environ.get("AISCALE_HUB_CORES", "2"))
+# When a whole class comes in at once: so many start at the same time, and who comes next tries again by itself.
+c.JupyterHub.concurrent_spawn_limit = 8
+c.JupyterHub.spawn_throttle_retry_range = (5, 15)
+c.Spawner.start_timeout = 120
 c.Spawner.http_timeout = 120
 c.Spawner.args = [
     # Memory of those who have gone: a kernel's ranks end with it.
@@ -94,3 +109,18 @@ c.Spawner.args = [
     "--MappingKernelManager.cull_interval=300",
     "--ServerApp.shutdown_no_activity_timeout=7200",
 ]
+
+# In a job of each person ---------------------------------------------------------------------------------------------
+
+if account := os.environ.get("AISCALE_HUB_SLURM"):
+    import batchspawner  # noqa: F401  # jobs tell the hub their port by what this adds to it
+
+    c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
+    c.JupyterHub.hub_bind_url = f"http://:{os.environ.get('AISCALE_HUB_API_PORT', '8081')}"  # servers on nodes call it
+    c.Spawner.cmd = ["jupyterhub-singleuser"]
+    c.Spawner.start_timeout = 600  # in the queue too
+    c.SlurmSpawner.batchspawner_singleuser_cmd = str(BIN / "batchspawner-singleuser")
+    c.SlurmSpawner.req_options = f"--account={account} {os.environ.get('AISCALE_HUB_SBATCH', '')}".strip()
+    c.SlurmSpawner.req_runtime = os.environ.get("AISCALE_HUB_TIME", "1:00:00")
+    c.SlurmSpawner.req_memory, c.SlurmSpawner.req_nprocs = c.Spawner.mem_limit, f"{c.Spawner.cpu_limit:.0f}"
+    c.SlurmSpawner.req_prologue = f"export PATH={BIN}:$PATH AISCALE_TREE={NOTEBOOKS.parent}; {COPY}"

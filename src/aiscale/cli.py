@@ -310,6 +310,7 @@ _DELEGATED = {
     "bench": ("run a benchmark on this machine", "aiscale bench model --json", "aiscale.bench.command"),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor.command"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.prepare"),
+    "models": ("fetch a pretrained model", "aiscale models fetch openai-community/gpt2", "aiscale.model.fetch"),
     "evaluate": (
         "run tasks of the lm-eval harness on a trained model",
         "aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling",

@@ -1,6 +1,7 @@
-"""`aiscale class`: a seat made as new for the next participant. (`make class` packs the archive.)
+"""`aiscale class`: a seat made as new for the next participant, the price of a class. (`make class` packs the archive.)
 
     aiscale class reset --from class.tar.gz      # on a seat: engines ended, notebooks as they were, progress cleared
+    aiscale class price 30 --hours 2             # at a centre: nodes that a class takes, and what they are charged
 
 Nothing that a participant wrote is deleted: `reset` moves it to kept/TIME in the seat's folder, and asks before.
 """
@@ -8,16 +9,19 @@ Nothing that a participant wrote is deleted: `reset` moves it to kept/TIME in th
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import io
 import os
 import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from aiscale.book.notebook import BookError
 from aiscale.config import require_writable
+from aiscale.hpc.sites import Site, find, names, site
 from aiscale.processes import kill_marked
 
 TOP = "aiscale"  #: the folder that the archive opens to
@@ -32,12 +36,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reset_it.add_argument("seat", metavar="SEAT", nargs="?", default=".", help="its folder (default: this one)")
     reset_it.add_argument("--from", dest="archive", metavar="ARCHIVE", help="originals (default: from git)")
     reset_it.add_argument("--yes", action="store_true", help="do not ask")
+    reset_it.set_defaults(act=lambda args: reset(args.seat, args.archive, args.yes))
+    price_it = actions.add_parser("price", help="nodes that a class takes at each centre, and what they are charged")
+    price_it.add_argument("seats", metavar="SEATS", type=int, help="participants at the same time")
+    price_it.add_argument("--hours", type=float, default=1.0, metavar="H", help="of each one's job (default: 1)")
+    price_it.add_argument("--ranks", type=int, default=4, metavar="N", help="of each one's job (default: 4)")
+    price_it.add_argument("--site", metavar="SITE", help="one only, or a profile of your own (.toml)")
+    price_it.set_defaults(act=lambda args: price(args.seats, args.hours, args.ranks, args.site))
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command with these arguments; returns the exit status."""
-    print(reset(args.seat, args.archive, args.yes))
+    print(args.act(args))
     return 0
+
+
+# price ---------------------------------------------------------------------------------------------------------------
+
+
+def price(seats: int, hours: float, ranks: int, wanted: str | None = None) -> str:
+    """A table: the nodes that a class takes at each centre, where jobs share nodes too, and the charge."""
+    if min(seats, hours, ranks) <= 0:
+        raise BookError("SEATS, --hours and --ranks must be more than 0")
+    places = [find(wanted)] if wanted else [site(name) for name in names() if name != "generic"]
+    head = (f"{seats} jobs of {ranks} ranks, {hours:g} h", "where", "on a node", "nodes", "charged at most")
+    rows = [head, *(row for place in places for row in _prices(place, seats, hours, ranks))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _prices(place: Site, seats: int, hours: float, ranks: int) -> Iterator[tuple[str, ...]]:
+    rules, nodes = place.scheduler, -(-ranks // place.node.ranks_per_node)
+    usual = place.partition or rules.default_partition, place.qos or rules.default_qos
+    shared = [(name, "") for name, entry in rules.partitions.items() if entry.share]
+    shared += [(usual[0], name) for name, entry in rules.qos.items() if entry.share]
+    for partition, qos in [usual, *shared]:
+        there = dataclasses.replace(place, partition=partition, qos=qos)
+        part, longest = there.part(ranks), rules.hours_for(nodes, partition, qos) or 0.0
+        if part is there and (partition, qos) != usual:  # it would have a whole node there too, or is too large
+            continue
+        fit = place.node.ranks_per_node // ranks if part is not there else 1
+        charge = f"{seats * part.scheduler.charge(nodes, hours, qos):,.4g} {rules.charge_unit}"
+        charge = charge if hours <= longest else f"not allowed: {longest:g} h at most"
+        yield place.name, " ".join(filter(None, (partition, qos))), str(fit), str(-(-seats // fit) * nodes), charge
+
+
+# reset ---------------------------------------------------------------------------------------------------------------
 
 
 def reset(seat: str | Path = ".", archive: str | Path | None = None, yes: bool = False) -> str:

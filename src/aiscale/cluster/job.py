@@ -130,9 +130,15 @@ class Job:
                 f"engines='slurm' at {place.title} needs account=..., or SBATCH_ACCOUNT: {place.scheduler.account_hint}"
             )
         asked = {name: value for name in ("partition", "qos") if (value := getattr(self, name))}
+        known = {"partition": place.scheduler.partitions, "qos": place.scheduler.qos}
+        for name, names_there in known.items():  # sbatch reads them too; the profile says whether they share nodes
+            if name not in asked and (value := os.environ.get(f"SBATCH_{name.upper()}")) in names_there:
+                asked[name] = value
         try:
+            nodes = self.nodes_for(size)
             place = dataclasses.replace(place, **asked)
-            lesson = dataclasses.replace(LESSONS["engines"], ranks=self.nodes_for(size) * place.node.ranks_per_node)
+            place = place.part(size) if nodes == 1 else place
+            lesson = dataclasses.replace(LESSONS["engines"], ranks=nodes * place.node.ranks_per_node)
             text = render(lesson, place)
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None

@@ -1,9 +1,10 @@
 # What a launcher does besides training. `eval "$(python -m aiscale.hpc.job)"` defines it.
 #
-#   job begin          prints the banner; ends a job that was restarted too often; makes RUNS
-#   job unpack FOLDER  sends ENVIRONMENT.tar.gz to every node's FOLDER, and uses it from there
+#   job begin [FOLDER] prints the banner; ends a job that was restarted too often; makes RUNS; sends ENVIRONMENT.tar.gz
+#                      to every node's FOLDER, and uses it from there
 #   job doctor OPTIONS checks nodes and network on the job's ranks
-#   job end STATUS     prints what the job cost; with CHAIN=1 requeues one that was stopped and has made progress
+#   job end STATUS     prints what the job cost; with CHAIN=1 requeues one that was stopped and has made progress.
+#                      It is called by itself when the file ends
 #   job engines PER_NODE OPTIONS   ranks for a notebook outside the job
 #
 # OPTIONS are srun's. It reads RUNS, ENVIRONMENT, and the array `python` (words that start Python).
@@ -23,7 +24,8 @@ job() {
 
 job_say() { echo "job: $*" >&2; }
 
-job_begin() {
+job_begin() { # job_begin [FOLDER]
+  export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 # jobs download nothing
   job_restart="${SLURM_RESTART_COUNT:-0}" job_began="$(date +%s)" job_nodes="${SLURM_NNODES:-1}"
   job_chain="$RUNS/.chain-${SLURM_JOB_NAME:-job}"
   export AISCALE_NOTE_SAVED="$RUNS/.saved-$SLURM_JOB_ID" # `aiscale train` writes there what it saved, and how it ended
@@ -54,6 +56,10 @@ job_begin() {
       job_say "warning: jobs hung on $node twice, and this one has it again; leave it out: sbatch --exclude=$node"
     fi
   done
+  # A job that is cancelled ends at once: nothing may put it back into the queue.
+  trap 'trap - EXIT; exit 143' TERM
+  trap 'job_end $?' EXIT
+  if [ $# -gt 0 ]; then job_unpack "$1"; fi
 }
 
 # The last start of this job may have ended with its node, without saying so: it lasted at least until it saved.
@@ -136,6 +142,7 @@ job_doctor() {
 
 job_end() {
   local how
+  trap - EXIT # once
   job_close "$(date +%s)"
   job_say "price of this start: $(job_price last); of all: $(job_price)"
   how="$(awk 'END { print $6 }' "$job_chain")"
@@ -175,6 +182,7 @@ job_again() {
 job_engines() {
   local count="${AISCALE_RANKS:-$((SLURM_NNODES * $1))}" folder="${AISCALE_FOLDER:?is unset: cluster.start submits this file}" died late
   shift
+  trap - TERM
   local step=("$@" --ntasks="$count" --ntasks-per-node="$(((count + SLURM_NNODES - 1) / SLURM_NNODES))")
   umask 077 # the folder has the key by which controller, engines and notebook know each other
   # The notebook's watchman touches `alive` every minute, unless the login node has taken it along. It removes the

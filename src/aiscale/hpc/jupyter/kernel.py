@@ -24,7 +24,8 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiscale.config import ConfigError, require_writable
@@ -47,10 +48,13 @@ class Spec:
     site: Site | None = None  #: its modules are loaded; None: none
     profile: str = ""  #: the name of the site, or the .toml file it was read from; empty: the site's name
     modules: tuple[str, ...] = ()  #: loaded in this order instead of the site's own
+    variables: Mapping[str, str] = field(default_factory=dict)  #: which notebooks, and the jobs of their ranks, find
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise KernelError(f"kernel name {self.name!r}: it may have letters, digits, '.', '_' and '-' only")
+        if bad := [name for name in self.variables if not re.fullmatch(r"[A-Za-z_]\w*", name)]:
+            raise KernelError(f"--env {bad[0]}: it must be NAME=VALUE")
 
 
 def kernels_dir(prefix: str | Path | None = None) -> Path:
@@ -171,6 +175,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="load this module instead of the site's; may be repeated",
     )
+    add.add_argument(
+        "--env", metavar="NAME=VALUE", action="append", default=[], help="set this variable; may be repeated"
+    )
     where = add.add_mutually_exclusive_group()
     where.add_argument("--user", action="store_true", help="among your own kernels (default)")
     where.add_argument("--prefix", metavar="DIR", help="in DIR/share/jupyter/kernels, which a class may share")
@@ -187,6 +194,7 @@ def run(args: argparse.Namespace) -> int:
         site=place,
         profile=str(Path(args.site).absolute()) if mine else "",
         modules=tuple(args.module),
+        variables=dict(word.partition("=")[::2] for word in args.env),
     )
     folder = install(spec, where)
     print(folder)

@@ -189,7 +189,7 @@ LESSONS: dict[str, Lesson] = {
         Lesson(
             name="your_own",
             title="Your own script",
-            about="Starts a train.py that was written for torchrun, with the environment variables that it expects.",
+            about="Starts a train.py written for torchrun, with the variables that it expects.",
             work="your_own",
             ranks=16,
         ),

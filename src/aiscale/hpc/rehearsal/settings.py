@@ -37,12 +37,11 @@ class Habits:
     nvme: str = ""  #: the folder on each node for jobs with the constraint nvme
     slingshot: bool = False  #: HPE's network, whose plugin reads --network
     shifter: bool = False  #: containers by Shifter, whose plugin reads --image and --module
-    shared_qos: str = ""  #: jobs of this QOS share nodes; other jobs have their nodes alone
 
 
 HABITS = {
     "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb", slingshot=True),
-    "perlmutter": Habits(slingshot=True, shifter=True, shared_qos="shared"),
+    "perlmutter": Habits(slingshot=True, shifter=True),
     "lumi": Habits(gpu_flag="amd_gpu_env", slingshot=True),
     "odo": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), slingshot=True),
 }
@@ -162,7 +161,7 @@ class Settings:
             login=LOGIN,
             user=user_name(),
             node=f"CPUs={node.cores * threads} Sockets=1 CoresPerSocket={node.cores} ThreadsPerCore={threads}"
-            f" RealMemory=256000{gres}{feature}",
+            f" RealMemory=512000{gres}{feature}",
             # so that a job finds what the prolog makes on every node; an older Slurm would refuse to start
             prolog_flags="Alloc,DeferBatch" if slurm_version() >= (22, 5) else "Alloc",
             nodes_and_partitions="\n".join(lines),
@@ -183,7 +182,6 @@ class Settings:
             "accounts": dict.fromkeys(self.accounts_known, True),
             "required": {name: True for name in rules.required},
             "slingshot": self.habits.slingshot,
-            "shared_qos": self.habits.shared_qos,
         }
 
     def _seen(self, qos: str) -> list[str]:
@@ -210,7 +208,7 @@ class Settings:
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
-SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "conda-unpack", "pigz", "sacctmgr")
+SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "singularity", "conda-unpack", "pigz", "sacctmgr")
 
 
 def _build_shifter(etc: Path) -> None:

@@ -76,6 +76,7 @@ class Partition:
 
     limits: tuple[Limit, ...]  #: smallest jobs first
     max_running: int = 0  #: jobs of a user that run at once; 0: no limit
+    share: float = 0.0  #: the most of a node that a job gets where jobs share nodes; 0: they have whole ones
     nodes: int = 0  #: in the partition; 0: unknown
     source: str = ""
     verification: str = "primary"  #: primary: the site's own documentation; secondary: somebody's copy of it
@@ -92,6 +93,7 @@ class Qos:
     max_nodes: int = 0  #: of one job; 0: only the partition's limit
     max_hours: float = 0.0  #: 0: only the partition's limit
     max_jobs: int = 0  #: of a user, in any state; 0: no limit
+    share: float = 0.0  #: as of a partition
     may_chain: bool = True  #: jobs may submit or requeue the next one
     preemptible: bool = False  #: the scheduler may end a job for another one
     charge: float = 1.0  #: what a job is charged, over the usual charge
@@ -217,6 +219,24 @@ class Site:
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
 
+    def part(self, ranks: int) -> Site:
+        """This site for a job of a few ranks: with a part of a node, where partition or QOS shares nodes."""
+        rules, node, each = self.scheduler, self.node, self.node.ranks_per_node
+        places = rules.partitions.get(self.partition or rules.default_partition), rules.qos_of(self.qos)
+        if ranks >= each or not any(place and ranks <= place.share * each for place in places):
+            return self
+        cut = {"ranks": ranks, "gpus": min(node.gpus, ranks), "cores": max(1, node.cores * ranks // each)}
+        cpus, gpus = f"--cpus-per-task={node.cpus_per_rank}", f" --gpus-per-node={ranks}" if node.gpus else ""
+        return dataclasses.replace(
+            self,
+            node=dataclasses.replace(node, **cut),
+            scheduler=dataclasses.replace(rules, charge_per_node_hour=rules.charge_per_node_hour * ranks / each),
+            sbatch=(*self.sbatch, f"{cpus}  # others have the rest of the node"),
+            srun=cpus + gpus,
+            srun_why="Slurm gives the ranks the cores and GPUs of their part of the node.",
+            rank_env={},  # it numbers all GPUs of a node
+        )
+
     def step_prefix(self, nodes: int) -> list[str]:
         """Words before a step's command that give its ranks what a launcher would export: the network's variables, and
         those that srun overwrites."""
@@ -230,23 +250,18 @@ class Site:
         rules = self.scheduler
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
             raise SiteError(f"name is {self.name!r}: it names a folder, so use small letters, digits, - and _")
-        for kind, table, wanted, known in (
-            ("partition", "partitions", self.partition or rules.default_partition, rules.partitions),
-            ("qos", "qos", self.qos or rules.default_qos, rules.qos),
-        ):
+        chosen = {"partitions": self.partition or rules.default_partition, "qos": self.qos or rules.default_qos}
+        for table, wanted in chosen.items():
+            kind, known = table.removesuffix("s" * (table != "qos")), getattr(rules, table)
             if wanted and wanted not in known:
                 raise SiteError(f"{kind} {wanted} is not among scheduler.{kind}: add [scheduler.{table}.{wanted}]")
         named = {word for kind in self.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
         if unknown := sorted(named - set(rules.features)):
-            raise SiteError(
-                f"node.kinds names the constraint {unknown[0]}, which scheduler.features lacks: add it there"
-            )
+            raise SiteError(f"node.kinds names the constraint {unknown[0]}, which scheduler.features lacks: add it")
         try:
             re.compile(rules.account_pattern)
-        except re.error as error:
-            raise SiteError(
-                f"scheduler.account_pattern {rules.account_pattern!r} is not a regular expression: {error}"
-            ) from None
+        except re.error as why:
+            raise SiteError(f"scheduler.account_pattern {rules.account_pattern!r} is no pattern: {why}") from None
         if self.node.ranks_per_node * self.node.cpus_per_rank < 1:
             raise SiteError("node.cpus_per_rank must be at least 1")
 

@@ -152,13 +152,21 @@ def environment(job: Launcher) -> Iterator[Finding]:
     if where == "container":
         yield Finding("environment", "ok", "a container, which Slurm checks")
         return
-    remedy = f"launchers/{job.site.name}/build_environment.sh PREFIX, then export AISCALE_ENVIRONMENT=PREFIX"
+    build = f"launchers/{job.site.name}/build_environment.sh PREFIX" if job.site.build.create else "build one at PREFIX"
+    remedy = f"{build}, then export AISCALE_ENVIRONMENT=PREFIX"
     if where.endswith(".tar.gz") and not Path(where).is_file():
         yield Finding("environment", "wrong", f"{where} is not there", remedy.replace(" PREFIX,", " --pack PREFIX,"))
         return
     python = Path(where.removesuffix(".tar.gz")) / "bin/python"
-    if not python.exists():
+    contained = "singularity" in job.site.shell.python  # then it is a link that leads somewhere in the container only
+    if not (os.path.lexists(python) if contained else python.exists()):
         yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
+        return
+    if contained:
+        yield Finding("environment", "ok", f"{where}, for a container that is not opened here")
+        return
+    if "SCRIPT" in job.settings:
+        yield from script(job, where)
         return
     # Modules are not loaded here: a torch of the site's module is not seen, which is no fault.
     done = _ask([python, "-c", _VERSIONS])
@@ -170,6 +178,16 @@ def environment(job: Launcher) -> Iterator[Finding]:
     shown = ", ".join(f"{name} {version}" for name, version in found.items())
     yield Finding("environment", "ok", f"{where}" + (f": {shown}" if shown else ""))
     yield from _against_lock(job, found)
+
+
+def script(job: Launcher, environment: str) -> Iterator[Finding]:
+    """The participant's own script, which needs a Python and nothing of this kit."""
+    yield Finding("environment", "ok", environment)
+    name = job.args[0] if job.args else job.settings["SCRIPT"]
+    if Path(name).is_file():
+        yield Finding("script", "ok", name)
+    else:
+        yield Finding("script", "wrong", f"{name} is no file here", f"aiscale submit {job.path} YOUR_SCRIPT.py OPTIONS")
 
 
 def _against_lock(job: Launcher, found: dict[str, str]) -> Iterator[Finding]:

@@ -30,6 +30,8 @@ local function waiting_or_running(uid, qos)
   return count
 end
 
+local shares = false -- whether others may have the rest of the job's nodes
+
 local function check_options(job)
   local known = not missing(job.account) and site.accounts[string.lower(job.account)]
   if not known and (site.required.account or not missing(job.account)) then
@@ -60,6 +62,7 @@ local function check_partition(job, nodes)
   local name = missing(job.partition) and site.default_partition or job.partition
   local partition = site.partitions[name]
   if partition == nil then return slurm.SUCCESS end -- Slurm itself knows which partitions there are
+  shares = partition.share > 0
   if partition.max_running > 0 then -- those above the number wait, here for a license
     local token = "running_" .. name
     job.licenses = missing(job.licenses) and token or job.licenses .. "," .. token
@@ -100,13 +103,14 @@ local function check_qos(job, nodes, uid)
     local after = not missing(job.dependency) and job.dependency ~= "singleton"
     if after or inside then return refuse(POLICY, "QOS " .. name .. ": chains of jobs are prohibited in it") end
   end
-  if name ~= site.shared_qos then job.shared = 0 end -- a job has its nodes for itself
+  shares = shares or qos.share > 0
   return slurm.SUCCESS
 end
 
 function slurm_job_submit(job, partitions, uid)
   if job.partition == "preemptible" then return refuse(INVALID_PARTITION) end
   local nodes = nodes_of(job)
+  shares = false
   for _, check in ipairs({ check_options, check_network, check_partition, check_qos }) do
     local code = check(job, nodes, uid)
     if code ~= slurm.SUCCESS then return code end
@@ -114,6 +118,7 @@ function slurm_job_submit(job, partitions, uid)
   if site.max_jobs > 0 and waiting_or_running(uid) >= site.max_jobs then
     return refuse(POLICY, "AssocMaxSubmitJobLimit")
   end
+  if not shares then job.shared = 0 end -- a job has its nodes for itself
   return slurm.SUCCESS
 end
 

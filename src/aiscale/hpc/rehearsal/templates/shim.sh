@@ -5,10 +5,10 @@ name="$(basename "$0")"
 rehearsal_record "$name" "$@"
 shims="@folder@/shims:"  # in a variable, since its slashes would end the pattern
 PATH="${PATH//"$shims"/}:${shims%:}" # behind the real programs, and behind those that a job had put first
-if [ "$name" = shifter ] || [ "$name" = podman-hpc ]; then # the container is this machine
-  [ "$name" = podman-hpc ] && { [ "$1" = run ] || exit 0; shift; }
+if [[ "$name" =~ ^(shifter|podman-hpc|singularity)$ ]]; then # the container is this machine
+  [ "$name" = shifter ] || { [ "$1" = run ] || exit 0; shift; }
   while [[ "$1" == -* ]]; do shift; done
-  [ "$name" = podman-hpc ] && shift # the image
+  [ "$name" = shifter ] || shift # the image
   exec "$@"
 fi
 if [ "$name" = srun ]; then # for task_prolog.sh: Slurm does not tell it
