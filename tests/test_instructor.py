@@ -61,9 +61,9 @@ def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
         assert measure(LESSONS[number].cells, core=True).minutes <= int(minutes), row
 
 
-def test_two_days_have_every_block_once_in_order():
+def test_two_days_have_every_block_up_to_ten_once_in_order():
     days = AGENDAS["Two days, first day"] + AGENDAS["Two days, second day"]
-    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(BLOCKS.keys() - {"11"})  # in the place of another
+    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(number for number in BLOCKS if number <= "10")
 
 
 # pages ---------------------------------------------------------------------------------------------------------------

@@ -262,3 +262,19 @@ def test_published_numbers_are_numbers_and_carry_a_source():
             assert all(row["source"] and row["verification"] for row in rows)
     sizes = [row["bytes"] for row in published.table("stanage_a100_nccl_allreduce")]
     assert sizes[0] == 8 and all(b == 2 * a for a, b in zip(sizes, sizes[1:], strict=False))
+
+
+def test_every_feature_of_a_framework_has_a_source_and_every_doubt_is_told():
+    facts = published.facts("frameworks")
+    names = {framework["name"] for framework in facts["frameworks"]}
+    assert len(names) == 17, "the survey's table has seventeen rows"
+    for framework in facts["frameworks"]:
+        assert framework["ideas"].keys() <= facts["ideas"].keys() and all(framework["ideas"].values())
+        assert {taken["framework"] for taken in framework["took"]} <= names and all(
+            t["source"] for t in framework["took"]
+        )
+        for unknown in ("last_release", "licence"):
+            assert framework[unknown] or framework["unconfirmed"], (
+                f"{framework['name']} has no {unknown}, and says nothing"
+            )
+    assert all(model["source"] and model["verification"] for model in facts["models"])
