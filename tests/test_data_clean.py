@@ -107,7 +107,7 @@ def test_killed_at_any_part_it_goes_on_to_the_same_shards(tmp_path, monkeypatch)
     for out in ("whole", "out-00002.json", "out-kept.npy"):
         clean_corpus(tmp_path / "docs.jsonl", tmp_path / out, **options)
     whole = bytes_of(tmp_path / "whole")
-    assert len(whole) >= 6 and whole == bytes_of(tmp_path / "out-00002.json") == bytes_of(tmp_path / "out-kept.npy")
+    assert len(whole) >= 3 and whole == bytes_of(tmp_path / "out-00002.json") == bytes_of(tmp_path / "out-kept.npy")
     with pytest.raises(ConfigError, match="was begun with other texts, rules or sizes: choose another --out"):
         clean_corpus(tmp_path / "docs.jsonl", tmp_path / "whole", **options | {"bpe_vocab_size": 400})
 
