@@ -144,7 +144,7 @@ def test_a_model_that_is_fetched_is_where_a_run_reads_it(tmp_path, monkeypatch, 
     folder = "models/tiny"
     assert capsys.readouterr().out.endswith(f"{folder}: train from it with --set model.folder={folder}\n")
     assert not {"README.md", "pytorch_model.bin"} & {path.name for path in Path(folder).iterdir()}
-    assert Run().override(f"model.folder={folder}").model.n_layer == 2
+    assert Run().override(f"model.folder={folder}", "loop.seq_len=16").model.n_layer == 2
     siblings[:] = [SimpleNamespace(rfilename="config.json")]
     assert main(["models", "fetch", "somebody/empty"]) == 2
     assert "somebody/empty has no config.json or no weights" in capsys.readouterr().err

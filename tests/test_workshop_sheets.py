@@ -23,7 +23,7 @@ CODES = [html.unescape(re.sub(r"\s+", " ", code)) for code in re.findall(r"<code
 AISCALE = [shlex.split(code.partition("aiscale ")[2]) for code in CODES if re.search(r"\baiscale [a-z]", code)]
 LESSONS = {
     path.name[:2]: "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
-    for path in sorted((ROOT / "notebooks").glob("0[0-8]_*.ipynb"))
+    for path in sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
 }
 #: What the sheet may name without explaining: lessons, scripts to take home, launchers.
 SHOWN = "\n".join([*LESSONS.values(), *(path.read_text() for path in (ROOT / "launchers").rglob("*.sbatch"))])
