@@ -92,7 +92,8 @@ def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, front
     assert re.search(r"2 ranks on node1 in [\d.]+ s \(gloo", shown)
     job = re.search(r"job (\d+) runs on node1 until", shown)[1]
     assert until(lambda: jobs(frontier)[job] == "CANCELLED"), jobs(frontier)
-    assert until(lambda: not list((lessons["out"] / "runs").iterdir()))  # in the starting folder, and cleaned up
+    runs = lessons["out"] / "runs"  # in the starting folder, and cleaned up
+    assert until(lambda: not list(runs.iterdir())), [*runs.rglob("*")]
 
 
 @pytest.mark.extended

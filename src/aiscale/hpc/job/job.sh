@@ -183,6 +183,7 @@ job_engines() {
   local count="${AISCALE_RANKS:-$((SLURM_NNODES * $1))}" folder="${AISCALE_FOLDER:?is unset: cluster.start submits this file}" died late
   shift
   trap - TERM
+  rm -f "$job_chain" # engines end with their notebook, and nothing goes on from them
   local step=("$@" --ntasks="$count" --ntasks-per-node="$(((count + SLURM_NNODES - 1) / SLURM_NNODES))")
   umask 077 # the folder has the key by which controller, engines and notebook know each other
   # The notebook's watchman touches `alive` every minute, unless the login node has taken it along. It removes the
