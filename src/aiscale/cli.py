@@ -343,7 +343,7 @@ _DELEGATED = {
         "aiscale.hpc.rehearsal.cluster",
     ),
     "class": (
-        "make a seat as new for the next class",
+        "make a seat as new for the next class, or price a class",
         "aiscale class reset --from class.tar.gz",
         "aiscale.book.classroom",
     ),
