@@ -287,6 +287,12 @@ def test_the_reason_of_a_pending_job_is_explained():
     assert dataclasses.replace(state, reason="PartitionNodeLimit").hopeless == ""
 
 
+def test_a_state_that_passes_does_not_end_a_job():
+    running = queue.State("RUNNING", "None", "gpu", "", "node1", "", "", "30:00")
+    over = {name: dataclasses.replace(running, name=name).is_over for name in ("SIGNALING", "COMPLETING", "TIMEOUT")}
+    assert over == {"SIGNALING": False, "COMPLETING": False, "TIMEOUT": True}
+
+
 def test_a_log_says_why_a_job_is_pending_only_when_the_reason_changes(capsys):
     line, state = queue.Line(), queue.State("PENDING", "None", "gpu", "", "", "", "", "30:00")
     for seconds, reason in ((0, "None"), (1, "None"), (2, "Resources"), (3, "Resources")):

@@ -24,7 +24,7 @@ from aiscale.cluster import guard
 from aiscale.cluster.cells import InPlace, in_kernel
 from aiscale.cluster.errors import ClusterError
 from aiscale.config import hint
-from aiscale.hpc.sites import Site, SiteError, find, here, names
+from aiscale.hpc.sites import ENDED, Site, SiteError, find, here, names
 
 #: Variables that the job must not get: the notebook server's, with its secrets, and those of the job that we are in.
 _PRIVATE = ("JPY_", "JUPYTER", "CONFIGPROXY_", "SLURM_", "PMI", guard.MARKER)
@@ -162,7 +162,6 @@ def public(env: Mapping[str, str], keep: str = "SLURM_CONF") -> dict[str, str]:
 
 
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED")
 _FIELDS = ("%T", "%r", "%P", "%q", "%N", "%e", "%S", "%l")
 _CLOCK = re.compile(r" for [\d:]+")
 _LIMIT_S = 30  #: slurmctld of a busy site may answer slowly
@@ -222,7 +221,7 @@ class State:
 
     @property
     def is_over(self) -> bool:
-        return self.name not in WAITING + RUNNING
+        return self.name in ENDED
 
     @property
     def hopeless(self) -> str:

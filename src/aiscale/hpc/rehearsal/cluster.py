@@ -37,9 +37,7 @@ from aiscale.hpc.rehearsal.settings import (
     user_name,
     why_not,
 )
-from aiscale.hpc.sites import Site, find, names
-
-_UNFINISHED = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED")
+from aiscale.hpc.sites import ENDED, Site, find, names
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ class Cluster:
             state = re.search(r"JobState=(\S+)", shown.stdout)
             if not state:
                 raise RehearsalError(f"job {job!r}: {(shown.stderr or shown.stdout).strip()}")
-            if state[1] not in _UNFINISHED:
+            if state[1] in ENDED:
                 return state[1]
             time.sleep(0.1)
         raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.stdout.split()[:12])}")

@@ -24,6 +24,12 @@ from aiscale.config import ConfigError, hint
 
 _HERE = Path(__file__).parent
 
+#: Slurm's states of a job that has ended (`man squeue`, job state codes). All others pass: SIGNALING, RESIZING, ...
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL"),
+    *("OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"),
+)
+
 
 class SiteError(ConfigError):
     """A site profile cannot be used; the message is one line that says what to change."""
