@@ -34,6 +34,7 @@ class Lesson:
     variants: tuple[Variant, ...] = ()
     exports: Settings = ()  #: (NAME=value, the reason): variables of the ranks
     ranks: int = 0  #: 0: one node
+    on_cpus: int = 0  #: as many ranks on CPUs instead, on a part of a node, where the site has such parts
     gpu_memory_gb: float = 0  #: the least that a GPU must have
     hours: float = 0.5
     signal_s: int = 300  #: this long before the time limit, to save a checkpoint
@@ -185,6 +186,7 @@ LESSONS: dict[str, Lesson] = {
             title="A notebook in a batch job",
             about="Runs a lesson from first cell to last, without a browser; it starts its own ranks, on CPUs.",
             work="notebook",
+            on_cpus=4,
         ),
         Lesson(
             name="your_own",
