@@ -213,7 +213,11 @@ def test_with_an_account_of_slurm_each_server_is_a_job_that_copies_the_lessons(t
     hub = configured(tmp_path, 0, AISCALE_HUB_SLURM="abc123", AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME="30:00")
     asked = hub.SlurmSpawner
     assert hub.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
-    assert asked.req_options == "--account=abc123 -p small" and (asked.req_runtime, asked.req_memory) == ("30:00", "2G")
+    assert (
+        asked.req_srun == ""
+        and asked.req_options == "--account=abc123 -p small"
+        and (asked.req_runtime, asked.req_memory) == ("30:00", "2G")
+    )
     (tmp_path / "home").mkdir()
     subprocess.run(["bash", "-euc", asked.req_prologue], cwd=tmp_path / "home", check=True)
     assert (tmp_path / "home/notebooks/03_ddp.ipynb").exists()
@@ -227,6 +231,7 @@ scopes = ["admin:users", "admin:servers", "access:servers"]
 c.JupyterHub.load_roles = [{{"name": "test", "scopes": scopes, "services": ["test"]}}]
 c.SlurmSpawner.exec_prefix = ""
 c.SlurmSpawner.req_homedir = c.Spawner.environment["HOME"] = {home!r}
+c.Spawner.env_keep = ["PATH", "LANG", "SLURM_CONF"]
 c.Spawner.args += ["--allow-root"]
 """
 

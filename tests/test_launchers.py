@@ -356,7 +356,7 @@ def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nod
     for step, words in job.steps("train"):
         run, ranks = run_of(words), int(step["ntasks"])
         run.check_world(ranks)
-        assert ranks == int(step["nodes"]) * place_of(f"{name}/").node.gpus
+        assert ranks == int(step["nodes"]) * site(name).node.gpus
         batches[run.name.rpartition("-")[0], int(step["nodes"])] = run.loop.global_batch
     assert sorted(batches) == [("scaling-strong", n) for n in strong] + [("scaling-weak", n) for n in weak]
     assert {batches["scaling-weak", n] / n for n in weak} == {batches["scaling-weak", 1]}
@@ -404,7 +404,7 @@ def test_there_is_one_engine_per_gpu(name, tmp_path):
     job = Job(tmp_path, f"{name}/engines.sbatch", AISCALE_FOLDER=str(folder))
     assert job.finish() == (0, "")
     [engines] = [call for call in job.calls("srun") if "aiscale.cluster" in call]
-    ranks = job.nodes * place_of(f"{name}/").node.gpus
+    ranks = job.nodes * site(name).node.gpus
     assert f"--ntasks={ranks}" in engines and engines[-3:] == [str(folder), str(ranks), "slurm"]
 
 

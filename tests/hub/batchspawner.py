@@ -23,7 +23,7 @@ SCRIPT = """#!/bin/bash
 #SBATCH {{options}}
 set -euo pipefail
 {{prologue}}
-{{cmd}}
+{% if srun %}{{srun}} {% endif %}{{cmd}}
 """
 
 
@@ -36,13 +36,17 @@ class SlurmSpawner(Spawner):
     req_nprocs = Unicode().tag(config=True)
     req_options = Unicode().tag(config=True)
     req_prologue = Unicode().tag(config=True)
+    req_srun = Unicode("srun").tag(config=True)
     job = ""
 
     async def ask(self, words: str, said: str = "") -> str:
         pipe = asyncio.subprocess.PIPE
         words = f"{self.exec_prefix.format(username=self.user.name)} {words}"
         process = await asyncio.create_subprocess_shell(words, env=self.get_env(), stdin=pipe, stdout=pipe)
-        return (await process.communicate(said.encode()))[0].decode().strip()
+        told = (await process.communicate(said.encode()))[0].decode().strip()
+        if process.returncode:
+            raise RuntimeError(f"{words} ended with {process.returncode}")
+        return told
 
     async def start(self) -> tuple[str, int]:
         self.ip, self.port = "0.0.0.0", random_port()

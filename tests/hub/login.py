@@ -46,7 +46,7 @@ def main(me: str) -> None:
     until(lambda: ask("hub/api/"))
     ask(f"hub/api/users/{me}", "POST")
     ask(f"hub/api/users/{me}/server", "POST")
-    until(lambda: ask(f"hub/api/users/{me}")["servers"].get("", {}).get("ready"), 400)
+    until(lambda: ask(f"hub/api/users/{me}")["servers"][""]["ready"], 400)  # a KeyError: it did not start
     print(json.dumps(jobs()), flush=True)
     lessons = until(lambda: ask(f"user/{me}/api/contents/notebooks"))
     print(json.dumps(sorted(each["name"] for each in lessons["content"])), flush=True)
