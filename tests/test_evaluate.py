@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiscale import cli
+from aiscale import cli, published
 from aiscale.config import ConfigError, ModelConfig, Run
 from aiscale.data import Tokenizer, embedded_text
 from aiscale.data.tokenizers import ByteTokenizer, CharTokenizer, learn
@@ -201,6 +201,20 @@ def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_pa
         ConfigError, match=r"^the documents of far cannot be read \(no\): connect to a network, or name"
     ):
         evaluate(trained, ["far"], include_path=tmp_path)
+
+
+def test_the_ten_tasks_of_forge_are_lm_evals_and_without_a_network_one_line_says_so(monkeypatch, trained, capsys):
+    def refuse(*args, **options):
+        raise ConnectionError("no\nhub")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    assert cli.main(["evaluate", str(trained), "--tasks", "forge"]) == 2
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("aiscale:"))
+    names = re.match(
+        r"aiscale: the documents of (.*) cannot be read \(no\): connect to a network, or name tasks", said
+    )[1]
+    printed = [name for name in published.table("forge_lm_eval")[0] if re.match("arc|ht_|obqa|piqa|sciq", name)]
+    assert len(printed) == 10 and names.split(", ") == list(command.SETS["forge"])
 
 
 def test_without_the_harness_one_line_says_how_to_get_it(trained, monkeypatch, capsys):
