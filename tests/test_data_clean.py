@@ -22,6 +22,7 @@ from aiscale.data import band_keys, clean, clean_corpus, found_share, kept, open
 from aiscale.data.filters import Rules, why_dropped
 
 MB = int(os.environ.get("AISCALE_CLEAN_MB", "4"))  #: of text; AISCALE_CLEAN_MB=1000 is the benchmark
+SMALL = MB < 20
 MOST_MB = 1500  #: of three processes: torch in each, a part or a block of text with its tokens
 
 STOP = "the of and to that with".split()
@@ -124,7 +125,7 @@ def planted(folder, mb: int) -> tuple[Counter, float]:
     among them with 13 or 12 words of a test text (leak, near); and with 1 % replaced (copy). How many of each there
     are, and the share of the copies that MinHash promises to find. All keep to the rules."""
     rng, seen, base = np.random.default_rng(6), set(), []
-    for package in science.installed() if mb >= 100 else ("networkx", "PIL"):
+    for package in science.installed() if not SMALL else ("networkx", "PIL"):
         for document in science.package_documents(package):
             keys = (
                 set() if why_dropped(document["text"].strip(), Rules()) else set(band_keys(document["text"]).tolist())
@@ -142,7 +143,7 @@ def planted(folder, mb: int) -> tuple[Counter, float]:
             kind = (
                 "orig"
                 if number < len(base)
-                else rng.choice(["new", "copy", "leak", "near"], p=[0.45, 0.53, 0.01, 0.01])
+                else str(rng.choice(["new", "copy", "leak", "near"], p=[0.45, 0.53, 0.01, 0.01]))
             )
             text = original.split(" ")
             places = np.flatnonzero(rng.random(len(text)) < {"orig": 0, "copy": 0.01}.get(kind, 0.4))
@@ -163,12 +164,12 @@ def planted(folder, mb: int) -> tuple[Counter, float]:
 
 def cleaned(folder, out: str, processes: int, killed_after_s: float = np.inf) -> tuple[float, float]:
     """The command on folder/docs.jsonl; seconds, and the most memory that its processes held at once, in MB."""
-    small = "clean.PART_BYTES, clean.SLICE = 2**18, 2**9; " if MB < 100 else ""
+    small = "clean.PART_BYTES, clean.SLICE = 2**18, 2**9; " if SMALL else ""
     program = (
         f"import sys; from aiscale import cli; from aiscale.data import clean; {small}sys.exit(cli.main(sys.argv[1:]))"
     )
     words = f"data prepare {folder}/docs.jsonl --clean --against {folder}/test.jsonl --out {folder}/{out} --quiet"
-    words += f" --processes {processes} --vocab-size {500 if MB < 100 else 8192} --shard-tokens {MB * 20_000}"
+    words += f" --processes {processes} --vocab-size {500 if SMALL else 8192} --shard-tokens {MB * 20_000}"
     start, most = time.monotonic(), 0
     job = psutil.Popen([sys.executable, "-c", program, *words.split()], stdout=subprocess.DEVNULL)
     while job.poll() is None:
@@ -182,12 +183,12 @@ def cleaned(folder, out: str, processes: int, killed_after_s: float = np.inf) ->
 
 
 @pytest.mark.extended
-@pytest.mark.timeout(900 if MB < 100 else 4 * 3600)
+@pytest.mark.timeout(900 if SMALL else 4 * 3600)
 @pytest.mark.skipif(not psutil.LINUX, reason="memory without what processes share is told by Linux")
 def test_planted_copies_and_test_lines_are_found_in_bounded_memory_and_a_kill_changes_nothing(tmp_path):
-    """Two processes, killed and called again, against one (from 100 MB against two)."""
+    """Two processes, killed and called again, against one (from 20 MB on against two)."""
     counts, promised = planted(tmp_path, MB)
-    seconds, _ = cleaned(tmp_path, "whole", 1 if MB < 100 else 2)
+    seconds, _ = cleaned(tmp_path, "whole", 1 if SMALL else 2)
     moment = random.uniform(0.1, 0.9) * seconds
     cleaned(tmp_path, "killed", 2, moment)
     stood = sum(file.stat().st_size for file in (tmp_path / "killed").rglob("*.tokens"))

@@ -203,6 +203,7 @@ def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_pa
         evaluate(trained, ["far"], include_path=tmp_path)
 
 
+@pytest.mark.extended
 def test_the_ten_tasks_of_forge_are_lm_evals_and_without_a_network_one_line_says_so(monkeypatch, trained, capsys):
     def refuse(*args, **options):
         raise ConnectionError("no\nhub")
