@@ -134,7 +134,7 @@ def planted(folder, mb: int) -> tuple[Counter, float]:
                 base.append((document["domain"], document["text"]))
             seen |= keys
     words = np.array(" ".join(text for _, text in base[:5000]).split(), dtype=object)
-    tests = [rng.choice(words, 40).tolist() for _ in range(100)]
+    tests = [[f"q{number}" for number in rng.integers(10**6, size=40)] for _ in range(100)]  # in no documentation
     (folder / "test.jsonl").write_text("".join(json.dumps({"question": " ".join(test)}) + "\n" for test in tests))
     counts, promised, number = Counter(), [], 0
     with open(folder / "docs.jsonl", "wb") as stream:
@@ -209,7 +209,7 @@ def test_planted_copies_and_test_lines_are_found_in_bounded_memory_and_a_kill_ch
     )
     assert set(dropped) == {"near duplicate", "in a test set"} and report["read"]["documents"] == counts.total()
     assert dropped["in a test set"]["documents"] == counts["leak"] and not stayed["leak"]
-    assert abs(recall - promised) < 0.02 and precision > 0.999
+    assert stayed["near"] == counts["near"] and abs(recall - promised) < 0.02 and precision > 0.99
     assert most_mb < MOST_MB
 
 
