@@ -141,6 +141,8 @@ def _open(path: Path, batch_size: int, device: str):
     ours, options = path / "aiscale_tokenizer.json", {}
     if not any((path / name).is_file() for name in (ours.name, *_TOKENIZERS)):
         raise ConfigError(f"{path} holds no tokenizer ({ours.name}, or {', '.join(_TOKENIZERS)}): copy it there, too")
+    if '"model_type": "bert"' in (path / "config.json").read_text():
+        raise ConfigError("BERT guesses hidden tokens, and lm-eval scores the next one: evaluate a causal model, or T5")
     try:
         if ours.is_file():
             options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text(encoding="utf-8")))
