@@ -23,11 +23,12 @@ from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
 from aiscale.hpc.job.__main__ import facts
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
+from aiscale.hpc.launchers.render import fits
 from aiscale.hpc.sites import load, names, site
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
-FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS]
+FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS if fits(LESSONS[lesson], site(name))]
 TRAINING = [path for path in FILES if LESSONS[Path(path).stem].work == "train"]
 VARIANTS = [
     (path, settings)

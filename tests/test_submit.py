@@ -13,7 +13,7 @@ import pytest
 from aiscale import cost
 from aiscale.cli import main
 from aiscale.hpc import rehearsal
-from aiscale.hpc.launchers import LESSONS, SHIPPED
+from aiscale.hpc.launchers import LESSONS
 from aiscale.hpc.sites import site
 from aiscale.hpc.submit import Launcher, SubmitError
 from aiscale.hpc.submit.command import checkpoint_bytes
@@ -148,7 +148,7 @@ def test_a_dry_run_prints_the_file_and_submits_nothing(login, capsys, monkeypatc
     assert "aiscale train" in text and "--test-only" in (login / "calls").read_text().splitlines()[-1]
 
 
-@pytest.mark.parametrize("path", [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS])
+@pytest.mark.parametrize("path", sorted(f"{file.parent.name}/{file.name}" for file in FOLDER.glob("*/*.sbatch")))
 def test_every_launcher_is_read_without_being_run(path, monkeypatch):
     for name in ("SBATCH_ACCOUNT", "SBATCH_QOS", "CHAIN"):
         monkeypatch.delenv(name, raising=False)

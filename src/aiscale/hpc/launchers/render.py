@@ -154,6 +154,8 @@ def nodes_of(lesson: Lesson, place: Site) -> int:
 
 
 def fits(lesson: Lesson, place: Site) -> bool:
+    if lesson.only not in ("", place.name):
+        return False
     try:
         _Job.of(lesson, place)
     except SiteError:
