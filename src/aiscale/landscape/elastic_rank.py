@@ -175,7 +175,7 @@ class Rank:
     # After a death ------------------------------------------------------------------------------------------------
 
     def recover(self, text: str) -> None:
-        gone = self.world.gone(timeout_s=5)
+        gone = self.world.gone(timeout_s=60)
         if not gone:
             raise RuntimeError(text)
         self.note("detected")
