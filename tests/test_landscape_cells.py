@@ -29,9 +29,7 @@ FAULTS = [
     Fault("OneFlow", PARTIAL, "DTensor.from_local(partial.to_local(), line, [place])"),
     Fault("OneFlow", "distribute_tensor(B, line, [Shard(0)])", "distribute_tensor(B, line, [Shard(1)])"),
     Fault("OneFlow", '"C": ("rows", "P")', '"C": ("rows", "B")'),
-    Fault(
-        "EPL (Whale)", "loss = (mine @ weight).square().sum() / len(x)", "loss = (mine @ weight).square().mean()", CLOSE
-    ),
+    Fault("EPL (Whale)", "(mine @ weight).square().sum() / len(x)", "(mine @ weight).square().mean()", CLOSE),
     Fault("EPL (Whale)", "    dist.all_reduce(weight.grad)\n", "", CLOSE),
     Fault("Merak", "min(every, key=slowest)", "min(every)"),
     Fault("Merak", "costs[a:b]", "costs[a + 1 : b]"),
@@ -47,11 +45,7 @@ FAULTS = [
     Fault("DeepSpeed", "routed[by_expert] = answers", "routed = answers", CLOSE),
     Fault("Megatron-LM", "cost.pipeline_timeline(name, 4, 8, v,", "cost.pipeline_timeline(name, 4, 4, v,", "waits"),
     Fault("Megatron-LM", '"parallel.pp=4", *order', '"parallel.pp=4", *order, "model.n_layer=16"', "fp32"),
-    Fault(
-        "Megatron-DeepSpeed",
-        'both = train("parallel.strategy=megatron", "parallel.tp=2"',
-        'both = train("parallel.strategy=megatron"',
-    ),
+    Fault("Megatron-DeepSpeed", "both = train(", "both = (lambda *some: train(*some[:-1]))("),
     Fault("Megatron-LLaMA", "dist.reduce_scatter_tensor(part,", "dist.reduce_scatter_tensor(part.clone(),", CLOSE),
     Fault("Megatron-LLaMA", "nn.utils.vector_to_parameters(flat[block], block.parameters())", "pass", CLOSE),
     Fault("PaddleFleetX", "*place[axis + 1 :])]", "*[0] * (3 - axis))]"),
@@ -68,11 +62,12 @@ FAULTS = [
 
 
 def code_cells() -> list[str]:
-    """Of the sections that hold ideas: not the planner's and the survey's networks."""
+    """Of the sections that hold ideas: neither the survey's machines and networks, nor the figure of four deaths."""
     found, section = [], ""
     for cell in Notebook(Path(__file__).parents[1] / "notebooks" / "12_framework_landscape.ipynb").cells:
         section = next((title for _, title in headings(cell)), section)
-        if cell.cell_type == "code" and not section.endswith("of the survey (optional)"):
+        wanted = not section.endswith("of the survey (optional)") and "jobs.values()" not in cell.source
+        if cell.cell_type == "code" and wanted:
             found.append(cell.source)
     return found
 
@@ -114,6 +109,7 @@ def test_a_fault_planted_in_a_cell_makes_the_next_assertion_fail_and_without_it_
                 error = error_with(fault, seat)
                 if not (error.startswith("AssertionError") and fault.says in error):
                     wrong.append((fault.idea, fault.new, error))
-            assert not (error := seat.run([source])), f"{error}, in the unchanged cell\n{source}"
+            if THREE not in source:  # three more jobs; unchanged, all cells run in test_notebooks.py, too
+                assert not (error := seat.run([source])), f"{error}, in the unchanged cell\n{source}"
             plt.close("all")
     assert not wrong

@@ -87,8 +87,11 @@ class Rank:
         print(json.dumps(entry), file=self.events)
 
     def train(self) -> None:
-        while self.step < self.spec["steps"]:
+        while True:
             try:
+                if self.step == self.spec["steps"]:
+                    self.world.barrier()  # here a rank is missed that died after the last commit
+                    break
                 self.take_step()
                 continue
             except RuntimeError as error:
