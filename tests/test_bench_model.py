@@ -10,8 +10,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale.bench import machine_facts, paired, peak_memory_bytes, timing
-from aiscale.bench.model import KERNELS, Size, _products, _require_same_loss, _same_in_transformers, bench_model, checks
+from aiscale.bench import machine_facts, paired, timing
+from aiscale.bench.model import (
+    KERNELS,
+    Size,
+    _products,
+    _require_same_loss,
+    _same_in_transformers,
+    bench_model,
+    checks,
+    peak_bytes,
+)
 from aiscale.bench.model_tables import show_model
 from aiscale.model import GPT
 
@@ -158,12 +167,10 @@ def test_the_floor_does_the_products_of_a_training_step():
     assert floor.get_total_flops() == linear + attention / 2
 
 
-def test_peak_memory_is_that_of_the_function_alone():
-    size_bytes = 50 * 2**20
-    peak = peak_memory_bytes("builtins:bytearray", size_bytes)
-    assert 0.98 * size_bytes < peak < 1.3 * size_bytes
-    with pytest.raises(RuntimeError, match="builtins:bytearray failed in its own process: TypeError"):
-        peak_memory_bytes("builtins:bytearray", "a")
+def test_peak_memory_holds_weights_gradients_moments_and_activations():
+    state = 16 * GPT(TINY.config()).num_parameters()
+    ours, theirs = (peak_bytes(TINY, contender) for contender in ("ours", "gelu_pytorch_tanh"))
+    assert state < ours < theirs < 10 * state
 
 
 def test_the_command_prints_json_and_help(tmp_path):

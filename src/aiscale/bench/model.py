@@ -25,9 +25,9 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from aiscale.bench.tables import check
-from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes
+from aiscale.bench.timing import Paired, machine_facts, paired
 from aiscale.config import ModelConfig, OptimizerConfig
-from aiscale.meter import has_bf16_instructions
+from aiscale.meter import allocated_bytes, has_bf16_instructions
 from aiscale.model import GPT, kernels
 from aiscale.optim import build_optimizer
 
@@ -141,9 +141,9 @@ def _bench_training(size: Size) -> dict:
         "rounds": size.rounds,
         **_summary(timing, size.tokens),
         "peak_memory_bytes": {
-            "ours": _peak(size, "ours"),
-            "transformers fair": _peak(size, "gelu_pytorch_tanh"),
-            "transformers default": _peak(size, "gelu_new"),
+            "ours": peak_bytes(size, "ours"),
+            "transformers fair": peak_bytes(size, "gelu_pytorch_tanh"),
+            "transformers default": peak_bytes(size, "gelu_new"),
         },
     }
 
@@ -265,39 +265,20 @@ def _products(model: GPT, size: Size) -> Callable[[], None]:
     return products
 
 
-def _peak(size: Size, contender: str) -> int:
-    return peak_memory_bytes("aiscale.bench.model:train_alone", vars(size), contender)
-
-
-def train_alone(size: dict, contender: str) -> None:
-    """Three training steps of one contender ("ours", or an activation of transformers), for peak_memory_bytes."""
-    size = Size(**size)
-    tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
+def peak_bytes(size: Size, contender: str) -> int:
+    """The most memory that one contender ("ours", or an activation of transformers) has at a time: its weights, and
+    what three training steps allocate, optimizer states among it."""
+    model, tokens = GPT(size.config()), torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
     if contender == "ours":
-        step = _our_step(GPT(size.config()), tokens)
+        step = _our_step(model, tokens)
     else:
-        config = _their_config(size)
-        their_step = _their_step(transformers.GPT2LMHeadModel(config), tokens)
-        step = lambda: their_step(contender)  # noqa: E731
-    for _ in range(3):
-        step()
+        step = partial(_their_step(_same_in_transformers(model), tokens), contender)
 
+    def train() -> None:
+        for _ in range(3):
+            step()
 
-def _their_config(size: Size) -> transformers.GPT2Config:
-    config = size.config()
-    return transformers.GPT2Config(
-        vocab_size=config.vocab_size,
-        n_positions=config.max_seq_len,
-        n_embd=config.d_model,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        attn_implementation="sdpa",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    return 4 * model.num_parameters() + max(allocated_bytes(train)[1])
 
 
 # Generation ----------------------------------------------------------------------------------------------------------

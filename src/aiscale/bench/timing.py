@@ -11,12 +11,8 @@ at most twice, and the least disturbed one counts: it is chosen by the load of o
 
 from __future__ import annotations
 
-import json
 import os
-import pkgutil
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -111,38 +107,3 @@ def machine_facts() -> dict:
         "threads": here["threads_per_rank"],
         "load_average": round(os.getloadavg()[0], 2),
     }
-
-
-def peak_memory_bytes(function: str, *arguments: object) -> int:
-    """Peak resident memory of `module:function` called with JSON arguments, minus what its imports took.
-
-    Each call runs in a new process: a process's peak never falls, and the allocator would reuse memory that one
-    contender freed for the next. Importing the function's module must import everything it needs.
-    """
-    code = f"from aiscale.bench.timing import _report_peak; _report_peak({function!r}, {json.dumps(arguments)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{function} failed in its own process: {done.stderr.strip().splitlines()[-1]}")
-    return int(done.stdout.split()[-1])
-
-
-def _report_peak(function: str, arguments: str) -> None:
-    work = pkgutil.resolve_name(function)
-    before = _status_bytes("VmRSS")
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak that the imports reached
-    except OSError:
-        pass
-    work(*json.loads(arguments))
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    print(peak - before)
-
-
-def _status_bytes(key: str) -> int:
-    """A value of /proc/self/status in bytes; 0 without /proc (macOS)."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)
