@@ -2,7 +2,8 @@
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=top-k
 
-Both send k = max(floor(density x numel), 1) entries of every tensor and keep the rest for later (Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018). Biases are always sent whole.
+Both send k = max(floor(density x numel), 1) entries of every tensor and keep the rest for later (Stich et al. 2018,
+"Sparsified SGD with memory"; Lin et al. 2018). Biases are always sent whole.
 
     random-k   all ranks draw the same indices from a generator seeded by parameter and step, so they all-reduce only
                values and never send indices
@@ -158,8 +159,8 @@ class TopK(Sparse):
         entries = sum(parameter.numel() for parameter in self.unsent)
         if not self.config.overlap and entries > _LARGEST_INDEX:
             raise ConfigError(
-                f"{entries:,} entries in one message have no 32-bit indices: set compression.overlap=true, so that each "
-                "bucket is a message"
+                f"{entries:,} entries in one message have no 32-bit indices: set compression.overlap=true, so that "
+                "each bucket is a message"
             )
         self._messages: list[Message] = []
 
