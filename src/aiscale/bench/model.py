@@ -85,7 +85,7 @@ def bench_model(
         report(f"training {size.name}")
         result["training"].append(_bench_training(size))
         report(f"kernels {size.name}")
-        result["kernels"] += _bench_kernels(size, new_tokens, quick)
+        result["kernels"] += _bench_kernels(size, new_tokens)
     report(f"generation {sizes[0].name}")
     result["generation"].append(_bench_generation(sizes[0], new_tokens, generation_rounds))
     result["checks"] = [] if quick else checks(result)
@@ -130,7 +130,6 @@ def _bench_training(size: Size) -> dict:
             "floor": _products(model, size),
         },
         size.rounds,
-        repeats=2,
     )
     return {
         "size": size.name,
@@ -156,7 +155,7 @@ KERNELS = {
 }
 
 
-def _bench_kernels(size: Size, new_tokens: int, quick: bool) -> list[dict]:
+def _bench_kernels(size: Size, new_tokens: int) -> list[dict]:
     """How much slower each is without one of our kernels, taking turns."""
     torch.manual_seed(0)
     model = GPT(size.config(max_seq_len=max(size.seq_len, PROMPT_TOKENS + new_tokens)))
@@ -175,7 +174,7 @@ def _bench_kernels(size: Size, new_tokens: int, quick: bool) -> list[dict]:
     rows = []
     for what, act in acts.items():
         off = {kernel: partial(turned_off, kernel, act) for kernel in KERNELS[what]}
-        timing = paired({"with": act, **off}, size.rounds, repeats=0 if quick else 2)
+        timing = paired({"with": act, **off}, size.rounds)
         rows += [
             {"size": size.name, "what": what, "kernel": kernel, "time_without": timing.ratio(kernel, "with")}
             | {"of_each_round": timing.ratios(kernel, "with")}
@@ -190,7 +189,6 @@ def _summary(timing: Paired, tokens: int) -> dict:
         "seconds": {name: timing.median_s(name) for name in timing.seconds},
         "tokens_per_s": {name: tokens / timing.median_s(name) for name in timing.seconds},
         "speedup": {name: timing.ratio(name, "ours") for name in timing.seconds if name != "ours"},
-        "disturbed": timing.disturbed,
         "speedup_of_each_round": {name: timing.ratios(name, "ours") for name in timing.seconds if name != "ours"},
     }
 
@@ -301,7 +299,7 @@ def _bench_generation(size: Size, new_tokens: int, rounds: int) -> dict:
         kind = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
         texts["transformers"] = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **kind)
 
-    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds, repeats=2)
+    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds)
     same = (texts["ours"] == texts["transformers"]).all().item()
     shape = {"size": size.name, "vocab_size": size.vocab_size, "new_tokens": new_tokens, "rounds": rounds}
     return {**shape, "same_text": same, **_summary(timing, new_tokens)}
