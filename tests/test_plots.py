@@ -57,7 +57,6 @@ FIGURES = {
     "blocks of threads": lambda: plots.thread_blocks(10, 14, block=4),
     "reads of a warp": lambda: plots.warp_reads({"row": range(32), "column": range(0, 1024, 32)}, size=1024),
     "tiles": lambda: plots.product_tiles(32, 8),
-    "tree": lambda: plots.reduction_tree([3, 1, 4, 1]),
     "roofline": lambda: plots.roofline({"plain": 0.25}, peak_flops=2e13, memory_bytes_s=2e12, device="A100"),
     "divided": lambda: plots.divided("ddp"),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
@@ -416,11 +415,10 @@ def test_the_map_in_the_readme_is_the_one_that_is_drawn(tmp_path):
     )
 
 
-def test_the_drawing_of_a_warp_counts_pieces_and_that_of_a_tree_its_steps():
+def test_the_drawing_of_a_warp_counts_pieces():
     def texts(axes):
         return [text.get_text() for ax in np.atleast_1d(axes) for text in ax.texts]
 
     said = texts(plots.warp_reads({"row": range(8, 40), "column": range(0, 320, 10)}, size=512))
     assert "row: 4 pieces, 100 % of their bytes wanted" in said
     assert "column: 32 pieces, 12.5 % of their bytes wanted" in said
-    assert texts(plots.reduction_tree([3, 1, 4, 1, 5, 9, 2, 6], max)).count("barrier") == 3

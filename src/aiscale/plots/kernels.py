@@ -1,15 +1,14 @@
-"""How a GPU's threads work on matrices: blocks, tiles, what a warp reads together, a tree of sums, and the roofline.
+"""How a GPU's threads work on matrices: blocks, tiles, what a warp reads together, and the roofline.
 
 plots.thread_blocks(10, 14, block=4)                      # which thread computes which number
 plots.warp_reads({"along a row": range(32), "down a column": range(0, 1024, 32)}, size=1024)
 plots.product_tiles(32, 8)                                # what a block reads in one turn
-plots.reduction_tree([3, 1, 4, 1, 5, 9, 2, 6], max)       # eight threads, three steps
 plots.roofline({"naive": 0.25, "tile 32": 8.0}, peak_flops=19.5e12, memory_bytes_s=1.6e12, device="A100")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -128,40 +127,6 @@ def product_tiles(n: int, tile: int, ax: Axes | None = None) -> Axes:
     shared += "and read them there"
     _text(ax, n / 2, n / 2, shared, 9)
     _view(ax, -0.02 * n, 2.02 * n + gap, 2.02 * n + gap, -0.12 * n)
-    return ax
-
-
-def reduction_tree(
-    values: Sequence[float], combine: Callable[[float, float], float] = max, ax: Axes | None = None
-) -> Axes:
-    """The steps in which a block's threads combine one number each; their number is a power of two."""
-    n = len(values)
-    levels, half = [list(values)], n // 2
-    while half:
-        levels.append([combine(levels[-1][t], levels[-1][t + half]) for t in range(half)])
-        half //= 2
-    ax = style.new_axes(ax, 7.5, 0.95 * len(levels))
-    for step, level in enumerate(levels):
-        y = 2 * step
-        for t in range(n):
-            at_work = t < len(level)
-            color = style.tint(DATA, 0.35) if at_work else style.PAPER
-            _box(ax, t + 0.08, y, 0.84, 0.8, facecolor=color, edgecolor=style.FAINT)
-            if at_work:
-                _text(ax, t + 0.5, y + 0.4, f"{level[t]:g}", 10)
-        said = "each thread writes its number" if not step else f"{len(level)} thread{'s' * (len(level) > 1)} at work"
-        _text(ax, n + 0.2, y + 0.4, said, 8.5, ha="left", color=style.MUTED)
-        if step:
-            ax.plot([0, n], [y - 0.9, y - 0.9], color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
-            _text(ax, -0.1, y - 0.9, "barrier", 8, ha="right", color=style.MUTED)
-            for t in range(len(level)):
-                for source in (t, t + len(level)):
-                    ax.plot([source + 0.5, t + 0.5], [y - 1.18, y - 0.04], color=style.INK, linewidth=1)
-    _text(ax, -0.1, -0.5, "thread", 8, ha="right", color=style.MUTED)
-    for t in range(n):
-        _text(ax, t + 0.5, -0.5, f"{t}", 8, color=style.MUTED)
-    _view(ax, -1.0, n + 3.2, 2 * len(levels) - 1, -0.9)
-    ax.set_aspect("auto")
     return ax
 
 
