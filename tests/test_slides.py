@@ -220,9 +220,3 @@ def test_a_dragonfly_says_how_many_groups_there_are_and_refuses_another_topology
     assert text == "74 groups of\n128 nodes\n12 of them drawn"
     with pytest.raises(ConfigError, match="stanage-a100: the catalogue knows no dragonfly of it: its topology is None"):
         plots.dragonfly(find_machine("stanage-a100"))
-
-
-def test_reinforcement_learning_holds_two_models_that_learn_and_two_that_run():
-    shown = [text.get_text() for text in plots.assistant_pipeline(1e9).texts]
-    assert [text for text in shown if text.endswith(" GB")] == ["16 GB", "16 GB", "16 GB", "36 GB", "18 GB"]
-    assert "reference,\nreward:\nonly run" in shown

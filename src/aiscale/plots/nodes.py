@@ -1,8 +1,7 @@
-"""Machines drawn from the catalogue, and the stages of an assistant's training: what the decks show of both.
+"""Machines drawn from the catalogue.
 
 plots.node(machines.find_machine("frontier"))        # devices, packages, links and adapters, and how fast each is
 plots.dragonfly(machines.find_machine("frontier"))   # groups of nodes, all joined with each other
-plots.assistant_pipeline(6e9)                        # pre-training to reinforcement learning, and what each holds
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
-from aiscale import cost
 from aiscale.config import ConfigError
 from aiscale.machines import Machine
 from aiscale.plots import style
@@ -153,62 +151,3 @@ def dragonfly(machine: Machine, drawn: int = 12, *, ax: Axes | None = None) -> A
     ax.set(xlim=(-6.3, 6.3), ylim=(-6.3, 6.3))
     style.bare(ax)
     return ax
-
-
-_STAGES = (  # name, what it reads, models trained, models only run
-    ("pre-training", "text, as much\nas there is", ("model",), ()),
-    ("supervised\nfine-tuning", "prompts and good\nanswers, by people", ("model",), ()),
-    ("reward\nmodel", "answers ranked\nby people", ("reward",), ()),
-    ("reinforcement\nlearning", "prompts; the reward\nmodel judges", ("policy", "value"), ("reference", "reward")),
-)
-_SHORTCUT = ("direct preference\noptimization", "the same rankings,\nno reward model", ("policy",), ("reference",))
-
-
-def assistant_pipeline(parameters: float, *, ax: Axes | None = None) -> Axes:
-    """The four stages of an assistant's training and the shortcut, with what is held in memory by each.
-
-    A model in training holds ZeRO's 16 bytes a parameter (bf16, Adam), one that only runs 2; all have `parameters`.
-    """
-    trained, frozen = (sum(cost.zero_state_bytes(parameters, 0, 1).values()) / 1e9, 2 * parameters / 1e9)
-    ax = style.new_axes(ax, 8.2, 3.7)
-    colors = [style.STRATEGY_COLORS[name] for name in ("ddp", "zero2", "mpi", "fsdp", "radius")]
-    scale = 2.6 / (2 * trained + 2 * frozen)
-    for i, ((name, reads, learn, run), color) in enumerate(zip((*_STAGES, _SHORTCUT), colors, strict=True)):
-        x = 2.3 * i + (0.45 if i == 4 else 0)
-        _box(ax, (x, 2.1), 0.95, color, name, 0.42)
-        ax.text(x, 1.05, reads, ha="center", va="center", fontsize=8, color=style.INK)
-        low = -2.6
-        pale = {"facecolor": style.tint(color, 0.3), "edgecolor": color}
-        for model, size in [(m, trained) for m in learn] + [(m, frozen) for m in run]:
-            ax.bar(
-                x, scale * size, width=1.3, bottom=low, **(pale if model in run else style.bar_style("measured", color))
-            )
-            if model in learn:
-                ink = style.text_color(color)
-                ax.text(x, low + scale * size / 2, model, ha="center", va="center", fontsize=8, color=ink)
-            low += scale * size
-        if run:
-            text = ",\n".join(run) + ":\nonly run"
-            ax.text(
-                x - 0.72,
-                low - scale * len(run) * frozen / 2,
-                text,
-                ha="right",
-                va="center",
-                fontsize=8,
-                color=style.INK,
-            )
-        total = len(learn) * trained + len(run) * frozen
-        ax.text(x, low + 0.12, f"{total:,.0f} GB", ha="center", va="bottom", fontsize=9.5, color=style.INK)
-    for i in range(3):
-        _arrow(ax, (2.3 * i + 0.98, 2.1), (2.3 * i + 1.32, 2.1))
-    _arrow(ax, (2.3, 2.55), (9.65, 2.55), -0.16)
-    ax.set(xlim=(-1.1, 10.8), ylim=(-2.7, 3.5))
-    ax.set_axis_off()
-    return ax
-
-
-def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], bend: float = 0.0) -> None:
-    way = f"arc3,rad={bend}"
-    patch = FancyArrowPatch(start, end, arrowstyle="-|>", connectionstyle=way, mutation_scale=11, color=style.MUTED)
-    ax.add_patch(patch)
