@@ -27,7 +27,7 @@ TINY = Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
 
 @pytest.fixture(scope="module")
 def quick_result() -> dict:
-    return bench_model(quick=True, new_tokens=8, generation_rounds=2)
+    return bench_model(quick=True)
 
 
 def test_contenders_take_turns_and_the_warm_up_does_not_count():

@@ -24,6 +24,7 @@ import transformers
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from aiscale.bench.ranks import Report, silent
 from aiscale.bench.tables import check
 from aiscale.bench.timing import Paired, machine_facts, paired
 from aiscale.config import ModelConfig, OptimizerConfig
@@ -70,15 +71,9 @@ SIZES = [
 QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, rounds=3)]
 
 
-def bench_model(
-    *,
-    quick: bool = False,
-    new_tokens: int = 256,
-    generation_rounds: int = 8,
-    report: Callable[[str], object] = lambda message: None,
-) -> dict:
+def bench_model(*, quick: bool = False, report: Report = silent) -> dict:
     """Measure everything; quick uses a tiny model and checks nothing. `report` is called with each stage's name."""
-    sizes = QUICK_SIZES if quick else SIZES
+    sizes, new_tokens, rounds = (QUICK_SIZES, 8, 2) if quick else (SIZES, 256, 8)
     result = {"benchmark": "model", "quick": quick, "machine": machine_facts(), "training": [], "generation": []}
     result["kernels"] = []
     for size in sizes:
@@ -87,7 +82,7 @@ def bench_model(
         report(f"kernels {size.name}")
         result["kernels"] += _bench_kernels(size, new_tokens)
     report(f"generation {sizes[0].name}")
-    result["generation"].append(_bench_generation(sizes[0], new_tokens, generation_rounds))
+    result["generation"].append(_bench_generation(sizes[0], new_tokens, rounds))
     result["checks"] = [] if quick else checks(result)
     return result
 
