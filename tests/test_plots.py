@@ -57,7 +57,6 @@ FIGURES = {
     "blocks of threads": lambda: plots.thread_blocks(10, 14, block=4),
     "reads of a warp": lambda: plots.warp_reads({"row": range(32), "column": range(0, 1024, 32)}, size=1024),
     "tiles": lambda: plots.product_tiles(32, 8),
-    "roofline": lambda: plots.roofline({"plain": 0.25}, peak_flops=2e13, memory_bytes_s=2e12, device="A100"),
     "divided": lambda: plots.divided("ddp"),
     "published": lambda: plots.published_vs_measured({"serial": 15264, "MPI": 1287}, {"serial": 400.0}),
 }

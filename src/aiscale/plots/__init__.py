@@ -12,7 +12,7 @@ from aiscale.plots.collectives import collective, guessed, latency_bandwidth, me
 from aiscale.plots.curves import loss_curves, loss_difference, loss_vs_batch, speedup
 from aiscale.plots.describe import describe
 from aiscale.plots.field import divided, field_map
-from aiscale.plots.kernels import product_tiles, roofline, thread_blocks, warp_reads
+from aiscale.plots.kernels import product_tiles, thread_blocks, warp_reads
 from aiscale.plots.nodes import node
 from aiscale.plots.numbers import FORMATS, matrices, number_formats, value_range
 from aiscale.plots.one_step import memory_over_time, pipeline, step_memory, timeline
