@@ -36,7 +36,6 @@ FIGURES = {
         source="NCCL",
     ),
     "loss": lambda: plots.loss_curves({"serial": [3, 2, 1], "ddp x2": [3, 2, 1]}, {"serial": [(3, 1.2)]}),
-    "loss over batch": lambda: plots.loss_vs_batch({"linear": [(16, 2.0), (32, 2.1)]}),
     "loss difference": lambda: plots.loss_difference({"ddp x2": [1e-14, 0.0]}, tolerance=1e-10),
     "memory": lambda: plots.memory_bars(BYTES, BYTES),
     "memory over time": lambda: plots.memory_over_time([0, 0.1], {"parameters": [1e6, 1e6]}),
