@@ -120,7 +120,7 @@ def test_the_card_lists_every_comparison_and_a_cell_run_again_replaces_its_own(c
         ["a", "29", "30", "0.967"],
         ["b", "", "5", ""],
         ["c", "x", "x", "right"],
-        ["d", "1 2", "1 3", "1 of 2 cells right"],
+        ["d", "2 cells", "2 cells", "1 of 2 cells right"],
     ]
 
 
