@@ -135,9 +135,6 @@ def _open(path: Path, batch_size: int, device: str):
     """The model of a Hugging Face folder, as lm-eval's LM."""
     from lm_eval.models.huggingface import HFLM
 
-    from aiscale.data import Tokenizer
-    from aiscale.train.evaluate.command import hugging_face_tokenizer
-
     ours, options = path / "aiscale_tokenizer.json", {}
     if not any((path / name).is_file() for name in (ours.name, *_TOKENIZERS)):
         raise ConfigError(f"{path} holds no tokenizer ({ours.name}, or {', '.join(_TOKENIZERS)}): copy it there, too")
