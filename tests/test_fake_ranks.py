@@ -18,7 +18,11 @@ from ranks import forked
 RANKS = 1024
 FSDP, DDP, MEGATRON = (f"parallel.strategy={name}" for name in ("fsdp", "ddp", "megatron"))
 TP8, BF16, ZERO1 = "parallel.tp=8", "loop.precision=bf16", "parallel.distributed_optimizer=true"
-SMALL = ("model.n_head=8", "model.d_model=64")  # its tensors have 16 to 256 rows: some ranks hold no row of some
+SMALL = (
+    "model.n_layer=2",
+    "model.n_head=8",
+    "model.d_model=64",
+)  # its tensors have 16 to 256 rows: some ranks hold no row of some
 
 
 def counted(jobs: list[list], strategy: str) -> list[list[list[dict]]]:
@@ -39,14 +43,17 @@ ROLES = {
     "megatron": (
         ((MEGATRON, TP8), (0, 7, 8, 1023)),
         ((MEGATRON, TP8, ZERO1, BF16), (0, 7, 8, 1023)),
-        ((MEGATRON, TP8, "parallel.pp=4"), (0, 300, 700, 1023)),
+        ((MEGATRON, TP8, "parallel.pp=2"), (0, 1023)),
     ),
 }
 
 
-@pytest.mark.parametrize("strategy", ROLES)
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(s, marks=pytest.mark.extended) for s in ("fsdp", "megatron"))]
+)
 def test_a_rank_of_each_role_of_1024_sends_and_holds_the_predicted_bytes(strategy):
-    jobs = [[[*SMALL, *settings], 4, RANKS, ranks, strategy == "ddp", 3] for settings, ranks in ROLES[strategy]]
+    memory, steps = strategy != "fsdp", 3 if strategy == "ddp" else 1  # DDP settles its buckets in the first
+    jobs = [[[*SMALL, *settings], 2, RANKS, ranks, memory, steps] for settings, ranks in ROLES[strategy]]
     for (settings, ranks), answers in zip(ROLES[strategy], counted(jobs, strategy), strict=True):
         for rank, rows in zip(ranks, answers, strict=True):
             assert [row for row in rows if row["predicted"] != row["measured"]] == [], (settings, rank)
@@ -55,12 +62,6 @@ def test_a_rank_of_each_role_of_1024_sends_and_holds_the_predicted_bytes(strateg
 
 # The planner ---------------------------------------------------------------------------------------------------------
 
-TOKENS = 2048
-#: No biases and no learned positions, which the planner leaves out; all tensors divide by 1,024.
-LARGE = (
-    *("model.n_head=16", "model.d_model=2048", "model.vocab_size=32768", "model.bias=false", "model.position=rotary"),
-    *(f"model.max_seq_len={TOKENS}", f"loop.seq_len={TOKENS}", BF16),
-)
 #: Nothing but communication is waited for, and nothing hides it.
 BARE = constants(launch_s=0, launch_tp_s=0, launch_fsdp_s=0)
 VISIBLE = Software(overlap=False, tp_overlap="none")
@@ -68,9 +69,17 @@ VISIBLE = Software(overlap=False, tp_overlap="none")
 STATES = {"parameters": "weights", "gradients": "gradients", "optimizer states": "optimizer states"}
 
 
-def layers_and_all(strategy: str, *settings: str) -> tuple[dict, dict]:
+def model(d: int, vocab: int, tokens: int, precision: str) -> list[str]:
+    """No biases and no learned positions, which the planner leaves out."""
+    sizes = ("n_head=16", f"d_model={d}", f"vocab_size={vocab}", f"max_seq_len={tokens}", "bias=false")
+    settings = [f"model.{size}" for size in (*sizes, "position=rotary")]
+    return [*settings, f"loop.seq_len={tokens}", f"loop.precision={precision}"]
+
+
+def layers_and_all(settings: list[str], strategy: str) -> tuple[dict, dict]:
     """(what one more layer adds, what four layers take): {what: (calls, bytes)} of rank 0 of 1,024."""
-    jobs = [[[*LARGE, f"model.n_layer={n}", *settings], 1, RANKS, [0], False, 1] for n in (1, 2, 4)]
+    memory = strategy != "fsdp"
+    jobs = [[[*settings, f"model.n_layer={n}"], 1, RANKS, [0], memory, 1] for n in (1, 2, 4)]
     one, two, four = (
         {row["what"]: (row["calls"], row["measured"]) for row in ranks[0]} for ranks in counted(jobs, strategy)
     )
@@ -78,16 +87,18 @@ def layers_and_all(strategy: str, *settings: str) -> tuple[dict, dict]:
     return {what: cell for what, cell in added.items() if cell[0] and cell[1]}, four
 
 
-def planned(**layout) -> Answer:
-    run = Case("four layers", (*LARGE, "model.n_layer=4"), ()).run(1)
-    layout = Layout(global_batch=layout["dp"], software=VISIBLE, **layout)
-    return plan(shape_of(run.model, TOKENS), layout, platform_of(find_machine("frontier")), BARE)
+def planned(settings: list[str], **layout) -> Answer:
+    run = Case("four layers", (*settings, "model.n_layer=4"), ()).run(1)
+    layout = Layout(global_batch=layout["dp"], precision=run.loop.precision, software=VISIBLE, **layout)
+    return plan(shape_of(run.model, run.loop.seq_len), layout, platform_of(find_machine("frontier")), BARE)
 
 
+@pytest.mark.extended
 def test_the_planner_gathers_and_scatters_a_layer_as_often_and_as_much_as_fsdp2():
-    layer, whole = layers_and_all("fsdp", FSDP)
+    settings = model(2048, 32768, 2048, "bf16")  # all tensors divide by 1,024
+    layer, whole = layers_and_all([*settings, FSDP], "fsdp")
     assert {what: calls for what, (calls, _) in layer.items()} == {"all_gather world": 2, "reduce_scatter world": 1}
-    answer = planned(dp=RANKS, fsdp=True)
+    answer = planned(settings, dp=RANKS, fsdp=True)
     each_s = sum(
         calls * seconds(what.partition(" ")[0], nbytes / calls, RANKS, 8, answer.platform, BARE)
         for what, (calls, nbytes) in layer.items()
@@ -97,18 +108,21 @@ def test_the_planner_gathers_and_scatters_a_layer_as_often_and_as_much_as_fsdp2(
         assert answer.stages[0][its] == pytest.approx(whole[ours][1], rel=1e-3), ours
 
 
-def test_the_planner_sums_activations_and_gradients_as_often_and_as_much_as_megatron():
-    layer, whole = layers_and_all("megatron", MEGATRON, TP8, ZERO1)
+@pytest.mark.extended
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_planner_sums_activations_and_gradients_as_often_and_as_much_as_megatron(precision):
+    settings = model(256, 4096, 256, precision)
+    layer, whole = layers_and_all([*settings, MEGATRON, TP8, ZERO1], "megatron")
     calls, nbytes = layer["all_reduce tp"]
     assert calls == 4
-    answer = planned(dp=128, tp=8, zero_stage=1)
+    answer = planned(settings, dp=128, tp=8, zero_stage=1)
     each_s = calls * seconds("all_reduce", nbytes / calls, 8, 8, answer.platform, BARE)
     assert answer.step.parts["tensor parallel"] == pytest.approx(4 * each_s)
     both = [(op, whole[f"{op} dp"][1]) for op in ("reduce_scatter", "all_gather")]
     exchange_s = sum(seconds(op, nbytes, 128, 1, answer.platform, BARE) for op, nbytes in both)
-    assert answer.step.parts["gradients and weights"] == pytest.approx(exchange_s, rel=2e-3)
-    for ours, its in STATES.items():
-        assert answer.stages[0][its] == pytest.approx(whole[ours][1], rel=2e-3), ours
+    assert answer.step.parts["gradients and weights"] == pytest.approx(exchange_s, rel=1e-2)
+    for ours, its in STATES.items():  # norms are on every tensor-parallel rank, buckets are padded
+        assert answer.stages[0][its] == pytest.approx(whole[ours][1], rel=1e-2), ours
 
 
 def test_a_rank_beyond_the_world_is_refused():

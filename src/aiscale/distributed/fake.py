@@ -1,14 +1,16 @@
 """One rank of a large world in this process, beside ranks that do not exist: a thousand ranks on a laptop.
 
     with fake_world(1024, rank=3) as world:
-        engine = build(run, world)              # FSDP2 and Megatron-Core shard the model as on 1,024 ranks
+        engine = build(run, world)              # FSDP2 shards the model as on 1,024 ranks
         engine.step(batch, 1e-3)
         world.traffic.groups()                  # what this rank would have sent
 
 torch's fake process group ends every collective at once with made-up data; `wire` counts it as between real ranks.
 Tensors have shapes but no memory (torch's FakeTensorMode: storage on the meta device), so the model may be larger than
-this machine, and every number read from one of them (a loss, a norm) is 1. DDP's C++ side reads its tensors: with
-memory=True they are real ones on the CPU, with values that mean nothing.
+this machine, and every number read from one of them (a loss, a norm) is 1. DDP and Megatron-Core look into their
+tensors: with memory=True they are real ones on the CPU, with values that mean nothing.
+
+Import a strategy's library before (`parallel.preload`): it may make tensors of its own that must be real.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore, _create_fake_pg
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiscale.distributed import wire
 from aiscale.distributed.connect import World
 from aiscale.distributed.counter import Traffic
+from aiscale.distributed.link import Link
 
 
 class _ReadsOnes(TorchDispatchMode):
@@ -38,6 +42,31 @@ class _ReadsOnes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Done(dist._Work):
+    """A collective that has ended; the fake group's own has no result, for which DDP's hooks wait."""
+
+    def __init__(self, result) -> None:
+        super().__init__()
+        self._result = result
+
+    def wait(self, timeout=None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Future:
+        future = Future()
+        future.set_result(self._result)
+        return future
+
+
+class _NoLink(Link):
+    def carry(self, seconds, start, *args, kind=None, **kwargs) -> dist.Work:
+        start(*args, **kwargs)
+        return _Done(args[0] if args else None)
+
+
 class _FakeWorld(World):
     def mesh(self, **axes: int) -> DeviceMesh:
         with unset_fake_temporarily():  # a mesh looks for its rank in a tensor
@@ -45,9 +74,20 @@ class _FakeWorld(World):
 
 
 def _forgetting(mode: FakeTensorMode) -> Callable:
-    """torch's swap_tensors, by which a module's `to` replaces a parameter; it refuses one that the mode's memo knows."""
+    """torch's swap_tensors, by which `module.to` replaces a parameter; it refuses one that the mode's memo knows."""
     swap, memo = torch.utils.swap_tensors, mode.fake_tensor_converter.meta_converter.tensor_memo
     return lambda one, other: (memo.clear(), swap(one, other))
+
+
+def _zeros(self: wire.Wire, tensors: list[torch.Tensor], *args) -> dist.Work:
+    """Wire.recv: the fake group leaves memory as it was, which may be no number."""
+    self.count("recv", (tensors, *args), 0)
+    return _Done([tensor.detach().zero_() for tensor in tensors])
+
+
+def _like_mine(found: list, value, group=None) -> None:
+    """torch's all_gather_object, which reads what was received."""
+    found[:] = [value] * len(found)
 
 
 @contextmanager
@@ -58,10 +98,12 @@ def fake_world(size: int, rank: int = 0, *, memory: bool = False) -> Iterator[Wo
     if dist.is_initialized():
         dist.destroy_process_group()
     cpu, traffic = torch.device("cpu"), Traffic()
-    backend = wire.backend_for(traffic, cpu, make=_create_fake_pg)
+    backend = wire.backend_for(traffic, cpu, link=_NoLink(), make=_create_fake_pg)
     dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=size)
     try:
         with ExitStack() as stack:
+            stack.enter_context(patch.object(dist, "all_gather_object", _like_mine))
+            stack.enter_context(patch.object(wire.Wire, "recv", _zeros))
             if not memory:
                 mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
                 stack.enter_context(_ReadsOnes())
