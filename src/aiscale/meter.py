@@ -37,8 +37,8 @@ def held_bytes(held: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
         total = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
+            if storage._cdata not in seen:  # data_ptr() is 0 for all tensors without memory (distributed.fake)
+                seen.add(storage._cdata)
                 total += storage.nbytes()
         totals[category] = total
     return totals

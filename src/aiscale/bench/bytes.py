@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -204,10 +205,16 @@ def measure(world, names: list[str]) -> list[dict]:
 
 
 def rows_of(case: Case, world) -> list[dict]:
+    head = {"case": case.name, "world_size": world.size, "rank": world.rank}
+    return [{**head, **row} for row in predicted_and_counted(case.run(world.size), world)]
+
+
+def predicted_and_counted(run, world, steps: int = 3) -> list[dict]:
+    """Rows {kind, what, predicted, measured, calls} of this rank in the last of `steps` steps. `world` may be one of
+    `distributed.fake`; calls: of the collective, 0 for what is held."""
     from aiscale import cost
 
-    run = case.run(world.size)
-    sent, held = _third_step(run, world)
+    sent, calls, held = _last_step(run, world, steps)
     sent_predicted = cost.step_traffic(run, world.size, world.rank)
     held_predicted = cost.held_bytes(run, world.size, world.rank)
     categories = (*CATEGORIES, *(["compression"] if "compression" in {**held, **held_predicted} else []))
@@ -216,15 +223,15 @@ def rows_of(case: Case, world) -> list[dict]:
         for op, group in sorted({*sent, *sent_predicted})
     ]
     counted += [("held", what, what, held_predicted, held) for what in categories]
-    head = {"case": case.name, "world_size": world.size, "rank": world.rank}
     return [
-        {**head, "kind": kind, "what": what, "predicted": predicted.get(key, 0), "measured": measured.get(key, 0)}
+        {"kind": kind, "what": what, "predicted": predicted.get(key, 0), "measured": measured.get(key, 0)}
+        | {"calls": calls[key]}
         for kind, what, key, predicted, measured in counted
     ]
 
 
-def _third_step(run, world) -> tuple[dict, dict]:
-    """(payload bytes by (collective, group) of the third step, bytes held after it by category)."""
+def _last_step(run, world, steps: int) -> tuple[Counter, Counter, dict]:
+    """(payload bytes and calls by (collective, group) of the last step, bytes held after it by category)."""
     import torch
 
     from aiscale.meter import held_bytes
@@ -233,16 +240,17 @@ def _third_step(run, world) -> tuple[dict, dict]:
     engine = build(run, world)
     torch.manual_seed(engine.data_rank)
     batch = random_batch(run, engine.data_world)
-    for _ in range(3):  # the first steps are set-up: DDP rebuilds its buckets, AdamW creates its states
+    for _ in range(steps):  # the first steps are set-up: DDP rebuilds its buckets, AdamW creates its states
         before = world.traffic.groups()
         engine.step(batch, 1e-3)
-    sent: dict[tuple[str, str], int] = {}
+    sent, calls = Counter(), Counter()
     for (op, group), count in world.traffic.groups_since(before).items():
         if len(group.ranks) > 1:
-            sent[op, group.name] = sent.get((op, group.name), 0) + count.payload_bytes
+            sent[op, group.name] += count.payload_bytes
+            calls[op, group.name] += count.calls
     held = held_bytes(engine.held())
     engine.close()
-    return sent, held
+    return sent, calls, held
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ world.traffic.snapshot()              # bytes by collective since the start
 rendezvous, connect   find rank and world size, meet at a store, form the process group
 counter, wire         count traffic, over NCCL and over gloo
 link                  emulate a slow link
+fake                  one rank of a large world, without the others
 failing, hangs        report a failure once; name a hang and end the job
 spawn, starter        start ranks on this machine
 """

@@ -29,7 +29,8 @@ from aiscale.distributed.counter import ANY_SOURCE, Group, Traffic, attach, grou
 from aiscale.distributed.link import Link
 
 _BACKEND = "metered_gloo"
-_joined: list[tuple[Traffic, Link | None]] = []  #: the worlds of this process, latest last
+#: the worlds of this process, latest last, and what makes their groups' backends
+_joined: list[tuple[Traffic, Link | None, Callable]] = []
 
 #: method of ProcessGroup -> (collective, index of the argument that holds the payload). torch up to 2.12 uses other
 #: names than the `*_single` ones of 2.13; a caller may use either.
@@ -202,16 +203,22 @@ for _method in _UNCOUNTED:
     setattr(Wire, _method, _handing_on(_method))
 
 
-def backend_for(traffic: Traffic, device: torch.device, backend: str = "auto", link: Link | None = None) -> str:
+def backend_for(
+    traffic: Traffic,
+    device: torch.device,
+    backend: str = "auto",
+    link: Link | None = None,
+    make: Callable | None = None,
+) -> str:
     """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`.
-    backend gloo: use gloo even from a GPU. `link` slows gloo's groups."""
+    backend gloo: use gloo even from a GPU. `link` slows gloo's groups. `make` makes another backend than gloo."""
     if device.type == "cuda" and backend != "gloo":
         attach(traffic)
         return "cpu:gloo,cuda:nccl"
     if not _joined:
         dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu"])
     # A process may connect again (a notebook's cell run twice): new groups count into the new traffic.
-    _joined.append((traffic, link))
+    _joined.append((traffic, link, make or _gloo))
     return _BACKEND
 
 
@@ -220,14 +227,21 @@ def _make(options, pg_options) -> Wire:
     rank, size = options.group_rank, options.group_size
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     inner = dist.ProcessGroup(options.store, rank, size)
-    traffic, link = _joined[-1]
-    wire = Wire(inner, traffic, ranks, link)
-    gloo = ProcessGroupGloo(dist.PrefixStore("cpu/", options.store), rank, size, timeout=options.timeout)
-    gloo._set_sequence_number_for_group()
+    traffic, link, make = _joined[-1]
+    wire, backend = Wire(inner, traffic, ranks, link), make(options, pg_options)
+    types = dist.ProcessGroup.BackendType
+    kind = types.GLOO if isinstance(backend, ProcessGroupGloo) else types.CUSTOM
     for group in (inner, wire):
-        # Register gloo on Wire too: torch asks Wire for the backend, and methods that Wire lacks still work.
+        # Register it on Wire too: torch asks Wire for the backend, and methods that Wire lacks still work.
         # For GPUs as well, since several ranks may share one.
-        for kind in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-            group._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.GLOO, gloo)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            group._register_backend(torch.device(device), kind, backend)
+        group._set_default_backend(kind)
     return wire
+
+
+def _gloo(options, _pg_options) -> ProcessGroupGloo:
+    store = dist.PrefixStore("cpu/", options.store)
+    gloo = ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=options.timeout)
+    gloo._set_sequence_number_for_group()
+    return gloo

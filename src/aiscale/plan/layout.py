@@ -83,6 +83,11 @@ class Layout:
         return max(1, round(self.global_batch / (self.dp * self.micro_batch)))
 
     @property
+    def wide(self) -> int:
+        """Bytes of a weight, of an activation, and of what is sent of them."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
+
+    @property
     def replicas(self) -> int:
         """Ranks among which gradients are averaged."""
         return self.dp * self.cp

@@ -89,7 +89,7 @@ def in_flight(layout: Layout, index: int) -> float:
 
 def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, float, float, float]:
     """(weights, gradients, optimizer states, live buffers)."""
-    wide = 4 if layout.precision == "fp32" else 2
+    wide = layout.wide
     gradient = 4 if layout.software.fp32_gradients or wide == 4 else 2
     states = (8 if wide == 4 else 12) * parameters / layout.state_shards
     if layout.shards_weights:
@@ -98,7 +98,7 @@ def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, flo
         live = unit * (2 * wide + gradient) + shape.table_parameters / layout.tp * wide
         if not layout.software.regather and layout.pp > 1:  # whole weights and gradients live through the step
             live = parameters * (wide + gradient)
-        if layout.fsdp and layout.precision != "fp32":  # fp32 shards are weights and master copy in one
+        if layout.fsdp and wide == 2:  # fp32 shards are weights and master copy in one
             return parameters * 4 / shards, parameters * 4 / shards, parameters * 8 / shards, live
         return parameters * wide / shards, parameters * gradient / shards, 0.0 if layout.offload else states, live
     divided = layout.zero_stage == 2

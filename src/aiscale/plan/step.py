@@ -115,17 +115,17 @@ class LayerTime:
         self.tensor = 0.0
         if layout.tp > 1:
             g = min(layout.tp, platform.gpus_per_node)
-            once = seconds("all_reduce", 2.0 * tokens * shape.hidden, layout.tp, g, platform, c)
+            once = seconds("all_reduce", layout.wide * tokens * shape.hidden, layout.tp, g, platform, c)
             times = 4 + (2 if layout.recompute == "full" else 0) + (1 if layout.sequence_parallel else 0)
             shares = {"none": 1.0, "async": c.tp_exposed, "backward": c.tp_backward, "pipelined": c.tp_pipelined}
             exposed = shares[software.tp_overlap]
             self.tensor = times * once * exposed
         if layout.cp > 1:
-            keys = 2.0 * tokens * 2 * shape.keys * shape.head_width / layout.tp
+            keys = layout.wide * tokens * 2 * shape.keys * shape.head_width / layout.tp
             ring = seconds("all_gather", keys * layout.cp, layout.cp, platform.gpus_per_node // layout.tp, platform, c)
             self.tensor += max(0.0, 3 * ring - attention - attention_backward) + 0.1 * ring
         if shape.experts and layout.ep > 1:
-            sent = 2.0 * tokens * shape.hidden * shape.active_experts
+            sent = layout.wide * tokens * shape.hidden * shape.active_experts
             self.tensor += 4 * seconds("all_to_all", sent, layout.ep, platform.gpus_per_node // layout.tp, platform, c)
         self.host = host_seconds(layout, platform, c)
 
@@ -261,7 +261,7 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
     g = max(1, platform.gpus_per_node // layout.tp)
     parameters = shape.layer_parameters / layout.tp
     calls = 12 if layout.software.per_tensor_gather else 1  # 4 matrices, and biases and norms
-    gather = calls * seconds("all_gather", 2 * parameters / calls, n, g, platform, c)
+    gather = calls * seconds("all_gather", layout.wide * parameters / calls, n, g, platform, c)
     width = 4 if layout.software.fp32_gradients else 2
     scatter = calls * seconds("reduce_scatter", width * parameters / calls, n, g, platform, c)
     forward, backward = layer.forward + layer.tensor / 3, layer.backward + layer.tensor * 2 / 3
@@ -280,7 +280,7 @@ def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> flo
     """Seconds of one message between stages; with tensor parallelism each rank sends its share."""
     if layout.pp == 1:
         return 0.0
-    nbytes = 2.0 * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    nbytes = layout.wide * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
     return message_seconds(nbytes, layout.dp * layout.tp * layout.cp >= platform.gpus_per_node, platform, c)
 
 
@@ -300,7 +300,7 @@ def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: li
         back = 0.0
     else:
         reduce = seconds("reduce_scatter", gradient, shards, g, platform, c)
-        back = seconds("all_gather", 2 * parameters, shards, g, platform, c)
+        back = seconds("all_gather", layout.wide * parameters, shards, g, platform, c)
         if layout.software.broadcasts:
             back += shards * c.broadcast_s
         copies = n // shards

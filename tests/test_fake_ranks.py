@@ -1,0 +1,129 @@
+"""FSDP2, DDP and Megatron-Core among 1,024 ranks that do not exist send and hold what cost and the planner say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aiscale.bench.bytes import Case
+from aiscale.distributed.fake import fake_world
+from aiscale.machines import find_machine
+from aiscale.plan.answer import Answer, plan
+from aiscale.plan.constants import constants
+from aiscale.plan.hardware import platform_of
+from aiscale.plan.layout import Layout, Software, shape_of
+from aiscale.plan.step import seconds
+from ranks import forked
+
+RANKS = 1024
+FSDP, DDP, MEGATRON = (f"parallel.strategy={name}" for name in ("fsdp", "ddp", "megatron"))
+TP8, BF16, ZERO1 = "parallel.tp=8", "loop.precision=bf16", "parallel.distributed_optimizer=true"
+SMALL = (
+    "model.n_layer=2",
+    "model.n_head=8",
+    "model.d_model=64",
+)  # its tensors have 16 to 256 rows: some ranks hold no row of some
+
+
+def counted(jobs: list[list], strategy: str) -> list[list[list[dict]]]:
+    """The answers of `fakes`, a process apart: this one need not import Megatron-Core."""
+    done = forked(["-m", "fakes", json.dumps(jobs)], timeout=600, cwd=Path(__file__).parent, strategy=strategy)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+#: strategy -> (settings, a rank of each role)
+ROLES = {
+    "fsdp": (
+        ((FSDP,), (0, 1023)),
+        ((FSDP, BF16, "parallel.replicas=8"), (128,)),
+    ),
+    "ddp": (((DDP,), (0, 1023)), ((DDP, ZERO1), (0, 30, 1023))),
+    "megatron": (
+        ((MEGATRON, TP8), (0, 7, 1023)),
+        ((MEGATRON, TP8, ZERO1, BF16), (0, 8, 1023)),
+        ((MEGATRON, TP8, "parallel.pp=2"), (0, 1023)),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "strategy", ["ddp", *(pytest.param(s, marks=pytest.mark.extended) for s in ("fsdp", "megatron"))]
+)
+def test_a_rank_of_each_role_of_1024_sends_and_holds_the_predicted_bytes(strategy):
+    memory, steps = strategy != "fsdp", 3 if strategy == "ddp" else 1  # DDP settles its buckets in the first
+    jobs = [[[*SMALL, *settings], 1, RANKS, ranks, memory, steps] for settings, ranks in ROLES[strategy]]
+    for (settings, ranks), answers in zip(ROLES[strategy], counted(jobs, strategy), strict=True):
+        for rank, rows in zip(ranks, answers, strict=True):
+            assert [row for row in rows if row["predicted"] != row["measured"]] == [], (settings, rank)
+            assert sum(row["measured"] for row in rows if row["kind"] == "payload") > 0, (settings, rank)
+
+
+# The planner ---------------------------------------------------------------------------------------------------------
+
+#: Nothing but communication is waited for, and nothing hides it.
+BARE = constants(launch_s=0, launch_tp_s=0, launch_fsdp_s=0)
+VISIBLE = Software(overlap=False, tp_overlap="none")
+#: category of ours -> of the planner
+STATES = {"parameters": "weights", "gradients": "gradients", "optimizer states": "optimizer states"}
+
+
+def model(d: int, vocab: int, tokens: int, precision: str) -> list[str]:
+    """No biases and no learned positions, which the planner leaves out."""
+    sizes = ("n_head=16", f"d_model={d}", f"vocab_size={vocab}", f"max_seq_len={tokens}", "bias=false")
+    settings = [f"model.{size}" for size in (*sizes, "position=rotary")]
+    return [*settings, f"loop.seq_len={tokens}", f"loop.precision={precision}"]
+
+
+def layers_and_all(settings: list[str], strategy: str) -> tuple[dict, dict]:
+    """(what one more layer adds, what four layers take): {what: (calls, bytes)} of rank 0 of 1,024."""
+    memory = strategy != "fsdp"
+    jobs = [[[*settings, f"model.n_layer={n}"], 1, RANKS, [0], memory, 1] for n in (1, 2, 4)]
+    one, two, four = (
+        {row["what"]: (row["calls"], row["measured"]) for row in ranks[0]} for ranks in counted(jobs, strategy)
+    )
+    added = {what: (two[what][0] - one[what][0], two[what][1] - one[what][1]) for what in two}
+    return {what: cell for what, cell in added.items() if cell[0] and cell[1]}, four
+
+
+def planned(settings: list[str], **layout) -> Answer:
+    run = Case("four layers", (*settings, "model.n_layer=4"), ()).run(1)
+    layout = Layout(global_batch=layout["dp"], precision=run.loop.precision, software=VISIBLE, **layout)
+    return plan(shape_of(run.model, run.loop.seq_len), layout, platform_of(find_machine("frontier")), BARE)
+
+
+@pytest.mark.extended
+def test_the_planner_gathers_and_scatters_a_layer_as_often_and_as_much_as_fsdp2():
+    settings = model(2048, 32768, 2048, "bf16")  # all tensors divide by 1,024
+    layer, whole = layers_and_all([*settings, FSDP], "fsdp")
+    assert {what: calls for what, (calls, _) in layer.items()} == {"all_gather world": 2, "reduce_scatter world": 1}
+    answer = planned(settings, dp=RANKS, fsdp=True)
+    each_s = sum(
+        calls * seconds(what.partition(" ")[0], nbytes / calls, RANKS, 8, answer.platform, BARE)
+        for what, (calls, nbytes) in layer.items()
+    )
+    assert answer.step.parts["gradients and weights"] == pytest.approx(4 * each_s)
+    for ours, its in STATES.items():  # which leave out the last norm and AdamW's step counters
+        assert answer.stages[0][its] == pytest.approx(whole[ours][1], rel=1e-3), ours
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_planner_sums_activations_and_gradients_as_often_and_as_much_as_megatron(precision):
+    settings = model(256, 4096, 256, precision)
+    layer, whole = layers_and_all([*settings, MEGATRON, TP8, ZERO1], "megatron")
+    calls, nbytes = layer["all_reduce tp"]
+    assert calls == 4
+    answer = planned(settings, dp=128, tp=8, zero_stage=1)
+    each_s = calls * seconds("all_reduce", nbytes / calls, 8, 8, answer.platform, BARE)
+    assert answer.step.parts["tensor parallel"] == pytest.approx(4 * each_s)
+    both = [(op, whole[f"{op} dp"][1]) for op in ("reduce_scatter", "all_gather")]
+    exchange_s = sum(seconds(op, nbytes, 128, 1, answer.platform, BARE) for op, nbytes in both)
+    assert answer.step.parts["gradients and weights"] == pytest.approx(exchange_s, rel=1e-2)
+    for ours, its in STATES.items():  # norms are on every tensor-parallel rank, buckets are padded
+        assert answer.stages[0][its] == pytest.approx(whole[ours][1], rel=1e-2), ours
+
+
+def test_a_rank_beyond_the_world_is_refused():
+    with pytest.raises(ValueError, match="rank 8 of 8 ranks: it must be at least 0 and less than 8"), fake_world(8, 8):
+        pass
