@@ -17,6 +17,7 @@ from aiscale import book, cost
 from aiscale.book.core import place
 from aiscale.book.gallery import loads
 from aiscale.book.pace import measure
+from aiscale.book.running import to_run
 from aiscale.cli import _parser
 from aiscale.config import ModelConfig
 from aiscale.recipes import recipe
@@ -193,15 +194,23 @@ def test_the_quick_commands_of_the_page_do_what_it_says(clone):
     assert [path.read_text() for path in clone.glob("kept/*/notebooks/00_start_here.ipynb")] == ["changed"]
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("number", sorted(BLOCKS))
-def test_the_way_to_a_block_s_half_is_shorter_than_the_lesson_and_passes(number, tmp_path):
+def way_to_the_half(number):
     (command,) = [c for c in RUN_BY if f"notebooks {number}" in c and " --until " in c and c in BLOCKS[number]]
-    args = _parser("notebooks").parse_args([*shlex.split(command)[1:], "--out", str(tmp_path)])
-    (result,) = book.run(args.names, root=ROOT / "notebooks", out=tmp_path, core=args.core, until=args.until)
-    assert result.state == "passed", result.describe()
-    cells = sum(cell.cell_type == "code" for cell in LESSONS[number].cells)
-    assert cells / 5 < result.cells < 3 * cells / 4
+    return _parser("notebooks").parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("number", sorted(BLOCKS))
+def test_the_way_to_a_block_s_half_is_the_first_cells_of_its_core_path(number):
+    args = way_to_the_half(number)
+    path, half = (to_run(LESSONS[number], core=True, until=until) for until in ("", args.until))
+    assert args.core and half == path[: len(half)] and len(path) / 5 < len(half) < 3 * len(path) / 4
+
+
+@pytest.mark.extended
+def test_the_way_to_a_block_s_half_runs(tmp_path):
+    args = way_to_the_half("03")
+    (result,) = book.run(["03"], root=ROOT / "notebooks", out=tmp_path, core=True, until=args.until)
+    assert result.state == "passed" and result.cells == len(to_run(LESSONS["03"], core=True, until=args.until))
 
 
 # the quiz ------------------------------------------------------------------------------------------------------------
