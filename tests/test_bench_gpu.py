@@ -54,5 +54,5 @@ def test_without_a_gpu_it_is_refused_in_one_line():
 
 
 def test_options_of_another_benchmark_are_refused_in_one_line():
-    done = aiscale("bench", "saving", "--batch", "4")
-    assert done.stderr == "aiscale: bench saving takes no --batch: only bench gpu does\n"
+    done = aiscale("bench", "bytes", "--batch", "4")
+    assert done.stderr == "aiscale: bench bytes takes no --batch: only bench gpu does\n"

@@ -186,7 +186,7 @@ def test_one_process_can_simulate_all_ranks_because_radius_is_linear():
 
 
 def test_options_of_another_benchmark_are_refused():
-    done = aiscale("bench", "saving", "--link", "shaped")
-    assert done.returncode == 2 and "bench saving takes no --link: only bench radius does" in done.stderr
+    done = aiscale("bench", "bytes", "--link", "shaped")
+    assert done.returncode == 2 and "bench bytes takes no --link: only bench radius does" in done.stderr
     done = aiscale("bench", "radius", "--out", "x")
     assert done.returncode == 2 and "--out, --list or --budget: those are for bench study" in done.stderr

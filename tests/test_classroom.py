@@ -128,7 +128,10 @@ def test_the_price_of_a_class_is_that_of_its_jobs_where_they_have_nodes_alone_an
     assert ["perlmutter", "regular", "1", "30", "60", "GPU", "node-hours"] in rows
     assert ["perlmutter", "shared", "2", "15", "30", "GPU", "node-hours"] in rows, "two on a node of four GPUs"
     assert ["lumi", "small-g", "4", "8", "60", "GPU-hours"] in rows, "a GCD is half a GPU-hour an hour"
-    assert "perlmutter shared" not in " ".join(classroom.price(30, 2, 4).split()), "at most half a node"
+    rows = [line.split() for line in classroom.price(30, 2, 4).splitlines()]
+    assert ["perlmutter", "shared"] not in [row[:2] for row in rows if row[2] != "(CPUs)"], "at most half a node"
+    assert ["perlmutter", "shared", "(CPUs)", "16", "2", "3.75", "CPU", "node-hours"] in rows
+    assert ["lumi", "small", "(CPUs)", "16", "2", "480", "CPU-core-hours"] in rows, "a core-hour for each of 8 cores"
     assert "not allowed: 2 h at most" in classroom.price(1, 3, 8, "frontier")
     with pytest.raises(BookError, match="must be more than 0"):
         classroom.price(0, 1, 1)

@@ -49,7 +49,6 @@ SPARSE = """
 SPARSE = [
     ("method=top-k",),
     ("method=top-k", "overlap=false"),
-    ("method=top-k", "scope=global"),
     ("method=random-k",),
     ("method=random-k", "overlap=false"),
 ]
@@ -162,19 +161,16 @@ part(
     "largest",
     3,
     """
-for scope in ("tensor", "global"):
-    engine = build(run_of("method=top-k", "density=0.1", f"scope={scope}"), world)
-    own = dict(zip([n for n, _ in engine.model.named_parameters()], own_gradients(engine, 0)))
-    engine.step(share(0), lr=0.0)
-    large = {n: g.abs() for n, g in own.items() if not n.endswith("bias")}
-    def least(sizes):  # the k-th largest
-        return sizes.flatten().sort(descending=True).values[int(0.1 * sizes.numel()) - 1]
-    of_all = least(flat(large.values()))
-    for name, p in engine.model.named_parameters():
-        bound = 0 if name not in large else least(large[name]) if scope == "tensor" else of_all
-        expected = mean(torch.where(own[name].abs() >= bound, own[name], 0.0))
-        assert torch.allclose(p.grad, expected, rtol=0, atol=1e-15), (scope, name)
-    engine.close()
+engine = build(run_of("method=top-k", "density=0.1"), world)
+own = dict(zip([n for n, _ in engine.model.named_parameters()], own_gradients(engine, 0)))
+engine.step(share(0), lr=0.0)
+large = {n: g.abs() for n, g in own.items() if not n.endswith("bias")}
+def least(sizes):  # the k-th largest
+    return sizes.flatten().sort(descending=True).values[int(0.1 * sizes.numel()) - 1]
+for name, p in engine.model.named_parameters():
+    bound = least(large[name]) if name in large else 0
+    expected = mean(torch.where(own[name].abs() >= bound, own[name], 0.0))
+    assert torch.allclose(p.grad, expected, rtol=0, atol=1e-15), name
 """,
 )
 

@@ -89,38 +89,18 @@ def test_the_rule_of_thumb_is_close_for_a_large_model():
 # FLOPs ---------------------------------------------------------------------------------------------------------------
 
 
-def counted_flops(config: ModelConfig, batch: int, seq_len: int, backward: bool) -> int:
+def counted_flops(config: ModelConfig, batch: int, seq_len: int) -> int:
     """FLOPs counted by torch, with unfused attention, whose backward pass does not recompute the scores."""
     model, tokens = GPT(config), torch.zeros(batch, seq_len, dtype=torch.int64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        loss = cross_entropy_plain(model.hidden(tokens), model.head_weight, tokens)
-        if backward:
-            loss.backward()
+        cross_entropy_plain(model.hidden(tokens), model.head_weight, tokens).backward()
     return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("config", [*one_switch_at_a_time(), *EXPERTS], ids=str)
-@pytest.mark.parametrize("backward", [False, True])
-def test_flops_per_token_match_torchs_counter(config, backward):
+def test_flops_per_token_match_torchs_counter(config):
     batch, seq_len = 2, 32
-    assert cost.flops_per_token(config, seq_len, backward) * batch * seq_len == counted_flops(
-        config, batch, seq_len, backward
-    )
-
-
-def test_a_kernel_that_skips_masked_scores_does_half_the_work_of_attention():
-    full = cost.flops_by_part(GPT2, 1024)
-    half = cost.flops_by_part(GPT2, 1024, causal="half")
-    assert half.pop("attention") / full.pop("attention") == pytest.approx(1025 / 2048)
-    assert half == full
-
-
-def test_megatrons_present_code_counts_half_of_attention_and_its_papers_all():
-    """training.py, num_floating_point_operations: T / 2 positions for each of the two products."""
-    s, h = 2048, GPT3.d_model
-    present = 6 * GPT3.n_layer * (12 * h**2 + 2 * h * s / 2) + 6 * h * GPT3.vocab_size
-    assert cost.flops_per_token(GPT3, s, causal="half") == pytest.approx(present, rel=1e-4)
-    assert cost.flops_per_token(GPT3, s) > 1.01 * present
+    assert cost.flops_per_token(config, seq_len) * batch * seq_len == counted_flops(config, batch, seq_len)
 
 
 def test_flops_agree_with_megatrons_formula():
@@ -412,11 +392,6 @@ def test_a_slow_backward_pass_hides_all_communication_but_the_last_bucket():
     assert events[-1].end_s == pytest.approx(1.0 + 2.0 + 0.1)
 
 
-def test_without_overlap_everything_is_exposed():
-    events = cost.ddp_timeline(1.0, 2.0, 1e9, 2, LINK, optimizer_s=0.5, overlap=False)
-    assert events[-1].end_s == pytest.approx(1.0 + 2.0 + 1.0 + 0.5)
-
-
 def test_the_timeline_sends_every_gradient_byte_once_in_order_after_it_is_computed():
     events = cost.ddp_timeline(1.0, 2.0, 1e9, 4, LINK, bucket_bytes=3e8)
     sends = [e for e in events if e.kind == "communication"]
@@ -460,21 +435,5 @@ def test_the_predicted_forward_pass_takes_as_long_as_its_formula_says(gather_s, 
     events = cost.prefetch_timeline(6, gather_s, block_s, ahead)
     assert max(event.end_s for event in events) == end_s
     computed = [event.name for event in events if event.kind == "forward"]
-    assert cost.prefetch_timeline(6, gather_s, block_s, ahead, backward_s=1.0)[: len(events)] == events
     gathered = [event.name for event in events if event.kind == "communication"]
     assert computed == [str(i) for i in range(6)] and gathered == ["root"] + [f"gather {i}" for i in range(6)]
-
-
-@pytest.mark.parametrize(
-    ("gather_s", "backward_s", "reduce_s", "ahead", "takes_s"),
-    [
-        (1, 6, 2, 1, 1 + 6 * 6 + 2),  # the first gather and the last reduction are exposed
-        (2, 1, 2, 1, 6 * (2 + 2)),  # the wire is never idle
-        (1, 6, 2, 0, 6 * (1 + 6) + 2 * 6),  # without prefetch each gather waits for the reduction before it
-    ],
-)
-def test_a_backward_pass_waits_for_gathers_and_reductions(gather_s, backward_s, reduce_s, ahead, takes_s):
-    whole = cost.prefetch_timeline(6, gather_s, 3, ahead, backward_s=backward_s, reduce_s=reduce_s)
-    forward_end = max(event.end_s for event in whole if event.kind == "forward")
-    assert max(event.end_s for event in whole) - forward_end == pytest.approx(takes_s)
-    assert [e.name for e in whole if e.kind == "backward"] == ["5", "4", "3", "2", "1", "0"]

@@ -116,9 +116,9 @@ def test_a_corpus_that_cannot_be_fetched_is_refused_in_one_line(datasets, tmp_pa
 
 def test_a_missing_library_is_refused_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    (tmp_path / "docs.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "docs.json").write_text('{"text": "a"}\n')
     with pytest.raises(ConfigError, match="needs the library `datasets`: `make setup` installs it"):
-        prepare_corpus(tmp_path / "docs.jsonl", tmp_path / "out", progress=False)
+        prepare_corpus(tmp_path / "docs.json", tmp_path / "out", progress=False)
 
 
 def test_a_record_without_the_field_is_refused_and_its_fields_named(tmp_path, datasets):
@@ -127,10 +127,14 @@ def test_a_record_without_the_field_is_refused_and_its_fields_named(tmp_path, da
         prepare_corpus(tmp_path / "docs.jsonl", tmp_path / "out", tokenizer="byte", progress=False)
 
 
-def test_a_file_whose_content_does_not_match_its_suffix_is_refused_in_one_line(tmp_path, datasets):
-    (tmp_path / "docs.jsonl").write_text("{broken\n")
-    with pytest.raises(ConfigError, match="docs.jsonl cannot be read by `datasets`"):
-        prepare_corpus(tmp_path / "docs.jsonl", tmp_path / "out", tokenizer="byte", progress=False)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("docs.json", "docs.json cannot be read"), ("docs.jsonl", "docs.jsonl has a line that is not JSON: b")],
+)
+def test_a_file_whose_content_does_not_match_its_suffix_is_refused_in_one_line(name, says, tmp_path, datasets):
+    (tmp_path / name).write_text("{broken\n")
+    with pytest.raises(ConfigError, match=says):
+        prepare_corpus(tmp_path / name, tmp_path / "out", tokenizer="byte", progress=False)
 
 
 def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):

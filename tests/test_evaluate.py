@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiscale import cli
-from aiscale.config import ConfigError, ModelConfig, Run
+from aiscale import cli, published
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
 from aiscale.data import Tokenizer, embedded_text
 from aiscale.data.tokenizers import ByteTokenizer, CharTokenizer, learn
 from aiscale.model import GPT
+from aiscale.model.build import build_model
 from aiscale.train.evaluate import command, evaluate
 from aiscale.train.evaluate.command import OURS, end_of_text, hugging_face_tokenizer, rows
 
@@ -201,6 +202,28 @@ def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_pa
         ConfigError, match=r"^the documents of far cannot be read \(no\): connect to a network, or name"
     ):
         evaluate(trained, ["far"], include_path=tmp_path)
+
+
+@pytest.mark.extended
+def test_the_ten_tasks_of_forge_are_lm_evals_and_without_a_network_one_line_says_so(monkeypatch, trained, capsys):
+    def refuse(*args, **options):
+        raise ConnectionError("no\nhub")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    assert cli.main(["evaluate", str(trained), "--tasks", "forge"]) == 2
+    (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("aiscale:"))
+    names = re.match(
+        r"aiscale: the documents of (.*) cannot be read \(no\): connect to a network, or name tasks", said
+    )[1]
+    printed = [name for name in published.table("forge_lm_eval")[0] if re.match("arc|ht_|obqa|piqa|sciq", name)]
+    assert len(printed) == 10 and names.split(", ") == list(command.SETS["forge"])
+
+
+def test_an_encoder_is_refused_since_it_predicts_no_next_token(tmp_path):
+    build_model(HFModelConfig.like(tiny().config, "bert")).save_pretrained(tmp_path)
+    (tmp_path / "aiscale_tokenizer.json").write_text(ByteTokenizer().to_json())
+    with pytest.raises(ConfigError, match="^BERT guesses hidden tokens, and lm-eval scores the next one"):
+        evaluate(tmp_path, ["aiscale_rolling"], device="cpu")
 
 
 def test_without_the_harness_one_line_says_how_to_get_it(trained, monkeypatch, capsys):

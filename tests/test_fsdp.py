@@ -118,13 +118,13 @@ for settings in ((), ("parallel.prefetch=0",), ("parallel.reshard_after_forward=
     ends = {name: level[-1] for name, level in trace.held_bytes.items()}
     blocks = sum(p.numel() for p in engine.model.blocks.parameters()) * 8
     whole = sum(p.numel() for p in engine.model.parameters()) * 8
-    say(json.dumps([list(settings), held, ends, tops, blocks, whole, [event.name for event in trace.events]]))
+    say(json.dumps([list(settings), held, ends, tops, blocks, whole]))
     engine.close()
 """
 
 
 def test_memory_over_a_step_shows_gathered_parameters_and_ends_at_the_held_bytes(tmp_path):
-    for settings, held, ends, tops, blocks, whole, names in ranks(MEMORY, 2, tmp_path):
+    for settings, held, ends, tops, blocks, whole in ranks(MEMORY, 2, tmp_path):
         for category in ("parameters", "optimizer states", "gradients"):
             assert ends[category] == held[category], category
         assert ends["gathered parameters"] == ends["buffers"] == 0
@@ -133,7 +133,6 @@ def test_memory_over_a_step_shows_gathered_parameters_and_ends_at_the_held_bytes
         at_once = blocks if KEPT in settings else block
         assert root + at_once <= tops["gathered parameters"] <= root + at_once + padding, settings
         assert tops["gradients"] < held["gradients"] + root + block, "a block's gradients must go before the next's"
-        assert names == [f"forward {i}" for i in range(3)] + [f"backward {i}" for i in (2, 1, 0)]
 
 
 TRACE = """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import runpy
+import secrets
 import shutil
 import signal
 import socket
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +26,7 @@ from nbformat import v4
 from traitlets.config import Config
 
 import listening
+from aiscale.hpc import rehearsal
 from aiscale.hpc.jupyter import Spec, install
 from browser import Browser, Page, find_browser
 
@@ -209,10 +213,53 @@ def test_with_an_account_of_slurm_each_server_is_a_job_that_copies_the_lessons(t
     hub = configured(tmp_path, 0, AISCALE_HUB_SLURM="abc123", AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME="30:00")
     asked = hub.SlurmSpawner
     assert hub.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
-    assert asked.req_options == "--account=abc123 -p small" and (asked.req_runtime, asked.req_memory) == ("30:00", "2G")
+    assert (
+        asked.req_srun == ""
+        and asked.req_options == "--account=abc123 -p small"
+        and (asked.req_runtime, asked.req_memory) == ("30:00", "2G")
+    )
     (tmp_path / "home").mkdir()
     subprocess.run(["bash", "-euc", asked.req_prologue], cwd=tmp_path / "home", check=True)
     assert (tmp_path / "home/notebooks/03_ddp.ipynb").exists()
+
+
+#: Beside the configuration: someone who needs no password, and no sudo, since a rehearsal has one user.
+IN_JOBS = """
+load_subconfig({config!r})
+c.JupyterHub.services = [{{"name": "test", "api_token": {token!r}}}]
+scopes = ["admin:users", "admin:servers", "access:servers"]
+c.JupyterHub.load_roles = [{{"name": "test", "scopes": scopes, "services": ["test"]}}]
+c.SlurmSpawner.exec_prefix = ""
+c.SlurmSpawner.req_homedir = c.Spawner.environment["HOME"] = {home!r}
+c.Spawner.env_keep = ["PATH", "LANG", "SLURM_CONF"]
+c.Spawner.args += ["--allow-root"]
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.slurm
+@pytest.mark.timeout(1200)
+def test_in_a_rehearsal_a_persons_server_is_a_job_that_answers_by_way_of_the_hub(place):
+    """By batchspawner where it is installed, else by what stands in for it."""
+    if not shutil.which("configurable-http-proxy"):
+        pytest.skip("no configurable-http-proxy here: apt-get install node-configurable-http-proxy")
+    (place / "home").mkdir()
+    values = {"config": str(CONFIGURATION), "token": secrets.token_hex(), "home": str(place / "home")}
+    (place / "config.py").write_text(IN_JOBS.format(**values))
+    env = {"AISCALE_HUB": str(place / "hub"), "AISCALE_HUB_SLURM": "abc123", "AISCALE_HUB_TIME": "10:00"}
+    env |= {"AISCALE_HUB_MEMORY": "3G", "AISCALE_HUB_CORES": "4", "NODE_PATH": "/usr/share/nodejs"}
+    if find_spec("batchspawner") is None:
+        env["PYTHONPATH"] = str(ROOT / "tests/hub")
+    with rehearsal.Cluster(site="frontier", nodes=2, share=[ROOT]) as nodes:
+        command = [sys.executable, ROOT / "tests/hub/login.py", place / "config.py", values["token"]]
+        done = nodes.login(command, env=env, cwd=place, capture_output=True, start_new_session=True, timeout=1100)
+    logs = "".join(path.read_text()[-3000:] for path in (place / "home").glob("*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:] + logs
+    running, lessons, ended = map(json.loads, done.stdout.splitlines())
+    assert running[:2] == ["RUNNING", "abc123"] and running[3] in ("node1", "node2")
+    assert set(lessons) >= {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}, "copied into the home"
+    assert ended == ["CANCELLED"]
+    assert values["token"] not in done.stderr + logs
 
 
 @pytest.fixture(scope="module")

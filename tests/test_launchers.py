@@ -21,12 +21,14 @@ import pytest
 from aiscale import cost
 from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
+from aiscale.hpc.job.__main__ import facts
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
+from aiscale.hpc.launchers.render import fits
 from aiscale.hpc.sites import load, names, site
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
-FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS]
+FILES = [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS if fits(LESSONS[lesson], site(name))]
 TRAINING = [path for path in FILES if LESSONS[Path(path).stem].work == "train"]
 VARIANTS = [
     (path, settings)
@@ -67,7 +69,9 @@ PROGRAMS = ("module", "srun", "sbcast", "scontrol", "hostname", "python", "shift
 
 
 def place_of(path: str):
-    return site(path.split("/")[0])
+    """The site of a file, or its nodes without GPUs if the file asks for no GPU."""
+    place = site(path.split("/")[0])
+    return place if "gpus-per-node" in options((FOLDER / path).read_text()) else place.on_cpus()
 
 
 def options(text: str) -> dict[str, str]:
@@ -93,7 +97,7 @@ class Job:
         known |= {"SLURM_JOB_NODELIST": "node[1-9]", "CALLS": str(self.calls_file)}
         known |= {"CRAY_LD_LIBRARY_PATH": "/cray", "LD_LIBRARY_PATH": "/lib", "PYTHONPATH": str(ROOT / "src")}
         known |= {"SLURM_JOB_NAME": Path(path).stem, "SLURM_JOB_QOS": "regular", "BASH_ENV": str(tmp_path / "bash_env")}
-        known |= {"AISCALE_SITE": path.split("/")[0]} if path in FILES else {}
+        known |= {"AISCALE_SITE": path.split("/")[0], "SLURM_GPUS_ON_NODE": "4"} if path in FILES else {}
         if path.startswith("frontier"):
             known["AISCALE_ENVIRONMENT"] = str(tmp_path / "env")
         self.process = subprocess.Popen(
@@ -152,6 +156,7 @@ def test_every_file_of_every_site_passes_bash_and_shellcheck(name, tmp_path):
     assert len(files) >= 8
     for file in files:
         assert subprocess.run(["bash", "-n", file], capture_output=True, text=True).stderr == ""
+        assert len(Path(file).read_text().splitlines()) <= 80
     if not shutil.which("shellcheck"):
         pytest.skip("no shellcheck on this machine")
     done = subprocess.run(["shellcheck", "-x", *files], capture_output=True, text=True)
@@ -205,11 +210,12 @@ def test_no_file_trains_for_long_or_requeues_itself_unless_it_says_so_first(path
     else:
         assert hours == 0 and minutes < 60 and "requeue" not in asked
         assert lesson.work != "train" or ("no-requeue" in asked and 0 < lesson.steps <= 50)
-    place = place_of(path)
-    most = place.scheduler.charge(int(asked["nodes"]), (hours + minutes / 60) * (1 + lesson.restarts * lesson.chain))
-    unit = place.small_unit if lesson.work == "notebook" and place.small else place.scheduler.charge_unit
-    told = re.search(rf"([\d.,]+) {unit.removesuffix('s')}", text.replace("\n# ", " "))[1]
-    assert float(told.replace(",", "")) == pytest.approx(most * (place.small_share if "CPU" in unit else 1), rel=0.05)
+    place, cpus = place_of(path), int(asked.get("cpus-per-task", "0")) * int(asked["ntasks-per-node"])
+    most = int(asked["nodes"]) * (hours + minutes / 60) * (1 + lesson.restarts * lesson.chain)
+    most *= place.charge_of(cpus, asked.get("partition", ""), asked.get("qos", ""))
+    unit = place.scheduler.charge_unit.removesuffix("s")
+    told = re.search(rf"([\d.,]+) {unit}", text.replace("\n# ", " "))[1]
+    assert float(told.replace(",", "")) == pytest.approx(most, rel=0.05)
     if lesson.work in ("train", "scaling", "study"):
         assert asked["dependency"] == "singleton", "two jobs would write the same folder"
 
@@ -232,9 +238,38 @@ def test_requested_resources_are_within_the_sites_rules(path):
     assert hours + minutes / 60 <= rules.hours_for(nodes, asked.get("partition", ""), asked.get("qos", ""))
     assert re.fullmatch(rules.account_pattern, asked["account"]) and set(rules.required) <= set(asked)
     assert set(re.split(r"[&|]", asked["constraint"])) <= set(rules.features)
-    if asked.get("qos") != "shared":
+    if place.node.gpus:
         assert int(asked["ntasks-per-node"]) == place.node.ranks_per_node
         assert int(asked["gpus-per-node"]) == place.node.gpus
+
+
+@pytest.mark.parametrize(
+    "name, cores, charge", [("perlmutter", 8, "0.03125 CPU node-hours"), ("lumi", 8, "4 CPU-core-hours")]
+)
+def test_a_notebook_has_cores_of_a_node_without_gpus_and_costs_no_whole_node(name, cores, charge):
+    text, place = render_all(site(name))["notebook.sbatch"], site(name).on_cpus()
+    asked, whole = options(text), place.node.cpus_per_rank * place.node.ranks_per_node
+    cpus = int(asked["ntasks-per-node"]) * int(asked["cpus-per-task"])
+    assert cpus / whole * place.node.cores == cores and "gpus-per-node" not in asked
+    assert f"0.5 node-hours ({charge})" in " ".join(text.split()), "of half an hour"
+    assert set(place.scheduler.required) <= set(asked) and asked["account"] in ("m1234", "project_465000000")
+
+
+@pytest.mark.parametrize(
+    "name, env, told",
+    [
+        ("perlmutter", {"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_CPUS_PER_NODE": "128(x4)"}, ("1", "GPU node-hours")),
+        ("perlmutter", {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "64", "SLURM_JOB_QOS": "gpu_shared"},
+         ("0.5", "GPU node-hours")),
+        ("perlmutter", {"SLURM_JOB_CPUS_PER_NODE": "16", "SLURM_JOB_QOS": "shared"}, ("0.0625", "CPU node-hours")),
+        ("lumi", {"SLURM_JOB_CPUS_PER_NODE": "8", "SLURM_JOB_PARTITION": "small"}, ("8", "CPU-core-hours")),
+        ("frontier", {"SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": "112"}, ("1", "Frontier node-hours")),
+        ("odo", {}, ("1", "node-hours")),
+    ],
+)  # fmt: skip
+def test_a_job_reckons_with_its_part_of_a_node(name, env, told):
+    found = facts(site(name), env)
+    assert (found["charge"], found["unit"]) == told
 
 
 # What they start ------------------------------------------------------------------------------------------------------
@@ -322,7 +357,7 @@ def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nod
     for step, words in job.steps("train"):
         run, ranks = run_of(words), int(step["ntasks"])
         run.check_world(ranks)
-        assert ranks == int(step["nodes"]) * place_of(f"{name}/").node.gpus
+        assert ranks == int(step["nodes"]) * site(name).node.gpus
         batches[run.name.rpartition("-")[0], int(step["nodes"])] = run.loop.global_batch
     assert sorted(batches) == [("scaling-strong", n) for n in strong] + [("scaling-weak", n) for n in weak]
     assert {batches["scaling-weak", n] / n for n in weak} == {batches["scaling-weak", 1]}
@@ -370,7 +405,7 @@ def test_there_is_one_engine_per_gpu(name, tmp_path):
     job = Job(tmp_path, f"{name}/engines.sbatch", AISCALE_FOLDER=str(folder))
     assert job.finish() == (0, "")
     [engines] = [call for call in job.calls("srun") if "aiscale.cluster" in call]
-    ranks = job.nodes * place_of(f"{name}/").node.gpus
+    ranks = job.nodes * site(name).node.gpus
     assert f"--ntasks={ranks}" in engines and engines[-3:] == [str(folder), str(ranks), "slurm"]
 
 
@@ -614,6 +649,7 @@ def test_the_readmes_commands_parse_and_its_files_exist():
 def test_every_rule_of_a_profile_names_its_source(name):
     place = site(name)
     rules = [*place.scheduler.partitions.values(), *place.scheduler.qos.values(), place.node, *place.node.kinds]
+    rules += [place.cpus.node, *place.cpus.node.kinds] if place.cpus.node.ranks else []
     for rule in rules:
         assert re.split(r"[:;, ]", rule.source)[0] in place.sources, rule
 

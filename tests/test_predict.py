@@ -73,9 +73,7 @@ def test_a_choice_is_made_by_its_number_or_its_text(capsys):
 def test_a_grid_is_compared_cell_by_cell():
     guess = predict("who sends", [[0, 1], [2, None], ["a1", ""]], rows="rank", columns="step")
     verdict = guess.against([[0, 3], [2, 1], ["A1", None]])
-    first, *rows = verdict.text.splitlines()
-    assert first == "4 of 6 cells right; wrong: rank 0 step 1, rank 1 step 1"
-    assert rows[0].split() == ["rank", "0:", "0", "1!", "truth:", "0", "3"]
+    assert verdict.text == "4 of 6 cells right; wrong: rank 0 step 1, rank 1 step 1"
     assert predict("empty", [[None] * 2] * 2).against([[1, 2], [3, 4]]).grade is None
     assert predict("a row", [1, 2]).against([1, 2]).grade == "exact"
 
@@ -83,9 +81,7 @@ def test_a_grid_is_compared_cell_by_cell():
 def test_rows_and_columns_of_a_grid_may_have_names():
     names = {"rows": ["stage 1", "stage 2"], "columns": ["all-reduce", "all-gather"]}
     verdict = predict("what is sent", [[1, 0], [0, 1]], **names).against([[1, 1], [0, 1]])
-    first, *rows = verdict.text.splitlines()
-    assert first == "3 of 4 cells right; wrong: stage 1 all-gather"
-    assert rows[0].split() == ["stage", "1:", "1", "0!", "truth:", "1", "1"]
+    assert verdict.text == "3 of 4 cells right; wrong: stage 1 all-gather"
     ax = plots.guessed([[1, 0], [0, 1]], [[1, 1], [0, 1]], **names)
     drawn = [text.get_text() for text in ax.texts]
     assert drawn.count("all-gather") == 2 and "stage 2" in drawn
@@ -124,7 +120,7 @@ def test_the_card_lists_every_comparison_and_a_cell_run_again_replaces_its_own(c
         ["a", "29", "30", "0.967"],
         ["b", "", "5", ""],
         ["c", "x", "x", "right"],
-        ["d", "1 2", "1 3", "1 of 2 cells right"],
+        ["d", "2 cells", "2 cells", "1 of 2 cells right"],
     ]
 
 

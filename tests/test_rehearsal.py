@@ -71,9 +71,9 @@ def test_killing_the_owner_ends_its_cluster():
         "import os, signal; from aiscale.hpc import rehearsal; nodes = rehearsal.Cluster(nodes=1).start();"
         "print(nodes.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    folder, end_at = Path(done.stdout.strip()), time.monotonic() + 30
+    folder, end_at = Path(done.stdout.strip()), time.monotonic() + 120
     while traces(folder) and time.monotonic() < end_at:
         time.sleep(0.1)
     assert traces(folder) == []
@@ -177,7 +177,8 @@ def test_every_launcher_is_accepted_as_shipped(name, request):
     launchers = sorted((ROOT / "launchers" / name).glob("*.sbatch"))
     assert launchers
     for path in launchers:  # on as many nodes as this cluster has, instead of the file's own number
-        done = nodes.login(["sbatch", "--test-only", "--nodes=2", path], capture_output=True)
+        size = [] if re.search(r"--nodes=1\b", path.read_text()) else ["--nodes=2"]
+        done = nodes.login(["sbatch", "--test-only", *size, path], capture_output=True)
         assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
 
 
@@ -201,8 +202,8 @@ def test_a_users_second_job_in_the_extended_partition_waits(frontier):
     words = ["--account=ABC123", "--time=5", "--partition=extended", "--output=/dev/null"]
     first, second = (frontier.submit(script, *words) for _ in range(2))  # one node each: there is room for both
     try:
-        wait_until(lambda: state(frontier, first) == "RUNNING None", 60, "the first one runs")
-        wait_until(lambda: state(frontier, second) == "PENDING Licenses", 60, "the second one has been looked at")
+        wait_until(lambda: state(frontier, first) == "RUNNING None", 200, "the first one runs")
+        wait_until(lambda: state(frontier, second) == "PENDING Licenses", 200, "the second one has been looked at")
         assert state(frontier, first) == "RUNNING None"
     finally:
         (frontier.folder / "go").touch()
@@ -275,7 +276,7 @@ def test_links_have_the_requested_rate(perlmutter):
         measured = []
         while not (measured and least < measured[-1] < most):
             assert len(measured) < 3, measured
-            done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=60)
+            done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=300)
             measured.append(float(done.stdout))
 
     perlmutter.set_link("40mbit")  # 3 MB in 0.6 s; a burst of 128 kB passes at once
@@ -307,7 +308,7 @@ world.close()
 def test_the_doctor_names_the_node_whose_links_are_slow(perlmutter):
     perlmutter.set_link("100mbit")
     perlmutter.set_link("20mbit", node=2)
-    done = perlmutter.run([sys.executable, "-c", DOCTOR], ntasks=3, capture_output=True, timeout=120)
+    done = perlmutter.run([sys.executable, "-c", DOCTOR], ntasks=3, capture_output=True, timeout=300)
     perlmutter.set_link("off")
     problems, warnings = json.loads(done.stdout)
     # If ranks wait for a core, a link that looks slow is no reason to stop a job.
@@ -341,7 +342,7 @@ def test_an_impossible_rehearsal_is_refused_in_one_line(values, text, tmp_path):
 @pytest.mark.slurm
 def test_rehearse_returns_the_exit_status_of_its_command():
     words = [sys.executable, "-m", "aiscale", "rehearse", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 3 and "node1" in done.stdout, done.stderr
 
 
@@ -349,4 +350,4 @@ def test_rehearse_returns_the_exit_status_of_its_command():
 def test_a_command_that_times_out_is_ended(frontier):
     with pytest.raises(subprocess.TimeoutExpired):
         frontier.login(["sleep", "4711"], timeout=1)
-    wait_until(lambda: frontier.login(["pgrep", "-f", "sleep 4711"]).returncode == 1, 20, "the command has ended")
+    wait_until(lambda: frontier.login(["pgrep", "-f", "sleep 4711"]).returncode == 1, 100, "the command has ended")

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from aiscale import checkpoint
-from aiscale.bench.saving import show_saving
 from aiscale.checkpoint import integrity
 from aiscale.checkpoint.staging import Staging
 from aiscale.config import Run
@@ -27,7 +26,7 @@ from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
 from aiscale.verify import rungs
 from aiscale.verify.ladder import Jobs
-from ranks import aiscale, before_each_step, run_ranks, without_greetings
+from ranks import before_each_step, run_ranks, without_greetings
 
 TINY = (
     *("model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.max_seq_len=16", "loop.seq_len=16"),
@@ -265,16 +264,6 @@ def test_a_rank_that_cannot_write_is_named_by_all_and_no_partial_checkpoint_rema
     lines = done.stdout.splitlines()
     why = "rank 1 of 2 failed alone: OSError: [Errno 28] No space left on device): free some space or ask for it; "
     assert sorted(lines) == ["['step_00000002']"] * 2 + [why + "earlier checkpoints are untouched"] * 2
-
-
-@pytest.mark.extended
-def test_the_benchmark_compares_both_ways_to_save(capsys):
-    done = aiscale("bench", "saving", "--quick", "--json")
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["strategies"].values()
-    assert 0 < row["background_s"] <= row["written_s"] and row["at_once_s"] > 0 and row["checkpoint_bytes"] > 1e6
-    show_saving(json.loads(done.stdout))
-    assert "ddp" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_reported_in_one_line_if_torch_writes(trained, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from aiscale import cost
 from aiscale.cli import main
 from aiscale.hpc import rehearsal
-from aiscale.hpc.launchers import LESSONS, SHIPPED
+from aiscale.hpc.launchers import LESSONS
 from aiscale.hpc.sites import site
 from aiscale.hpc.submit import Launcher, SubmitError
 from aiscale.hpc.submit.command import checkpoint_bytes
@@ -148,7 +148,7 @@ def test_a_dry_run_prints_the_file_and_submits_nothing(login, capsys, monkeypatc
     assert "aiscale train" in text and "--test-only" in (login / "calls").read_text().splitlines()[-1]
 
 
-@pytest.mark.parametrize("path", [f"{name}/{lesson}.sbatch" for name in SHIPPED for lesson in LESSONS])
+@pytest.mark.parametrize("path", sorted(f"{file.parent.name}/{file.name}" for file in FOLDER.glob("*/*.sbatch")))
 def test_every_launcher_is_read_without_being_run(path, monkeypatch):
     for name in ("SBATCH_ACCOUNT", "SBATCH_QOS", "CHAIN"):
         monkeypatch.delenv(name, raising=False)
@@ -200,13 +200,13 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
     file, env = FOLDER / "perlmutter/ddp.sbatch", {"AISCALE_ENVIRONMENT": str(place / "env"), "CALLS": "/dev/null"}
     (place / "env/bin").mkdir(parents=True)
     python = place / "env/bin/python"
-    quick = 'case "$*" in *"aiscale train"*) sleep 3; exit ;; *doctor*) exit ;; esac'
+    quick = 'case "$*" in *"aiscale train"*) sleep 12; exit ;; *doctor*) exit ;; esac'
     python.write_text(f'#!/bin/bash\n{quick}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     words = [sys.executable, "-m", "aiscale", "submit", "--json", "--site", "perlmutter"]
     with rehearsal.Cluster(site="perlmutter", nodes=2) as nodes:
 
-        def checks(*options: str, dry: bool = True, **more: str) -> dict[str, dict]:
+        def checks(*options: str, dry: bool = True, file: Path = file, **more: str) -> dict[str, dict]:
             command = [*words, *(["--dry-run"] if dry else []), "--sbatch", " ".join(options), file]
             done = nodes.login(command, env={**env, **more}, cwd=place, capture_output=True)
             end = done.stdout.rindex("}") + 1
@@ -221,6 +221,9 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
             found = checks(*options, **more)
             assert found[name]["state"] == "wrong" and found[name]["remedy"], found[name]
             assert (found["Slurm"]["state"] == "wrong") == (name != "environment"), "Slurm refuses it too"
+        part = checks("-t 30", file=FOLDER / "perlmutter/notebook.sbatch")
+        assert part["price"]["found"].endswith("0.5 node-hours; charged: 0.03125 CPU node-hours"), "8 of 128 cores"
+        assert part["Slurm"]["state"] == "ok", part
         found = checks("-N2", "-t 10", dry=False)
         assert {each["state"] for name, each in found.items() if name != "versions"} <= {"ok"}, found
         job = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i"], capture_output=True).stdout.strip()
@@ -229,4 +232,5 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
         elapsed, size = map(int, nodes.login(counted, capture_output=True).stdout.strip().split("|"))
         (log,) = place.glob("ddp-*.out")
         told = float(re.search(r"price of this start: ([\d.]+) node-hours", log.read_text())[1])
-        assert size == 2 and told * 3600 / size == pytest.approx(elapsed, abs=2)
+        # 0.001 node-hours are 2 s here, and on a busy machine the script's own end takes some
+        assert size == 2 and elapsed >= 12 and told * 3600 / size == pytest.approx(elapsed, abs=5)

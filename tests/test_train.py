@@ -1,5 +1,6 @@
 """fit: its numbers, its files, how it ends, and how it resumes."""
 
+import errno
 import json
 import math
 import os
@@ -185,6 +186,19 @@ def test_two_runs_never_write_to_one_folder(tmp_path):
     assert len(read_metrics(tmp_path / "tiny")) == 6
     first.close()
     assert len(train(tmp_path, "loop.steps=9", resume=True).losses) == 3
+
+
+def test_a_file_system_without_locks_is_named_and_training_goes_on(tmp_path, monkeypatch, capsys):
+    from aiscale.train.records import Records
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    Records(tmp_path).lock(say=True).close()
+    told = capsys.readouterr().err
+    assert f"this file system cannot lock {tmp_path} (no locks available): make sure that no other run" in told
+    assert "--dependency=singleton" in told and len(told.splitlines()) == 1
 
 
 def test_a_failed_run_releases_its_folder(tmp_path):

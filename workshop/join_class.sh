@@ -14,7 +14,7 @@ ACCOUNT="${SBATCH_ACCOUNT:-}"                       # which pays for the class
 RESERVATION="${SBATCH_RESERVATION:-}"               # nodes set aside for it, if any
 MINUTES=30                                          # of a participant's job
 CORPORA="${AISCALE_CORPORA:-}"                      # a folder with what `aiscale data prepare` made, if any
-SHARE="${AISCALE_SHARE:-}"                          # SBATCH_QOS=NAME or SBATCH_PARTITION=NAME, where jobs share nodes
+SHARE="${AISCALE_SHARE:-}"                          # SBATCH_QOS=NAME SBATCH_CONSTRAINT=NAME, where jobs share nodes
 # --------------------------------------------------------------------------------------------------------------------
 
 set -euo pipefail
@@ -30,7 +30,8 @@ python=("$ENVIRONMENT/bin/python") engines=slurm
 case "$SITE" in
   frontier) place="${MEMBERWORK:?is unset}/${ACCOUNT,,}" ;;
   odo) place="/gpfs/wolf2/olcf/${ACCOUNT,,}/scratch/$USER" ;;
-  perlmutter) place="${SCRATCH:?is unset}" SHARE="${SHARE:-SBATCH_QOS=shared}" ;;
+  perlmutter) # parts of CPU nodes, since lessons start their ranks on CPUs; SBATCH_QOS=shared alone: two GPUs at most
+    place="${SCRATCH:?is unset}" SHARE="${SHARE:-SBATCH_QOS=shared SBATCH_CONSTRAINT=cpu}" ;;
   lumi) # in a container, where there is no sbatch: ranks in the job that the web interface has started
     place="/scratch/$ACCOUNT/$USER" engines=local
     python=(singularity run "${AISCALE_SIF:?is unset: export the container of the environment}" "${python[@]}") ;;
@@ -51,7 +52,8 @@ if [ -n "$CORPORA" ]; then ln -sfn "$CORPORA" corpora; fi
 variables=("AISCALE_SITE=$SITE" "AISCALE_ENVIRONMENT=$ENVIRONMENT" "AISCALE_ENGINES=$engines" "SBATCH_ACCOUNT=$ACCOUNT"
   "SBATCH_TIMELIMIT=$MINUTES" "AISCALE_RUNS=$mine/runs" "AISCALE_CACHE=$mine/cache")
 if [ -n "$RESERVATION" ]; then variables+=("SBATCH_RESERVATION=$RESERVATION"); fi
-if [ -n "$SHARE" ]; then variables+=("$SHARE"); fi
+read -ra share <<< "$SHARE"
+variables+=("${share[@]}")
 {
   for each in "${variables[@]}"; do printf 'export %q\n' "$each"; done
   # shellcheck disable=SC2016  # for the shell that sources it

@@ -123,4 +123,5 @@ if account := os.environ.get("AISCALE_HUB_SLURM"):
     c.SlurmSpawner.req_options = f"--account={account} {os.environ.get('AISCALE_HUB_SBATCH', '')}".strip()
     c.SlurmSpawner.req_runtime = os.environ.get("AISCALE_HUB_TIME", "1:00:00")
     c.SlurmSpawner.req_memory, c.SlurmSpawner.req_nprocs = c.Spawner.mem_limit, f"{c.Spawner.cpu_limit:.0f}"
+    c.SlurmSpawner.req_srun = ""  # srun does not take --cpus-per-task over from sbatch: the server would have one core
     c.SlurmSpawner.req_prologue = f"export PATH={BIN}:$PATH AISCALE_TREE={NOTEBOOKS.parent}; {COPY}"

@@ -15,9 +15,10 @@ from typing import TypeVar
 
 import torch
 
+from aiscale.hpc.sites import ENDED
 from aiscale.train import open_trained
 from soak.plan import Event, SoakError, TooLate
-from soak.testbed import ENDED, Testbed, losses, until
+from soak.testbed import Testbed, losses, until
 
 T = TypeVar("T")
 #: On a starved machine the scheduler may act after the run has ended: that round tests nothing, and is repeated.

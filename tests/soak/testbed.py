@@ -24,7 +24,7 @@ from pathlib import Path
 from aiscale.hpc.launchers import LESSONS, render
 from aiscale.hpc.rehearsal import Cluster
 from aiscale.hpc.rehearsal.settings import user_name
-from aiscale.hpc.sites import Site, site
+from aiscale.hpc.sites import ENDED, Site, site
 from soak.plan import KINDS, STEPS, Event, SoakError, TooLate
 
 RANKS = 2
@@ -32,7 +32,6 @@ RANKS = 2
 LIMIT_S = 300
 #: Asking Slurm takes a process and part of a core.
 _ASK_EVERY_S = 0.3
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "PREEMPTED", "TIMEOUT")
 
 #: Kills all processes in a node's network namespace but slurmd, until none is left: one may have just started another.
 _KILL_ALL_BUT = 'while others="$(ip netns pids "$0" | grep -vx "$1")"; do kill -KILL $others; sleep 0.1; done'
@@ -106,7 +105,15 @@ class Testbed:
         return self._ask(*command, env=env)
 
     def job(self, number: str) -> Job:
-        shown = self._ask("scontrol", "--oneliner", "show", "job", number)
+        command = ["scontrol", "--oneliner", "show", "job", number]
+        found: list[str] = []  # a busy slurmctld may leave it without an answer
+
+        def answered() -> bool:
+            found[:] = [self.cluster.login(command, capture_output=True, timeout=LIMIT_S).stdout]
+            return "JobState=" in found[0]
+
+        until(answered, f"{shlex.join(command)}: no answer", _ASK_EVERY_S)
+        shown = found[0]
         state, restarts, node = (re.search(rf" {key}=(\S*)", shown)[1] for key in ("JobState", "Restarts", "NodeList"))
         return Job(state=state, restarts=int(restarts), node=node)
 
@@ -129,7 +136,12 @@ class Testbed:
         before = self.job(job)
         if before.state in ENDED:
             raise _over(event, job, before.state)
-        getattr(self, f"_{event.kind}")(event, job, name, before)
+        try:
+            getattr(self, f"_{event.kind}")(event, job, name, before)
+        except SoakError:
+            if self.job(job).state == "COMPLETED":  # before Slurm or the kernel was asked
+                raise _over(event, job, "COMPLETED") from None
+            raise
         if event.kind != "kill":
             self._await_requeue(event, job, before)
             return job

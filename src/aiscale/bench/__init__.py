@@ -7,4 +7,4 @@
 `command` imports each benchmark by name: one of them takes seconds to load transformers, and the others need not wait.
 """
 
-from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes
+from aiscale.bench.timing import Paired, machine_facts, paired

@@ -89,7 +89,7 @@ CASES = (
     _compressed("radius", (2,), "overlap=false", "wire=bf16", "residual=none", "scope=global", name="radius at once"),
     _compressed("radius", (3,), "density=0.1", zero1=True),
     _compressed("top-k", (2, 3, 4), "density=0.1"),
-    _compressed("top-k", (2,), "scope=global", "wire=bf16", "residual=mean", name="top-k global"),
+    _compressed("top-k", (2,), "overlap=false", "wire=bf16", "residual=mean", name="top-k at once"),
     _compressed("random-k", (2, 3), "density=0.1"),
     _compressed("random-k", (2,), "overlap=false", "wire=bf16", name="random-k at once"),
     _compressed("powersgd", (2, 3), "rank=2"),

@@ -22,11 +22,6 @@ BENCHMARKS = {
         "aiscale.bench.model:bench_model",
         "aiscale.bench.model_tables:show_model",
     ),
-    "saving": (
-        "what a checkpoint costs training, written at once and in the background",
-        "aiscale.bench.saving:bench_saving",
-        "aiscale.bench.saving:show_saving",
-    ),
     "bytes": (
         "bytes predicted and measured for every strategy, by collective and by category",
         "aiscale.bench.bytes:bench_bytes",
@@ -51,11 +46,8 @@ STUDIES = {
     "report": "write a page, self-contained HTML, of the results in A.csv",
 }
 
-#: benchmark -> options that only it has, as they are written
-_OWN = {
-    "gpu": {"sizes": "--size", "batch": "--batch", "steps": "--steps", "compile": "--no-compile"},
-    "radius": {"link": "--link"},
-}
+#: options that only one benchmark has: as they are written, and whose they are
+_OWN = {"sizes": ("--size", "gpu"), "batch": ("--batch", "gpu"), "link": ("--link", "radius")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,10 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--batch", type=int, metavar="N", help="sequences of 1024 tokens in a step (default: as many as fit)"
     )
-    own.add_argument("--steps", type=int, metavar="N", help="how many steps to measure (default: 20)")
-    own.add_argument(
-        "--no-compile", dest="compile", action="store_false", default=None, help="do not use torch.compile"
-    )
     own = parser.add_argument_group("options of bench radius only")
     own.add_argument(
         "--link", choices=("emulated", "shaped"), help="links emulated by the ranks, or slowed by the kernel on nodes"
@@ -105,14 +93,12 @@ def run(args: argparse.Namespace) -> int:
             f"bench {args.name} takes no file, --out, --list or --budget: those are for bench {', '.join(STUDIES)}"
         )
     _, measure, show = BENCHMARKS[args.name]
-    own = {name: getattr(args, name) for names in _OWN.values() for name in names}
-    own = {name: value for name, value in own.items() if value is not None}
-    for owner, names in _OWN.items():
-        given = " and ".join(flag for name, flag in names.items() if name in own)
-        if given and owner != args.name:
-            raise ConfigError(f"bench {args.name} takes no {given}: only bench {owner} does")
-    if own.get("batch", 1) < 1 or own.get("steps", 1) < 1:
-        raise ConfigError(f"--batch {args.batch}, --steps {args.steps}: both must be at least 1")
+    own = {name: getattr(args, name) for name in _OWN if getattr(args, name) is not None}
+    for flag, owner in (_OWN[name] for name in own):
+        if owner != args.name:
+            raise ConfigError(f"bench {args.name} takes no {flag}: only bench {owner} does")
+    if own.get("batch", 1) < 1:
+        raise ConfigError(f"--batch is {args.batch}: it must be at least 1")
 
     def report(message: str) -> None:
         print(message, file=sys.stderr, flush=True)

@@ -37,8 +37,6 @@ def bench_gpu(
     report: Report = silent,
     sizes: Sequence[str] = ("124M", "355M"),
     batch: int | None = None,
-    steps: int = STEPS,
-    compile: bool = True,
 ) -> dict:
     """One row per size, and the check on 355M if the card is in JUDGED. quick: a tiny model, no check.
 
@@ -50,11 +48,11 @@ def bench_gpu(
     world, rows = connect("cuda"), []
     try:
         for size in ("quick",) if quick else sizes:
-            run = training_run(size, batch or _fitting_batch(size), compile=compile)
+            run = training_run(size, batch or _fitting_batch(size))
             report(
                 f"{size}: {run.loop.global_batch} x {run.loop.seq_len} tokens a step; compiling takes a minute or two"
             )
-            rows.append({"size": size, **measure_training(run, world, 3 if quick else steps)})
+            rows.append({"size": size, **measure_training(run, world, 3 if quick else STEPS)})
     finally:
         world.close()
     judged = [row for row in rows if row["size"] == "355M" and any(name in row["device"] for name in JUDGED)]

@@ -24,10 +24,11 @@ import transformers
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from aiscale.bench.ranks import Report, silent
 from aiscale.bench.tables import check
-from aiscale.bench.timing import Paired, machine_facts, paired, peak_memory_bytes
+from aiscale.bench.timing import Paired, machine_facts, paired
 from aiscale.config import ModelConfig, OptimizerConfig
-from aiscale.meter import has_bf16_instructions
+from aiscale.meter import allocated_bytes, has_bf16_instructions
 from aiscale.model import GPT, kernels
 from aiscale.optim import build_optimizer
 
@@ -70,24 +71,18 @@ SIZES = [
 QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, rounds=3)]
 
 
-def bench_model(
-    *,
-    quick: bool = False,
-    new_tokens: int = 256,
-    generation_rounds: int = 8,
-    report: Callable[[str], object] = lambda message: None,
-) -> dict:
+def bench_model(*, quick: bool = False, report: Report = silent) -> dict:
     """Measure everything; quick uses a tiny model and checks nothing. `report` is called with each stage's name."""
-    sizes = QUICK_SIZES if quick else SIZES
+    sizes, new_tokens, rounds = (QUICK_SIZES, 8, 2) if quick else (SIZES, 256, 8)
     result = {"benchmark": "model", "quick": quick, "machine": machine_facts(), "training": [], "generation": []}
     result["kernels"] = []
     for size in sizes:
         report(f"training {size.name}")
         result["training"].append(_bench_training(size))
         report(f"kernels {size.name}")
-        result["kernels"] += _bench_kernels(size, new_tokens, quick)
+        result["kernels"] += _bench_kernels(size, new_tokens)
     report(f"generation {sizes[0].name}")
-    result["generation"].append(_bench_generation(sizes[0], new_tokens, generation_rounds))
+    result["generation"].append(_bench_generation(sizes[0], new_tokens, rounds))
     result["checks"] = [] if quick else checks(result)
     return result
 
@@ -130,7 +125,6 @@ def _bench_training(size: Size) -> dict:
             "floor": _products(model, size),
         },
         size.rounds,
-        repeats=2,
     )
     return {
         "size": size.name,
@@ -141,9 +135,9 @@ def _bench_training(size: Size) -> dict:
         "rounds": size.rounds,
         **_summary(timing, size.tokens),
         "peak_memory_bytes": {
-            "ours": _peak(size, "ours"),
-            "transformers fair": _peak(size, "gelu_pytorch_tanh"),
-            "transformers default": _peak(size, "gelu_new"),
+            "ours": peak_bytes(size, "ours"),
+            "transformers fair": peak_bytes(size, "gelu_pytorch_tanh"),
+            "transformers default": peak_bytes(size, "gelu_new"),
         },
     }
 
@@ -156,7 +150,7 @@ KERNELS = {
 }
 
 
-def _bench_kernels(size: Size, new_tokens: int, quick: bool) -> list[dict]:
+def _bench_kernels(size: Size, new_tokens: int) -> list[dict]:
     """How much slower each is without one of our kernels, taking turns."""
     torch.manual_seed(0)
     model = GPT(size.config(max_seq_len=max(size.seq_len, PROMPT_TOKENS + new_tokens)))
@@ -175,7 +169,7 @@ def _bench_kernels(size: Size, new_tokens: int, quick: bool) -> list[dict]:
     rows = []
     for what, act in acts.items():
         off = {kernel: partial(turned_off, kernel, act) for kernel in KERNELS[what]}
-        timing = paired({"with": act, **off}, size.rounds, repeats=0 if quick else 2)
+        timing = paired({"with": act, **off}, size.rounds)
         rows += [
             {"size": size.name, "what": what, "kernel": kernel, "time_without": timing.ratio(kernel, "with")}
             | {"of_each_round": timing.ratios(kernel, "with")}
@@ -190,7 +184,6 @@ def _summary(timing: Paired, tokens: int) -> dict:
         "seconds": {name: timing.median_s(name) for name in timing.seconds},
         "tokens_per_s": {name: tokens / timing.median_s(name) for name in timing.seconds},
         "speedup": {name: timing.ratio(name, "ours") for name in timing.seconds if name != "ours"},
-        "disturbed": timing.disturbed,
         "speedup_of_each_round": {name: timing.ratios(name, "ours") for name in timing.seconds if name != "ours"},
     }
 
@@ -265,39 +258,20 @@ def _products(model: GPT, size: Size) -> Callable[[], None]:
     return products
 
 
-def _peak(size: Size, contender: str) -> int:
-    return peak_memory_bytes("aiscale.bench.model:train_alone", vars(size), contender)
-
-
-def train_alone(size: dict, contender: str) -> None:
-    """Three training steps of one contender ("ours", or an activation of transformers), for peak_memory_bytes."""
-    size = Size(**size)
-    tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
+def peak_bytes(size: Size, contender: str) -> int:
+    """The most memory that one contender ("ours", or an activation of transformers) has at a time: its weights, and
+    what three training steps allocate, optimizer states among it."""
+    model, tokens = GPT(size.config()), torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
     if contender == "ours":
-        step = _our_step(GPT(size.config()), tokens)
+        step = _our_step(model, tokens)
     else:
-        config = _their_config(size)
-        their_step = _their_step(transformers.GPT2LMHeadModel(config), tokens)
-        step = lambda: their_step(contender)  # noqa: E731
-    for _ in range(3):
-        step()
+        step = partial(_their_step(_same_in_transformers(model), tokens), contender)
 
+    def train() -> None:
+        for _ in range(3):
+            step()
 
-def _their_config(size: Size) -> transformers.GPT2Config:
-    config = size.config()
-    return transformers.GPT2Config(
-        vocab_size=config.vocab_size,
-        n_positions=config.max_seq_len,
-        n_embd=config.d_model,
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        attn_implementation="sdpa",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    return 4 * model.num_parameters() + max(allocated_bytes(train)[1])
 
 
 # Generation ----------------------------------------------------------------------------------------------------------
@@ -320,7 +294,7 @@ def _bench_generation(size: Size, new_tokens: int, rounds: int) -> dict:
         kind = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
         texts["transformers"] = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), **kind)
 
-    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds, repeats=2)
+    timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds)
     same = (texts["ours"] == texts["transformers"]).all().item()
     shape = {"size": size.name, "vocab_size": size.vocab_size, "new_tokens": new_tokens, "rounds": rounds}
     return {**shape, "same_text": same, **_summary(timing, new_tokens)}

@@ -6,9 +6,7 @@ from aiscale.bench.tables import checks_table, heading, table
 
 
 def show_model(result: dict) -> None:
-    disturbed = max(row["disturbed"] for row in result["training"] + result["generation"])
-    quiet = () if disturbed <= 0.1 else (f"others disturbed up to {disturbed:.0%} of the measurements: ratios scatter",)
-    heading(result, *quiet)
+    heading(result)
     for row in result["training"]:
         _show_training(row)
     for row in result["generation"]:

@@ -1,6 +1,6 @@
 """Runs a function of a benchmark on new ranks and returns its result.
 
-    result = on_ranks(2, "aiscale.bench.saving:measure", "ddp", quick, folder)    # rank 0's, of measure(world, ...)
+    result = on_ranks(2, "aiscale.bench.radius.steps:measure", quick)    # rank 0's, of measure(world, quick)
     turns(world, {"step": step, "all-reduce": reduce}, rounds)      # in such a function: all ranks take the same turns
 
 Arguments and result travel as JSON.

@@ -5,18 +5,13 @@
 
 Two programs that run one after the other see two different machines: another job starts, the processor warms up.
 Within one round they see almost the same one. So the ratio is taken per round, and the result is the median of the
-ratios. With repeats=2, a measurement during which other programs used more than a tenth of the processor is repeated,
-at most twice, and the least disturbed one counts: it is chosen by the load of others, never by its own time.
+ratios.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import pkgutil
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,19 +19,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 import torch
 
 from aiscale.meter import has_bf16_instructions
 from aiscale.train import records
 
-DISTURBED = 0.1  #: share of all cores' time used by other programs above which a measurement is repeated
-
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
     seconds: dict[str, list[float]]
-    disturbed: float = 0.0  #: share of the measurements that stayed disturbed after all repeats
 
     def median_s(self, name: str) -> float:
         return statistics.median(self.seconds[name])
@@ -49,48 +40,19 @@ class Paired:
         return [a / b for a, b in zip(self.seconds[name], self.seconds[base], strict=True)]
 
 
-def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1, repeats: int = 0) -> Paired:
+def paired(contenders: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1) -> Paired:
     """Run all contenders in turn, `rounds` times, rotating their order; the first `warmup` rounds, in which caches
-    fill and libraries load, do not count. Leave repeats at 0 where all ranks must make the same number of steps."""
+    fill and libraries load, do not count."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    disturbed = 0
     for round_index in range(-warmup, rounds):
-        order = list(contenders) if round_index % 2 == 0 else list(reversed(contenders))
-        for name in order:
-            others, elapsed_s = _undisturbed(contenders[name], 0 if round_index < 0 else repeats)
+        for name in list(contenders) if round_index % 2 == 0 else list(reversed(contenders)):
+            start = time.perf_counter()
+            contenders[name]()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             if round_index >= 0:
-                seconds[name].append(elapsed_s)
-                disturbed += others > DISTURBED
-    return Paired(seconds=seconds, disturbed=disturbed / (rounds * len(contenders)))
-
-
-def _undisturbed(step: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """(others' share, seconds) of the least disturbed of up to 1 + repeats runs."""
-    measurements = []
-    for _ in range(1 + repeats):
-        measurements.append(_measure(step))
-        if measurements[-1][0] <= DISTURBED:
-            break
-    return min(measurements)
-
-
-def _measure(step: Callable[[], object]) -> tuple[float, float]:
-    """Run it once: (share of all cores' time used by other programs meanwhile, seconds)."""
-    busy_s, own_s, start = _busy_s(), time.process_time(), time.perf_counter()
-    step()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    elapsed_s = time.perf_counter() - start
-    others_s = _busy_s() - busy_s - (time.process_time() - own_s)
-    # The system counts in hundredths of a second: over a shorter time the share would be noise.
-    share = others_s / (elapsed_s * (os.cpu_count() or 1)) if elapsed_s > 0.2 else 0.0
-    return max(0.0, share), elapsed_s
-
-
-def _busy_s() -> float:
-    """Busy seconds of all cores together, including steal time (other virtual machines on this host)."""
-    times = psutil.cpu_times()._asdict()
-    return sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
+                seconds[name].append(time.perf_counter() - start)
+    return Paired(seconds=seconds)
 
 
 def machine_facts() -> dict:
@@ -111,38 +73,3 @@ def machine_facts() -> dict:
         "threads": here["threads_per_rank"],
         "load_average": round(os.getloadavg()[0], 2),
     }
-
-
-def peak_memory_bytes(function: str, *arguments: object) -> int:
-    """Peak resident memory of `module:function` called with JSON arguments, minus what its imports took.
-
-    Each call runs in a new process: a process's peak never falls, and the allocator would reuse memory that one
-    contender freed for the next. Importing the function's module must import everything it needs.
-    """
-    code = f"from aiscale.bench.timing import _report_peak; _report_peak({function!r}, {json.dumps(arguments)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{function} failed in its own process: {done.stderr.strip().splitlines()[-1]}")
-    return int(done.stdout.split()[-1])
-
-
-def _report_peak(function: str, arguments: str) -> None:
-    work = pkgutil.resolve_name(function)
-    before = _status_bytes("VmRSS")
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: reset the peak that the imports reached
-    except OSError:
-        pass
-    work(*json.loads(arguments))
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    print(peak - before)
-
-
-def _status_bytes(key: str) -> int:
-    """A value of /proc/self/status in bytes; 0 without /proc (macOS)."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:")), 0)

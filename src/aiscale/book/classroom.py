@@ -66,19 +66,22 @@ def price(seats: int, hours: float, ranks: int, wanted: str | None = None) -> st
 
 
 def _prices(place: Site, seats: int, hours: float, ranks: int) -> Iterator[tuple[str, ...]]:
-    rules, nodes = place.scheduler, -(-ranks // place.node.ranks_per_node)
+    rules = place.scheduler
     usual = place.partition or rules.default_partition, place.qos or rules.default_qos
-    shared = [(name, "") for name, entry in rules.partitions.items() if entry.share]
+    shared = [(name, "") for name, entry in rules.partitions.items() if entry.share and name != place.cpus.partition]
     shared += [(usual[0], name) for name, entry in rules.qos.items() if entry.share]
-    for partition, qos in [usual, *shared]:
-        there = dataclasses.replace(place, partition=partition, qos=qos)
+    offers = [dataclasses.replace(place, partition=partition, qos=qos) for partition, qos in [usual, *shared]]
+    offers += [place.on_cpus()] if place.cpus.node.ranks else []
+    for there in offers:
+        partition, qos, nodes = there.partition, there.qos, -(-ranks // there.node.ranks_per_node)
         part, longest = there.part(ranks), rules.hours_for(nodes, partition, qos) or 0.0
         if part is there and (partition, qos) != usual:  # it would have a whole node there too, or is too large
             continue
-        fit = place.node.ranks_per_node // ranks if part is not there else 1
-        charge = f"{seats * part.scheduler.charge(nodes, hours, qos):,.4g} {rules.charge_unit}"
+        fit = there.node.ranks_per_node // ranks if part is not there else 1
+        charge = f"{seats * part.scheduler.charge(nodes, hours, qos):,.4g} {there.scheduler.charge_unit}"
         charge = charge if hours <= longest else f"not allowed: {longest:g} h at most"
-        yield place.name, " ".join(filter(None, (partition, qos))), str(fit), str(-(-seats // fit) * nodes), charge
+        where = " ".join(filter(None, (partition, qos, "" if there.node.gpus else "(CPUs)")))
+        yield place.name, where, str(fit), str(-(-seats // fit) * nodes), charge
 
 
 # reset ---------------------------------------------------------------------------------------------------------------

@@ -48,13 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="check their form, and that optional sections are whole and core cells need none of them",
     )
     task.add_argument("--strip", action="store_true", help="remove outputs and editors' metadata, format the code")
-    task.add_argument(
-        "--only-gallery", action="store_true", help="build the gallery from earlier runs, without running anything"
-    )
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
-    path = parser.add_mutually_exclusive_group()
-    path.add_argument("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
-    path.add_argument("--full", action="store_true", help="all of them, all their cells (the default)")
+    add("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
     add("--until", metavar="SECTION", default="", help="run the cells above the section with this heading, and stop")
     add("--gallery", action="store_true", help="also build the gallery")
     add("--resume", action="store_true", help="skip notebooks that have passed and have not changed since")
@@ -86,9 +81,6 @@ def run(args: argparse.Namespace) -> int:
         for notebook in notebooks(args.names, args.root):
             if strip(notebook.path):
                 print(notebook.path)
-        return 0
-    if args.only_gallery:
-        print(_build_gallery(args))
         return 0
     return _run(args)
 

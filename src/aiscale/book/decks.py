@@ -17,7 +17,6 @@ Note: what the speaker says, until the end of the slide
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from pathlib import Path
 from aiscale import plots
 from aiscale.book.core import is_optional
 from aiscale.book.notebook import BookError, find_root, notebooks
+from aiscale.config import hint
 
 KINDS = ("measured here", "predicted", "published", "drawn")  #: of what a source says
 NUMBER = re.compile(r"\{\{(.+?)\}\}", re.S)
@@ -74,9 +74,8 @@ def _choose(name: str, found: dict[str, Path]) -> Path:
     for stem, path in found.items():
         if name in (stem, stem.partition("_")[0]):
             return path
-    close = difflib.get_close_matches(name, found, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(found)}"
-    raise BookError(f"no deck is called {name}: {hint}")
+    others = f"there are {', '.join(found)}"
+    raise BookError(f"no deck is called {name}: {hint(name, found, others)}")
 
 
 def _read(path: Path) -> Deck:

@@ -246,19 +246,10 @@ class Grid(Guess):
         where = ", ".join(f"{self.rows[r]} {self.columns[c]}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
         grade = "near" if 2 * len(wrong) <= total else "off"
         text = f"{total - len(wrong)} of {total} cells right; wrong: {where}"
-        return Verdict(text if shell() else f"{text}\n{self._as_text()}", grade)
+        return Verdict(text, grade)
 
     def say(self, value: object) -> str:
-        """The grid in the card, or row by row where nothing is drawn."""
-        return f"{sum(self.shape)} cells" if shell() else " | ".join(" ".join(map(_cell, row)) for row in value)
-
-    def _as_text(self) -> str:
-        wrong, lines, longest = self.wrong(), [], max(map(len, self.rows))
-        for r, (guess, truth) in enumerate(zip(self.guess, self.measured, strict=True)):
-            marked = "".join(f"{_cell(cell) + ('!' if (r, c) in wrong else ' '):>6}" for c, cell in enumerate(guess))
-            right = "".join(f"{_cell(cell):>6}" for cell in truth)
-            lines.append(f"{self.rows[r] + ':':{longest + 1}}{marked}   truth:{right}")
-        return "\n".join(lines)
+        return f"{sum(self.shape)} cells"
 
 
 def predict(
@@ -319,10 +310,6 @@ def _names(given: Names, count: int, what: str) -> list[str]:
 
 def _nothing(cell: object) -> bool:
     return cell is None or cell in ("", "-")
-
-
-def _cell(cell: object) -> str:
-    return "-" if _nothing(cell) else str(cell)
 
 
 def _same(guess: object, truth: object) -> bool:

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import io
 import json
 import re
@@ -46,7 +45,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.config import ConfigError
+from aiscale.config import ConfigError, hint
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -150,10 +149,8 @@ class Notebook:
 
     def _accept(self, name: str, value: object) -> object:
         if name not in self.parameters:
-            close = difflib.get_close_matches(name, self.parameters, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            has = ", ".join(map(str, self.parameters.values())) or "none"
-            raise BookError(f"{self.name} has no parameter {name}: {hint}its parameters are {has}")
+            has = f"its parameters are {', '.join(map(str, self.parameters.values())) or 'none'}"
+            raise BookError(f"{self.name} has no parameter {name}: {hint(name, self.parameters, has)}")
         default, meaning = self.parameters[name].default, self.parameters[name].comment
         try:
             accepted = _convert(value, default)
@@ -191,8 +188,7 @@ def _choose(name: str, found: Mapping[str, Notebook]) -> Notebook:
         return Notebook(Path(name))
     matches = [n for stem, n in found.items() if name.lower() in _short(stem) or name.zfill(2) == stem[:2]]
     if not matches:
-        close = difflib.get_close_matches(name, found, n=1)
-        raise BookError(f"no notebook is called {name}: {f'did you mean {close[0]}?' if close else _some(found)}")
+        raise BookError(f"no notebook is called {name}: {hint(name, found, _some(found))}")
     return matches[0]
 
 

@@ -39,6 +39,7 @@ class Job:
     nodes: int = 0  #: 0: as many as the ranks need, one rank per GPU
     partition: str = ""
     qos: str = ""
+    constraint: str = ""  #: kind of nodes: cpu at Perlmutter, for ranks that need no GPU
     reservation: str = ""  #: for example of a class
     site: str = ""  #: a shipped profile or a .toml file; empty: AISCALE_SITE, or detected
     script: str = ""  #: your own copy of engines.sbatch, instead of the site's
@@ -66,15 +67,21 @@ class Job:
     @property
     def is_own(self) -> bool:
         """Whether to submit a new job even if this process is in one already."""
-        return any((self.account, self.time, self.partition, self.qos, self.reservation, self.script))
+        return any((self.account, self.time, self.partition, self.qos, self.constraint, self.reservation, self.script))
 
     @property
     def place(self) -> Site | None:
-        """The profile of this site; None if it is neither given nor detected."""
+        """The profile of this site, of its nodes without GPUs if those are asked for; None if it is neither given nor
+        detected."""
         try:
-            return find(self.site) if self.site else here()
+            place = find(self.site) if self.site else here()
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None
+        asked = {
+            getattr(self, name) or os.environ.get(f"SBATCH_{name.upper()}") for name in ("constraint", "partition")
+        }
+        cpus = {place.cpus.partition, *(kind.constraint for kind in place.cpus.node.kinds)} - {""} if place else set()
+        return place.on_cpus() if asked & cpus else place
 
     def nodes_for(self, size: int) -> int:
         place = self.place
@@ -95,7 +102,7 @@ class Job:
         words = ["sbatch", "--parsable", "--export=ALL", "--no-requeue", f"--output={folder}/launcher.log"]
         words += [f"--nodes={nodes}"]
         asked = {"account": self.account, "time": self.time, "partition": self.partition, "qos": self.qos}
-        asked["reservation"] = self.reservation
+        asked |= {"reservation": self.reservation, "constraint": self.constraint}
         words += [f"--{name}={value}" for name, value in asked.items() if value != ""]
         place, extra = self._environment()
         extra |= {"AISCALE_FOLDER": str(folder), "AISCALE_RANKS": str(size)}

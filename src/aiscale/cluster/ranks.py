@@ -54,7 +54,7 @@ def start(
     engines: local (on this machine); mpi (the same, with mpiexec); slurm (with srun if this kernel is in a job, else in
     a job that is submitted, and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, so that a
     notebook need not change, else local. job: options of the submitted job: account, time, nodes, partition, qos,
-    reservation, site, script (see `aiscale.cluster.job.Job`).
+    constraint, reservation, site, script (see `aiscale.cluster.job.Job`).
 
     threads: per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks to start,
     without the time in the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read their software from one

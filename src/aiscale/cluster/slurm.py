@@ -94,8 +94,8 @@ class SlurmLauncher(LocalLauncher):
         lost_job = any(end.rank is None for end in self._ends)
         if not self._is_ours or lost_job or not self.job:
             return False
-        state = ask(self.job)
-        runs = bool(state and state.name == "RUNNING")
+        state = ask(self.job) or self._state
+        runs = bool(state and state.name in ("RUNNING", "SIGNALING"))
         return runs and guard.cancel(str(self.folder), "step", patience_s=_PATIENCE_S)
 
     def _srun(self) -> list[str]:

@@ -189,7 +189,7 @@ _METHOD_OPTIONS = {
     "turns": ("radius",),
     "moments": ("radius",),
     "range": ("radius",),
-    "scope": ("radius", "top-k"),
+    "scope": ("radius",),
     "score": ("radius",),
     "residual": ("radius", "top-k", "random-k"),
     "rank": ("powersgd",),
@@ -213,7 +213,7 @@ class CompressionConfig:
     #: gradient. wait: none; in its turn it takes as many steps as it waited, with its mean gradient
     moments: Literal["decay", "wait"] = "decay"
     range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
-    scope: Literal["tensor", "global"] = "tensor"  #: choose the largest entries of each tensor, or of all together
+    scope: Literal["tensor", "global"] = "tensor"  #: radius: choose in each tensor, or in all together
     score: Literal["update", "gradient", "momentum"] = "update"  #: radius: choose entries by the magnitude of this
     #: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
     residual: Literal["sum", "mean", "none"] = "sum"

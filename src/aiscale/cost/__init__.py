@@ -20,8 +20,6 @@ from aiscale.cost.communication import (
     wire_bytes,
 )
 from aiscale.cost.compression import (
-    is_dense_step,
-    is_exempt,
     mean_payload_bytes,
     radius_held,
     radius_traffic,

@@ -73,7 +73,7 @@ PROTOCOLS = {
 @dataclass(frozen=True, kw_only=True)
 class Collective:
     seconds: float
-    algorithm: str  #: ring, tree, in-switch, hierarchical, pairwise, point-to-point
+    algorithm: str  #: ring, tree, in-switch, pairwise, point-to-point
     bottleneck: str  #: what takes most of the time: latency, links in the node, network adapters
     steps: int  #: messages one after another
     bytes_per_rank: float  #: sent by a rank, the mean if ranks differ
@@ -87,26 +87,17 @@ def collective_seconds(
     ranks: int,
     per_node: int = 0,
     simultaneous_groups: int = 0,
-    algorithm: str = "",
 ) -> Collective:
     """The predicted time of one collective over `ranks` devices, `per_node` of them on each node (0: as many as fit).
 
     n_bytes is the whole buffer, as in `wire_bytes`. simultaneous_groups: groups like this one that use a node's
-    adapters at the same time; 0: as many as its devices make. algorithm: ring, tree or hierarchical (sums and gathers
-    in the node, exchanges between nodes) in place of the faster of ring and tree. Raises ConfigError that names the
-    figure which no source of the machine tells.
+    adapters at the same time; 0: as many as its devices make. Raises ConfigError that names the figure which no source
+    of the machine tells.
     """
     group = _Group(kind, n_bytes, machine, ranks, per_node, simultaneous_groups)
-    if algorithm not in ("", "ring", "tree", "hierarchical"):
-        raise ConfigError(f"algorithm is {algorithm!r}: it must be ring, tree or hierarchical")
     if ranks == 1 or n_bytes == 0 or kind == "recv":
         return Collective(seconds=0.0, algorithm="ring", bottleneck="latency", steps=0, bytes_per_rank=0.0)
-    options = [option for option in group.options() if option.algorithm == (algorithm or option.algorithm)]
-    if not algorithm:
-        options = [option for option in options if option.algorithm != "hierarchical"]
-    if not options:
-        raise ConfigError(f"{kind} over {group.nodes} nodes has no algorithm {algorithm!r}")
-    return min(options, key=lambda option: option.seconds)
+    return min(group.options(), key=lambda option: option.seconds)
 
 
 class _Group:
@@ -142,26 +133,12 @@ class _Group:
         whole_nodes = g == self.machine.node.devices and nodes <= 2
         if self.kind == "all_reduce" and self.machine.node.in_switch_gb_s and whole_nodes:
             yield self.in_switch(2 * depth, through)
-        if nodes == 1:
-            return
-        if self.kind == "all_reduce":
+        if self.kind == "all_reduce" and nodes > 1:
             yield self.time("tree", 2 * (g - 1 + depth), 2 * depth, sent, (2 * S, through))
-        if self.kind in ("all_reduce", "all_gather", "reduce_scatter"):
-            steps, across = rounds * (g - 1 + nodes - 1), rounds * (nodes - 1)
-            inside, outside = rounds * (g - 1) / g * S, rounds * (nodes - 1) / nodes * S
-            yield self.time("hierarchical", steps, across, sent, (inside, outside), add=True)
 
-    def time(
-        self,
-        algorithm: str,
-        steps: int,
-        across: int,
-        sent: float,
-        volumes: tuple[float, float],
-        add: bool = False,
-    ) -> Collective:
+    def time(self, algorithm: str, steps: int, across: int, sent: float, volumes: tuple[float, float]) -> Collective:
         """With the faster protocol. across: steps between nodes; volumes: bytes of a rank through links in the node, of
-        a node through its adapters; add: one after the other."""
+        a node through its adapters."""
         node, found = self.machine.node, []
         inside, outside = volumes
         measured = node.bus_gb_s is not None and len(node.bus_gb_s) > 1 and self.nodes == 1
@@ -176,9 +153,8 @@ class _Group:
                 links_s = max(0.0, slower * _curve_seconds(node.bus_gb_s, self.n_bytes, inside) - latency_s)
             if outside and self.nodes > 1:
                 nics_s = outside / min(protocol.most_bytes_s, protocol.share * self.nic_bytes_s())
-            both_s = links_s + nics_s if add else max(links_s, nics_s)
             parts = {"links in the node": links_s, "network adapters": nics_s, "latency": latency_s}
-            found.append((latency_s + both_s, max(parts, key=parts.__getitem__)))
+            found.append((latency_s + max(links_s, nics_s), max(parts, key=parts.__getitem__)))
         seconds, slowest = min(found)
         return Collective(seconds=seconds, algorithm=algorithm, bottleneck=slowest, steps=steps, bytes_per_rank=sent)
 

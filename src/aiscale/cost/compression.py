@@ -6,7 +6,6 @@
     radius_traffic(run, 4, dense=True)      # of a dense step: in the warm-up, then every interval-th
     mean_payload_bytes(run)                 # average over steps after the warm-up
     radius_held(run)                        # mask and residual of a rank
-    radius_traffic(run, 4, shapes=model.parameter_shapes(run.model))      # for a Hugging Face model
     rivals_traffic(run, 4), rivals_held(run)                              # for top-k, random-k and PowerSGD
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
@@ -22,10 +21,10 @@ Sparse steps of the others, with e bytes per entry on the wire and n ranks (dens
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
-from aiscale.config import CompressionConfig, ConfigError, HFModelConfig, Run
+from aiscale.config import CompressionConfig, ConfigError, Run
 from aiscale.cost.memory import WIDE
 from aiscale.cost.parameters import parameter_count, parameter_shapes
 
@@ -33,7 +32,6 @@ from aiscale.cost.parameters import parameter_count, parameter_shapes
 FIRST_POWERSGD_STEP = 2
 INDEX_BYTES = 4
 
-Shapes = Mapping[str, Sequence[int]]  #: of each parameter, by name
 Traffic = dict[tuple[str, str], int]  #: payload bytes by (collective, group)
 
 
@@ -65,23 +63,12 @@ def entries_in_turn(waiting: int, turns: int, sparse_step: int) -> int:
     return math.ceil((waiting - sparse_step % turns) / turns) if turns else 0
 
 
-def tensor_sizes(run: Run, shapes: Shapes | None = None) -> dict[str, int]:
-    """Entries of each parameter tensor: of our GPT by formula, of a Hugging Face model from `shapes`."""
-    if shapes is None and isinstance(run.model, HFModelConfig):
-        raise ConfigError(
-            f"which tensors a {run.model.model_type} of Hugging Face has, no formula says: "
-            "give shapes=model.parameter_shapes(run.model)"
-        )
-    shapes = parameter_shapes(run.model) if shapes is None else shapes
-    return {name: prod(shape) for name, shape in shapes.items()}
-
-
-def sent_entries(run: Run, shapes: Shapes | None = None, sparse_step: int = 0) -> tuple[int, int]:
+def sent_entries(run: Run, sparse_step: int = 0) -> tuple[int, int]:
     """(entries of non-exempt parameters that a sparse step sends, entries of biases, which it always sends).
 
     sparse_step: counts from 0 since the last dense step; with turns the numbers differ by a few entries.
     """
-    sizes = tensor_sizes(run, shapes)
+    sizes = {name: prod(shape) for name, shape in parameter_shapes(run.model).items()}
     masked = [size for name, size in sizes.items() if not is_exempt(name)]
     if run.compression.range:
         raise ConfigError(
@@ -96,9 +83,7 @@ def sent_entries(run: Run, shapes: Shapes | None = None, sparse_step: int = 0) -
     return sent, sum(sizes.values()) - sum(masked)
 
 
-def radius_traffic(
-    run: Run, world_size: int, *, dense: bool = False, shapes: Shapes | None = None, sparse_step: int = 0
-) -> Traffic:
+def radius_traffic(run: Run, world_size: int, *, dense: bool = False, sparse_step: int = 0) -> Traffic:
     """Payload bytes of one optimizer step by (collective, group); with method none every step is dense.
 
     sparse_step: as in sent_entries.
@@ -107,29 +92,23 @@ def radius_traffic(
         return {}
     config = run.compression
     all_dense = dense or config.method == "none" or config.interval == 1
-    entries = _entries(run, shapes) if all_dense else sum(sent_entries(run, shapes, sparse_step))
+    entries = parameter_count(run.model) if all_dense else sum(sent_entries(run, sparse_step))
     return {("all_reduce", "world"): wire_entry_bytes(run) * entries}
 
 
-def mean_payload_bytes(run: Run, shapes: Shapes | None = None) -> float:
+def mean_payload_bytes(run: Run) -> float:
     """Payload bytes of a step of Radius, averaged over one interval: one dense step and T - 1 sparse ones."""
     steps = range(run.compression.interval - 1)
-    dense = sum(radius_traffic(run, 2, dense=True, shapes=shapes).values())
-    sparse = [
-        sum(radius_traffic(run, 2, shapes=shapes, sparse_step=step).values())
-        for step in range(max(run.compression.turns, 1))
-    ]
+    dense = sum(radius_traffic(run, 2, dense=True).values())
+    turns = range(max(run.compression.turns, 1))
+    sparse = [sum(radius_traffic(run, 2, sparse_step=step).values()) for step in turns]
     return (dense + sum(sparse[step % len(sparse)] for step in steps)) / (1 + len(steps))
 
 
-def radius_held(run: Run, shapes: Shapes | None = None) -> int:
+def radius_held(run: Run) -> int:
     """Bytes that a rank keeps between steps: one mask byte per entry, and the residual, if there is one."""
     residual = 0 if run.compression.residual == "none" else WIDE[run.loop.precision]
-    return (1 + residual) * _entries(run, shapes)
-
-
-def _entries(run: Run, shapes: Shapes | None) -> int:
-    return sum(tensor_sizes(run, shapes).values()) if shapes else parameter_count(run.model)
+    return (1 + residual) * parameter_count(run.model)
 
 
 def wire_entry_bytes(run: Run) -> int:

@@ -4,7 +4,7 @@
     parameter_count(model)                      # their sum, equal to GPT(model).num_parameters()
     approximate_parameter_count(model)          # 12 L D^2, the rule of thumb
     flops_per_token(model, seq_len=1024)        # forward and backward: what MFU is measured against
-    flops_by_part(model, 1024, backward=False)  # {"qkv": ..., "attention": ..., ...}
+    flops_by_part(model, 1024)                  # {"qkv": ..., "attention": ..., ...}
     six_n_flops_per_token(model)                # 6 N, the rule of thumb
 
 Hugging Face models of the families gpt2, gptj, gpt_neox and llama are counted exactly too; for others,
@@ -21,7 +21,6 @@ T tokens in a sequence, N parameters.
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig
 from aiscale.config.choices import is_orthogonalized
@@ -198,40 +197,32 @@ def _norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
 # FLOPs ---------------------------------------------------------------------------------------------------------------
 
 
-def flops_by_part(
-    model: ModelConfig, seq_len: int, backward: bool = True, causal: Literal["full", "half"] = "full"
-) -> dict[str, float]:
-    """FLOPs of one token by part: qkv, attention (scores and weighted values), attention_out, mlp, head.
+def flops_by_part(model: ModelConfig, seq_len: int) -> dict[str, float]:
+    """FLOPs of one token, forward and backward, by part: qkv, attention (scores and weighted values), attention_out,
+    mlp, head.
 
     A weight costs 2 FLOPs per token forward. Attention's q k^T and product with v cost 2 D each for every position,
-    4 T D a layer. causal "full" counts all T positions, the convention for MFU (PaLM; Narayanan et al. 2021 and
-    Megatron-LM's code of that time: 12 L T D with the backward pass); "half" counts (T + 1) / 2, the average that a
-    token sees and that a kernel computes if it skips the masked half. Megatron-LM's present code halves too (T / 2:
-    training.py, num_floating_point_operations), so its TFLOP/s are lower than those of its papers.
+    4 T D a layer: all T positions count, the convention for MFU (PaLM; Narayanan et al. 2021 and Megatron-LM's code of
+    that time: 12 L T D with the backward pass). Megatron-LM's present code counts half of them (training.py,
+    num_floating_point_operations), so its TFLOP/s are lower than those of its papers.
     """
     if seq_len < 1:
         raise ConfigError(f"seq_len is {seq_len}: it must be at least 1")
-    if causal not in ("full", "half"):
-        raise ConfigError(f"causal is {causal!r}: it must be full or half")
-    positions = seq_len if causal == "full" else (seq_len + 1) / 2
     weights = matmul_parameters(model)
     forward = {
         "qkv": 2 * weights["qkv"],
-        "attention": 4 * model.n_layer * model.d_model * positions,
+        "attention": 4 * model.n_layer * model.d_model * seq_len,
         "attention_out": 2 * weights["attention_out"],
         "mlp": 2 * weights["mlp"],
         "head": 2 * weights["head"],
     }
     # Each product has two in the backward pass, for the gradients of the input and of the weight.
-    passes = 3 if backward else 1
-    return {part: float(passes * flops) for part, flops in forward.items()}
+    return {part: float(3 * flops) for part, flops in forward.items()}
 
 
-def flops_per_token(
-    model: ModelConfig, seq_len: int, backward: bool = True, causal: Literal["full", "half"] = "full"
-) -> float:
-    """FLOPs of one token in a sequence of `seq_len`, forward and (by default) backward; see flops_by_part."""
-    return sum(flops_by_part(model, seq_len, backward, causal).values())
+def flops_per_token(model: ModelConfig, seq_len: int) -> float:
+    """FLOPs of one token in a sequence of `seq_len`, forward and backward; see flops_by_part."""
+    return sum(flops_by_part(model, seq_len).values())
 
 
 def six_n_flops_per_token(model: ModelConfig) -> float:

@@ -40,10 +40,9 @@ def ddp_timeline(
     *,
     optimizer_s: float = 0.0,
     bucket_bytes: float = 25 * MIB,
-    overlap: bool = True,
 ) -> list[Event]:
-    """The events of rank 0 (all ranks are alike) in a step, the update last; overlap=False starts all-reduces after
-    backward. Assumes that communication does not slow down computation."""
+    """The events of rank 0 (all ranks are alike) in a step, the update last. Assumes that communication does not slow
+    down computation."""
     if bucket_bytes <= 0 or gradient_bytes <= 0:
         raise ConfigError(f"bucket_bytes {bucket_bytes}, gradient_bytes {gradient_bytes}: both must be greater than 0")
     backward_end = forward_s + backward_s
@@ -55,7 +54,7 @@ def ddp_timeline(
     while world > 1 and sent < gradient_bytes:
         size = min(bucket_bytes, gradient_bytes - sent)
         sent += size
-        ready = forward_s + backward_s * sent / gradient_bytes if overlap else backward_end
+        ready = forward_s + backward_s * sent / gradient_bytes
         start = max(ready, free)
         free = start + link.seconds("all_reduce", size, world)
         events.append(Event(0, f"all-reduce {len(events) - 1}", start, free, "communication"))
@@ -63,51 +62,30 @@ def ddp_timeline(
     return [*events, Event(0, "optimizer", start, start + optimizer_s, "optimizer")]
 
 
-def prefetch_timeline(
-    n_blocks: int,
-    gather_s: float,
-    block_s: float,
-    ahead: int,
-    *,
-    backward_s: float = 0.0,
-    reduce_s: float = 0.0,
-) -> list[Event]:
-    """Events of an FSDP step: the forward pass, and with backward_s, a block's backward time, the backward pass too.
+def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int) -> list[Event]:
+    """Events of an FSDP step's forward pass.
 
-    The root unit (gathered in gather_s, no computation), then blocks 0 to n - 1, then back, where blocks are gathered
-    again and each one's gradients are reduced and scattered in reduce_s after it. Collectives run one at a time, in the
+    The root unit (gathered in gather_s, no computation), then blocks 0 to n - 1. Collectives run one at a time, in the
     order of their requests. A block computes when it is gathered and the block before it is done; it is requested when
     the block `ahead` places before it starts to compute, or, with 0, when the block before it is done. L blocks,
     gathered in g seconds and computed in c, take L (g + c) without prefetch, and L max(g, c) plus a start and an end
-    with it; backward L max(g + r, c) and an end, since the last gradients and the first gather have nothing to hide
-    behind.
+    with it.
     """
     events: list[Event] = []
+    gathered: dict[int, float] = {}
     wire_free_s, now = 0.0, 0.0
-
-    def on_wire(name: str, asked_s: float, seconds: float) -> float:
-        nonlocal wire_free_s
-        start_s = max(asked_s, wire_free_s)
-        wire_free_s = start_s + seconds
-        events.append(Event(0, name, start_s, wire_free_s, "communication"))
-        return wire_free_s
-
-    passes = [("forward", block_s, [-1, *range(n_blocks)])]  # -1 is the root
-    if backward_s:
-        passes.append(("backward", backward_s, [*reversed(range(n_blocks))]))
-    for kind, seconds, order in passes:
-        gathered: dict[int, float] = {}
-        for at, unit in enumerate(order):
-            for wanted in order[at : at + 1 + ahead]:
-                if wanted not in gathered:
-                    asked_s = now if wanted == unit else max(now, gathered[unit])
-                    gathered[wanted] = on_wire("root" if wanted < 0 else f"gather {wanted}", asked_s, gather_s)
-            now = max(now, gathered[unit])
-            if unit >= 0:
-                events.append(Event(0, str(unit), now, now + seconds, kind))
-                now += seconds
-                if kind == "backward":
-                    on_wire(f"reduce {unit}", now, reduce_s)
+    order = [-1, *range(n_blocks)]  # -1 is the root
+    for at, unit in enumerate(order):
+        for wanted in order[at : at + 1 + ahead]:
+            if wanted not in gathered:
+                start_s = max(now if wanted == unit else max(now, gathered[unit]), wire_free_s)
+                gathered[wanted] = wire_free_s = start_s + gather_s
+                name = "root" if wanted < 0 else f"gather {wanted}"
+                events.append(Event(0, name, start_s, wire_free_s, "communication"))
+        now = max(now, gathered[unit])
+        if unit >= 0:
+            events.append(Event(0, str(unit), now, now + block_s, "forward"))
+            now += block_s
     return sorted(events, key=lambda event: event.start_s)
 
 

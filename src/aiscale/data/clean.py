@@ -16,8 +16,10 @@ The steps, each by a published rule:
     tokens       BPE learnt from an even sample, then shards in `data/shards.py`'s format: one folder for all, and one
                  for each domain; documents in an order drawn at random, which is always the same
 
-Processes share the parts (PART_BYTES of text each) and write what they find; after an interruption the same call goes
-on with the parts that are missing, and ends with the same bytes. Memory: one part a process, and 150 bytes a document.
+Processes share the parts (PART_BYTES of JSON lines; other files and packages are not divided) and write what they
+find; after an interruption the same call goes on with the parts that are missing, and ends with the same bytes. What is
+in memory does not grow with the corpus: the keys of a part's documents, a slice of SLICE keys while duplicates are
+sought, a block of text while it is tokenized; the one exception is a byte a document.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import lru_cache, partial
-from io import BytesIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -45,17 +47,18 @@ from aiscale.config import ConfigError, require_writable
 from aiscale.data import science
 from aiscale.data.corpus import find_files, identity
 from aiscale.data.filters import BANDS, NGRAM, Rules, band_keys, ngrams, why_dropped
-from aiscale.data.formats import documents_of
-from aiscale.data.order import mix
-from aiscale.data.shards import TOKENIZER, Text, write_atomically, write_corpus
+from aiscale.data.formats import records_of
+from aiscale.data.order import permute
+from aiscale.data.shards import MANIFEST, TOKENIZER, Text, read_manifest, replacing, write_atomically, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
 from aiscale.processes import die_with
 
 PART_BYTES = 2**24
 CUT_CHARS = 2**15  #: a text file is cut at empty lines into documents of about this size
 LEARN_CHARS = 2**25  #: BPE is learnt from a sample of this size
-PLAN, KEPT, REPORT, AGAINST = "plan.json", "kept.npy", "report.json", "against.npy"
-_ROW = np.dtype([(name, "<u8") for name in ("part", "length", "offset", "bytes", "domain", "source")])
+SLICE = 2**21  #: of a band about so many keys are sorted at a time, 64 bytes each
+PLAN, KEPT, REPORT, AGAINST = "plan.json", "kept.rows", "report.json", "against.npy"
+_ROW = np.dtype([("offset", "<u8")] + [(name, "<u4") for name in ("part", "length", "bytes", "domain", "source")])
 
 Piece = tuple[str, int, int]  #: of a file: name, first byte, byte after the last; a package has "package:" before it
 
@@ -92,35 +95,14 @@ def _documents(piece: Piece, field: str) -> Iterator[dict[str, str]]:
         return
     file = Path(name)
     domain = file.parent.name
-    if file.suffix == ".jsonl":
-        rows = _lines(file, start, stop)
-    elif file.suffix in (".txt", ".md", ".rst", ""):
-        rows = ({field: text} for text in _cut(file))
-    else:
-        rows = ({field: "".join(document)} for document in documents_of(file, field))
-    for number, row in enumerate(rows):
-        if not isinstance(row.get(field), str):
-            raise ConfigError(f"a record of {file} has no text in field {field!r}: name the right one with --field")
+    records = records_of(file, field, start, stop)
+    for number, row in enumerate(({field: text} for text in _cut(file)) if records is None else records):
         yield {
             "id": str(row.get("id", f"{file.name}:{start}:{number}")),
             "domain": re.sub(r"\W+", "_", str(row.get("domain", domain))),  # it names a folder
             "source": str(row.get("source", file.name)),
             "text": row[field],
         }
-
-
-def _lines(file: Path, start: int, stop: int) -> Iterator[dict]:
-    """The records whose line begins in [start, stop)."""
-    with open(file, "rb") as stream:
-        if start:
-            stream.seek(start - 1)
-            stream.readline()
-        while stream.tell() < stop and (line := stream.readline()):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    raise ConfigError(f"{file} has a line that is not JSON: {line[:60]!r}: mend or remove it") from None
 
 
 def _cut(file: Path) -> Iterator[str]:
@@ -138,12 +120,12 @@ def _cut(file: Path) -> Iterator[str]:
 # One part -------------------------------------------------------------------------------------------------------------
 
 
-def _clean_part(number: int, pieces: list[Piece], folder: Path, field: str, rules: Rules) -> None:
+def _clean_part(part: tuple[int, list[Piece]], folder: Path, field: str, rules: Rules) -> None:
     """Filter a part; writes its documents, their band keys and, last, its counts."""
-    against, counts = np.load(folder / AGAINST), Counter()
-    lines, rows, keys, offset = BytesIO(), [], [], 0
-    for piece in pieces:
-        for document in _documents(piece, field):
+    (number, pieces), against, counts = part, np.load(folder / AGAINST), Counter()
+    rows, keys, offset = [], [], 0
+    with replacing(folder / f"{number:05d}.jsonl") as (lines, keep):
+        for document in (document for piece in pieces for document in _documents(piece, field)):
             text = unicodedata.normalize("NFC", document["text"]).replace("\r\n", "\n").strip()
             reason = why_dropped(text, rules)
             if not reason and len(against):
@@ -155,41 +137,63 @@ def _clean_part(number: int, pieces: list[Piece], folder: Path, field: str, rule
             counts[(*where, reason, "bytes")] += n_bytes
             if not reason:
                 line = json.dumps({**document, "text": text}, ensure_ascii=False).encode() + b"\n"
-                rows.append((number, len(line), offset, n_bytes, *(zlib.crc32(name.encode()) for name in where)))
+                rows.append((offset, number, len(line), n_bytes, *(zlib.crc32(name.encode()) for name in where)))
                 offset += lines.write(line)
                 keys.append(band_keys(text))
+        keep()
     _write(folder / f"{number:05d}.rows.npy", np.array(rows, _ROW))
-    _write(folder / f"{number:05d}.keys.npy", np.array(keys, np.uint64).reshape(-1, BANDS))
-    write_atomically(folder / f"{number:05d}.jsonl", lines.getvalue())
+    _write(folder / f"{number:05d}.keys.npy", np.array(keys, np.uint64).reshape(-1, BANDS).T.copy())
     write_atomically(folder / f"{number:05d}.json", json.dumps([[*key, n] for key, n in counts.items()]).encode())
 
 
-def _clean_parts(parts: list[list[Piece]], folder: Path, processes: int, work: partial, progress: bool) -> None:
-    todo = [n for n in range(len(parts)) if not (folder / f"{n:05d}.json").exists()]
-    with tqdm(total=len(parts), initial=len(parts) - len(todo), desc="clean", unit="part", disable=not progress) as bar:
-        if processes == 1 or len(todo) < 2:
-            for n in todo:
-                work(n, parts[n])
-                bar.update()
-            return
-        spawn = multiprocessing.get_context("spawn")  # a forked child would share torch's threads
-        with ProcessPoolExecutor(processes, spawn, die_with, (os.getpid(),)) as pool:
-            for done in [pool.submit(work, n, parts[n]) for n in todo]:
-                done.result()
-                bar.update()
+def _shared(work: Callable, jobs: Sequence, processes: int) -> Iterator[None]:
+    """work(job) for each job, by so many processes."""
+    if processes == 1 or len(jobs) < 2:
+        yield from map(work, jobs)
+        return
+    spawn = multiprocessing.get_context("spawn")  # a forked child would share torch's threads
+    with ProcessPoolExecutor(processes, spawn, die_with, (os.getpid(),)) as pool:
+        yield from pool.map(work, jobs)
 
 
-def _deduplicate(folder: Path, n_parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows of the documents that stay, rows of the duplicates). A document goes if an earlier one shares a band."""
-    rows = np.concatenate([np.load(folder / f"{n:05d}.rows.npy") for n in range(n_parts)])
-    files = [np.load(folder / f"{n:05d}.keys.npy", mmap_mode="r") for n in range(n_parts)]
-    again = np.zeros(len(rows), dtype=bool)
-    for band in range(BANDS):  # one column in memory at a time
-        column = np.concatenate([keys[:, band] for keys in files])
+def _again(folder: Path, sizes: list[int]) -> np.ndarray:
+    """Whether each document of the parts, `sizes` many in each, shares a band's key with an earlier one."""
+    again, n_slices = np.zeros(sum(sizes), dtype=bool), np.uint64(1 + sum(sizes) // SLICE)
+    for band, number in product(range(BANDS), np.arange(n_slices)):
+        columns, places, start = [], [], 0
+        for n, size in enumerate(sizes):
+            column = np.load(folder / f"{n:05d}.keys.npy", mmap_mode="r")[band]
+            inside = np.flatnonzero(column % n_slices == number)
+            columns.append(column[inside])
+            places.append(inside + start)
+            start += size
+        column, place = np.concatenate(columns), np.concatenate(places)
         order = np.argsort(column, kind="stable")
-        again[order[1:][column[order[1:]] == column[order[:-1]]]] = True
-    stays = rows[~again]
-    return stays[np.argsort(mix(np.arange(len(stays), dtype=np.uint64)))], rows[again]
+        again[place[order[1:][column[order[1:]] == column[order[:-1]]]]] = True
+    return again
+
+
+def _deduplicate(folder: Path, n_parts: int) -> Counter:
+    """Writes the rows of the documents that stay; counts them by domain and by source, and the duplicates."""
+    parts = [folder / f"{n:05d}.rows.npy" for n in range(n_parts)]
+    again, counts, start = _again(folder, [len(np.load(part, mmap_mode="r")) for part in parts]), Counter(), 0
+    with replacing(folder / KEPT) as (stream, keep):
+        for part in parts:
+            rows = np.load(part)
+            gone = again[start : start + len(rows)]
+            start += len(rows)
+            stays = rows[~gone]
+            stream.write(stays.tobytes())
+            counts["again", 0, "documents"] += int(gone.sum())
+            counts["again", 0, "bytes"] += int(rows["bytes"][gone].sum())
+            for kind in ("domain", "source"):
+                names, group = np.unique(stays[kind], return_inverse=True)
+                sizes = np.bincount(group).tolist(), np.bincount(group, stays["bytes"]).tolist()
+                for name, n_documents, n_bytes in zip(names.tolist(), *sizes, strict=True):
+                    counts[kind, name, "documents"] += n_documents
+                    counts[kind, name, "bytes"] += int(n_bytes)
+        keep()
+    return counts
 
 
 # The corpus -----------------------------------------------------------------------------------------------------------
@@ -218,20 +222,23 @@ def clean_corpus(
     folder, rules, texts = Path(out), rules or Rules(), list(against)
     source, parts = _plan(sources)
     plan = {"source": source, "rules": asdict(rules), "field": field, "bpe": bpe_vocab_size, "shard": shard_tokens}
+    plan["layout"] = 2  # of the files between
     grams = np.unique(np.concatenate([np.empty(0, np.uint64), *(ngrams(text, NGRAM) for text in texts)]))
     plan["against"] = hashlib.sha256(grams.tobytes()).hexdigest()
     if _begin(folder, plan, grams):
         return json.loads((folder / REPORT).read_text())
+    todo = [n for n in range(len(parts)) if not (folder / f"{n:05d}.json").exists()]
     work = partial(_clean_part, folder=folder, field=field, rules=rules)
-    _clean_parts(parts, folder, processes, work, progress)
-    stays, again = _deduplicate(folder, len(parts))
-    if not len(stays):
+    with tqdm(total=len(parts), initial=len(parts) - len(todo), desc="clean", unit="part", disable=not progress) as bar:
+        for _ in _shared(work, [(n, parts[n]) for n in todo], processes):
+            bar.update()
+    report = _report(folder, len(parts), _deduplicate(folder, len(parts)))
+    if not report["kept"]["documents"]:
         raise ConfigError(f"no document of {', '.join(sources)} is left: see the counts in {folder}/00000.json")
-    _write(folder / KEPT, stays)
-    report = _report(folder, len(parts), stays, again) | {"test_texts": len(texts), "test_ngrams": len(grams)}
+    report |= {"test_texts": len(texts), "test_ngrams": len(grams)}
     for package in report["sources"] if parts[0][0][0].startswith("package:") else ():
         report["sources"][package] |= science.about(package)
-    _tokenize(folder, report, bpe_vocab_size, shard_tokens, progress)
+    _tokenize(folder, report, bpe_vocab_size, shard_tokens, processes, progress)
     write_atomically(folder / REPORT, json.dumps(report, indent=1).encode())
     return report
 
@@ -241,73 +248,66 @@ def _begin(folder: Path, plan: dict, grams: np.ndarray) -> bool:
     text = json.dumps(plan, sort_keys=True)
     require_writable(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / PLAN).exists():
-        if (folder / PLAN).read_text() != text:
-            raise ConfigError(
-                f"{folder} was begun with other texts, rules or sizes: choose another --out, or delete it"
-            )
-        return (folder / REPORT).exists()
-    if any(folder.iterdir()):
+    if (folder / PLAN).exists() and (folder / PLAN).read_text() != text:
+        raise ConfigError(f"{folder} was begun with other texts, rules or sizes: choose another --out, or delete it")
+    for unfinished in folder.rglob(".*.*.*.????????"):  # what a killed process was writing
+        unfinished.unlink()
+    if not (folder / PLAN).exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and was not made by this command: choose another --out")
-    _write(folder / AGAINST, grams)
     write_atomically(folder / PLAN, text.encode())
-    return False
+    _write(folder / AGAINST, grams)
+    return (folder / REPORT).exists()
 
 
 def _write(file: Path, array: np.ndarray) -> None:
-    packed = BytesIO()
-    np.save(packed, array)
-    write_atomically(file, packed.getvalue())
+    with replacing(file) as (stream, keep):
+        np.save(stream, array)
+        keep()
 
 
 def kept(folder: str | Path, domain: str = "") -> Iterator[dict[str, str]]:
     """The documents that stayed, of one domain or all, in an order drawn at random: id, domain, source, text."""
-    folder, rows = Path(folder), np.load(Path(folder) / KEPT, mmap_mode="r")
+    folder, rows = Path(folder), np.memmap(Path(folder) / KEPT, _ROW, "r")
     open_part = lru_cache(maxsize=256)(lambda part: open(folder / f"{part:05d}.jsonl", "rb"))
-    for row in rows[rows["domain"] == zlib.crc32(domain.encode())] if domain else rows:
-        stream = open_part(int(row["part"]))
-        stream.seek(int(row["offset"]))
-        yield json.loads(stream.read(int(row["length"])))
+    for start in range(0, len(rows), 2**16):
+        some = rows[permute(np.arange(start, min(start + 2**16, len(rows))), len(rows), 0, 0)]
+        chosen = some[some["domain"] == zlib.crc32(domain.encode())] if domain else some
+        for offset, part, length, *_ in chosen.tolist():
+            stream = open_part(part)
+            stream.seek(offset)
+            yield json.loads(stream.read(length))
 
 
-def _tokenize(folder: Path, report: dict, vocab_size: int, shard_tokens: int, progress: bool) -> None:
-    """BPE from every k-th document, then the shards; each adds its tokens to the report."""
+def _tokenize(folder: Path, report: dict, vocab_size: int, shard_tokens: int, processes: int, progress: bool) -> None:
+    """BPE from every k-th document, then the shards of all and of each domain; their tokens go into the report."""
     file, every = folder / TOKENIZER, math.ceil(report["kept"]["bytes"] / LEARN_CHARS)
     if not file.exists():
         sample = (d["text"] + "\n" for number, d in enumerate(kept(folder)) if number % every == 0)
         write_atomically(file, learn("bpe", sample, bpe_vocab_size=vocab_size).to_json().encode())
-    tokenizer = Tokenizer.from_json(file.read_text(encoding="utf-8"))
     names = [name for name, facts in report["domains"].items() if facts["documents"] and name != "all"]
-    for name in ["all", *(names if len(names) > 1 else [])]:
-        facts = report["kept"] if name == "all" else report["domains"][name]
-        pieces = partial(_pieces, folder, "" if name == "all" else name, tokenizer.separator)
-        with tqdm(desc=f"tokenize {name}", total=facts["bytes"], unit="B", unit_scale=True, disable=not progress) as b:
-            manifest = write_corpus(
-                Text(name, _key(folder), pieces),
-                tokenizer,
-                folder / name,
-                shard_tokens=shard_tokens,
-                report=partial(_move, b),
-            )
-        facts["tokens"] = manifest.tokens
+    facts = {"all": report["kept"], **{name: report["domains"][name] for name in names if len(names) > 1}}
+    jobs = [(row, name, facts[name]["bytes"]) for row, name in enumerate(facts)]
+    for _ in _shared(partial(_write_shards, folder, shard_tokens, progress), jobs, processes):
+        pass
+    for name in facts:
+        facts[name]["tokens"] = read_manifest(folder / name).tokens
 
 
-def _pieces(folder: Path, domain: str, separator: str) -> Iterator[str]:
-    return (document["text"] + separator for document in kept(folder, domain))
-
-
-def _move(bar: tqdm, text_bytes: int) -> None:
-    bar.update(text_bytes - bar.n)
-
-
-def _key(folder: Path) -> str:
-    return hashlib.sha256((folder / PLAN).read_bytes()).hexdigest()
+def _write_shards(folder: Path, shard_tokens: int, progress: bool, job: tuple[int, str, int]) -> None:
+    row, name, n_bytes = job
+    if (folder / name / MANIFEST).exists():
+        return
+    tokenizer = Tokenizer.from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
+    domain, key = "" if name == "all" else name, hashlib.sha256((folder / PLAN).read_bytes()).hexdigest()
+    text = Text(name, key, lambda: (document["text"] + tokenizer.separator for document in kept(folder, domain)))
+    with tqdm(desc=name, total=n_bytes, unit="B", unit_scale=True, position=row, disable=not progress) as bar:
+        write_corpus(text, tokenizer, folder / name, shard_tokens=shard_tokens, report=lambda n: bar.update(n - bar.n))
 
 
 # The report -----------------------------------------------------------------------------------------------------------
 
 
-def _report(folder: Path, n_parts: int, stays: np.ndarray, again: np.ndarray) -> dict:
+def _report(folder: Path, n_parts: int, stayed: Counter) -> dict:
     """What was read, what stayed, and what each rule dropped: documents and bytes, by domain and by source."""
     report: dict = {"read": Counter(), "kept": {}, "dropped": {}, "domains": {}, "sources": {}}
     for n in range(n_parts):
@@ -317,16 +317,13 @@ def _report(folder: Path, n_parts: int, stays: np.ndarray, again: np.ndarray) ->
                 report[kind].setdefault(name, {"read_bytes": 0})["read_bytes"] += count * (unit == "bytes")
             if reason:
                 report["dropped"].setdefault(reason, Counter())[unit] += count
-    report["dropped"]["near duplicate"] = _size(again)
-    report["kept"] = _size(stays)
+    units = ("documents", "bytes")
+    report["dropped"]["near duplicate"] = {unit: stayed["again", 0, unit] for unit in units}
     for kind in ("domains", "sources"):
         for name, facts in report[kind].items():
-            facts |= _size(stays[stays[kind[:-1]] == zlib.crc32(name.encode())])
+            facts |= {unit: stayed[kind[:-1], zlib.crc32(name.encode()), unit] for unit in units}
+    report["kept"] = {unit: sum(facts[unit] for facts in report["domains"].values()) for unit in units}
     return report
-
-
-def _size(rows: np.ndarray) -> dict[str, int]:
-    return {"documents": len(rows), "bytes": int(rows["bytes"].sum())}
 
 
 def describe(report: dict) -> str:

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from aiscale.data.order import mix
 NGRAM, SHINGLE, BANDS, ROWS = 13, 5, 14, 8
 STOP_WORDS = frozenset("the be to of and that have with".split())  #: Gopher's: an English text has two of them
 WORD = re.compile(r"\w+")
-_KEYS = mix(np.arange(2 * BANDS * ROWS, dtype=np.uint64)).reshape(2, -1, 1)  #: factors and terms of the hashes
+_FACTORS, _TERMS = mix(np.arange(2 * BANDS * ROWS, dtype=np.uint64)).reshape(2, -1, 1) | np.uint64(1)  #: of hashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def why_dropped(text: str, rules: Rules) -> str:
         return "not English"
     if not rules.word_chars[0] <= sum(map(len, words)) / n <= rules.word_chars[1]:
         return "words too short or long"
-    if sum(any(map(str.isalpha, word)) for word in words) < rules.min_alphabetic * n:
+    if sum(word.isalpha() or any(map(str.isalpha, word)) for word in words) < rules.min_alphabetic * n:
         return "too few letters"
     if text.count("#") + text.count("...") + text.count("…") > rules.max_symbols * n:
         return "too many symbols"
@@ -62,30 +63,32 @@ def why_dropped(text: str, rules: Rules) -> str:
 
 
 def ngrams(text: str, n: int) -> np.ndarray:
-    """The different hashes of n words in a row, sorted, uint64; case, marks and white space do not count."""
-    words = np.array([zlib.crc32(word.encode()) for word in WORD.findall(text.lower())], dtype=np.uint64)
-    hashes = np.zeros(max(len(words) - n + 1, 0), dtype=np.uint64)
-    for place in range(n):
-        hashes = mix(hashes ^ words[place : place + len(hashes)])
-    return np.unique(hashes)
+    """The hashes of every n words in a row, uint64; case, marks and white space do not count."""
+    words = _words(text)
+    if len(words) < n:
+        return words[:0]
+    return mix(np.correlate(words, _FACTORS[:n, 0], "valid"))
+
+
+@lru_cache(maxsize=2)  # a text is asked for several n
+def _words(text: str) -> np.ndarray:
+    return np.array(list(map(_hash, WORD.findall(text.lower()))), dtype=np.uint64)
+
+
+_hash = lru_cache(maxsize=2**16)(lambda word: zlib.crc32(word.encode()))
 
 
 def band_keys(text: str) -> np.ndarray:
     """MinHash (Broder 1997): texts of similarity s have an equal key in one band with probability s^ROWS. (BANDS,)"""
-    least = np.full(BANDS * ROWS, 2**64 - 1, dtype=np.uint64)
-    shingles = ngrams(text, SHINGLE)
-    for start in range(0, len(shingles), 4096):
-        hashes = (_KEYS[0] | np.uint64(1)) * shingles[start : start + 4096] + _KEYS[1]
-        least = np.minimum(least, (hashes >> np.uint64(20)).min(axis=1))
-    keys = np.zeros(BANDS, dtype=np.uint64)
-    for row in least.reshape(BANDS, ROWS).T:
-        keys = mix(keys ^ row)
-    return keys
+    least, shingles = np.full(BANDS * ROWS, 2**64 - 1, dtype=np.uint64), ngrams(text, SHINGLE)
+    for start in range(0, len(shingles), 512):  # so many stay in a core's cache
+        least = np.minimum(least, (_FACTORS * shingles[start : start + 512] + _TERMS).min(axis=1))
+    return mix((least >> np.uint64(20)).reshape(BANDS, ROWS) @ _FACTORS[:ROWS, 0])
 
 
 def similarity(one: str, other: str) -> float:
     """Jaccard: shared shingles over all shingles of both; what MinHash estimates."""
-    a, b = ngrams(one, SHINGLE), ngrams(other, SHINGLE)
+    a, b = np.unique(ngrams(one, SHINGLE)), np.unique(ngrams(other, SHINGLE))
     shared = len(np.intersect1d(a, b, assume_unique=True))
     return shared / max(len(a) + len(b) - shared, 1)
 

@@ -1,14 +1,18 @@
 """The documents of files in the formats of published corpora, with the library `datasets` where it is needed.
 
-    for document in documents_of(Path("pages.parquet"), "text"):      # also JSON lines, and packed by gzip, xz, zstd
+    for record in records_of(Path("pages.parquet"), "text"):    # also JSON; packed by gzip, xz, zstd
+        record["text"]
+    for document in documents_of(Path("pages.parquet"), "text"):    # also text files
         "".join(document)
 
-Text files are read directly; the rest needs `pip install 'aiscale[data]'`. Documents come in pieces and are streamed,
-so that neither a file nor a document need fit in memory.
+Text files and JSON lines are read directly; the rest needs `pip install 'aiscale[data]'`. All are streamed, so that no
+file need fit in memory; a text file is one document, in pieces, and need not either.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -23,15 +27,38 @@ Document = Iterable[str]  #: in pieces, since a document may be larger than memo
 
 def documents_of(file: Path, field: str) -> Iterator[Document]:
     """The documents of one file: the file itself, or the `field` of its records."""
+    records = records_of(file, field)
+    yield from [read_files([file])] if records is None else ([record[field]] for record in records)
+
+
+def records_of(file: Path, field: str, start: int = 0, stop: float = math.inf) -> Iterator[dict] | None:
+    """The records of a file, each with a text in `field`; None: it is plain text. Of JSON lines those that begin in
+    bytes [start, stop), so that processes can share a file."""
     suffixes = [suffix for suffix in file.suffixes if suffix not in PACKED]
     builder = BUILDERS.get(suffixes[-1]) if suffixes else None
-    if builder:
-        yield from texts_of(load_rows(str(file), path=builder, data_files=str(file), streaming=True), str(file), field)
+    if file.suffix == ".jsonl":
+        rows = _lines(file, start, stop)
+    elif builder:
+        rows = load_rows(str(file), path=builder, data_files=str(file), streaming=True)
     elif file.suffix in PACKED:
-        rows = load_rows(str(file), path="text", data_files=str(file), streaming=True, sample_by="document")
-        yield from texts_of(rows, str(file), "text")
+        packed = load_rows(str(file), path="text", data_files=str(file), streaming=True, sample_by="document")
+        rows = ({field: row["text"]} for row in packed)
     else:
-        yield read_files([file])
+        return None
+    return with_text(rows, str(file), field)
+
+
+def _lines(file: Path, start: int, stop: float) -> Iterator[dict]:
+    with open(file, "rb") as stream:
+        if start:
+            stream.seek(start - 1)
+            stream.readline()
+        while stream.tell() < stop and (line := stream.readline()):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    raise ConfigError(f"{file} has a line that is not JSON: {line[:60]!r}: mend or remove it") from None
 
 
 def load_rows(what: str, **arguments) -> Iterable[dict]:
@@ -48,7 +75,7 @@ def load_rows(what: str, **arguments) -> Iterable[dict]:
         ) from None
 
 
-def texts_of(rows: Iterable[dict], what: str, field: str) -> Iterator[Document]:
+def with_text(rows: Iterable[dict], what: str, field: str) -> Iterator[dict]:
     try:
         for row in rows:
             if not isinstance(row.get(field), str):
@@ -56,11 +83,11 @@ def texts_of(rows: Iterable[dict], what: str, field: str) -> Iterator[Document]:
                     f"a record of {what} has no text in field {field!r}: its fields are {', '.join(row)}; "
                     "name the right one with --field"
                 )
-            yield [row[field]]
+            yield row
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"{what} cannot be read by `datasets`: {first_line(error)}") from None
+        raise ConfigError(f"{what} cannot be read: {first_line(error)}") from None
 
 
 def first_line(error: Exception) -> str:

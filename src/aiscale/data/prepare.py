@@ -7,9 +7,9 @@
 
     prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
 
-Text files are read directly; JSON lines, parquet and the well-known corpora with the `datasets` library
-(pip install 'aiscale[data]'). The text is streamed, so that neither it nor its tokens need to fit in memory; after an
-interruption the same command continues after the last finished shard. Documents are joined by the tokenizer's
+Text files and JSON lines are read directly; parquet, packed files and the well-known corpora with the `datasets`
+library (pip install 'aiscale[data]'). The text is streamed, so that neither it nor its tokens need to fit in memory;
+after an interruption the same command continues after the last finished shard. Documents are joined by the tokenizer's
 separator: `<|endoftext|>` for bpe, an empty line for the others.
 
 The well-known corpora need a network. Their addresses come from their publishers and are not tested; reading local
@@ -33,7 +33,7 @@ from aiscale.config import ConfigError, require_writable
 from aiscale.data.clean import clean_corpus, describe
 from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, cache_root, find_files, find_text, identity
 from aiscale.data.filters import texts_in
-from aiscale.data.formats import Document, documents_of, first_line, load_rows, texts_of
+from aiscale.data.formats import Document, documents_of, first_line, load_rows, with_text
 from aiscale.data.shards import (
     MANIFEST,
     PROGRESS,
@@ -162,7 +162,7 @@ def _open_sources(sources: list[str], field: str, subset: str | None) -> tuple[s
         if str(arguments.get("data_files", "")).startswith("http"):
             arguments["data_files"] = str(_fetch(arguments["data_files"]))
         rows = load_rows(sources[0], **arguments)
-        return sources[0], identity_of_source, lambda: texts_of(rows, sources[0], field)
+        return sources[0], identity_of_source, lambda: ([row[field]] for row in with_text(rows, sources[0], field))
     if len(sources) == 1 and sources[0] in BUILT_IN:
         text = find_text(sources[0])
         return text.name, text.identity, lambda: iter([text.pieces()])

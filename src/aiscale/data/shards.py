@@ -294,7 +294,7 @@ def _read_progress(folder: Path, tokenizer: Tokenizer) -> Manifest | None:
 def _write_shard(file: Path, source: _Source, tokenizer: Tokenizer, shard_tokens: int, report) -> int:
     """Write blocks until the shard is full or the text ends; returns the tokens written; with 0 there is no file."""
     width, count = np.dtype(tokenizer.dtype).itemsize, 0
-    with _replacing(file) as (stream, keep):
+    with replacing(file) as (stream, keep):
         stream.write(bytes(HEADER.size))
         while count < shard_tokens and (block := next(source, None)) is not None:
             ids = tokenizer.encode_array(block)
@@ -311,13 +311,13 @@ def _write_shard(file: Path, source: _Source, tokenizer: Tokenizer, shard_tokens
 
 def write_atomically(file: Path, content: bytes) -> None:
     """Write all of the content or leave the file unchanged, whatever happens in between."""
-    with _replacing(file) as (stream, keep):
+    with replacing(file) as (stream, keep):
         stream.write(content)
         keep()
 
 
 @contextmanager
-def _replacing(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
+def replacing(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
     """(stream to a temporary file beside `file`, keep): if keep() was called, it replaces `file` at the end."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     wanted: list[bool] = []

@@ -119,7 +119,7 @@ def _seconds(events: list[dict]) -> tuple[float, float]:
     for killed in (each for each in events if each["event"] == "killed"):
         seen_s = max(e["at_s"] for e in events if e["event"] == "detected")
         done_s = max(e["at_s"] for e in events if e["event"] == "done" and e["step"] == killed["step"])
-        return seen_s - killed["at_s"], done_s - killed["at_s"]
+        return seen_s - killed["at_s"], max(0.0, done_s - killed["at_s"])
     return 0.0, 0.0
 
 

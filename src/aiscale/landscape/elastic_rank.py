@@ -87,8 +87,11 @@ class Rank:
         print(json.dumps(entry), file=self.events)
 
     def train(self) -> None:
-        while self.step < self.spec["steps"]:
+        while True:
             try:
+                if self.step == self.spec["steps"]:
+                    self.world.barrier()  # here a rank is missed that died after the last commit
+                    break
                 self.take_step()
                 continue
             except RuntimeError as error:
@@ -175,7 +178,7 @@ class Rank:
     # After a death ------------------------------------------------------------------------------------------------
 
     def recover(self, text: str) -> None:
-        gone = self.world.gone(timeout_s=5)
+        gone = self.world.gone(timeout_s=60)
         if not gone:
             raise RuntimeError(text)
         self.note("detected")

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from aiscale.cost import Event
+from aiscale.cost import Event, schedule_order
 from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.parallel.parts import Part
@@ -76,10 +76,9 @@ class _Stage:
             if 0 <= source < self.world.size:
                 threading.Thread(target=self.receive, args=(kind, source), daemon=True).start()
         self.zero_s, done, n = time.perf_counter(), Counter(), len(self.micro_batches)
-        ahead = min(n, self.world.size - self.world.rank)
+        fixed = () if order == "arrival" else schedule_order(order, self.world.size, n)[self.world.rank]
         while done["backward"] < n:
-            in_pairs = done["forward"] == n or done["forward"] - done["backward"] == ahead
-            wanted = "" if order == "arrival" else "backward" if in_pairs else "forward"
+            wanted = fixed[done.total()].kind if fixed else ""
             may_start = self.part.is_first and done["forward"] < min(n, done["backward"] + self.world.size)
             if may_start and (wanted == "forward" or (not wanted and self.inbox.empty())):
                 message = ("forward", done["forward"], None)

@@ -8,7 +8,7 @@ kernels.py has a few operations that are faster than plain torch, positions.py w
 formats.py products in 8, 6 and 4 bits, generation.py generates text.
 """
 
-from aiscale.model.build import HFModel, build_model, count_parameters, parameter_shapes
+from aiscale.model.build import HFModel, build_model, count_parameters
 from aiscale.model.gpt import ACTIVATIONS, GPT
 from aiscale.model.kernels import cross_entropy, cross_entropy_plain
 from aiscale.model.positions import place, rotary_angles

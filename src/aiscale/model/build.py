@@ -54,12 +54,6 @@ def count_parameters(config: ModelConfig | HFModelConfig) -> int:
             return build_model(config, weights=False).num_parameters()
 
 
-def parameter_shapes(config: ModelConfig | HFModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every parameter tensor, by its name in the trained module; a tied head appears once."""
-    with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in build_model(config, weights=False).named_parameters()}
-
-
 def transformers_config(config: HFModelConfig):
     """The configuration of transformers without dropout; raises ConfigError if there is none."""
     from transformers import CONFIG_MAPPING, AutoConfig

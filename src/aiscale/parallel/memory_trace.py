@@ -1,28 +1,25 @@
-"""Memory over one optimizer step: when each tensor on a rank is allocated and freed, and which block was running.
+"""Memory over one optimizer step: when each tensor on a rank is allocated and freed.
 
     engine.step(batch, lr)                      # the first step allocates optimizer states and buffers
     trace = step_memory(engine, batch, lr)      # collective: takes one more step
     plots.memory_over_time(trace.seconds, trace.held_bytes)
 
 A torch dispatch mode records each storage that an operation returns, and a finalizer records when it is freed. The
-workspace inside an operation is not seen. Works for engines that run all blocks on each rank: serial, mpi, ddp, fsdp.
+workspace inside an operation is not seen. Works for serial, mpi, ddp and fsdp.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from aiscale.cost import Event
 from aiscale.parallel.serial import Engine, MicroBatch
 
 CATEGORIES = ("parameters", "optimizer states", "gathered parameters", "gradients", "buffers", "activations")
@@ -40,7 +37,6 @@ class StepMemory:
 
     seconds: list[float]  #: (n,) from the start of the step; each moment twice, before and after it
     held_bytes: dict[str, list[int]]  #: category of CATEGORIES -> (n,)
-    events: list[Event]  #: forward and backward pass of each block (the latter with recomputation)
 
     @property
     def peak_bytes(self) -> int:
@@ -54,13 +50,13 @@ def step_memory(engine: Engine, micro_batches: list[MicroBatch], lr: float) -> S
         for tensor in tensors:
             watch.see(tensor, category)
     del tensors, tensor  # else they would outlive the step's zero_grad
-    with watch.resizing(), watch, watch.marking(engine.model.blocks):
-        watch.mark("step")
+    began_s = time.perf_counter()
+    with watch.resizing(), watch:
         engine.step(micro_batches, lr)
-        watch.mark("end")
+    ended_s = time.perf_counter()
     for tensor in engine.held()["gradients"]:
         watch.see(tensor, "gradients")
-    return watch.result(engine.world.rank)
+    return watch.result(began_s, ended_s)
 
 
 @dataclass
@@ -77,7 +73,6 @@ class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.lives: list[_Life] = []
-        self.marks: list[tuple[float, str]] = []
         self._now: dict[int, _Life] = {}  #: living storages, by id
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -132,39 +127,8 @@ class _Watch(TorchDispatchMode):
         finally:
             UntypedStorage.resize_ = resize
 
-    # Which block is at work ------------------------------------------------------------------------------------------
-
-    def mark(self, name: str) -> None:
-        self.marks.append((time.perf_counter(), name))
-
-    @contextmanager
-    def marking(self, blocks: nn.ModuleList) -> Iterator[None]:
-        with ExitStack() as hooks:
-            for i, block in enumerate(blocks):
-                before, after = self._hooks(i)
-                # Run first before a block and last after it, so that FSDP's gathering and freeing hooks are inside.
-                hooks.callback(block.register_forward_pre_hook(before, prepend=True).remove)
-                hooks.callback(block.register_forward_hook(after).remove)
-            yield
-
-    def _hooks(self, i: int) -> tuple[Callable, Callable]:
-        def before(block: nn.Module, arguments: tuple) -> None:
-            if not _in_backward():  # else this is recomputation
-                self.mark(f"forward {i}")
-                if i == 0:  # the gradient of its input is the last that the blocks compute
-                    arguments[0].register_hook(lambda gradient: self.mark("between"))
-
-        def after(block: nn.Module, arguments: tuple, output) -> None:
-            if not _in_backward():
-                self.mark("between")
-                y = output[0] if isinstance(output, tuple) else output
-                y.register_hook(lambda gradient: self.mark(f"backward {i}"))
-
-        return before, after
-
-    def result(self, rank: int) -> StepMemory:
-        """The lifetimes as bytes held over time."""
-        zero, end = self.marks[0][0], self.marks[-1][0]
+    def result(self, zero: float, end: float) -> StepMemory:
+        """The lifetimes as bytes held over time, between two moments."""
         lives = [life for life in self.lives if life.end_s > zero]
         level = {
             c: sum(life.nbytes for life in lives if life.category == c and life.begin_s <= zero) for c in CATEGORIES
@@ -179,16 +143,4 @@ class _Watch(TorchDispatchMode):
                 seconds.append(moment - zero)
                 for each, levels in held.items():
                     levels.append(level[each])
-        return StepMemory(seconds, held, list(_events(rank, [(at - zero, name) for at, name in self.marks])))
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _events(rank: int, marks: list[tuple[float, str]]) -> Iterator[Event]:
-    """An event from each named mark to the next mark."""
-    for (start_s, name), (end_s, _) in itertools.pairwise(marks):
-        kind = name.split()[0]
-        if kind in ("forward", "backward"):
-            yield Event(rank, name, start_s, end_s, kind)
+        return StepMemory(seconds, held)

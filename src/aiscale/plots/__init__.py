@@ -9,11 +9,11 @@ A number on a figure is measured (filled), predicted (dashed) or published (holl
 
 from aiscale.plots.bars import COLLECTIVE_COLORS, memory_bars, published_vs_measured, traffic_bars
 from aiscale.plots.collectives import collective, guessed, latency_bandwidth, message_count, ring_states, ring_steps
-from aiscale.plots.curves import loss_curves, loss_difference, loss_vs_batch, speedup
+from aiscale.plots.curves import loss_curves, loss_difference, speedup
 from aiscale.plots.describe import describe
 from aiscale.plots.field import divided, field_map
-from aiscale.plots.kernels import product_tiles, reduction_tree, roofline, thread_blocks, warp_reads
-from aiscale.plots.nodes import assistant_pipeline, dragonfly, node
+from aiscale.plots.kernels import product_tiles, thread_blocks, warp_reads
+from aiscale.plots.nodes import node
 from aiscale.plots.numbers import FORMATS, matrices, number_formats, value_range
 from aiscale.plots.one_step import memory_over_time, pipeline, step_memory, timeline
 from aiscale.plots.placement import mlp_cut, rank_grid, shards

@@ -1,7 +1,6 @@
 """Curves: loss over steps, the difference between two strategies, and scaling with the number of ranks.
 
 plots.loss_curves({"serial": losses, "ddp x2": losses}, validation={"serial": [(step, loss), ...]})
-plots.loss_vs_batch({"lr 3e-4": [(batch, loss), ...]})
 plots.loss_difference({"ddp x2": differences}, tolerance=1e-10)
 plots.speedup([1, 2, 4], {"ddp, strong": [1, 1.9, 2.1]}, {"ddp, strong": [1, 1.92, 2.0]})
 """
@@ -66,25 +65,6 @@ def loss_curves(
         handles.append(Line2D([], [], color=style.MUTED, label="validation", marker="o", linestyle=""))
     if len(handles) > 1:
         style.legend_above(ax, handles)
-    return ax
-
-
-def loss_vs_batch(
-    runs: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    xlabel: str = "global batch (sequences)",
-    ylabel: str = "validation loss (nats per token)",
-    ax: Axes | None = None,
-) -> Axes:
-    """Final loss over the global batch. runs: {label: [(sequences, loss)]}, all measured."""
-    ax = style.new_axes(ax)
-    colors = style.series_colors(runs)
-    for label, series in runs.items():
-        style.draw(ax, "measured", *xy(series), colors[label])
-    ax.set_xscale("log", base=2)
-    style.ranks_axis(ax.xaxis, [batch for series in runs.values() for batch, _ in series])
-    ax.set(xlabel=xlabel, ylabel=ylabel)
-    style.legend_above(ax, style.legend_handles(colors))
     return ax
 
 

@@ -1,21 +1,18 @@
-"""How a GPU's threads work on matrices: blocks, tiles, what a warp reads together, a tree of sums, and the roofline.
+"""How a GPU's threads work on matrices: blocks, tiles, and what a warp reads together.
 
 plots.thread_blocks(10, 14, block=4)                      # which thread computes which number
 plots.warp_reads({"along a row": range(32), "down a column": range(0, 1024, 32)}, size=1024)
 plots.product_tiles(32, 8)                                # what a block reads in one turn
-plots.reduction_tree([3, 1, 4, 1, 5, 9, 2, 6], max)       # eight threads, three steps
-plots.roofline({"naive": 0.25, "tile 32": 8.0}, peak_flops=19.5e12, memory_bytes_s=1.6e12, device="A100")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter
 
 from aiscale.plots import style
 
@@ -128,73 +125,4 @@ def product_tiles(n: int, tile: int, ax: Axes | None = None) -> Axes:
     shared += "and read them there"
     _text(ax, n / 2, n / 2, shared, 9)
     _view(ax, -0.02 * n, 2.02 * n + gap, 2.02 * n + gap, -0.12 * n)
-    return ax
-
-
-def reduction_tree(
-    values: Sequence[float], combine: Callable[[float, float], float] = max, ax: Axes | None = None
-) -> Axes:
-    """The steps in which a block's threads combine one number each; their number is a power of two."""
-    n = len(values)
-    levels, half = [list(values)], n // 2
-    while half:
-        levels.append([combine(levels[-1][t], levels[-1][t + half]) for t in range(half)])
-        half //= 2
-    ax = style.new_axes(ax, 7.5, 0.95 * len(levels))
-    for step, level in enumerate(levels):
-        y = 2 * step
-        for t in range(n):
-            at_work = t < len(level)
-            color = style.tint(DATA, 0.35) if at_work else style.PAPER
-            _box(ax, t + 0.08, y, 0.84, 0.8, facecolor=color, edgecolor=style.FAINT)
-            if at_work:
-                _text(ax, t + 0.5, y + 0.4, f"{level[t]:g}", 10)
-        said = "each thread writes its number" if not step else f"{len(level)} thread{'s' * (len(level) > 1)} at work"
-        _text(ax, n + 0.2, y + 0.4, said, 8.5, ha="left", color=style.MUTED)
-        if step:
-            ax.plot([0, n], [y - 0.9, y - 0.9], color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
-            _text(ax, -0.1, y - 0.9, "barrier", 8, ha="right", color=style.MUTED)
-            for t in range(len(level)):
-                for source in (t, t + len(level)):
-                    ax.plot([source + 0.5, t + 0.5], [y - 1.18, y - 0.04], color=style.INK, linewidth=1)
-    _text(ax, -0.1, -0.5, "thread", 8, ha="right", color=style.MUTED)
-    for t in range(n):
-        _text(ax, t + 0.5, -0.5, f"{t}", 8, color=style.MUTED)
-    _view(ax, -1.0, n + 3.2, 2 * len(levels) - 1, -0.9)
-    ax.set_aspect("auto")
-    return ax
-
-
-def roofline(
-    intensity: Mapping[str, float],
-    measured: Mapping[str, float] | None = None,
-    *,
-    peak_flops: float,
-    memory_bytes_s: float,
-    device: str,
-    ax: Axes | None = None,
-) -> Axes:
-    """The most that a device can compute when each byte from its memory serves `intensity` operations.
-
-    intensity: {kernel: FLOP per byte}; measured: {kernel: FLOP/s} of those that were timed. Predicted points lie on the
-    roof, measured ones on or below it, unless caches deliver bytes that the count takes from memory.
-    """
-    style.check_given(intensity, "roofline the FLOP per byte of kernels")
-    ax = style.new_axes(ax, 7.5, 3.6)
-    ends = min(intensity.values()) / 4, max(*intensity.values(), peak_flops / memory_bytes_s) * 3
-    x = np.geomspace(*ends, 200)
-    ax.plot(x, np.minimum(peak_flops, x * memory_bytes_s) / 1e9, color=style.MUTED, linewidth=1.4)
-    for name, flop_per_byte in intensity.items():
-        roof = min(peak_flops, flop_per_byte * memory_bytes_s) / 1e9
-        ax.plot([flop_per_byte] * 2, [0, roof], color=style.MUTED, linewidth=1.1, linestyle=(0, (3, 2)), zorder=1)
-        ax.plot(flop_per_byte, roof, marker="o", markerfacecolor=style.PAPER, color=style.INK, markersize=6)
-        place = {"xytext": (-6, 5), "textcoords": "offset points", "ha": "right", "fontsize": 8.5}
-        ax.annotate(name, (flop_per_byte, roof), **place)
-        if name in (measured or {}):
-            style.draw(ax, "measured", [flop_per_byte], [measured[name] / 1e9])
-    ax.set(xscale="log", yscale="log", xlim=ends, ylim=(min(ends[0] * memory_bytes_s / 1e9, 100), peak_flops / 1e9 * 3))
-    ax.set_xlabel("operations for each byte from memory (FLOP/byte)")
-    ax.set_ylabel(f"at most on one {device} (GFLOP/s)")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value < 1e4 else f"{value:,.0f}"))
     return ax

@@ -1,22 +1,15 @@
-"""Machines drawn from the catalogue, and the stages of an assistant's training: what the decks show of both.
+"""Machines drawn from the catalogue.
 
-plots.node(machines.find_machine("frontier"))        # devices, packages, links and adapters, and how fast each is
-plots.dragonfly(machines.find_machine("frontier"))   # groups of nodes, all joined with each other
-plots.assistant_pipeline(6e9)                        # pre-training to reinforcement learning, and what each holds
+plots.node(machines.find_machine("frontier"))        # devices, packages, links and adapters
 """
 
 from __future__ import annotations
 
 from itertools import combinations
-from math import cos, pi, sin
 
-import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from aiscale import cost
-from aiscale.config import ConfigError
 from aiscale.machines import Machine
 from aiscale.plots import style
 
@@ -24,33 +17,31 @@ _DEVICE, _MATE, _LINK, _NIC = (style.RANK_COLORS[i] for i in (0, 6, 2, 4))
 _BOX = 0.56  #: half of a device's width
 
 
-def node(machine: Machine) -> np.ndarray:
-    """The devices of one node and what joins them (left), and what a device reaches at which speed (right).
+def node(machine: Machine) -> Axes:
+    """The devices of one node and what joins them.
 
     Drawn is what the catalogue knows: packages (mate_gb_s), links between all pairs (pair_gb_s), or else one ring
-    (ring_gb_s); of links without a figure nothing. Returns both Axes.
+    (ring_gb_s); of links without a figure nothing.
     """
-    inside = machine.node
-    _, axes = plt.subplots(1, 2, figsize=(8.2, 3.7), width_ratios=(1.55, 1), layout="constrained")
+    inside, ax = machine.node, style.new_axes(None, 5.0, 3.7)
     places = _places(inside.devices)
     ring = list(zip(places, places[1:] + places[:1], strict=True)) if inside.devices > 2 else [tuple(places)]
     if inside.devices > 1 and inside.pair_gb_s:
         for a, b in combinations(places, 2):
             past = a[1] == b[1] and abs(places.index(a) - places.index(b)) > 1  # a line would pass through others
-            _link(axes[0], a, b, _LINK, inside.pair_gb_s, 0.32 * past * (1 if a[1] else -1))
+            _link(ax, a, b, _LINK, inside.pair_gb_s, 0.32 * past * (1 if a[1] else -1))
     elif inside.devices > 1 and inside.ring_gb_s:
         for a, b in ring:
-            _link(axes[0], a, b, _LINK, inside.ring_gb_s)
+            _link(ax, a, b, _LINK, inside.ring_gb_s)
     if inside.mate_gb_s:
         for a, b in zip(places[::2], places[1::2], strict=False):
-            _package(axes[0], a, b)
-            _link(axes[0], a, b, _MATE, inside.mate_gb_s)
+            _package(ax, a, b)
+            _link(ax, a, b, _MATE, inside.mate_gb_s)
     for number, place in enumerate(places):
-        _box(axes[0], place, _BOX, _DEVICE, str(number))
-    _adapters(axes[0], machine, max(x for x, _ in places))
-    _reach(axes[1], machine)
-    axes[0].set_title(f"{inside.devices} × {inside.accelerator.name.upper()}", fontsize=10, color=style.INK)
-    return axes
+        _box(ax, place, _BOX, _DEVICE, str(number))
+    _adapters(ax, machine, max(x for x, _ in places))
+    ax.set_title(f"{inside.devices} × {inside.accelerator.name.upper()}", fontsize=10, color=style.INK)
+    return ax
 
 
 def _places(devices: int) -> list[tuple[float, float]]:
@@ -100,115 +91,3 @@ def _adapters(ax: Axes, machine: Machine, right: float) -> None:
     ax.set_xlim(-1.4, right + 1.4)
     ax.set_ylim(-3.5 if nics else -2.0, 3.35)
     style.bare(ax)
-
-
-def _reach(ax: Axes, machine: Machine) -> None:
-    """One-directional bandwidth to memory, package, node and network, on a logarithmic axis."""
-    inside, network = machine.node, machine.network
-    share = network.injection_bytes_s and network.injection_bytes_s / 1e9 / inside.devices
-    speeds = [
-        ("its own memory", inside.accelerator.memory_tb_s and 1000 * inside.accelerator.memory_tb_s, _DEVICE),
-        ("its mate in the package", inside.mate_gb_s, _MATE),
-        ("each other device", inside.pair_gb_s, _LINK),
-        ("around the ring", None if inside.pair_gb_s else inside.ring_gb_s, _LINK),
-        ("the network, its share", share, _NIC),
-    ]
-    known = [(name, speed, color) for name, speed, color in speeds if speed]
-    if not known:
-        raise ConfigError(f"{machine.name}: the catalogue has no bandwidth to draw")
-    for y, (name, speed, color) in enumerate(known):
-        ax.barh(y, speed, color=color, height=0.42)
-        ax.text(1, y - 0.34, name, fontsize=9, color=style.INK, va="bottom")
-        ax.text(speed * 1.15, y, f"{speed:,.4g}", fontsize=9, color=style.INK, va="center")
-    ax.set(
-        xscale="log", xlim=(1, 9e3), ylim=(len(known) - 0.4, -0.75), yticks=[], xlabel="GB/s from one device, nominal"
-    )
-    ax.spines["left"].set_visible(False)
-    style.for_bars(ax)
-
-
-def dragonfly(machine: Machine, drawn: int = 12, *, ax: Axes | None = None) -> Axes:
-    """Groups of nodes in a circle, every group joined with every other; at most `drawn` of them."""
-    network = machine.network
-    if network.topology not in ("dragonfly", "dragonfly+") or not (network.group_nodes and machine.nodes):
-        raise ConfigError(f"{machine.name}: the catalogue knows no dragonfly of it: its topology is {network.topology}")
-    groups = -(-machine.nodes // network.group_nodes)
-    ax, shown = style.new_axes(ax, 4.6, 4.2), min(groups, drawn)
-    centers = [(5 * sin(2 * pi * i / shown), 5 * cos(2 * pi * i / shown)) for i in range(shown)]
-    dots = np.array([(x, y) for x in range(-3, 4) for y in range(-3, 4) if x * x + y * y < 9.5])
-    for a, b in combinations(centers, 2):
-        ax.plot(*zip(a, b, strict=True), color=style.tint(_NIC, 0.45), linewidth=0.7, zorder=1)
-    for center in centers:
-        ax.add_patch(Circle(center, 0.98, facecolor=style.PAPER, edgecolor=_NIC, linewidth=1.3, zorder=2))
-        ax.scatter(
-            *zip(*((center[0] + 0.24 * x, center[1] + 0.24 * y) for x, y in dots), strict=True),
-            s=3,
-            color=_DEVICE,
-            zorder=3,
-        )
-    few = f"{shown} of them drawn" if shown < groups else ""
-    text = f"{groups} groups of\n{network.group_nodes} nodes" + f"\n{few}" * bool(few)
-    ax.text(0, 0, text, ha="center", va="center", fontsize=9, color=style.INK, zorder=4)
-    ax.texts[-1].set_bbox({"facecolor": style.PAPER, "edgecolor": "none", "boxstyle": "round,pad=0.5"})
-    ax.set(xlim=(-6.3, 6.3), ylim=(-6.3, 6.3))
-    style.bare(ax)
-    return ax
-
-
-_STAGES = (  # name, what it reads, models trained, models only run
-    ("pre-training", "text, as much\nas there is", ("model",), ()),
-    ("supervised\nfine-tuning", "prompts and good\nanswers, by people", ("model",), ()),
-    ("reward\nmodel", "answers ranked\nby people", ("reward",), ()),
-    ("reinforcement\nlearning", "prompts; the reward\nmodel judges", ("policy", "value"), ("reference", "reward")),
-)
-_SHORTCUT = ("direct preference\noptimization", "the same rankings,\nno reward model", ("policy",), ("reference",))
-
-
-def assistant_pipeline(parameters: float, *, ax: Axes | None = None) -> Axes:
-    """The four stages of an assistant's training and the shortcut, with what is held in memory by each.
-
-    A model in training holds ZeRO's 16 bytes a parameter (bf16, Adam), one that only runs 2; all have `parameters`.
-    """
-    trained, frozen = (sum(cost.zero_state_bytes(parameters, 0, 1).values()) / 1e9, 2 * parameters / 1e9)
-    ax = style.new_axes(ax, 8.2, 3.7)
-    colors = [style.STRATEGY_COLORS[name] for name in ("ddp", "zero2", "mpi", "fsdp", "radius")]
-    scale = 2.6 / (2 * trained + 2 * frozen)
-    for i, ((name, reads, learn, run), color) in enumerate(zip((*_STAGES, _SHORTCUT), colors, strict=True)):
-        x = 2.3 * i + (0.45 if i == 4 else 0)
-        _box(ax, (x, 2.1), 0.95, color, name, 0.42)
-        ax.text(x, 1.05, reads, ha="center", va="center", fontsize=8, color=style.INK)
-        low = -2.6
-        pale = {"facecolor": style.tint(color, 0.3), "edgecolor": color}
-        for model, size in [(m, trained) for m in learn] + [(m, frozen) for m in run]:
-            ax.bar(
-                x, scale * size, width=1.3, bottom=low, **(pale if model in run else style.bar_style("measured", color))
-            )
-            if model in learn:
-                ink = style.text_color(color)
-                ax.text(x, low + scale * size / 2, model, ha="center", va="center", fontsize=8, color=ink)
-            low += scale * size
-        if run:
-            text = ",\n".join(run) + ":\nonly run"
-            ax.text(
-                x - 0.72,
-                low - scale * len(run) * frozen / 2,
-                text,
-                ha="right",
-                va="center",
-                fontsize=8,
-                color=style.INK,
-            )
-        total = len(learn) * trained + len(run) * frozen
-        ax.text(x, low + 0.12, f"{total:,.0f} GB", ha="center", va="bottom", fontsize=9.5, color=style.INK)
-    for i in range(3):
-        _arrow(ax, (2.3 * i + 0.98, 2.1), (2.3 * i + 1.32, 2.1))
-    _arrow(ax, (2.3, 2.55), (9.65, 2.55), -0.16)
-    ax.set(xlim=(-1.1, 10.8), ylim=(-2.7, 3.5))
-    ax.set_axis_off()
-    return ax
-
-
-def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], bend: float = 0.0) -> None:
-    way = f"arc3,rad={bend}"
-    patch = FancyArrowPatch(start, end, arrowstyle="-|>", connectionstyle=way, mutation_scale=11, color=style.MUTED)
-    ax.add_patch(patch)

@@ -18,7 +18,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
 
 from aiscale.cost import Event
 from aiscale.plots import style
@@ -176,8 +175,6 @@ _STEP_COLORS = {
     "buffers": style.MEMORY_COLORS["buffers"],
     "activations": style.MEMORY_COLORS["activations"],
 }
-#: Of the strip: greys, so that no pass looks like a kind of memory.
-_PASSES = {"forward": style.tint(style.INK, 0.3), "backward": style.tint(style.INK, 0.7)}
 
 
 class Trace(Protocol):
@@ -185,14 +182,10 @@ class Trace(Protocol):
 
     seconds: list[float]
     held_bytes: dict[str, list[int]]
-    events: list[Event]
 
 
 def step_memory(traces: Mapping[str, Trace]) -> np.ndarray:
-    """Measured bytes over one step, stacked by category, one panel per trace, all on one memory scale.
-
-    The strip under a panel shows which block is running: forward, then backward.
-    """
+    """Measured bytes over one step, stacked by category, one panel per trace, all on one memory scale."""
     style.check_given(traces, "step_memory {label: trace of parallel.step_memory}")
     columns = min(2, len(traces))
     rows = ceil(len(traces) / columns)
@@ -208,7 +201,7 @@ def step_memory(traces: Mapping[str, Trace]) -> np.ndarray:
         ax.set_ylabel("memory (MiB)")
     found = {category for trace in traces.values() for category, levels in trace.held_bytes.items() if any(levels)}
     colors = {category: color for category, color in _STEP_COLORS.items() if category in found}
-    handles = style.legend_handles(colors | _PASSES, bars=True)
+    handles = style.legend_handles(colors, bars=True)
     figure.legend(handles=handles, ncols=4, loc="outside upper left")
     return axes
 
@@ -220,12 +213,7 @@ def _panel(ax: Axes, label: str, trace: Trace, top: float) -> None:
     ]
     names = [f"_{category}" for category in _STEP_COLORS]
     ax.stackplot(milliseconds, stack, colors=list(_STEP_COLORS.values()), labels=names, linewidth=0)
-    strip = 0.055 * top
-    for event in trace.events:
-        start, width = event.start_s * 1e3, (event.end_s - event.start_s) * 1e3
-        look = {"facecolor": _PASSES[event.kind], "edgecolor": style.PAPER, "linewidth": 0.6}
-        ax.add_patch(Rectangle((start, -1.35 * strip), width, strip, **look))
     ax.set_xlim(0, milliseconds[-1])
-    ax.set_ylim(-1.6 * strip, 1.16 * top)
+    ax.set_ylim(0, 1.16 * top)
     ax.annotate(label, (0, 1), xycoords="axes fraction", textcoords="offset points", xytext=(6, -5), va="top")
     ax.set_xlabel("time (ms)")

@@ -152,17 +152,11 @@ def _rates(measured: dict) -> list[dict]:
 
 
 def show_radius(result: dict) -> None:
+    """Print each step; what its parts and other rates take is in the JSON, which figures draw."""
     facts = f"{result['ranks']} ranks, {result['parameters']:,} parameters, {result['tokens']} tokens a step, "
     link = f"{result['link']} link of {result['link_mbit_s']:.1f} Mbit/s, where the exchange takes "
     link += f"{result['share_here']:.1%} of a dense step (published: {result['share']:.1%})"
     heading(result, f"{facts}{result['rounds']} rounds; {link}")
-    _show_steps(result)
-    _show_masking(result)
-    _show_rates(result)
-    checks_table(result["checks"])
-
-
-def _show_steps(result: dict) -> None:
     bases = [base for base in BASELINES if any(row["name"] == base for row in result["rows"])]
     rows = [
         (
@@ -176,29 +170,4 @@ def _show_steps(result: dict) -> None:
     ]
     title = f"a step; of radius, {result['interval'] - 1} sparse ones and a dense one; time saved over each baseline"
     table(title, ("", "s", "quartiles", "payload", "sent", "peak", *bases), rows)
-
-
-def _show_masking(result: dict) -> None:
-    rows = [
-        (
-            part["name"],
-            f"{1e3 * part['masking_s']['median']:.1f} ms",
-            f"{part['masking_ns_per_entry']:.1f} ns",
-            f"{1e3 * part['all_reduce_s']['median']:.1f} ms",
-            f"{1e3 * part['saved_s']:.1f} ms",
-            f"{part['share_of_saved']:.1%}",
-        )
-        for part in result["masking"]
-    ]
-    title = "what a sparse step of radius does beside sending, by itself, and the all-reduce time that it saves"
-    table(title, ("", "own work", "an entry", "all-reduce", "saved", "own work / saved"), rows)
-
-
-def _show_rates(result: dict) -> None:
-    names = list(dict.fromkeys(row["name"] for row in result["rates"]))
-    speedups = {(row["link_mbit_s"], row["name"]): row["speedup"]["median"] for row in result["rates"]}
-    rows = [
-        (f"{rate:.1f}", *(f"{speedups[rate, name]:.2f}" if (rate, name) in speedups else "" for name in names))
-        for rate in dict.fromkeys(rate for rate, _ in speedups)
-    ]
-    table("times as fast as a dense fp32 all-reduce at once; of radius, sparse steps", ("Mbit/s", *names), rows)
+    checks_table(result["checks"])

@@ -25,7 +25,6 @@ strategy = ["ddp", "fsdp"]
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import json
@@ -36,7 +35,7 @@ from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
-from aiscale.config import ConfigError, Run
+from aiscale.config import ConfigError, Run, hint
 from aiscale.recipes import RECIPES, recipe
 
 STRATEGIES = {
@@ -273,9 +272,8 @@ def _table(tree: dict, name: str) -> dict:
 def _known(what: str, given: dict, names: tuple[str, ...]) -> None:
     for key in given:
         if key not in names:
-            close = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it may be {', '.join(names)}, or a setting: model.norm"
-            raise ConfigError(f"{what}: unknown axis or field {key}: {hint}")
+            said = hint(key, names, f"it may be {', '.join(names)}, or a setting: model.norm")
+            raise ConfigError(f"{what}: unknown axis or field {key}: {said}")
 
 
 def _key(cell: Cell) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from aiscale.hpc.sites import Site, SiteError, here
 
 
-def facts(site: Site | None, qos: str) -> dict[str, str]:
+def facts(site: Site | None, env: Mapping[str, str]) -> dict[str, str]:
     """What job.sh reads: the charge of a node and an hour, its unit, and the QOS in which chains are forbidden."""
     if site is None:
         return {"charge": "1", "unit": "node-hours", "unchained": "debug"}
+    if site.cpus.node.ranks and not env.get("SLURM_GPUS_ON_NODE"):
+        site = site.on_cpus()
+    cpus = int(re.match(r"\d*", env.get("SLURM_JOB_CPUS_PER_NODE", ""))[0] or 0)
+    charge = site.charge_of(cpus, env.get("SLURM_JOB_PARTITION", ""), env.get("SLURM_JOB_QOS", ""))
     rules = site.scheduler
-    return {"charge": f"{rules.charge(1, 1, qos):g}", "unit": rules.charge_unit, "unchained": " ".join(rules.unchained)}
+    return {"charge": f"{charge:g}", "unit": rules.charge_unit, "unchained": " ".join(rules.unchained)}
 
 
 def main() -> None:
@@ -22,7 +28,7 @@ def main() -> None:
         site = here()
     except SiteError:  # AISCALE_SITE names a profile that is not here: nothing to end a job for
         site = None
-    for name, value in facts(site, os.environ.get("SLURM_JOB_QOS", "")).items():
+    for name, value in facts(site, os.environ).items():
         print(f"job_{name}={shlex.quote(value)}")
     print((Path(__file__).parent / "job.sh").read_text())
 

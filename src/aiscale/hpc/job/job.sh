@@ -26,7 +26,7 @@ job_say() { echo "job: $*" >&2; }
 
 job_begin() { # job_begin [FOLDER]
   export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 # jobs download nothing
-  job_restart="${SLURM_RESTART_COUNT:-0}" job_began="$(date +%s)" job_nodes="${SLURM_NNODES:-1}"
+  job_restart="${SLURM_RESTART_COUNT:-0}" job_began="${SLURM_JOB_START_TIME:-$(date +%s)}" job_nodes="${SLURM_NNODES:-1}"
   job_chain="$RUNS/.chain-${SLURM_JOB_NAME:-job}"
   export AISCALE_NOTE_SAVED="$RUNS/.saved-$SLURM_JOB_ID" # `aiscale train` writes there what it saved, and how it ended
   mkdir -p "$RUNS"

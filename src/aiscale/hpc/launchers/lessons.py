@@ -34,11 +34,13 @@ class Lesson:
     variants: tuple[Variant, ...] = ()
     exports: Settings = ()  #: (NAME=value, the reason): variables of the ranks
     ranks: int = 0  #: 0: one node
+    on_cpus: int = 0  #: as many ranks on CPUs instead, on a part of a node, where the site has such parts
     gpu_memory_gb: float = 0  #: the least that a GPU must have
     hours: float = 0.5
     signal_s: int = 300  #: this long before the time limit, to save a checkpoint
     chain: bool = False  #: requeues itself unless told not to
     restarts: int = 5  #: of a job that requeues itself
+    only: str = ""  #: the site that it is for, if not all
 
     def layout(self, gpus: int) -> Settings:
         fitting = [count for count in self.layouts if count <= gpus]
@@ -84,6 +86,38 @@ _BF16 = ("loop.precision=bf16", "the published script has fp16, which needs a lo
 _RECOMPUTED = ("model.activation_checkpointing=true", "forward passes twice, so that 40 GB suffice")
 _MEGATRON = ("parallel.strategy=megatron", "tensor, pipeline and data parallelism")
 _ONE_CONNECTION = (("CUDA_DEVICE_MAX_CONNECTIONS=1", "Megatron-Core orders messages and kernels by it"),)
+
+_LAMB = (
+    ("optimizer.name=lamb", "as the authors"),
+    ("optimizer.lr=0.008", "LAMB's, as published; no rate for AdamW"),
+    ("optimizer.min_lr=6e-5", "as published"),
+)
+
+
+def _forge(size: str, ranks: int, steps: int, whole: str, *settings: tuple[str, str]) -> Lesson:
+    """The beginning of a published run of FORGE, on as many GCDs."""
+    zero1 = ("parallel.distributed_optimizer=true", "optimizer states divided over data-parallel ranks, as in ZeRO-1")
+    return Lesson(
+        name=f"forge_{size}",
+        title=f"FORGE-{size.upper()}",
+        about=f"Oak Ridge's model for science (Yin et al., SC'23), on {ranks} GCDs as published (at-aaims/forge, "
+        f"plots.ipynb and train/configs/forge-{size}.yml), its first {steps} steps; all 15,300 would take {whole} "
+        "node-hours at the published speed.",
+        recipe=f"forge-{size}",
+        steps=steps,
+        settings=(*settings, zero1),
+        exports=_ONE_CONNECTION if _MEGATRON in settings else (),
+        ranks=ranks,
+        gpu_memory_gb=60,
+        hours=0.75,
+        only="frontier",
+    )
+
+
+_TP2 = ("parallel.tp=2", "as the authors; AdamW, since Megatron-Core has no LAMB")
+_TP4 = ("parallel.tp=4", "theirs: 2, where weights and fp32 gradients alone take 67 GB")
+_MICRO6 = ("loop.micro_batch=6", "theirs: 12, which would fill 61 of 64 GB here")
+_MICRO8 = ("loop.micro_batch=8", "theirs: 16, which would fill 63 of 64 GB here")
 
 LESSONS: dict[str, Lesson] = {
     lesson.name: lesson
@@ -161,6 +195,9 @@ LESSONS: dict[str, Lesson] = {
             hours=0.75,
             signal_s=900,
         ),
+        _forge("s", 256, 20, "2,200", *_LAMB),
+        _forge("m", 672, 10, "20,000", _MEGATRON, _TP2, _MICRO6),
+        _forge("l", 512, 10, "36,000", _MEGATRON, _TP4, _MICRO8),
         _radius("355m", "GPT-355M", "0.5", 500_000, "80,000", 40),
         _radius("2b", "GPT-2.0B", "0.4", 300_000, "60,000", 60),
         Lesson(
@@ -185,6 +222,7 @@ LESSONS: dict[str, Lesson] = {
             title="A notebook in a batch job",
             about="Runs a lesson from first cell to last, without a browser; it starts its own ranks, on CPUs.",
             work="notebook",
+            on_cpus=4,
         ),
         Lesson(
             name="your_own",

@@ -40,6 +40,8 @@ def render_all(place: Site) -> dict[str, str]:
 
 def render(lesson: Lesson, place: Site) -> str:
     """The launcher of a lesson at a site; raises SiteError if the site is too small for it."""
+    if lesson.on_cpus and place.cpus.node.ranks:
+        place = place.on_cpus().part(lesson.on_cpus)
     job = _Job.of(lesson, place)
     edits, directives = _directives(job)
     text = (
@@ -86,15 +88,9 @@ class _Job:
         hours = min(lesson.hours, allowed[partition])
         return cls(lesson, place, nodes, kind, hours, allowed[partition], partition)
 
-    @property
-    def is_small(self) -> bool:
-        return bool(self.place.small) and self.lesson.work == "notebook"
-
     def price(self, starts: int = 1) -> str:
         """The most that it costs, in words."""
         rules, hours = self.place.scheduler, self.hours * starts
-        if self.is_small:
-            return f"{hours * self.place.small_share:.2g} {self.place.small_unit}"
         spent, charged = self.nodes * hours, rules.charge(self.nodes, hours, self.place.qos)
         unit = rules.charge_unit.removesuffix("s") if charged == 1 else rules.charge_unit
         same = f"{charged:,.4g} {unit}"
@@ -158,6 +154,8 @@ def nodes_of(lesson: Lesson, place: Site) -> int:
 
 
 def fits(lesson: Lesson, place: Site) -> bool:
+    if lesson.only not in ("", place.name):
+        return False
     try:
         _Job.of(lesson, place)
     except SiteError:
@@ -173,10 +171,8 @@ def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     limit = f"{_clock(job.longest)} at most on {nodes} node{'s' * (nodes > 1)}" if job.longest < 1000 else ""
     edits.append((f"--time={_clock(job.hours)}", limit))
     lines = [(f"--job-name={lesson.name}", ""), ("--output=%x-%j.out", "in the folder from which this is submitted")]
-    if job.is_small:
-        lines += [("--nodes=1", ""), ("--ntasks=1", "")]
-        return edits, lines + [_split(line) for line in place.small]
-    lines.append((f"--nodes={nodes}", f"{nodes * ranks} ranks, one for each {place.node.gpu}" if lesson.ranks else ""))
+    each = f", one for each {place.node.gpu}" if place.node.gpus else ""
+    lines.append((f"--nodes={nodes}", f"{nodes * ranks} ranks{each}" if lesson.ranks else ""))
     lines.append((f"--ntasks-per-node={ranks}", ""))
     if place.node.gpus:
         lines.append((f"--gpus-per-node={place.node.gpus}", ""))

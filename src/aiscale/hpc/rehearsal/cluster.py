@@ -181,15 +181,15 @@ class Cluster:
             raise RehearsalError(done.stderr.strip())
         return done.stdout.strip()
 
-    def wait(self, job: str, *, timeout_s: float = 120) -> str:
+    def wait(self, job: str, *, timeout_s: float = 300) -> str:
         """Wait for a job to end; returns its state, such as COMPLETED."""
         end_at = time.monotonic() + timeout_s
         while time.monotonic() < end_at:
             shown = self.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True)
             state = re.search(r"JobState=(\S+)", shown.stdout)
-            if not state:
-                raise RehearsalError(f"job {job!r}: {(shown.stderr or shown.stdout).strip()}")
-            if state[1] in ENDED:
+            if "Invalid job id" in shown.stderr:  # without any answer slurmctld was busy
+                raise RehearsalError(f"job {job!r}: {shown.stderr.strip()}")
+            if state and state[1] in ENDED:
                 return state[1]
             time.sleep(0.1)
         raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.stdout.split()[:12])}")

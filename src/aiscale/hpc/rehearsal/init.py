@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-START_LIMIT_S = 60
+START_LIMIT_S = 180
 
 
 class Failed(Exception):

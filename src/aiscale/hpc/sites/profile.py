@@ -69,6 +69,18 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cpus:
+    """Nodes without GPUs, where jobs share nodes: for ranks on CPUs."""
+
+    node: Node = Node(gpus=0, cores=0, cpus_per_rank=0)  #: `ranks` have room on it; 0: there are none
+    partition: str = ""  #: asks for them, as qos and the constraint of node.kinds do; empty: the site's usual one
+    qos: str = ""
+    sbatch: tuple[str, ...] = ()  #: more #SBATCH options
+    charge_unit: str = "node-hours"
+    charge_per_node_hour: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limit:
     """The longest time limit of a job, by its size."""
 
@@ -215,9 +227,7 @@ class Site:
     srun_why: str = ""  #: the reason, with its source
     local_rank: str = "$SLURM_LOCALID"  #: LOCAL_RANK of scripts written for torchrun, which take it for their GPU
     rank_env: Mapping[str, str] = field(default_factory=dict)  #: variables of each rank that srun would overwrite
-    small: tuple[str, ...] = ()  #: #SBATCH options of a job that needs no GPU; empty: it gets a whole node
-    small_share: float = 1.0  #: the part of a node that such a job is charged
-    small_unit: str = "node-hours"  #: in which
+    cpus: Cpus = field(default_factory=Cpus)  #: for what needs no GPU; without them it gets a whole node
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
     scratch: str = ""  #: where to submit from, in a sentence
@@ -225,11 +235,39 @@ class Site:
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
 
+    def on_cpus(self) -> Site:
+        """This site's nodes without GPUs."""
+        cpus, rules = self.cpus, self.scheduler
+        changed = {"charge_unit": cpus.charge_unit, "charge_per_node_hour": cpus.charge_per_node_hour}
+        changed["account_example"] = rules.account_example.removesuffix(rules.account_suffix)
+        return dataclasses.replace(
+            self,
+            node=cpus.node,
+            scheduler=dataclasses.replace(rules, **changed),
+            partition=cpus.partition or self.partition,
+            qos=cpus.qos or self.qos,
+            sbatch=cpus.sbatch,
+            srun=f"--cpus-per-task={cpus.node.cpus_per_rank}",
+            srun_why="",
+            rank_env={},
+        )
+
+    def charge_of(self, cpus: int, partition: str = "", qos: str = "") -> float:
+        """What a node and an hour are charged, for a job that has so many CPUs of a node; 0: all."""
+        whole = self.node.cpus_per_rank * self.node.ranks_per_node
+        share = min(1.0, cpus / whole) if cpus and self._shares(partition, qos) else 1.0
+        return self.scheduler.charge(1, 1, qos) * share
+
+    def _shares(self, partition: str, qos: str) -> float:
+        """The most of a node that a job gets where jobs share nodes; 0: they have whole ones."""
+        rules = self.scheduler
+        places = rules.partitions.get(partition or rules.default_partition), rules.qos_of(qos)
+        return max(place.share if place else 0.0 for place in places)
+
     def part(self, ranks: int) -> Site:
         """This site for a job of a few ranks: with a part of a node, where partition or QOS shares nodes."""
         rules, node, each = self.scheduler, self.node, self.node.ranks_per_node
-        places = rules.partitions.get(self.partition or rules.default_partition), rules.qos_of(self.qos)
-        if ranks >= each or not any(place and ranks <= place.share * each for place in places):
+        if ranks >= each or ranks > self._shares(self.partition, self.qos) * each:
             return self
         cut = {"ranks": ranks, "gpus": min(node.gpus, ranks), "cores": max(1, node.cores * ranks // each)}
         cpus, gpus = f"--cpus-per-task={node.cpus_per_rank}", f" --gpus-per-node={ranks}" if node.gpus else ""

@@ -72,12 +72,13 @@ def run(args: argparse.Namespace) -> int:
 
 def price(job: Launcher) -> Finding:
     """The most that it costs, in node-hours and as the site charges."""
-    rules, hours = job.site.scheduler, job.price_node_hours
-    charged = rules.charge(job.nodes, job.hours * job.starts, job.options.get("qos", ""))
+    place, hours, options = job.place, job.price_node_hours, job.options
+    cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
+    charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
     starts = f" x {job.starts} starts" if job.starts > 1 else ""
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
     most = f"at most {nodes} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
-    return Finding("price", "ok", f"{most}; charged: {charged:,.4g} {rules.charge_unit}")
+    return Finding("price", "ok", f"{most}; charged: {charged:,.4g} {place.scheduler.charge_unit}")
 
 
 def _site(name: str | None, path: Path) -> Site:

@@ -81,6 +81,12 @@ class Launcher:
         return 1 + chained * int(self.settings.get("RESTARTS", os.environ.get("RESTARTS", "5")))
 
     @property
+    def place(self) -> Site:
+        """The site, or its nodes without GPUs for a file that asks for no GPU."""
+        asks = {"gpus-per-node", "gpus", "gpus-per-task", "gres"} & set(self.options)
+        return self.site if asks or not self.site.cpus.node.ranks else self.site.on_cpus()
+
+    @property
     def price_node_hours(self) -> float:
         """The most that it costs."""
         return self.nodes * self.hours * self.starts

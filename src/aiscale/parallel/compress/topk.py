@@ -2,8 +2,8 @@
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=ddp --set compression.method=top-k
 
-Both send k = max(floor(density x numel), 1) entries of every tensor (top-k: or of all tensors together) and keep the
-rest for later (Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018). Biases are always sent whole.
+Both send k = max(floor(density x numel), 1) entries of every tensor and keep the rest for later (Stich et al. 2018,
+"Sparsified SGD with memory"; Lin et al. 2018). Biases are always sent whole.
 
     random-k   all ranks draw the same indices from a generator seeded by parameter and step, so they all-reduce only
                values and never send indices
@@ -11,7 +11,7 @@ rest for later (Stich et al. 2018, "Sparsified SGD with memory"; Lin et al. 2018
                every rank adds them up
 
 The messages start in the backward pass, bucket by bucket; top-k fills in the means after it. With
-`compression.overlap=false`, or if top-k chooses among all tensors, there is one message after the backward pass.
+`compression.overlap=false` there is one message after the backward pass.
 
 Shapes: N entries of a tensor, K entries of a message that are sent, n ranks.
 """
@@ -156,25 +156,23 @@ class Message:
 class TopK(Sparse):
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        self.at_once = not self.config.overlap or self.config.scope == "global"
         entries = sum(parameter.numel() for parameter in self.unsent)
-        if self.at_once and entries > _LARGEST_INDEX:
+        if not self.config.overlap and entries > _LARGEST_INDEX:
             raise ConfigError(
-                f"{entries:,} entries in one message have no 32-bit indices: set compression.overlap=true and "
-                "compression.scope=tensor, so that each bucket is a message"
+                f"{entries:,} entries in one message have no 32-bit indices: set compression.overlap=true, so that "
+                "each bucket is a message"
             )
-        self.k_of_all = kept_entries(self.config.density, entries)
         self._messages: list[Message] = []
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
         if not self.sparse:
             return super().hook(bucket)
-        if not self.at_once:
+        if self.config.overlap:
             self._send(bucket.parameters(), bucket.gradients())
         return self.finished(bucket.buffer())  # still this rank's gradients; after_backward replaces them
 
     def after_backward(self) -> None:
-        if self.sparse and self.at_once:
+        if self.sparse and not self.config.overlap:
             self._send(list(self.names), [parameter.grad for parameter in self.names])
         for message in self._messages:
             for work in message.works:
@@ -198,7 +196,8 @@ class TopK(Sparse):
 
     def _send_chosen(self, message: Message, offered: list[Tensor]) -> None:
         """Choose entries, update `unsent`, and all-gather values and indices."""
-        chosen = self._choose(message.chosen, offered)
+        pairs = zip(message.chosen, offered, strict=True)
+        chosen = [values.abs().topk(self.k(p), sorted=False).indices for p, values in pairs]
         starts = itertools.accumulate(map(len, offered), initial=0)
         values = self.to_wire(torch.cat([v[i] for v, i in zip(offered, chosen, strict=True)]))
         places = torch.cat([i + start for i, start in zip(chosen, starts, strict=False)]).to(torch.int32)
@@ -208,16 +207,6 @@ class TopK(Sparse):
             everyone = message.arrived[name] = mine.new_empty(self.world.size * len(mine))
             message.works.append(_all_gather(everyone, mine, async_op=True))
             message.sent.append(mine)
-
-    def _choose(self, parameters: list[nn.Parameter], offered: list[Tensor]) -> list[Tensor]:
-        """The indices in each tensor of its largest entries, or of the largest of all tensors together."""
-        if self.config.scope == "tensor":
-            return [_largest(values, self.k(p)) for p, values in zip(parameters, offered, strict=True)]
-        places = _largest(torch.cat(offered), self.k_of_all).sort().values
-        ends = torch.tensor(list(itertools.accumulate(map(len, offered))), device=places.device)
-        counts = torch.diff(torch.searchsorted(places, ends), prepend=ends.new_zeros(1)).tolist()
-        starts = [end - len(values) for end, values in zip(ends.tolist(), offered, strict=True)]
-        return [part - start for part, start in zip(places.split(counts), starts, strict=True)]
 
     def _fill(self, message: Message) -> None:
         """Put the means over ranks into the gradients."""
@@ -231,10 +220,6 @@ class TopK(Sparse):
             _fill_gradients(message.chosen, total / self.world.size)
         if message.whole:
             _fill_gradients(message.whole, message.arrived["mean"])
-
-
-def _largest(values: Tensor, k: int) -> Tensor:
-    return values.abs().topk(k, sorted=False).indices
 
 
 def _fill_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:

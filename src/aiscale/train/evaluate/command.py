@@ -1,12 +1,13 @@
 """The command `aiscale evaluate RUN`: runs tasks of EleutherAI's lm-eval harness on a trained model.
 
     aiscale evaluate runs/radius-2b --tasks lambada_openai,lambada_standard,wikitext,winogrande --device cuda --json
+    aiscale evaluate runs/forge-s --tasks forge
     aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling,aiscale_two_choice
     results = evaluate("runs/laptop", ["aiscale_rolling"])      # {"results": {"aiscale_rolling": {...}}, ...}
 
-The first is what Radius's authors measured (published.table("radius_downstream")); its data sets are downloaded from
-the Hugging Face hub. The second needs no network: three tasks of the same kinds, from our own files. Needs `pip install
-'aiscale[eval]'`.
+The first is what Radius's authors measured (published.table("radius_downstream")), the second the ten tasks of FORGE's
+(published.table("forge_lm_eval")); their data sets are downloaded from the Hugging Face hub. The third needs no
+network: three tasks of the same kinds, from our own files. Needs `pip install 'aiscale[eval]'`.
 
 RUN is a Hugging Face folder, such as `aiscale export` writes, or a run folder of any strategy: its newest checkpoint is
 first exported into a temporary folder (TMPDIR). The harness's class for transformers reads it, with our tokenizer.
@@ -34,8 +35,12 @@ from aiscale.train.export import export
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-#: The appendix's downstream tasks: the last word of a passage, perplexity of articles, the referent of a pronoun.
-TASKS = ("lambada_openai", "lambada_standard", "wikitext", "winogrande")
+_MMLU = "college_chemistry college_computer_science college_medicine college_physics sociology"
+#: Names of several tasks. FORGE's are in at-aaims/forge, train/README.md, where MMLU is called hendrycksTest.
+SETS = {
+    "radius": ("lambada_openai", "lambada_standard", "wikitext", "winogrande"),
+    "forge": ("arc_easy", "arc_challenge", *(f"mmlu_{name}" for name in _MMLU.split()), "openbookqa", "piqa", "sciq"),
+}
 OURS = Path(__file__).parent / "tasks"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
 BOOTSTRAP_DRAWS = 1000  #: for a perplexity's standard error; lm-eval's 100,000 take longer than a small evaluation
@@ -43,7 +48,7 @@ BOOTSTRAP_DRAWS = 1000  #: for a perplexity's standard error; lm-eval's 100,000 
 
 def evaluate(
     path: str | Path,
-    tasks: list[str] | tuple[str, ...] = TASKS,
+    tasks: list[str] | tuple[str, ...] = ("radius",),
     *,
     limit: int = 0,
     batch_size: int = 8,
@@ -58,20 +63,20 @@ def evaluate(
     for name, value, least in (("limit", limit, 0), ("batch-size", batch_size, 1)):
         if value < least:
             raise ConfigError(f"--{name} is {value}: it must be at least {least}")
-    path = Path(path)
+    path, tasks = Path(path), [name for task in tasks for name in SETS.get(task, (task,))]
     if not (path / "run.json").is_file() and not (path / "config.json").is_file():  # before seconds of imports
         raise ConfigError(f"{path} is neither a run folder (run.json) nor a Hugging Face folder (config.json)")
     _require_harness()
     import lm_eval
 
-    manager, device = _tasks(list(tasks), include_path), _device(device)
+    manager, device = _tasks(tasks, include_path), _device(device)
     # The harness would draw in processes forked from this one, whose threads may hold a lock: sometimes they hang. In
     # this process BOOTSTRAP_DRAWS take seconds.
     os.environ["DISABLE_MULTIPROC"] = "1"
     # The harness prints its progress.
     with _exported(Path(path)) as folder, contextlib.redirect_stdout(sys.stderr):
         model = _open(folder, batch_size, device)
-        loaded = _load(manager, list(tasks))
+        loaded = _load(manager, tasks)
         found = lm_eval.evaluate(model, loaded, limit=limit or None, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False)
     return {**found, "lm_eval_version": lm_eval.__version__, "limit": limit}
 
@@ -130,12 +135,11 @@ def _open(path: Path, batch_size: int, device: str):
     """The model of a Hugging Face folder, as lm-eval's LM."""
     from lm_eval.models.huggingface import HFLM
 
-    from aiscale.data import Tokenizer
-    from aiscale.train.evaluate.command import hugging_face_tokenizer
-
     ours, options = path / "aiscale_tokenizer.json", {}
     if not any((path / name).is_file() for name in (ours.name, *_TOKENIZERS)):
         raise ConfigError(f"{path} holds no tokenizer ({ours.name}, or {', '.join(_TOKENIZERS)}): copy it there, too")
+    if '"model_type": "bert"' in (path / "config.json").read_text():
+        raise ConfigError("BERT guesses hidden tokens, and lm-eval scores the next one: evaluate a causal model, or T5")
     try:
         if ours.is_file():
             options["tokenizer"] = hugging_face_tokenizer(Tokenizer.from_json(ours.read_text(encoding="utf-8")))
@@ -186,7 +190,9 @@ def _first_line(error: Exception) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
     parser.add_argument(
-        "--tasks", default=",".join(TASKS), help=f"comma-separated names of tasks (default: {','.join(TASKS)})"
+        "--tasks",
+        default="radius",
+        help="comma-separated names of lm-eval's tasks; radius or forge: those of the publication (default: radius)",
     )
     parser.add_argument(
         "--limit",

@@ -6,7 +6,8 @@ again() {
   for _ in {1..600}; do # then it starts by itself
     sleep 0.1
     case "$(scontrol --oneliner show job "$SLURM_JOB_ID")" in
-      "" | *JobState=COMPLETING* | *JobState=RUNNING* | *JobState=SIGNALING*) ;; # no answer, or not put back yet
+      "") ;; # no answer
+      *JobState=COMPLETING* | *JobState=RUNNING* | *JobState=SIGNALING* | *JobState=REQUEUED*) ;; # not put back yet
       *JobState=PENDING*Reason=JobHeld*) return ;;
       *JobState=PENDING*) # a credential of the second in which the last one was revoked is taken for that one
         sleep 1.1
