@@ -23,7 +23,7 @@ PYTORCH=${PYTORCH_INDEX:-https://download.pytorch.org/whl}
 CUDA=cu130
 ROCM=rocm7.2
 # Megabytes to download, and on disk once compiled: wheels for Python 3.11 on Linux, installed and measured.
-LESSONS_MB="145 790"
+LESSONS_MB="190 915"
 EVERYTHING_MB="404 1920"
 CPU_MB="192 760"
 CUDA_MB="2730 6000" # its wheels' sizes at PyPI; on disk an estimate
