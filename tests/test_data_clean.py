@@ -194,7 +194,7 @@ def cleaned(folder, out: str, processes: int, killed_after_s: float = np.inf) ->
 
 @pytest.mark.extended
 @pytest.mark.timeout(900 if SMALL else 4 * 3600)
-@pytest.mark.skipif("AISCALE_CLEAN_MB" not in os.environ or not psutil.LINUX, reason="a benchmark, for Linux")
+@pytest.mark.skipif(not psutil.LINUX, reason="measures proportional set sizes, which only Linux has")
 def test_planted_copies_and_test_lines_are_found_in_bounded_memory_and_a_kill_changes_nothing(tmp_path):
     """Two processes, killed and called again, against one (from 20 MB on against two)."""
     counts, promised = planted(tmp_path, MB)

@@ -77,7 +77,7 @@ TABLE: dict[str, tuple[Case | str, ...]] = {
             r"none.toml cannot be read \(No such file.*\): name a TOML file, or laptop",
         ),
         Case("report {half}/rows.csv", r"rows.csv cannot be read as a study's CSV .*: name a file of aiscale bench"),
-        Case("gpu --steps few", r"--steps is 'few': it must be a whole number"),
+        Case("study quick --budget few", r"--budget is 'few': it must be a number"),
     ),
     "doctor": (
         Case("--nproc 1 >in /proc", r"this folder .*No such file.*|aiscale train --runs-dir DIR", status=1, slow=True),
