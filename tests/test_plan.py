@@ -112,6 +112,14 @@ def test_the_closed_form_of_the_pipeline_agrees_with_the_simulation(layout):
     assert max(event.end_s for event in simulate(GPT, layout, SELENE)) == pytest.approx(expected, rel=0.03)
 
 
+def test_gradients_of_fp32_travel_in_four_bytes():
+    def exchanged(precision, fp32_gradients):
+        layout = replace(BASE, precision=precision, software=Software(fp32_gradients=fp32_gradients, overlap=False))
+        return step(layout=layout).parts["gradients and weights"]
+
+    assert exchanged("fp32", False) == exchanged("fp32", True) == exchanged("bf16", True) > exchanged("bf16", False) > 0
+
+
 # memory --------------------------------------------------------------------------------------------------------------
 
 

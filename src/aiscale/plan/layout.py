@@ -88,6 +88,11 @@ class Layout:
         return 4 if self.precision in ("fp32", "tf32") else 2
 
     @property
+    def wide_gradient(self) -> int:
+        """Bytes of a gradient, held and sent."""
+        return 4 if self.software.fp32_gradients else self.wide
+
+    @property
     def replicas(self) -> int:
         """Ranks among which gradients are averaged."""
         return self.dp * self.cp

@@ -89,8 +89,7 @@ def in_flight(layout: Layout, index: int) -> float:
 
 def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, float, float, float]:
     """(weights, gradients, optimizer states, live buffers)."""
-    wide = layout.wide
-    gradient = 4 if layout.software.fp32_gradients or wide == 4 else 2
+    wide, gradient = layout.wide, layout.wide_gradient
     states = (8 if wide == 4 else 12) * parameters / layout.state_shards
     if layout.shards_weights:
         shards = layout.state_shards

@@ -262,8 +262,7 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
     parameters = shape.layer_parameters / layout.tp
     calls = 12 if layout.software.per_tensor_gather else 1  # 4 matrices, and biases and norms
     gather = calls * seconds("all_gather", layout.wide * parameters / calls, n, g, platform, c)
-    width = 4 if layout.software.fp32_gradients else 2
-    scatter = calls * seconds("reduce_scatter", width * parameters / calls, n, g, platform, c)
+    scatter = calls * seconds("reduce_scatter", layout.wide_gradient * parameters / calls, n, g, platform, c)
     forward, backward = layer.forward + layer.tensor / 3, layer.backward + layer.tensor * 2 / 3
     behind = scatter + (gather if layout.software.regather else 0.0)
     behind += gather if layout.software.per_tensor_gather and layout.recompute == "full" else 0.0
@@ -291,9 +290,8 @@ def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: li
         return 0.0
     g = max(1, platform.gpus_per_node // layout.tp)
     parameters = stage_parameters(shape, layout, stages[0], 0)
-    wide = 4 if layout.software.fp32_gradients else 2
     sent = layout.density + (1 - layout.density) / layout.period
-    gradient = wide * parameters * sent
+    gradient = layout.wide_gradient * parameters * sent
     shards = layout.state_shards
     if shards == 1:
         reduce = seconds("all_reduce", gradient, n, g, platform, c)
