@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from aiscale.book import BookError, check, exercises, progress, workbooks
 from aiscale.book.comparing import Wrong, require, same, same_on_ranks
 from aiscale.book.course import shelves
 from aiscale.book.grading import exercise
+from aiscale.cluster.errors import Failure, RankError
 from lessons import code, prose, write
 
 extended = pytest.mark.extended
@@ -212,6 +214,20 @@ def test_an_answer_that_never_ends_is_refused():
             pass
 
     assert "it hangs" in graded(lambda f: same(f(1), 1, "x"), forever, limit_s=0.3).text
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (["Connection closed by peer [127.0.0.1]:5", "Timed out waiting 10000ms for recv"], "it hangs: some rank"),
+        (["Timed out waiting 10000ms for recv", "list index out of range"], "rank 1 raised RuntimeError: list index"),
+    ],
+)
+def test_ranks_that_only_waited_for_another_one_are_not_the_cause(raised, said):
+    failures = [Failure(rank, "RuntimeError", message, "") for rank, message in enumerate(raised)]
+    ranks = Mock(run=Mock(side_effect=[[True, True], RankError.of(failures)]), __len__=lambda self: 2)
+    task = exercise("09.1", "t", "f", minutes=1, hints=[], ranks=True)(lambda f: f(1))
+    assert said in task.graded({}, ranks).text
 
 
 def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
