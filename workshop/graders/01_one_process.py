@@ -263,7 +263,7 @@ def of_attention(heads: int, head_width: int) -> float:
 )
 def attention_takes_over(takes_over):
     for _ in range(4):
-        layers, heads, head_width = random.randint(3, 60), random.randint(2, 40), random.choice([32, 64, 128])
+        layers, heads, head_width = random.randint(3, 60), random.randint(3, 40), random.choice([32, 64, 128])
         d, vocab = heads * head_width, random.randint(1000, 130_000)
         projections, mlp, head = of_linear((d, 3 * d), (d, d)), of_linear((d, 4 * d), (4 * d, d)), of_linear((d, vocab))
         place = layers * of_attention(heads, head_width)

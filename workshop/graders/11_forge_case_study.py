@@ -36,7 +36,8 @@ def _counts(one: str, other: str, n: int):
 )
 def how_alike(similarity):
     same(similarity("iron", "iron ore", 3), 0.0, "texts shorter than n")
-    for _ in range(5):
+    graded = 0
+    while graded < 5:
         n, shared = random.randint(2, 4), _text(random.randint(8, 14))
         one, other = [*shared, *_text(4), *shared], [*_text(9), *shared]
         one[0] = one[0].upper()
@@ -53,6 +54,9 @@ def how_alike(similarity):
             * both
             / ((a > 0).sum() + (b > 0).sum()),
         }
+        if len({both / either, *causes.values()}) <= len(causes):
+            continue  # two mistakes give the same number
+        graded += 1
         found = similarity(" ".join(one), " ".join(other), n)
         same(found, both / either, f"two texts, n = {n}", causes=causes, rtol=1e-9)
 
@@ -107,7 +111,7 @@ def keep_the_test_out(contaminated):
             ([word.upper() for word in tests[2]], True, "in capitals"),
             (tests[3], True, "a short test, whole"),
             (tests[3][:-1], False, "a part of a short test"),
-            (sorted(tests[0], reverse=True), False, "the words of a test in another order"),
+            (tests[0][::-1], False, "the words of a test in another order"),
             ([], False, "nothing of a test"),
             (tests[1][-n:], True, "the last run of a test"),
         ):

@@ -24,7 +24,7 @@ from aiscale.book.grading import exercise, require, same_on_ranks
 def one_collective(box):
     n = box.size
     for start, end in ("BS", "SB", "PB", "PS", "SS", "BB"):
-        matrix = torch.randn(n * random.randint(1, 3), n * random.randint(1, 2)).double()
+        matrix = torch.randn(n * random.randint(2, 4), n * random.randint(1, 2)).double()
         addends = [torch.randn_like(matrix) for _ in range(n - 1)]
         parts = {"S": list(matrix.chunk(n)), "B": [matrix] * n, "P": [*addends, matrix - sum(addends)]}
         found = box.each(parts[start], [start] * n, [end] * n)
