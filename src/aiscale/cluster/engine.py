@@ -60,6 +60,7 @@ def _preload() -> None:
     import ipykernel.debugger  # noqa: F401  # each rank would load it, 0.2 s
     import ipyparallel.engine.app  # noqa: F401
     import stack_data  # noqa: F401  # for the first traceback, which would delay Stop on a busy machine
+    import torch._dynamo  # noqa: F401  # the first optimizer imports it: seconds on each rank
     import torch.distributed  # noqa: F401
 
     import aiscale.distributed  # noqa: F401
