@@ -113,6 +113,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             [],
             "49 h on 4 nodes in QOS regular, which allows 48 h → --sbatch '-t 2880'",
         ),
+        ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 / dp 16 = 30"),
         ("modules", {"MISSING": "yes"}, [], "pytorch/2.13.0 cannot be loaded: The following module(s) are unknown"),
     ],
 )

@@ -7,10 +7,10 @@
 # terminals (`source class.sh`); and a Jupyter kernel, which brings the same variables into notebooks. Run again, it adds
 # what is new and leaves what you have changed.
 
-# EDIT: the instructor, once, in the shared copy --------------------------------------------------------------------
+# EDIT: the instructor, once, in the shared copy. Where a line keeps ${NAME:-...}, a participant's own NAME wins -----
 SITE="${AISCALE_SITE:-frontier}"                    # frontier, perlmutter, lumi, odo, or a profile of your own (.toml)
 ENVIRONMENT="${AISCALE_ENVIRONMENT:-/path/to/env}"  # of all, read-only: what build_environment.sh made
-ACCOUNT="${SBATCH_ACCOUNT:-}"                       # which pays for the class
+ACCOUNT="${SBATCH_ACCOUNT:-}"                       # which pays for the class; at Perlmutter without _g
 RESERVATION="${SBATCH_RESERVATION:-}"               # nodes set aside for it, if any
 MINUTES=30                                          # of a participant's job
 CORPORA="${AISCALE_CORPORA:-}"                      # a folder with what `aiscale data prepare` made, if any

@@ -129,7 +129,7 @@ LESSONS: dict[str, Lesson] = {
             recipe="gpt2-xl",
             steps=50,
             settings=(
-                ("loop.micro_batch=6", "480 sequences a step divide into micro-batches of 6 on 8 to 80 ranks"),
+                ("loop.micro_batch=6", "of 480 sequences a step; fits 8, 16, 20, 40 and 80 ranks"),
                 _RECOMPUTED,
             ),
             ranks=16,
@@ -152,7 +152,7 @@ LESSONS: dict[str, Lesson] = {
             about="PyTorch's FSDP: transformers' GPT-2 XL, each GPU with a slice of every tensor.",
             recipe="gpt2-xl-hf",
             steps=50,
-            settings=(("loop.micro_batch=6", "480 sequences a step divide into micro-batches of 6 on 8 to 80 ranks"),),
+            settings=(("loop.micro_batch=6", "of 480 sequences a step; fits 8, 16, 20, 40 and 80 ranks"),),
             ranks=16,
             gpu_memory_gb=40,
         ),

@@ -94,17 +94,15 @@ class _Job:
         spent, charged = self.nodes * hours, rules.charge(self.nodes, hours, self.place.qos)
         unit = rules.charge_unit.removesuffix("s") if charged == 1 else rules.charge_unit
         same = f"{charged:,.4g} {unit}"
-        return same if spent == charged else f"{spent:,.4g} node-hours ({same})"
+        return same if spent == charged else f"{spent:,.4g} node-hours (charged: {same})"
 
 
 def head(job: _Job) -> list[str]:
     """The comment at the top: what it does, how to submit it, and the most that it costs."""
     lesson, place, name = job.lesson, job.place, f"{job.lesson.name}.sbatch"
     size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h"
-    lines, calls = (
-        [f"{lesson.title} on {place.title}. {lesson.about}"],
-        [(f"aiscale submit {name}", "checks, then sbatch")],
-    )
+    lines = [f"{lesson.title} on {place.title}. {lesson.about}"]
+    calls = [(f"aiscale submit {name}", "checks, then sbatch")] if lesson.work != "engines" else []
     if lesson.work == "train":
         calls.append(
             (f"sbatch {name} --set loop.seed=1 --set name=NAME", "what follows the name is for `aiscale train`")
@@ -143,7 +141,7 @@ _CALLS = {
     "engines": lambda job: [
         (
             f'cluster.start({job.nodes * job.place.node.ranks_per_node}, engines="slurm")',
-            "in a notebook submits this by itself",
+            "in a notebook submits this; by hand it ends at once",
         ),
     ],
 }

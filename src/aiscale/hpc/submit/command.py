@@ -139,6 +139,7 @@ done
 def examine(job: Launcher) -> Iterator[Finding]:
     yield from environment(job)
     if run := job.run():
+        yield from layout(job, run)
         yield corpus(job, run)
         yield space(job, run)
     yield from account(job)
@@ -205,6 +206,15 @@ def _against_lock(job: Launcher, found: dict[str, str]) -> Iterator[Finding]:
         yield Finding("versions", "warning", f"{'; '.join(other)} ({lock})", "build the environment again")
     else:
         yield Finding("versions", "ok", f"as in {lock}")
+
+
+def layout(job: Launcher, run: Run) -> Iterator[Finding]:
+    """What does not divide over this number of ranks, which they would say only in the job."""
+    try:
+        run.check_world(job.ranks)
+    except ConfigError as error:
+        what, _, remedy = str(error).partition(": ")
+        yield Finding("layout", "wrong", f"{job.ranks} ranks: {what}", f"{remedy}, or --sbatch '-N NODES'")
 
 
 def corpus(job: Launcher, run: Run) -> Finding:
