@@ -138,8 +138,10 @@ def test_a_killed_rank_costs_steps_and_changes_no_loss(name, serial, cwd):
 @pytest.mark.slurm
 @pytest.mark.extended
 def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
-    """On two virtual nodes: rank, address and port from what Slurm says."""
-    for name in ("GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"):  # an earlier test of this process may have set it
+    """On two virtual nodes: rank, address and port from what Slurm says; no card that this process chose for itself."""
+    for name, value in {"GLOO_SOCKET_IFNAME": "lo", "AISCALE_GLOO_INSIDE": "lo"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):  # an earlier test of this process may have set it
         monkeypatch.delenv(name, raising=False)
     (place / "text").write_text(Path(__file__).read_text()[:7000])
     with rehearsal.Cluster(nodes=2, share=[SCRIPTS]) as nodes:

@@ -204,6 +204,8 @@ class Cluster:
     def _env(self) -> dict[str, str]:
         """The environment of a login shell: no variables of an outer job, the site's programs first."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "SBATCH_", "PMI"))}
+        if kept.pop("AISCALE_GLOO_INSIDE", ""):  # this process has been a rank, and chose the card for itself
+            kept.pop("GLOO_SOCKET_IFNAME", "")
         return {
             **kept,
             "SLURM_CONF": str(self.folder / "etc/slurm.conf"),
