@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from aiscale.distributed import rendezvous
 from aiscale.hpc import rehearsal
 
 SCRIPTS = Path(__file__).parents[1] / "workshop" / "your_own"
@@ -139,8 +140,8 @@ def test_a_killed_rank_costs_steps_and_changes_no_loss(name, serial, cwd):
 @pytest.mark.extended
 def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
     """On two virtual nodes: rank, address and port from what Slurm says; no card that this process chose for itself."""
-    for name, value in {"GLOO_SOCKET_IFNAME": "lo", "AISCALE_GLOO_INSIDE": "lo"}.items():
-        monkeypatch.setenv(name, value)
+    for name in ("GLOO_SOCKET_IFNAME", rendezvous._OUR_CARD):
+        monkeypatch.setenv(name, "lo")
     for name in ("MASTER_ADDR", "MASTER_PORT"):  # an earlier test of this process may have set it
         monkeypatch.delenv(name, raising=False)
     (place / "text").write_text(Path(__file__).read_text()[:7000])

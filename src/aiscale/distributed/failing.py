@@ -39,7 +39,12 @@ _LOST = (
 def lost_another_rank(error: BaseException) -> bool:
     """Whether `error` is what gloo or NCCL says when another rank has died or does not answer."""
     text = str(error)
-    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and any(w in text for w in _LOST)
+    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text) and tells_of_another_rank(text)
+
+
+def tells_of_another_rank(message: str) -> bool:
+    """Whether a rank's message is only that another one did not come, or has gone: it is not the cause."""
+    return any(words in message for words in _LOST)
 
 
 def alike(error: Exception) -> Exception:
