@@ -22,7 +22,7 @@ from aiscale.plan.command import SHAPES
 from aiscale.plan.constants import CONSTANTS, FITTED, LEFT_OUT, TABLE
 from aiscale.plan.hardware import find_accelerator, platform_of
 from aiscale.plan.layout import Layout, Shape, Software
-from aiscale.plan.memory import needed_bytes, one_stage, stage_memory
+from aiscale.plan.memory import needed_bytes, one_stage, peak_bytes, stage_memory, stage_parameters
 from aiscale.plan.runs import SOURCES, runs
 from aiscale.plan.search import search
 from aiscale.plan.step import product_seconds, seconds, stage_seconds, step_seconds, wave_share
@@ -65,6 +65,7 @@ def test_a_thin_product_takes_the_time_to_read_its_weights():
         (replace(BASE, recompute="full"), BASE),
         (replace(BASE, software=Software(flash=False)), BASE),
         (BASE, replace(BASE, software=Software(fused_optimizer=True))),
+        (BASE, replace(BASE, software=Software(fused_loss=True))),
         (replace(BASE, pp=4), replace(BASE, pp=4, virtual_stages=2, schedule="interleaved")),
         (replace(BASE, offload=True, zero_stage=1), replace(BASE, zero_stage=1)),
         (replace(BASE, software=LATE), replace(BASE, density=0.1, software=LATE)),
@@ -72,6 +73,32 @@ def test_a_thin_product_takes_the_time_to_read_its_weights():
 )  # fmt: skip
 def test_more_work_or_more_waiting_takes_longer(slower, faster):
     assert step(layout=slower).total_s > step(layout=faster).total_s
+
+
+def test_megatron_holds_6_bytes_a_parameter_and_its_share_of_12_and_torch_2_more():
+    layout = replace(BASE, zero_stage=1)
+    for fused, most in ((True, 6 + 12 / 8), (False, 8 + 12 / 8)):
+        held = stage_memory(GPT, replace(layout, software=Software(fused_gradients=fused)), SELENE, CONSTANTS)[0]
+        states = sum(held[name] for name in ("weights", "gradients", "optimizer states", "buffers"))
+        fragments = (CONSTANTS.allocator - 1) * (held["activations"] + held["logits"])
+        stage = layout.stages(GPT)[0]
+        assert (states - fragments) / stage_parameters(GPT, layout, stage, 0) == pytest.approx(most)
+
+
+def test_a_fused_loss_holds_logit_and_gradient_in_bf16_and_no_fp32_copy():
+    plain, fused = (
+        stage_memory(GPT, replace(BASE, software=Software(fused_loss=yes)), SELENE, CONSTANTS)[0]["logits"]
+        for yes in (False, True)
+    )
+    assert fused / plain == pytest.approx(4 / 10)
+
+
+def test_reserved_memory_is_more_than_torch_has_given_out_and_less_than_nvidia_smi_shows():
+    given, reserved, smi = (
+        peak_bytes(GPT, replace(BASE, software=Software(counter=counter)), SELENE, CONSTANTS)
+        for counter in ("torch", "reserved", "smi")
+    )
+    assert given < reserved < smi == pytest.approx(reserved + 450e6 + 2 * 600e6)  # context, two communicators
 
 
 def test_strong_scaling_gains_less_than_its_devices():
@@ -154,7 +181,8 @@ def test_tensor_and_sequence_parallelism_divide_activations():
         return stage_memory(GPT, replace(BASE, dp=1, pp=2, **changes), SELENE, CONSTANTS)[0]["activations"]
 
     assert activations(tp=4) > activations() / 4
-    assert activations(tp=4, sequence_parallel=True) == pytest.approx(activations() / 4)
+    gathered = CONSTANTS.gathered_bytes * BASE.micro_batch * GPT.seq * GPT.hidden  # by one layer's backward pass
+    assert activations(tp=4, sequence_parallel=True) == pytest.approx(activations() / 4 + gathered)
 
 
 def test_nanotron_splits_layers_by_cost_and_counts_the_head():

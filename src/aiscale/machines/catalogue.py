@@ -39,7 +39,6 @@ class Accelerator:
     memory_gb: float  #: 10^9 bytes
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
-    reached_tflops: Mapping[str, float] = field(default_factory=dict)  #: by the best large matrix product, measured
     library: str = "nccl"  #: of its collectives, one of LIBRARIES
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
     verification: str = "secondary"
@@ -47,9 +46,8 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         _one_of("library", self.library, LIBRARIES)
-        for table in ("tflops", "reached_tflops"):
-            for key in getattr(self, table):
-                _one_of(f"{table} key", key, PRECISIONS)
+        for key in self.tflops:
+            _one_of("tflops key", key, PRECISIONS)
         for key in self.sources:
             _one_of("sources key", key, ("all", "tflops", "memory", "link"))
 

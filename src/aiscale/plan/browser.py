@@ -50,7 +50,7 @@ def choices() -> str:
         name: {
             "nodes": machine.nodes or 1024,
             "devices": machine.node.devices,
-            "accelerator": platform_of(machine).name,
+            "accelerator": machine.node.accelerator.name,
         }
         for name, machine in MACHINES.items()
     }

@@ -14,31 +14,17 @@ import csv
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 
-from aiscale.config import ConfigError, HFModelConfig, Run, hint
+from aiscale.config import ConfigError, Run, hint
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import Platform, platform_of
-from aiscale.plan.layout import Layout, Shape, shape_of
+from aiscale.plan.layout import SHAPES, Layout, Shape, shape_of
 from aiscale.plan.memory import CATEGORIES
 from aiscale.plan.search import TUNED, Found, search
 from aiscale.recipes import RECIPES, recipe
 
-#: Shapes that no recipe trains, by the names people use.
-SHAPES: dict[str, Shape] = {
-    "gpt3-175b": Shape(layers=96, hidden=12288, heads=96, vocab=51200, tied=True, seq=2048),
-    "bloom-176b": Shape(layers=70, hidden=14336, heads=112, vocab=250880, tied=True, seq=2048),
-    "llama-8b": Shape(
-        layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocab=128256, seq=8192
-    ),
-    "llama-70b": Shape(
-        layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, gated=True, vocab=128256, seq=8192
-    ),
-    "llama-405b": Shape(
-        layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, gated=True, vocab=128256, seq=8192
-    ),
-}  # fmt: skip
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
 MOST_NODES = 1_000_000
 
@@ -107,8 +93,6 @@ def find_shape(args: argparse.Namespace) -> Shape:
         shape = SHAPES[args.model]
     elif args.model in RECIPES:
         run = recipe(args.model)
-        if isinstance(run.model, HFModelConfig) and not hasattr(run.model, "n_layer"):
-            raise ConfigError(f"--model {args.model} is Hugging Face's: name a recipe without -hf")
         shape = shape_of(run.model, run.loop.seq_len)
     else:
         known = [*SHAPES, *RECIPES]
@@ -189,7 +173,7 @@ def _validate(args: argparse.Namespace) -> int:
     left_out, whole, halves = validate.scoreboard(), validate.scoreboard(left_out=False), validate.halves()
     if args.json:
         boards = {"left_out": left_out, "one_model_left_out": halves, "fitted_on_all": whole}
-        boards = {name: validate.as_json(rows) for name, rows in boards.items()}
+        boards = {name: [asdict(row) for row in rows] for name, rows in boards.items()}
         print(json.dumps(boards, indent=1))
         return 0
     print("constants fitted without the source that they are held to\n" + validate.page(left_out))

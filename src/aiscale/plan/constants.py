@@ -17,7 +17,10 @@ FILE = resources.files("aiscale.plan") / "constants.toml"
 TABLE = tomllib.loads(FILE.read_text(encoding="utf-8"))
 DEVICES: dict[str, dict] = TABLE["devices"]
 FITTED = tuple(name for name, row in TABLE["constants"].items() if "range" in row)
-LEFT_OUT: dict[str, dict[str, float]] = TABLE.get("left_out", {})
+LEFT_OUT: dict[str, dict[str, float]] = {
+    source: {name: row["without"][at] for name, row in TABLE["constants"].items() if "without" in row}
+    for at, source in enumerate(TABLE["left_out"])
+}
 
 
 def constants(without: str | None = None, **changes: float) -> SimpleNamespace:

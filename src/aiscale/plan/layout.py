@@ -15,7 +15,6 @@ from aiscale.config import ConfigError, HFModelConfig, ModelConfig
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zero-bubble")
-SPLITS = ("auto", "even", "cost")
 
 
 class Stage(NamedTuple):
@@ -34,6 +33,7 @@ class Software:
     flash: bool = True  #: attention without the score matrix in memory
     attention: int = 2  #: its generation: FlashAttention 2, or 3 and cuDNN's
     compiled: bool = False  #: torch.compile, XLA or hand-written fused kernels: fewer launches, fewer bytes
+    fused_loss: bool = False  #: loss and gradient are one kernel that works in the logits' place, without an fp32 copy
     overlap: bool = True  #: gradients are exchanged during the backward pass
     fused_kernels: bool = True  #: softmax, GELU and the like are one kernel each; False: as ROCm had them in 2022
     tp_overlap: str = "async"  #: tensor-parallel exchange beside products: none; async; backward: beside the weights'
@@ -41,6 +41,7 @@ class Software:
     gather_overlap: bool = False  #: a sharded optimizer's weights return during the next forward pass
     peer_launches: bool = True  #: in a pipeline, tensor-parallel exchange is launched peer by peer
     fp32_gradients: bool = True  #: gradients are accumulated and exchanged in 4 bytes
+    fused_gradients: bool = False  #: products add to these at once, as Megatron's: none in 2 bytes stand beside them
     fused_optimizer: bool = False
     per_tensor_gather: bool = False  #: DeepSpeed's ZeRO-3 of 2021: one all-gather a tensor, not one a layer
     broadcasts: bool = False  #: sharded states come back by one broadcast an owner, not by one all-gather
@@ -48,7 +49,8 @@ class Software:
     regather: bool = True  #: fsdp: gather again in the backward pass
     split: str = "auto"  #: of layers over stages: even; cost: by cumulative cost, with the head; auto: see stages()
     bucket_bytes: float = 0.0  #: held for exchange; DeepSpeed's ZeRO: two buckets of 5 x 10^8 entries
-    counter: str = "torch"  #: whose memory: torch's allocator, or nvidia-smi's with context and communicators
+    #: whose memory: what torch has given out; reserved: what its allocator keeps; smi: with context and communicators
+    counter: str = "torch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,9 +253,9 @@ class Shape:
         idle = (self.experts - self.active_experts) * self.mlp_parameters if self.experts else 0
         return self.layers * (self.layer_parameters - idle) + self.table_parameters
 
-    def flops_per_token(self, causal: bool = False) -> float:
-        """Model FLOPs forward and backward: 6 N + 12 L D s, the whole score matrix unless causal."""
-        return 6 * self.active_parameters + (6 if causal else 12) * self.layers * self.hidden * self.seq
+    def flops_per_token(self) -> float:
+        """Model FLOPs forward and backward: 6 N + 12 L D s, the whole score matrix."""
+        return 6 * self.active_parameters + 12 * self.layers * self.hidden * self.seq
 
     @lru_cache(maxsize=4096)  # noqa: B019  (shapes are few)
     def layer_products(self, tokens: int, tp: int) -> tuple[tuple[int, int, int, int], ...]:
@@ -269,6 +271,22 @@ class Shape:
             (rows, -(-up // tp), self.hidden, many),
             (rows, self.hidden, -(-self.width // tp), many),
         )
+
+
+#: Shapes that no recipe trains, by the names people use.
+SHAPES: dict[str, Shape] = {
+    "gpt3-175b": Shape(layers=96, hidden=12288, heads=96, vocab=51200, tied=True, seq=2048),
+    "bloom-176b": Shape(layers=70, hidden=14336, heads=112, vocab=250880, tied=True, seq=2048),
+    "llama-8b": Shape(
+        layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocab=128256, seq=8192
+    ),
+    "llama-70b": Shape(
+        layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, gated=True, vocab=128256, seq=8192
+    ),
+    "llama-405b": Shape(
+        layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, gated=True, vocab=128256, seq=8192
+    ),
+}  # fmt: skip
 
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:

@@ -43,10 +43,10 @@ def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: 
         activations = flight * stage.layers * kept + layer * c.live_layers
     else:
         activations = flight * stage.layers * layer
-        if layout.tp > 1 and layout.pp == 1:
-            activations += c.undivided_bytes * tokens * shape.hidden
+        if layout.tp > 1:
+            activations += (c.undivided_bytes if layout.pp == 1 else c.gathered_bytes) * tokens * shape.hidden
     logits = tokens * c.logit_bytes_held * shape.vocab / layout.tp if stage.head else 0.0
-    logits *= 0.6 if software.compiled else 1.0  # loss and its gradient in one kernel
+    logits *= c.fused_loss if software.fused_loss else 1.0
     held = {
         "weights": weights,
         "gradients": gradients,
@@ -57,9 +57,10 @@ def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: 
         "context": c.base_bytes,
     }
     if software.counter != "torch":
+        held["buffers"] += (c.smi_cache - 1) * (activations + logits + live)
+    if software.counter == "smi":
         groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
         held["context"] += c.context_bytes + groups * c.communicator_bytes
-        held["buffers"] += (c.smi_cache - 1) * (activations + logits + live)
     return held
 
 
@@ -102,11 +103,8 @@ def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, flo
         return parameters * wide / shards, parameters * gradient / shards, 0.0 if layout.offload else states, live
     divided = layout.zero_stage == 2
     gradients = parameters * gradient / (layout.state_shards if divided else 1)
-    buckets = (
-        parameters * wide
-        if layout.software.overlap and layout.zero_stage == 0 and layout.dp > 1 and gradient == 4
-        else 0.0
-    )
+    software, beside = layout.software, layout.zero_stage < 2 and layout.dp > 1 and gradient == 4
+    buckets = parameters * wide if beside and software.overlap and not software.fused_gradients else 0.0
     return parameters * wide, gradients, 0.0 if layout.offload else states, buckets
 
 

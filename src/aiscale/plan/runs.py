@@ -17,7 +17,7 @@ from functools import lru_cache
 from aiscale import published
 from aiscale.machines import find_machine
 from aiscale.plan.hardware import Platform, platform, platform_of
-from aiscale.plan.layout import Layout, Shape, Software
+from aiscale.plan.layout import SHAPES, Layout, Shape, Software
 
 GIB = 2.0**30
 COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
@@ -99,8 +99,8 @@ def _h100(row: dict, index: int) -> Run:
     """Megatron-Core of 2024: fused attention and kernels, overlap everywhere, distributed optimizer; the
     table leaves out micro-batches: assumed are 1 in a pipeline, else all sequences of a rank at once."""
     software = Software(
-        compiled=True, attention=3, tp_overlap="pipelined", gather_overlap=True, peer_launches=False,
-        fused_optimizer=True, split="even", counter="smi",
+        compiled=True, fused_loss=True, attention=3, tp_overlap="pipelined", gather_overlap=True,
+        peer_launches=False, fused_optimizer=True, fused_gradients=True, split="even", counter="smi",
     )  # fmt: skip
     micro = row["global_batch"] // row["dp"] if row["pp"] == 1 else 1
     per = row["layers"] // row["pp"]
@@ -243,16 +243,10 @@ def _internevo(row: dict, index: int) -> Run:
     )
 
 
-_LLAMA_3 = {
-    "8B": (32, 4096, 32, 8, 14336, 128256),
-    "70B": (80, 8192, 64, 8, 28672, 128256),
-    "405B": (126, 16384, 128, 8, 53248, 128256),
-}
-
-
 def _torchtitan(row: dict, index: int) -> Run | None:
-    """FSDP 2 with torch.compile except where the table says otherwise; H100s of 500 W and 2.4 TB/s; in a
-    pipeline as many micro-batches as pieces, the default of the time. Float8 by row, a trial, is left out."""
+    """FSDP 2, each block under torch.compile except where the table says otherwise, since 2025 the loss, too; reserved
+    memory; H100s of 500 W and 2.4 TB/s; in a pipeline as many micro-batches as pieces, the default of the time. Float8
+    by row is left out."""
     words, pp = row["techniques"], row["pp"]
     if "rowwise" in words:
         return None
@@ -260,9 +254,11 @@ def _torchtitan(row: dict, index: int) -> Run | None:
     if "H200" not in row["hardware"]:
         machine = replace(machine, memory_bytes=96e9, memory_bytes_s=2.4e12)
         machine = replace(machine, best_product=machine.best_product * (500 / 700) ** 0.4)
+    compiled = words != "FSDP" and "vanilla" not in words
     software = Software(
-        compiled=words != "FSDP" and "vanilla" not in words, tp_overlap="pipelined" if "async" in words else "none",
-        split="even", regather=pp == 1, fused_optimizer=True,
+        compiled=compiled, fused_loss=compiled and "2025" in row["source"],
+        tp_overlap="pipelined" if "async" in words else "none",
+        split="even", regather=pp == 1, fused_optimizer=True, counter="reserved",
     )  # fmt: skip
     v = 2 if "interleaved" in words else 1
     known = {
@@ -276,7 +272,7 @@ def _torchtitan(row: dict, index: int) -> Run | None:
     }
     return Run(
         id=f"{row['model']} row {index}",
-        shape=_llama(*_LLAMA_3[row["model"].split()[-1]], row["seq"]),
+        shape=replace(SHAPES[f"llama-{row['model'].split()[-1].lower()}"], seq=row["seq"]),
         layout=_layout(row, software=software, **known),
         platform=machine,
         step_s=row["seq"] * row["global_batch"] / (row["tokens_per_s_per_gpu"] * row["gpus"]),
@@ -285,14 +281,16 @@ def _torchtitan(row: dict, index: int) -> Run | None:
 
 
 def _foundry(row: dict, index: int) -> Run:
-    """Composer's FSDP, eager, fused attention; gradients travel in fp32 except in mode PURE."""
+    """Composer's FSDP, eager, fused attention and loss (`loss_fn` of its ComposerMPTCausalLM); gradients travel in fp32
+    except in mode PURE."""
     pure, whole = row["mp_mode"] == "PURE", row["sharding"] == "FULL_SHARD"
+    software = Software(fused_loss=True, fp32_gradients=not pure, regather=whole, fused_optimizer=True)
     known = {"dp": row["gpus"], "fsdp": True, "recompute": "full" if row["act_ckpt"] == "True" else "none"}
     known |= {"precision": "fp8" if row["precision"] == "amp_fp8" else "bf16"}
     return Run(
         id=f"{row['model']} {row['gpu']} {row['gpus']} seq {row['seq']}",
         shape=_gpt(row, hidden=row["d_model"]),
-        layout=_layout(row, software=Software(fp32_gradients=not pure, regather=whole, fused_optimizer=True), **known),
+        layout=_layout(row, software=software, **known),
         platform=node(row["gpu"], 1600.0 if row["gpu"].startswith("a100") else 3200.0),
         step_s=row["step_time_s_derived"],
     )
@@ -308,7 +306,12 @@ def _nanogpt(row: dict, index: int) -> Run | None:
     micro = int(words[words.index("b") + 1]) if words[0] == "b" else 12
     known = {"dp": row["gpus"], "micro_batch": micro, "global_batch": row["tokens_per_step"] // row["seq"]}
     software = Software(
-        compiled=True, flash=row["gpus"] > 1, attention=2 if nano else 3, fp32_gradients=nano, fused_optimizer=True
+        compiled=True,
+        fused_loss=True,
+        flash=row["gpus"] > 1,
+        attention=2 if nano else 3,
+        fp32_gradients=nano,
+        fused_optimizer=True,
     )
     return Run(
         id=f"{row['code']} {row['gpus']}",

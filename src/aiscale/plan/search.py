@@ -18,10 +18,12 @@ from aiscale.plan.answer import Answer, predict
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Shape, Software
-from aiscale.plan.memory import capacity_bytes, needed_bytes
+from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
-#: A framework that trains at scale today: fused optimizer, overlap, no launches peer by peer.
-TUNED = Software(peer_launches=False, fused_optimizer=True, gather_overlap=True, tp_overlap="backward")
+#: A framework that trains at scale today: fused optimizer and gradients, overlap, no launches peer by peer.
+TUNED = Software(
+    peer_launches=False, fused_optimizer=True, fused_gradients=True, gather_overlap=True, tp_overlap="backward"
+)
 LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
 
 
@@ -64,19 +66,16 @@ class Found:
                 ways.append(f"{nodes} nodes" + (f" with {batch} sequences a step" if batch > self.global_batch else ""))
                 break
         lighter = replace(layout, offload=True, zero_stage=max(1, layout.zero_stage))
-        saved = needed_bytes(self.shape, lighter, self.platform, CONSTANTS)
-        if saved <= capacity_bytes(self.platform, lighter, CONSTANTS):
+        if fits(self.shape, lighter, self.platform, CONSTANTS):
             ways.append("optimizer states in the host's memory (offload)")
         if self.shape.seq > 4096:
             ways.append(f"sequences shorter than {self.shape.seq}")
         return f"{need}; it would fit with {' or '.join(ways) if ways else 'a smaller model'}"
 
 
-def search(
-    shape: Shape, platform: Platform, gpus: int, global_batch: int, software: Software = TUNED, precision: str = "bf16"
-) -> Found:
+def search(shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16") -> Found:
     found = Found(shape, platform, gpus, global_batch)
-    for layout in candidates(shape, platform, gpus, global_batch, software, precision):
+    for layout in candidates(shape, platform, gpus, global_batch, precision):
         found.tried += 1
         needed = needed_bytes(shape, layout, platform, CONSTANTS)
         holds = capacity_bytes(platform, layout, CONSTANTS)
@@ -90,7 +89,7 @@ def search(
 
 
 def candidates(
-    shape: Shape, platform: Platform, gpus: int, global_batch: int, software: Software, precision: str
+    shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16"
 ) -> Iterator[Layout]:
     """The layouts that are worth a look; each passes Layout.check."""
     for tp, pp, cp, dp in _meshes(shape, platform, gpus):
@@ -105,7 +104,7 @@ def candidates(
                 base = Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, micro_batch=micro, global_batch=global_batch, recompute=recompute,
                     zero_stage=1 if dp * cp > 1 else 0, sequence_parallel=tp > 1, precision=precision,
-                    ep=_experts(shape, dp), software=software,
+                    ep=_experts(shape, dp), software=TUNED,
                 )  # fmt: skip
                 if m >= pp:
                     yield base
@@ -139,10 +138,9 @@ def _experts(shape: Shape, dp: int) -> int:
 
 
 def _fits_somehow(shape: Shape, platform: Platform, gpus: int, global_batch: int) -> bool:
-    layouts = candidates(shape, platform, gpus, global_batch, TUNED, "bf16")
     return any(
-        needed_bytes(shape, layout, platform, CONSTANTS) <= capacity_bytes(platform, layout, CONSTANTS)
-        for layout in layouts
+        fits(shape, layout, platform, CONSTANTS)
+        for layout in candidates(shape, platform, gpus, global_batch)
         if layout.recompute == "full" and layout.micro_batch == 1
     )
 

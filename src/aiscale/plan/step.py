@@ -40,13 +40,6 @@ def seconds(op: str, nbytes: float, n: int, g: int, platform: Platform, c) -> fl
     return (c.exchange_node if n <= g else c.exchange_network) * _seconds(op, int(nbytes), n, g, platform)
 
 
-def message_seconds(nbytes: float, crosses_nodes: bool, platform: Platform, c) -> float:
-    """One message to the next stage, while every rank of the node sends one."""
-    if crosses_nodes:
-        return c.exchange_network * _seconds("send", int(nbytes), 2, 1, platform)
-    return c.exchange_node * _seconds("send", int(nbytes), 2, 2, platform)
-
-
 @lru_cache(maxsize=200_000)
 def _seconds(op: str, nbytes: int, n: int, g: int, platform: Platform) -> float:
     return cost.collective_seconds(op, nbytes, platform.machine, ranks=n, per_node=g).seconds
@@ -249,7 +242,7 @@ def _head_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> tuple[
         + product_seconds(tokens, shape.hidden, columns, 1, platform, peak, c)
         + product_seconds(shape.hidden, columns, tokens, 1, platform, peak, c)
     )
-    traffic = c.logit_traffic * (c.compiled_traffic if layout.software.compiled else 1.0)
+    traffic = c.logit_traffic * (c.fused_loss if layout.software.fused_loss else 1.0)
     moved = traffic * tokens * columns / (platform.memory_bytes_s * c.memory_share)
     return products + moved, c.launch_s / platform.host_s
 
@@ -276,11 +269,14 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
 
 
 def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> float:
-    """Seconds of one message between stages; with tensor parallelism each rank sends its share."""
+    """Seconds of one message between stages, while every rank of the node sends one; with tensor parallelism each rank
+    sends its share."""
     if layout.pp == 1:
         return 0.0
-    nbytes = layout.wide * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
-    return message_seconds(nbytes, layout.dp * layout.tp * layout.cp >= platform.gpus_per_node, platform, c)
+    nbytes = int(layout.wide * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp)
+    if layout.dp * layout.tp * layout.cp >= platform.gpus_per_node:
+        return c.exchange_network * _seconds("send", nbytes, 2, 1, platform)
+    return c.exchange_node * _seconds("send", nbytes, 2, 2, platform)
 
 
 def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: list, platform: Platform, c) -> float:

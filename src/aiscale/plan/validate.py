@@ -12,11 +12,13 @@ column beside gives the error with them. A run fits if the predicted peak is at 
 
 from __future__ import annotations
 
+import json
 import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from dataclasses import dataclass
+from statistics import correlation, fmean, median
 from types import SimpleNamespace
 
 from aiscale.config import ConfigError
@@ -82,11 +84,10 @@ def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> _Errors:
     found = _Errors(len(chosen), [], [], [], [], [], [])
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in chosen:
-        peak = peak_bytes(run.shape, run.layout, run.platform, c)
         (found.ran if run.ran else found.crashed).append(said_to_run(run, c))
         if run.memory_bytes:
-            first = peak_bytes(run.shape, run.layout, run.platform, c, 0) if run.first_stage else peak
-            found.memory.append(abs(first / run.memory_bytes - 1))
+            predicted = peak_bytes(run.shape, run.layout, run.platform, c, 0 if run.first_stage else None)
+            found.memory.append(abs(predicted / run.memory_bytes - 1))
         if run.step_s:
             predicted = step_seconds(run.shape, run.layout, run.platform, c).total_s
             found.all_steps.append(abs(predicted / run.step_s - 1))
@@ -140,20 +141,12 @@ def _score(source: str, parts: list[_Errors]) -> Score:
 def spearman(pairs: list[tuple[float, float]]) -> float:
     """Correlation of ranks; equal values share their mean rank."""
     first, second = (_ranks([pair[i] for pair in pairs]) for i in (0, 1))
-    middle = (len(pairs) + 1) / 2
-    over = sum((a - middle) * (b - middle) for a, b in zip(first, second, strict=True))
-    spread = [sum((a - middle) ** 2 for a in ranks) for ranks in (first, second)]
-    return over / (spread[0] * spread[1]) ** 0.5 if min(spread) else 0.0
+    return correlation(first, second) if min(len(set(first)), len(set(second))) > 1 else 0.0
 
 
 def _ranks(values: list[float]) -> list[float]:
     order = sorted(values)
-    first = {}
-    last = {}
-    for rank, value in enumerate(order, 1):
-        first.setdefault(value, rank)
-        last[value] = rank
-    return [(first[value] + last[value]) / 2 for value in values]
+    return [(bisect_left(order, value) + 1 + bisect_right(order, value)) / 2 for value in values]
 
 
 def page(rows: list[Score]) -> str:
@@ -168,10 +161,6 @@ def page(rows: list[Score]) -> str:
         )  # fmt: skip
         lines.append(f"{row.source:34}" + "".join(f"{'-' if cell is None else cell:>10}" for cell in cells))
     return "\n".join(lines)
-
-
-def as_json(rows: list[Score]) -> list[dict]:
-    return [asdict(row) for row in rows]
 
 
 NOTE = (
@@ -194,8 +183,8 @@ MOST_ROWS = 100
 CHARGE = 0.03
 ROUNDS = 4
 MEMORY = (
-    "stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "logit_bytes_held", "allocator", "base_bytes",
-    "smi_cache",
+    "stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "gathered_bytes", "logit_bytes_held", "allocator",
+    "base_bytes", "smi_cache",
 )  # fmt: skip
 TIME = tuple(name for name in FITTED if name not in MEMORY)
 #: The two models of the large sweep, to leave out one and keep the other: no other source has a host-bound pipeline.
@@ -278,9 +267,13 @@ def fit_all() -> tuple[dict[str, float], dict[str, dict[str, float]]]:
 def written(whole: dict[str, float], parts: dict[str, dict[str, float]]) -> str:
     """constants.toml with these values."""
     lines, name = [], None
-    for line in FILE.read_text(encoding="utf-8").partition("\n[left_out.")[0].splitlines():
+    for line in FILE.read_text(encoding="utf-8").splitlines():
         name = line[11:-1] if line.startswith("[constants.") else None if line.startswith("[") else name
-        lines.append(f"value = {whole[name]!r}" if line.startswith("value = ") and name in whole else line)
-    for source, values in parts.items():
-        lines += ["", f'[left_out."{source}"]', *(f"{key} = {value!r}" for key, value in values.items())]
-    return "\n".join(lines).rstrip() + "\n"
+        if line.startswith("left_out = "):
+            lines.append(f"left_out = {json.dumps(list(parts))}")
+        elif name in whole and line.startswith("value = "):
+            lines.append(f"value = {whole[name]!r}")
+            lines.append(f"without = {[values[name] for values in parts.values()]}")
+        elif not line.startswith("without = "):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
