@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from aiscale import cost
-from aiscale.bench import machine_facts
 from aiscale.bench.gpu import measure_training, show_gpu, training_run
+from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError
 from aiscale.distributed import connect
 from aiscale.model import GPT

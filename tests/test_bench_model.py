@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale.bench import machine_facts, paired, timing
+from aiscale.bench import timing
 from aiscale.bench.model import (
     KERNELS,
     Size,
@@ -20,6 +20,7 @@ from aiscale.bench.model import (
     peak_bytes,
 )
 from aiscale.bench.model_tables import show_model
+from aiscale.bench.timing import machine_facts, paired
 from aiscale.model import GPT
 
 TINY = Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)

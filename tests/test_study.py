@@ -66,8 +66,8 @@ def played(monkeypatch):
         made.append(study.label(cell))
         if cell["batch"] == 4:
             return {"status": "out of memory", "error": "no room"}
-        seconds = 0.5 * len(made)  # the machine slows down
-        figures = {name: 1.0 for name in engine.MEASURED} | {"epoch_s": seconds * int(cell["micro"] or 1)}
+        seconds = 0.5 * len(made) * int(cell["micro"] or 1)  # the machine slows down
+        figures = {name: 1.0 for name in engine.MEASURED} | {"epoch_s": seconds, "step_s": seconds}
         return figures | {"device": "a processor", "cores": 2, "torch": "2", "python": "3", "commit": "c"}
 
     monkeypatch.setattr(engine, "attempt", attempt)
@@ -94,10 +94,12 @@ def test_a_killed_study_goes_on_with_nothing_run_twice(tmp_path, played, monkeyp
     assert len({(row["id"], row["round"], row["turn"]) for row in rows}) == whole
 
 
-def test_a_machine_that_slows_down_does_not_change_the_ratios(tmp_path, played):
+def test_a_machine_that_slows_down_or_hesitates_does_not_change_the_ratios(tmp_path, played):
     rows = run_study(study_of(tiny(vary={"micro": [2]}, repeats=3)), tmp_path / "a.csv")
     ratio = next(entry["ratio"] for entry in summary(rows) if entry["cell"] == "micro 2")
     assert ratio["low"] == pytest.approx(2) and ratio["high"] == pytest.approx(2)
+    late = [{**row, "epoch_s": 1.5 * row["epoch_s"]} if row["cell"] == "micro 2" else row for row in rows]
+    assert next(entry["ratio"] for entry in summary(late) if entry["cell"] == "micro 2") == ratio, "a few late steps"
 
 
 def test_a_full_disk_loses_no_finished_cell(tmp_path, played):
@@ -127,7 +129,8 @@ def test_what_the_page_and_the_comparison_say_follows_the_file(tmp_path, played)
     rows = run_study(study, out)
     assert "out of memory: no room" in html.unescape(study_page(rows))
     assert loads(study_page(rows)) == [] and "index.html" not in study_page(rows)
-    faster = [{**row, "epoch_s": row["epoch_s"] / 2 if row["cell"] == "micro 2" else row["epoch_s"]} for row in rows]
+    half = {"micro 2": 0.5}
+    faster = [{**row, **{name: row[name] * half.get(row["cell"], 1) for name in ("epoch_s", "step_s")}} for row in rows]
     both = {entry["cell"]: entry for entry in side_by_side(rows, faster)}
     assert both["micro 2"]["times"]["median"] == 0.5 and not both["micro 2"]["agree"] and both["base"]["agree"]
     seconds = next(row["epoch_s"] for row in faster if row["cell"] == "micro 2")

@@ -14,9 +14,10 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aiscale.bench.timing import Paired, paired
+if TYPE_CHECKING:  # it loads torch: seconds, which a command that refuses or has nothing to do need not take
+    from aiscale.bench.timing import Paired
 
 Report = Callable[[str], object]  #: called with a line on what is being measured
 
@@ -56,6 +57,7 @@ def on_ranks(
 
 def turns(world, actions: dict[str, Callable[[], object]], rounds: int, *, warmup: int = 1) -> Paired:
     """`paired` on all ranks of `world`: a turn lasts until the slowest rank has finished."""
+    from aiscale.bench.timing import paired
 
     def together(action: Callable[[], object]) -> Callable[[], None]:
         return lambda: (action(), world.barrier())

@@ -28,7 +28,6 @@ from aiscale.bench.ranks import Report, silent
 from aiscale.bench.study.grid import AXES, FACTS, Cell, Study, identity, run_of
 from aiscale.bench.study.results import load
 from aiscale.config import ConfigError, ModelConfig, remedy, require_writable
-from aiscale.data.corpus import find_text
 
 INTERRUPTED = 130  #: status of ranks after Ctrl-C
 BASE_EVERY = 5  #: cells between two runs of the base
@@ -206,6 +205,8 @@ def _start(ranks: int, argv: list[str]) -> int:
 
 def _write_text(corpus: str, nbytes: int, path: Path) -> None:
     """The first bytes of a corpus as 8-bit ASCII, as the report projected The Pile; repeated if it is shorter."""
+    from aiscale.data.corpus import find_text  # loads torch, which a study without a run left does not need
+
     buffer = io.BytesIO()
     while buffer.tell() < nbytes:
         before = buffer.tell()

@@ -5,8 +5,9 @@
     side_by_side(rows, load("other.csv"))        # cells that both have, base against base and ratio against ratio
     drift(rows)                          # the base through the study: (turn, seconds)
 
-A ratio is taken run by run, against the runs of the base just before and after it: what drifts with the machine drops
-out. Intervals are those of the median by the binomial distribution where there are six runs or more, else the range.
+A ratio is taken run by run, against the runs of the base just before and after it, so that what drifts with the machine
+drops out; and of an epoch of median steps, so that a hiccup of the machine, which delays a few of them, does. Intervals
+are those of the median by the binomial distribution where there are six runs or more, else the range.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from aiscale.bench.tables import table
 from aiscale.config import ConfigError
 
 _TEXT = {"study", "cell", "id", "status", "error", "size", "settings", "date", "device", "python", "torch", "commit"}
-_NEEDED = ("study", "cell", "id", "round", "turn", "status", "epoch_s")
+_NEEDED = ("study", "cell", "id", "round", "turn", "status", "epoch_s", "step_s", "steps")
 
 
 def load(path: str | Path) -> list[dict]:
@@ -43,7 +44,8 @@ def load(path: str | Path) -> list[dict]:
 
 def summary(rows: Sequence[dict]) -> list[dict]:
     """One entry a cell, in the order of the ratio; cells that failed last, with why."""
-    base, found = drift(rows), []
+    base = sorted(((row["round"], row["turn"]), _steady_s(row)) for row in _base_runs(rows))
+    found = []
     for cell in dict.fromkeys(row["cell"] for row in rows):
         runs = [row for row in rows if row["cell"] == cell]
         good = [row for row in runs if row["status"] == "ok"]
@@ -56,7 +58,7 @@ def summary(rows: Sequence[dict]) -> list[dict]:
             entry["wire_bytes_per_step"] = timed[-1]["wire_bytes_per_step"]
             # What the first step takes beyond a later one: building, first touches, compilation
             entry["ready_s"] = statistics.median(row["ready_s"] - row["step_s"] for row in timed)
-            beside = [(row["epoch_s"], _base_beside(row, base)) for row in timed]
+            beside = [(_steady_s(row), _base_beside(row, base)) for row in timed]
             ratios = [seconds / reference for seconds, reference in beside if reference]
             entry |= {"ratio": spread(ratios)} if ratios else {}
         keys = ("peak_bytes", "predicted_bytes", "largest_layers", "predicted_layers")
@@ -67,8 +69,16 @@ def summary(rows: Sequence[dict]) -> list[dict]:
 
 def drift(rows: Sequence[dict]) -> list[tuple[tuple[int, int], float]]:
     """((round, turn), seconds) of each run of the base, in order."""
-    runs = [row for row in rows if row["cell"] == "base" and row["status"] == "ok"]
-    return sorted(((row["round"], row["turn"]), row["epoch_s"]) for row in runs)
+    return sorted(((row["round"], row["turn"]), row["epoch_s"]) for row in _base_runs(rows))
+
+
+def _base_runs(rows: Sequence[dict]) -> list[dict]:
+    return [row for row in rows if row["cell"] == "base" and row["status"] == "ok"]
+
+
+def _steady_s(row: dict) -> float:
+    """Seconds of an epoch in which every step takes as long as the median one."""
+    return row["step_s"] * row["steps"]
 
 
 def _base_beside(row: dict, base: list[tuple[tuple[int, int], float]]) -> float | None:
