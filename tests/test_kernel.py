@@ -14,7 +14,8 @@ import pytest
 from traitlets.config import Config
 
 from aiscale import cli
-from aiscale.hpc.jupyter import KernelError, Spec, install, kernels_dir, start_script
+from aiscale.config import ConfigError
+from aiscale.hpc.kernel import Spec, install, kernels_dir, start_script
 from aiscale.hpc.sites import names, site
 from ranks import wait_until
 
@@ -31,7 +32,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("MODULE_CALLS", str(tmp_path / "modules.txt"))
-    for name in ("LOADEDMODULES", "AISCALE_SITE", "JUPYTER_PATH"):
+    for name in ("AISCALE_SITE", "JUPYTER_PATH"):
         monkeypatch.delenv(name, raising=False)
     for name, value in MODULE.items():
         monkeypatch.setenv(name, value)
@@ -67,7 +68,7 @@ def test_a_kernel_brings_variables_into_notebooks(home):
         [start, "-c", "import os; print(os.environ['SBATCH_ACCOUNT'], os.environ['A_FEW'])"], capture_output=True
     )
     assert shown.stdout == b"abc123 it's 1=1\n"
-    with pytest.raises(KernelError, match="--env 1x: it must be NAME=VALUE"):
+    with pytest.raises(ConfigError, match="--env 1x: it must be NAME=VALUE"):
         spec(variables={"1x": ""})
 
 
@@ -114,13 +115,6 @@ def test_a_start_that_fails_says_where_in_one_line(home, monkeypatch):
     assert done.stderr.splitlines()[-1].endswith("start.sh failed: module load pytorch/9")
 
 
-def test_the_kernel_loads_the_versions_loaded_at_installation(home, monkeypatch):
-    monkeypatch.setenv("LOADEDMODULES", "craype/2.7:pytorch/2.10.0:gpu/1.0")
-    assert "module load pytorch/2.10.0; fi" in start_script(spec(site=site("perlmutter")))
-    monkeypatch.setenv("LOADEDMODULES", "")
-    assert "module load pytorch/2.10.0" not in start_script(spec(site=site("perlmutter")))
-
-
 def test_cluster_start_uses_a_custom_profile(home, tmp_path):
     mine = tmp_path / "mine.toml"
     mine.write_text((Path(sys.modules["aiscale.hpc.sites"].__file__).parent / "generic.toml").read_text())
@@ -159,7 +153,7 @@ def test_other_peoples_kernels_are_not_replaced(home):
     folder = kernels_dir() / "python3"
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text('{"argv": [], "display_name": "Python 3", "language": "python"}')
-    with pytest.raises(KernelError, match="python3 is a kernel that aiscale has not made: choose another with --name"):
+    with pytest.raises(ConfigError, match="python3 is a kernel that aiscale has not made: choose another with --name"):
         install(spec(name="python3"), kernels_dir())
 
 
@@ -183,5 +177,5 @@ def test_an_environment_without_the_packages_is_refused(home, tmp_path):
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\necho ipykernel aiscale\n")
     python.chmod(0o755)
-    with pytest.raises(KernelError, match="env/bin/python has no ipykernel and no aiscale: pip install that there"):
+    with pytest.raises(ConfigError, match="env/bin/python has no ipykernel and no aiscale: pip install that there"):
         install(spec(environment=tmp_path / "env"), kernels_dir())

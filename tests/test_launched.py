@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from aiscale.cli import main
-from aiscale.hpc import rehearsal
 from aiscale.hpc.rehearsal import settings as needs
 from aiscale.hpc.rehearsal.settings import user_name
+from centre import Call, Cluster
 from ranks import forked
 
 ROOT = Path(__file__).parents[1]
@@ -79,7 +79,7 @@ for _ in $(seq 3000); do sleep 0.1; done
 class Ended:
     lesson: str
     said: str  #: its output
-    calls: list[rehearsal.Call]
+    calls: list[Call]
     seats: list[list[str]]  #: one line per rank that trained, in order, as NOTING writes them
     words: list[str]  #: srun's words of the step that trained
 
@@ -89,7 +89,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def perlmutter():
-    with rehearsal.Cluster(site="perlmutter", nodes=2) as nodes:
+    with Cluster(site="perlmutter", nodes=2) as nodes:
         yield nodes
 
 
@@ -110,7 +110,7 @@ def packed(place: Path) -> Path:
     return path
 
 
-def launched(nodes: rehearsal.Cluster, lesson: str, place: Path, *, env=None, folder=None, **settings: str) -> Ended:
+def launched(nodes: Cluster, lesson: str, place: Path, *, env=None, folder=None, **settings: str) -> Ended:
     """Submit a site's unmodified launcher with a tiny model, and wait for it to complete."""
     path = (folder or ROOT / "launchers" / nodes.settings.site.name) / f"{lesson}.sbatch"
     words = [word for key, value in {**TINY, **settings}.items() for word in ("--set", f"{key}={value}")]
@@ -210,7 +210,7 @@ def test_other_strategies_at_perlmutter_with_the_sites_module(perlmutter, place,
 @extended
 def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
     assert main(["launchers", "--site", name, "--out", str(place)]) == 0
-    with rehearsal.Cluster(site=name, nodes=2) as nodes:
+    with Cluster(site=name, nodes=2) as nodes:
         for path in sorted((place / name).glob("*.sbatch")):
             size = [] if re.search(r"--nodes=1\b", path.read_text()) else ["--nodes=2"]
             done = nodes.login(["sbatch", "--test-only", *size, path], capture_output=True)
@@ -227,7 +227,7 @@ def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
 @extended
 def test_every_file_of_the_profile_for_other_clusters_is_accepted(place):
     assert main(["launchers", "--site", "generic", "--out", str(place)]) == 0
-    with rehearsal.Cluster(site="generic", nodes=2) as nodes:
+    with Cluster(site="generic", nodes=2) as nodes:
         for path in sorted((place / "generic").glob("*.sbatch")):
             size = [] if re.search(r"--nodes=1\b", path.read_text()) else ["--nodes=2"]
             done = nodes.login(["sbatch", "--test-only", *size, path], capture_output=True)

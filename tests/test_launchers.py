@@ -21,7 +21,7 @@ import pytest
 from aiscale import cost
 from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
-from aiscale.hpc.job.__main__ import facts
+from aiscale.hpc.job import facts
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
 from aiscale.hpc.launchers.render import fits
 from aiscale.hpc.sites import load, names, site
@@ -33,7 +33,7 @@ TRAINING = [path for path in FILES if LESSONS[Path(path).stem].work == "train"]
 VARIANTS = [
     (path, settings)
     for path in TRAINING
-    for settings in [(), *(variant.settings for variant in LESSONS[Path(path).stem].variants)]
+    for settings in [(), *(settings for _, settings in LESSONS[Path(path).stem].variants)]
 ]
 
 #: stands in for every program of a site: records its name and arguments, and does the little that the file needs
@@ -328,7 +328,7 @@ def memory_gb(place, path: str) -> float:
 def test_radius_and_its_baselines_are_runs_of_the_same_budget_in_two_pairs(name, tmp_path):
     for size in ("355m", "2b"):
         runs = []
-        for i, settings in enumerate([(), *(variant.settings for variant in LESSONS[f"radius_{size}"].variants)]):
+        for i, settings in enumerate([(), *(settings for _, settings in LESSONS[f"radius_{size}"].variants)]):
             folder = tmp_path / size / str(i)
             folder.mkdir(parents=True)
             path = f"{name}/radius_{size}.sbatch"
@@ -689,9 +689,3 @@ def test_a_custom_profile_is_rendered(tmp_path):
     files = render_all(load(tmp_path / "mine.toml"))
     assert "ddp.sbatch" in files and "3d_175b.sbatch" not in files, "GPUs of 48 GB do not hold it"
     assert options(files["ddp.sbatch"])["partition"] == "gpu"
-
-
-def test_list_names_every_launcher(capsys):
-    assert main(["launchers", "--list"]) == 0
-    told = capsys.readouterr().out
-    assert all(path in told for path in FILES)

@@ -26,6 +26,7 @@ from aiscale.cli import _parser, main
 from aiscale.hpc import rehearsal
 from aiscale.hpc.launchers.render import BUILD, SHIPPED
 from aiscale.hpc.sites import site
+from centre import Cluster
 from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
@@ -255,6 +256,7 @@ def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(t
     assert done.stderr.splitlines()[-1].endswith(f"export AISCALE_ENVIRONMENT={packed}")
 
 
+@pytest.mark.extended
 def test_perlmutters_environment_uses_the_modules_torch(tmp_path):
     login, prefix = Login(tmp_path, "perlmutter"), tmp_path / "env"
     (tmp_path / "module").mkdir()
@@ -328,7 +330,7 @@ def test_help_prints_the_head_of_the_file(name):
 
 @pytest.mark.skipif(bool(rehearsal.why_not()) and not IN_CI, reason=rehearsal.why_not() or "-")
 def test_a_class_sets_variables_and_edits_no_launcher():
-    with rehearsal.Cluster(site="perlmutter", nodes=2, accounts=["m77_g"]) as nodes:
+    with Cluster(site="perlmutter", nodes=2, accounts=["m77_g"]) as nodes:
         made = "reservation=lesson starttime=now duration=60 users=root nodes=ALL".split()
         nodes.login(["scontrol", "create", *made], check=True, capture_output=True)
         said = {"SBATCH_ACCOUNT": "m77_g", "SBATCH_RESERVATION": "lesson"}

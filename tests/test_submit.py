@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -12,12 +11,12 @@ import pytest
 
 from aiscale import cost
 from aiscale.cli import main
-from aiscale.hpc import rehearsal
+from aiscale.config import ConfigError
 from aiscale.hpc.launchers import LESSONS
 from aiscale.hpc.sites import site
-from aiscale.hpc.submit import Launcher, SubmitError
 from aiscale.hpc.submit.command import checkpoint_bytes
-from aiscale.hpc.submit.launcher import hours_of
+from aiscale.hpc.submit.launcher import Launcher, hours_of
+from centre import Cluster
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -29,6 +28,7 @@ PROGRAMS = {
     '[[ "$*" != *--test-only* ]] || echo "sbatch: Job 7 to start at now" >&2',
     "lfs": 'echo "     /x  ${LFS_USED:-1}  ${LFS_QUOTA:-0} ${LFS_QUOTA:-0}  -  5 0 0 -"',
 }
+STATES = {"✓": "ok", "!": "warning", "✗": "wrong"}
 #: `module` as a function of every shell, where one module is missing
 MODULE = (
     '() { [ "$2" != pytorch/2.13.0 ] || [ -z "$MISSING" ] || '
@@ -131,7 +131,7 @@ def test_a_script_of_ones_own_needs_a_python_and_to_be_there(login, capsys):
     file = "perlmutter/your_own.sbatch"
     status, lines, _ = submit("mine.py", "--epochs", "3", capsys=capsys, file=file)
     (wrong,) = [line for line in lines if line.startswith("✗")]
-    assert status == 1 and "script       mine.py is no file here → aiscale submit" in wrong
+    assert status == 1 and "script           mine.py is no file here → aiscale submit" in wrong
     (login / "mine.py").write_text("")
     assert submit("mine.py", "--epochs", "3", capsys=capsys, file=file)[0] == 0
     assert (login / "calls").read_text().splitlines()[-1].endswith("your_own.sbatch mine.py --epochs 3")
@@ -191,7 +191,7 @@ def test_times_are_read_as_sbatch_reads_them(time, hours):
 def test_what_is_no_launcher_is_refused_in_one_line(text, told, tmp_path):
     if text is not None:
         (tmp_path / "job.sbatch").write_text(text)
-    with pytest.raises(SubmitError, match=re.escape(told)):
+    with pytest.raises(ConfigError, match=re.escape(told)):
         _ = Launcher.read(tmp_path / "job.sbatch", site("generic")).hours
 
 
@@ -204,14 +204,18 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
     quick = 'case "$*" in *"aiscale train"*) sleep 12; exit ;; *doctor*) exit ;; esac'
     python.write_text(f'#!/bin/bash\n{quick}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    words = [sys.executable, "-m", "aiscale", "submit", "--json", "--site", "perlmutter"]
-    with rehearsal.Cluster(site="perlmutter", nodes=2) as nodes:
+    words = [sys.executable, "-m", "aiscale", "submit", "--site", "perlmutter"]
+    with Cluster(site="perlmutter", nodes=2) as nodes:
 
         def checks(*options: str, dry: bool = True, file: Path = file, **more: str) -> dict[str, dict]:
             command = [*words, *(["--dry-run"] if dry else []), "--sbatch", " ".join(options), file]
             done = nodes.login(command, env={**env, **more}, cwd=place, capture_output=True)
-            end = done.stdout.rindex("}") + 1
-            return {each["name"]: each for each in json.loads(done.stdout[:end])["findings"]}
+            found = {}
+            for line in done.stderr.splitlines():
+                if line[:1] in STATES:
+                    what, _, remedy = line[2:].partition(" → ")
+                    found[what[:16].strip()] = {"state": STATES[line[0]], "found": what[17:], "remedy": remedy}
+            return found
 
         for options, more, name in (
             (("-N2", "-t 10"), {"SBATCH_ACCOUNT": "m7777"}, "account"),

@@ -4,8 +4,3 @@ node.py       one node: devices, memory, limits, versions, MPI, network, storage
 preflight.py  the ranks of a job: an all-reduce, messages between all pairs, the same work on each; finds stragglers
 command.py    the command line
 """
-
-from aiscale.hpc.doctor.node import Finding, examine
-from aiscale.hpc.doctor.preflight import Preflight, preflight
-
-__all__ = ["Finding", "Preflight", "examine", "preflight"]

@@ -10,14 +10,11 @@ import argparse
 import dataclasses
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 from aiscale.config import ConfigError
 from aiscale.hpc.doctor.node import Finding, examine
-
-_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "wrong": ("✗", "red")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,24 +85,15 @@ def _report(args: argparse.Namespace, nodes: dict[str, list[Finding]], found: di
 
 
 def _show(nodes: dict[str, list[Finding]], found: dict, status: int) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    table = Table(box=None, show_header=False, padding=(0, 1))
     for finding, where in alike(nodes):
-        mark, colour = _MARKS[finding.state]
-        what = finding.found + (f"  [{where}]" if where else "")
-        what += f"\n→ {finding.remedy}" if finding.remedy else ""
-        table.add_row(f"[{colour}]{mark}[/]", finding.name, what.replace("[", "\\["))
-    for kind, lines in (("wrong", found["problems"]), ("warning", found["warnings"])):
+        print(dataclasses.replace(finding, found=finding.found + f"  [{where}]" * bool(where)).line())
+    for state, lines in (("wrong", found["problems"]), ("warning", found["warnings"])):
         for line in lines:
-            table.add_row(f"[{_MARKS[kind][1]}]{_MARKS[kind][0]}[/]", "ranks", line.replace("[", "\\["))
+            print(Finding("ranks", state, line).line())
     if found["seats"]:
-        table.add_row("[green]✓[/]" if not found["problems"] else "", "ranks", summary(found))
-        table.add_row("[green]✓[/]", "binding", binding(found["seats"]).replace("[", "\\["))
-    console.print(table)
-    console.print("yes: this is ready to train" if status == 0 else "no: what is marked ✗ must be put right first")
+        print(Finding("ranks", "wrong" if found["problems"] else "ok", summary(found)).line())
+        print(Finding("binding", "ok", binding(found["seats"])).line())
+    print("yes: this is ready to train" if status == 0 else "no: what is marked ✗ must be put right first")
 
 
 def binding(seats: list[dict]) -> str:

@@ -9,18 +9,15 @@ a separate process with a timeout.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +27,7 @@ from typing import Literal
 
 import psutil
 
+from aiscale.config import ConfigError, require_writable
 from aiscale.processes import usable_cores
 
 GIB = 2**30
@@ -52,10 +50,14 @@ class Finding:
     found: str
     remedy: str = ""
 
+    def line(self) -> str:
+        mark = {"ok": "✓", "warning": "!", "wrong": "✗"}[self.state]
+        return f"{mark} {self.name:16} {self.found}" + f" → {self.remedy}" * bool(self.remedy)
+
 
 def examine() -> Iterator[Finding]:
     """All findings of this node, in order; takes a few seconds."""
-    yield _python()
+    yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")  # pip refuses others
     yield from _packages()
     yield _devices()
     yield _cores()
@@ -64,16 +66,8 @@ def examine() -> Iterator[Finding]:
     yield _mpi()
     yield _host_name()
     yield from _network()
-    yield from libfabric()
     yield from effective_settings(os.environ)
     yield from _storage()
-
-
-def _python() -> Finding:
-    version = platform.python_version()
-    supported = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    remedy = "" if supported else "make a virtual environment with Python 3.11, 3.12 or 3.13"
-    return Finding("Python", "ok" if supported else "wrong", f"{version}, {sys.prefix}", remedy)
 
 
 def _packages() -> Iterator[Finding]:
@@ -203,34 +197,16 @@ def _network() -> Iterator[Finding]:
         yield Finding("network", "ok", ", ".join(sorted(links)) or "loopback only")
         return
     chosen = os.environ.get("NCCL_SOCKET_IFNAME", "")
-    state = "ok" if not chosen or any(name.startswith(tuple(chosen.split(","))) for name in fast) else "warning"
-    remedy = (
-        ""
-        if state == "ok"
-        else f"NCCL_SOCKET_IFNAME {chosen} is none of them: set it to {fast[0].rstrip('0123456789')}"
-    )
-    yield Finding("network", state, ", ".join(fast), remedy)
-    plugin = find_plugin(os.environ)
-    if plugin:
+    if not chosen or any(name.startswith(tuple(chosen.split(","))) for name in fast):
+        yield Finding("network", "ok", ", ".join(fast))
+    else:
+        remedy = f"NCCL_SOCKET_IFNAME {chosen} is none of them: set it to {fast[0].rstrip('0123456789')}"
+        yield Finding("network", "warning", ", ".join(fast), remedy)
+    if plugin := find_plugin(os.environ):
         yield Finding("libfabric plugin", "ok", str(plugin))
     else:
         remedy = "load its module (rccl-net-plugin at OLCF; NERSC's nccl has it), or NCCL talks over TCP"
         yield Finding("libfabric plugin", "warning", "neither in NCCL_NET_PLUGIN nor on LD_LIBRARY_PATH", remedy)
-
-
-def libfabric() -> Iterator[Finding]:
-    """The version and providers (one per kind of network) of libfabric, if `fi_info` is installed."""
-    told = []
-    for option in ("--version", "--list"):
-        try:
-            done = subprocess.run(["fi_info", option], capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.TimeoutExpired):
-            return
-        told.append(done.stdout)
-    version = re.search(r"^libfabric: *(\S+)", told[0], re.M)
-    providers = re.findall(r"^(\w\S*):", told[1], re.M)
-    if version:
-        yield Finding("libfabric", "ok", f"{version[1]}, providers {', '.join(providers) or 'none'}")
 
 
 #: what decides how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees and is bound to
@@ -256,7 +232,7 @@ def find_plugin(env: Mapping[str, str]) -> Path | None:
 
 
 def _storage() -> Iterator[Finding]:
-    """The folders for runs and temporary files: are they writable, and how fast?"""
+    """The folders for runs and temporary files: are they writable, and is there room?"""
     user = os.environ.get("USER", "")
     runs = Path.cwd() / "runs"  # where `aiscale train` writes
     places = {"this folder": runs if runs.is_dir() else Path.cwd(), "temporary files": Path(tempfile.gettempdir())}
@@ -265,35 +241,16 @@ def _storage() -> Iterator[Finding]:
             places[name] = Path(path)
     for name, path in places.items():
         try:
-            rate = write_rate(path)
-        except OSError as error:
+            require_writable(path, "TMPDIR" if name == "temporary files" else "aiscale train --runs-dir DIR")
+        except ConfigError as error:
+            what, _, remedy = str(error).rpartition(": ")
             state = "wrong" if name in ("this folder", "temporary files") else "warning"
-            yield Finding(name, state, f"{path}: {error.strerror}", _elsewhere(name, error))
+            yield Finding(name, state, what, remedy)
             continue
         free = shutil.disk_usage(path).free / GIB
-        found = f"{path}, {free:,.0f} GiB free, {rate / 2**20:,.0f} MiB/s"
         short = free < LEAST_SPACE_GIB
-        yield Finding(name, "warning" if short else "ok", found, "free some space for checkpoints" if short else "")
-
-
-def _elsewhere(name: str, error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space"
-    if name == "temporary files":
-        return "set TMPDIR to a folder that you may write to"
-    return "start from a folder that you may write to, or name one: aiscale train --runs-dir DIR"
-
-
-def write_rate(folder: Path, nbytes: int = 32 * 2**20) -> float:
-    """Bytes per second at which a file reaches the disk of `folder`; the file is deleted."""
-    block = os.urandom(2**20)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        began = time.perf_counter()
-        for _ in range(nbytes // len(block)):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        return nbytes / (time.perf_counter() - began)
+        remedy = "free some space for checkpoints" if short else ""
+        yield Finding(name, "warning" if short else "ok", f"{path}, {free:,.0f} GiB free", remedy)
 
 
 def _read(path: Path) -> str:

@@ -18,10 +18,9 @@ import os
 import socket
 import statistics
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -64,33 +63,8 @@ class Preflight:
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def rates(self, inside: bool) -> list[float]:
-        """The rates of pairs within a node, or of pairs between nodes."""
-        return [rate for a, b, rate in self.pairs if self.is_inside(a, b) == inside]
-
     def is_inside(self, a: int, b: int) -> bool:
         return self.seats[a].host == self.seats[b].host
-
-    def alike(self, a: int, b: int) -> list[float]:
-        """The rates of the pairs with which this one is compared, itself among them."""
-        if not self.is_inside(a, b):
-            return self.rates(inside=False)
-        if self.seats[a].device == "cpu":
-            return self.rates(inside=True)
-        place = self._places[a], self._places[b]
-        return [
-            rate for c, d, rate in self.pairs if self.is_inside(c, d) and (self._places[c], self._places[d]) == place
-        ]
-
-    @cached_property
-    def _places(self) -> list[int]:
-        """Each rank's number on its node."""
-        count: Counter[str] = Counter()
-        places = []
-        for seat in self.seats:
-            places.append(count[seat.host])
-            count[seat.host] += 1
-        return places
 
     def takes_turns(self) -> bool:
         """Whether a machine has more ranks than cores."""
@@ -111,7 +85,8 @@ def preflight(world: World) -> Preflight:
     if world.size > 1:
         _time_all_reduce(world, found)
         found.pairs = _time_pairs(world)
-        if suspects := {pair for inside in (True, False) for pair in _slow_pairs(found, inside)}:
+        usual = _usual(found)
+        if suspects := {(a, b) for a, b, rate in found.pairs if rate < SLOW * usual[a, b]}:
             again = {(a, b): rate for a, b, rate in _time_pairs(world, only=suspects)}
             found.pairs = [(a, b, max(rate, again.get((a, b), 0.0))) for a, b, rate in found.pairs]
         ranks, pairs = slow_links(found)
@@ -226,42 +201,43 @@ def _exchange(world: World, partner: int) -> float:
     return nbytes / min(times)  # the first one opens a connection
 
 
-def _slow_pairs(found: Preflight, inside: bool) -> list[tuple[int, int]]:
-    """Pairs with less than SLOW times the usual rate of those that they are compared with."""
-    usual = _usual(found, inside)
-    return [(a, b) for a, b, rate in found.pairs if (a, b) in usual and rate < SLOW * usual[a, b]]
-
-
-def _usual(found: Preflight, inside: bool) -> dict[tuple[int, int], float]:
-    """The usual bytes per second of each pair, inside nodes or between them; 0: there is nothing to compare with."""
-    rates, usual = {}, {}
-    for a, b, _ in found.pairs:
-        if found.is_inside(a, b) == inside:
-            on_gpus = inside and found.seats[a].device != "cpu"
-            key = (found._places[a], found._places[b]) if on_gpus else None
-            if key not in rates:
-                alike = found.alike(a, b)
-                # The upper quartile, because one slow rank may make half of all pairs slow; two nodes: the faster one.
-                most = statistics.quantiles(alike, n=4)[2] if len(alike) > 2 else 0.0
-                if on_gpus and len(alike) == 2:
-                    most = max(alike)
-                elif on_gpus and len(alike) == 1:  # a node alone: only what its narrowest link would not explain
-                    most = statistics.quantiles(found.rates(inside), n=4)[2] / LANES if len(found.pairs) > 2 else 0.0
-                rates[key] = most
-            usual[a, b] = rates[key]
+def _usual(found: Preflight) -> dict[tuple[int, int], float]:
+    """The usual bytes per second of each pair: of those like it; 0: there is nothing to compare it with."""
+    count: Counter[str] = Counter()
+    places = []  # each rank's number on its node
+    for seat in found.seats:
+        places.append(count[seat.host])
+        count[seat.host] += 1
+    alike: dict[object, dict[tuple[int, int], float]] = defaultdict(dict)
+    for a, b, rate in found.pairs:
+        inside = found.is_inside(a, b)
+        on_gpus = inside and found.seats[a].device != "cpu"
+        alike[(places[a], places[b]) if on_gpus else inside][a, b] = rate
+    usual = {}
+    for kind, rates in alike.items():
+        most = _upper_quartile(rates.values())
+        if isinstance(kind, tuple) and len(rates) == 2:  # two nodes: the faster one
+            most = max(rates.values())
+        elif isinstance(kind, tuple) and len(rates) == 1:  # a node alone: what its narrowest link would not explain
+            most = _upper_quartile([rate for a, b, rate in found.pairs if found.is_inside(a, b)]) / LANES
+        usual |= dict.fromkeys(rates, most)
     return usual
+
+
+def _upper_quartile(rates: Collection[float]) -> float:
+    """Not the median, because one slow rank may make half of all pairs slow; 0 for fewer than three."""
+    return statistics.quantiles(rates, n=4)[2] if len(rates) > 2 else 0.0
 
 
 def slow_links(found: Preflight) -> tuple[list[str], list[str]]:
     """(a line for each rank that is slow with most of its partners, a line for each other slow pair)"""
-    ranks, pairs = [], []
+    ranks, pairs, usual = [], [], _usual(found)
     for inside in (True, False):
-        usual, slow = _usual(found, inside), _slow_pairs(found, inside)
+        rates = {(a, b): rate for a, b, rate in found.pairs if found.is_inside(a, b) == inside}
+        slow = [pair for pair, rate in rates.items() if rate < SLOW * usual[pair]]
         where, named = "inside its node" if inside else "between nodes", set()
         for seat in found.seats:
-            mine = {
-                (a, b): rate for a, b, rate in found.pairs if seat.rank in (a, b) and found.is_inside(a, b) == inside
-            }
+            mine = {pair: rate for pair, rate in rates.items() if seat.rank in pair}
             if len(mine) > 1 and len(mine.keys() & set(slow)) > len(mine) / 2:
                 named.add(seat.rank)
                 others = statistics.median(usual[pair] for pair in mine)
@@ -270,7 +246,6 @@ def slow_links(found: Preflight) -> tuple[list[str], list[str]]:
                     f"others {_rate(others)}: look at its network interface and binding, or leave the node out "
                     f"(sbatch --exclude={seat.host})"
                 )
-        rates = {(a, b): rate for a, b, rate in found.pairs}
         pairs += [
             f"ranks {a} and {b} ({found.seats[a].host}, {found.seats[b].host}) exchange {_rate(rates[a, b])}, pairs "
             f"like them {_rate(usual[a, b])}: the link between them is slow"

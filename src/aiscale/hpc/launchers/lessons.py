@@ -13,14 +13,6 @@ Settings = tuple[tuple[str, str], ...]  #: (key=value, the reason)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
-    """Another run that the same file can start, for comparison: what to add to its command."""
-
-    what: str
-    settings: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Lesson:
     name: str  #: of the file
     title: str
@@ -31,7 +23,7 @@ class Lesson:
     corpus: str = "stdlib"  #: the default of CORPUS; embedded is too short for windows of 2,048 tokens
     settings: Settings = ()
     layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs per node; the next lower number is used
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[tuple[str, tuple[str, ...]], ...] = ()  #: for comparison: (what it is, key=value to add)
     exports: Settings = ()  #: (NAME=value, the reason): variables of the ranks
     ranks: int = 0  #: 0: one node
     on_cpus: int = 0  #: as many ranks on CPUs instead, on a part of a node, where the site has such parts
@@ -61,18 +53,9 @@ def _radius(size: str, title: str, density: str, steps: int, dense_steps: str, m
         corpus="corpora/openwebtext",
         settings=(("loop.checkpoint_minutes=30", "what a node that fails may cost"),),
         variants=(
-            Variant(
-                what="Radius as published: one all-reduce after the backward pass",
-                settings=("compression.overlap=false",),
-            ),
-            Variant(
-                what="the published baseline, dense",
-                settings=(dense, "compression.overlap=false"),
-            ),
-            Variant(
-                what="DDP as it is today",
-                settings=(dense,),
-            ),
+            ("Radius as published: one all-reduce after the backward pass", ("compression.overlap=false",)),
+            ("the published baseline, dense", (dense, "compression.overlap=false")),
+            ("DDP as it is today", (dense,)),
         ),
         ranks=64,
         gpu_memory_gb=memory_gb,

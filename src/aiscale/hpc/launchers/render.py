@@ -12,13 +12,13 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
-from aiscale.config import remedy, require_writable
+from aiscale.config import remedy, require_writable, write_whole
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
 from aiscale.recipes import recipe
@@ -26,7 +26,6 @@ from aiscale.recipes import recipe
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
 _WIDTH = 120
-_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_all(place: Site) -> dict[str, str]:
@@ -34,7 +33,7 @@ def render_all(place: Site) -> dict[str, str]:
     the profile has one."""
     files = {f"{lesson.name}.sbatch": render(lesson, place) for lesson in LESSONS.values() if fits(lesson, place)}
     if place.build.create:
-        files[BUILD] = _finish(templates(_TEMPLATES).get_template(BUILD + ".j2").render(site=place), place)
+        files[BUILD] = _finish(templates().get_template(BUILD + ".j2").render(site=place), place)
     return files
 
 
@@ -45,7 +44,7 @@ def render(lesson: Lesson, place: Site) -> str:
     job = _Job.of(lesson, place)
     edits, directives = _directives(job)
     text = (
-        templates(_TEMPLATES)
+        templates()
         .get_template("body.sbatch.j2")
         .render(
             lesson=lesson,
@@ -75,8 +74,8 @@ class _Job:
 
     @classmethod
     def of(cls, lesson: Lesson, place: Site) -> _Job:
-        nodes, rules = nodes_of(lesson, place), place.scheduler
-        kind = place.node.kind_for(lesson.gpu_memory_gb)
+        nodes, rules = -(-max(1, lesson.ranks) // place.node.ranks_per_node), place.scheduler
+        kind = next((kind for kind in place.node.kinds if kind.memory_gb >= lesson.gpu_memory_gb), None)
         if kind is None:
             raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
         partition = place.partition or rules.default_partition
@@ -118,37 +117,26 @@ def head(job: _Job) -> list[str]:
         else:
             lines.append(f"Costs at most {size} = {job.price()}; {again}: {job.price(lesson.restarts + 1)}.")
     else:
-        calls += _CALLS[lesson.work](job)
+        call, what = _CALLS[lesson.work]
+        calls.append((call.format(ranks=job.nodes * place.node.ranks_per_node), what))
         lines.append(f"Costs at most {size} = {job.price()}.")
     lines.append(f"Submit from {place.scratch}.")
     width = max(len(words) for words, _ in calls if len(words) <= 56)
     shown = [f"  {words:{width}}  {what}" for words, what in calls]
     if lesson.variants:
         shown.append(f"To compare with others: sbatch -J NAME {name} --set name=NAME, and")
-        shown += [f"  {' '.join(f'--set {word}' for word in each.settings)}  ({each.what})" for each in lesson.variants]
+        shown += [f"  {' '.join(f'--set {word}' for word in words)}  ({what})" for what, words in lesson.variants]
     return [*lines, *shown]
 
 
+#: work -> (how to start it, what that does), beside `aiscale submit`
 _CALLS = {
-    "scaling": lambda job: [
-        ("sbatch -N 16 scaling.sbatch", "on 1, 2, 4, 8 and 16 nodes; results in RUNS/scaling-JOBID.jsonl")
-    ],
-    "study": lambda job: [("sbatch study.sbatch mine.toml", "your own; the same command resumes RUNS/study-mine.csv")],
-    "notebook": lambda job: [
-        ("sbatch notebook.sbatch 07 -p n_steps=20", "what follows the name is for `aiscale notebooks`"),
-    ],
-    "your_own": lambda job: [("sbatch your_own.sbatch train.py --epochs 3", "nothing of this kit is needed")],
-    "engines": lambda job: [
-        (
-            f'cluster.start({job.nodes * job.place.node.ranks_per_node}, engines="slurm")',
-            "in a notebook submits this; by hand it ends at once",
-        ),
-    ],
+    "scaling": ("sbatch -N 16 scaling.sbatch", "on 1, 2, 4, 8 and 16 nodes; results in RUNS/scaling-JOBID.jsonl"),
+    "study": ("sbatch study.sbatch mine.toml", "your own; the same command resumes RUNS/study-mine.csv"),
+    "notebook": ("sbatch notebook.sbatch 07 -p n_steps=20", "what follows the name is for `aiscale notebooks`"),
+    "your_own": ("sbatch your_own.sbatch train.py --epochs 3", "nothing of this kit is needed"),
+    "engines": ('cluster.start({ranks}, engines="slurm")', "in a notebook submits this; by hand it ends at once"),
 }
-
-
-def nodes_of(lesson: Lesson, place: Site) -> int:
-    return -(-max(1, lesson.ranks) // place.node.ranks_per_node)
 
 
 def fits(lesson: Lesson, place: Site) -> bool:
@@ -179,8 +167,9 @@ def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     if place.qos:
         lines.append((f"--qos={place.qos}", f"the default is {rules.default_qos}" if rules.default_qos else ""))
     if job.kind.constraint:
-        lines.append((f"--constraint={job.kind.constraint}", _why(job.kind.constraint, rules.features)))
-    lines += [_split(line) for line in place.sbatch]
+        words = re.split(r"[&|]", job.kind.constraint)
+        lines.append((f"--constraint={job.kind.constraint}", "; ".join(rules.features[word] for word in words)))
+    lines += [line.partition("  # ")[::2] for line in place.sbatch]
     if lesson.work == "train":
         lines.append(
             (f"--signal=USR1@{lesson.signal_s}", f"{lesson.signal_s} s before the end the ranks save and stop")
@@ -192,22 +181,15 @@ def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     return edits, lines
 
 
-def _split(line: str) -> tuple[str, str]:
-    option, _, why = line.partition("  # ")
-    return option, why.strip()
-
-
-def _why(constraint: str, features: Mapping[str, str]) -> str:
-    return "; ".join(features[word] for word in re.split(r"[&|]", constraint))
-
-
 def _clock(hours: float) -> str:
     minutes = round(hours * 60)
     return f"{minutes // 60:02}:{minutes % 60:02}:00"
 
 
 def _finish(text: str, place: Site) -> str:
-    return _tidy(text) + sources_of(text, place)
+    """No trailing blanks, no two empty lines in a row, the sources at the end."""
+    lines = "\n".join(line.rstrip() for line in text.splitlines())
+    return re.sub(r"\n{3,}", "\n\n", lines).strip("\n") + "\n" + sources_of(text, place)
 
 
 def sources_of(text: str, place: Site) -> str:
@@ -216,12 +198,6 @@ def sources_of(text: str, place: Site) -> str:
     lines = [f"#   [{key}] {where}" for key, where in place.sources.items() if key in named]
     by = f"# Rendered by `aiscale launchers` from what the sites' pages said on {place.read}:"
     return "\n".join(["", by, *lines, ""]) if lines else ""
-
-
-def _tidy(text: str) -> str:
-    """No trailing blanks, no two empty lines in a row."""
-    lines = "\n".join(line.rstrip() for line in text.splitlines())
-    return re.sub(r"\n{3,}", "\n\n", lines).strip("\n") + "\n"
 
 
 def _comment(text: str) -> str:
@@ -242,9 +218,9 @@ def _aligned(pairs: Iterable[tuple[str, str]], lead: str = "") -> str:
 
 
 @functools.cache
-def templates(folder: Path) -> jinja2.Environment:
+def templates() -> jinja2.Environment:
     made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -261,22 +237,11 @@ def write(place: Site, out: str | Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in render_all(place).items():
-            replace_file(folder / name, text, 0o755 if name == BUILD else 0o644)
+            write_whole(folder / name, text, 0o755 if name == BUILD else 0o644)
             files.append(folder / name)
     except OSError as error:
         raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, '--out')}") from None
     return files
-
-
-def replace_file(file: Path, text: str, mode: int) -> None:
-    """Write the whole file, or leave the one that is there."""
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        partial.write_text(text)
-        partial.chmod(mode)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:
@@ -304,17 +269,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a profile of your own (.toml), or one of {', '.join(names())} (default: {' and '.join(SHIPPED)})",
     )
     parser.add_argument("--out", default="launchers", metavar="DIR", help="where files go (default: launchers)")
-    task = parser.add_mutually_exclusive_group()
-    task.add_argument("--check", action="store_true", help="write nothing; say what would change")
-    task.add_argument("--list", action="store_true", help="name the files, what each is for and what it asks for")
+    parser.add_argument("--check", action="store_true", help="write nothing; say what would change")
 
 
 def run(args: argparse.Namespace) -> int:
     places = [find(args.site)] if args.site else [site(name) for name in SHIPPED]
-    if args.list:
-        for place in places:
-            _list(place)
-        return 0
     if args.check:
         problems = drift(args.out, places)
         print(*problems, sep="\n", end="\n" * bool(problems))
@@ -326,13 +285,3 @@ def run(args: argparse.Namespace) -> int:
     for place in places:
         print(*write(place, args.out), sep="\n")
     return 0
-
-
-def _list(place: Site) -> None:
-    print(f"{place.title}, as of {place.read}:")
-    for lesson in LESSONS.values():
-        if fits(lesson, place):
-            nodes = nodes_of(lesson, place)
-            print(f"  {place.name + '/' + lesson.name + '.sbatch':32} {lesson.title}; {nodes} nodes")
-    if place.build.create:
-        print(f"  {place.name + '/' + BUILD:32} makes the environment in which they run")

@@ -3,11 +3,11 @@
 aiscale rehearse --site frontier --nodes 4 -- sbatch --wait job.sbatch
 
 with rehearsal.Cluster(nodes=4, link="100mbit") as nodes:
-    nodes.run(["python", "train.py"], ntasks=4)     # srun: one rank on each virtual node
-    nodes.set_link("10mbit")                        # from now on
+    nodes.login(["srun", "-A", "PROJECT", "-t", "5", "-N", "4", "python", "train.py"])     # as on a login node
+    nodes.set_link("10mbit")                                                              # from now on
 """
 
-from aiscale.hpc.rehearsal.cluster import Call, Cluster
+from aiscale.hpc.rehearsal.cluster import Cluster
 from aiscale.hpc.rehearsal.settings import RehearsalError, why_not
 
-__all__ = ["Call", "Cluster", "RehearsalError", "why_not"]
+__all__ = ["Cluster", "RehearsalError", "why_not"]

@@ -1,9 +1,4 @@
-"""A private Slurm cluster on this machine, as a context manager.
-
-    with Cluster(site="frontier", nodes=2, link="1gbit") as nodes:
-        nodes.login(["sbatch", "--wait", "job.sbatch"])     # a command beside the cluster, as on a login node
-        nodes.run(["hostname"], ntasks=16)                  # srun, with the account and time the site asks for
-        nodes.calls("module")                               # recorded calls of the site's programs
+"""A private Slurm cluster on this machine, as a context manager, and the command `aiscale rehearse`.
 
 Everything runs in its own namespaces and ends with the context, or with this process. Nodes share the machine's cores
 and files, but each has its own /tmp, in which it sees only this Python and the folders in `share`.
@@ -14,15 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -37,16 +29,7 @@ from aiscale.hpc.rehearsal.settings import (
     user_name,
     why_not,
 )
-from aiscale.hpc.sites import ENDED, Site, find, names
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a program that the site has and this machine lacks."""
-
-    node: str
-    program: str
-    args: tuple[str, ...]
+from aiscale.hpc.sites import Site, find, names
 
 
 class Cluster:
@@ -160,46 +143,6 @@ class Cluster:
         words = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'cd -- "$0" && exec "$@"', str(cwd or Path.cwd())]
         words += map(str, command)
         return subprocess.run([*enter, "--", *words], env={**self._env(), **(env or {})}, **{"text": True, **options})
-
-    def run(
-        self, command: Sequence[str | Path], *, ntasks: int | None = None, nodes: int | None = None, srun=(), **options
-    ) -> subprocess.CompletedProcess:
-        """Run a command as `ntasks` tasks (default: one per node) with srun, the options that the site requires and
-        those in `srun`; keywords as for `login`."""
-        nodes = nodes or min(self.nodes, ntasks or self.nodes)
-        ntasks = ntasks or nodes
-        size = [f"--nodes={nodes}", f"--ntasks={ntasks}", f"--ntasks-per-node={-(-ntasks // nodes)}"]
-        return self.login(
-            ["srun", "--quiet", "--kill-on-bad-exit=1", *self.settings.asked, *size, *srun, *command], **options
-        )
-
-    def submit(self, script: str | Path, *options: str, args: Sequence[str | Path] = (), **keywords) -> str:
-        """sbatch with `options`, and `args` for the script; returns the job's number, or raises RehearsalError with
-        sbatch's message. Keywords as for `login`."""
-        done = self.login(["sbatch", "--parsable", *options, script, *args], capture_output=True, **keywords)
-        if done.returncode:
-            raise RehearsalError(done.stderr.strip())
-        return done.stdout.strip()
-
-    def wait(self, job: str, *, timeout_s: float = 300) -> str:
-        """Wait for a job to end; returns its state, such as COMPLETED."""
-        end_at = time.monotonic() + timeout_s
-        while time.monotonic() < end_at:
-            shown = self.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True)
-            state = re.search(r"JobState=(\S+)", shown.stdout)
-            if "Invalid job id" in shown.stderr:  # without any answer slurmctld was busy
-                raise RehearsalError(f"job {job!r}: {shown.stderr.strip()}")
-            if state and state[1] in ENDED:
-                return state[1]
-            time.sleep(0.1)
-        raise RehearsalError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.stdout.split()[:12])}")
-
-    def calls(self, program: str = "") -> list[Call]:
-        """Recorded calls of the site's programs, or of `program`, in order."""
-        log = self.folder / "calls"
-        rows = [line.split("\t") for line in log.read_text().splitlines()] if log.exists() else []
-        found = [Call(node, name, tuple(args)) for node, name, *args in rows]
-        return [call for call in found if program in ("", call.program)]
 
     def _env(self) -> dict[str, str]:
         """The environment of a login shell: no variables of an outer job, the site's programs first."""

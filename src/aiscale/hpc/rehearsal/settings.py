@@ -35,15 +35,12 @@ class Habits:
     gpu_flag: str = "nvidia_gpu_env"  #: gres.conf: which vendor's variables name a task's GPUs
     closest: tuple[int, ...] = ()  #: --gpu-bind=closest: the GPU of each local rank
     nvme: str = ""  #: the folder on each node for jobs with the constraint nvme
-    slingshot: bool = False  #: HPE's network, whose plugin reads --network
-    shifter: bool = False  #: containers by Shifter, whose plugin reads --image and --module
 
 
 HABITS = {
-    "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb", slingshot=True),
-    "perlmutter": Habits(slingshot=True, shifter=True),
-    "lumi": Habits(gpu_flag="amd_gpu_env", slingshot=True),
-    "odo": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), slingshot=True),
+    "frontier": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1), nvme="/mnt/bb"),
+    "lumi": Habits(gpu_flag="amd_gpu_env"),
+    "odo": Habits(gpu_flag="amd_gpu_env", closest=(4, 5, 2, 3, 6, 7, 0, 1)),
 }
 
 
@@ -77,42 +74,11 @@ class Settings:
         return [f"node{i}" for i in range(1, self.nodes + 1)]
 
     @property
-    def features(self) -> list[str]:
-        """The constraints of the site's GPU nodes; every virtual node has all of them."""
-        words = {word for kind in self.site.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
-        return sorted(words)
-
-    @property
     def accounts_known(self) -> list[str]:
         """Every account that jobs may name, with the suffix that may be left out and without it."""
         rules = self.site.scheduler
         names = [name.lower() for name in (rules.account_example, *self.accounts)]
         return list(dict.fromkeys([*names, *(name.removesuffix(rules.account_suffix) for name in names)]))
-
-    @property
-    def partitions(self) -> dict[str, float]:
-        """Partition -> the longest time limit in it, in hours."""
-        found = {name: max(limit.max_hours for limit in p.limits) for name, p in self.site.scheduler.partitions.items()}
-        return found or {"nodes": 48.0}
-
-    @property
-    def max_running(self) -> dict[str, int]:
-        """Partition -> how many jobs of a user may run at once, if that is limited."""
-        return {name: p.max_running for name, p in self.site.scheduler.partitions.items() if p.max_running}
-
-    @property
-    def asked(self) -> list[str]:
-        """The options that the site requires, with values that it accepts."""
-        rules, site = self.site.scheduler, self.site
-        hours = rules.hours_for(self.nodes, site.partition, site.qos) or 1
-        values = {
-            "account": (*self.accounts, rules.account_example)[0],
-            "constraint": "&".join(self.features),
-            "time": str(round(hours * 60)),  # the maximum: a benchmark must not be cut off
-        }
-        words = [f"--{name}={values[name]}" for name in rules.required if values.get(name)]
-        words += [f"--partition={site.partition}"] if site.partition else []
-        return words + ([f"--qos={site.qos}"] if site.qos else [])
 
     def write(self) -> None:
         etc = self.folder / "etc"
@@ -129,10 +95,7 @@ class Settings:
         (etc / "plugstack.conf").write_text("")
         (etc / "gres.conf").write_text(self._gres_conf())
         (etc / "job_submit.lua").write_text(f"local site = {_lua(self._rules())}\n\n" + _template("job_submit.lua"))
-        (etc / "node.json").write_text(json.dumps({"nvme": self.habits.nvme}))
         self._write_scripts(etc)
-        if self.habits.shifter:
-            _build_shifter(etc)
 
     def _slurm_conf(self) -> str:
         node = self.site.node
@@ -141,11 +104,12 @@ class Settings:
             f"NodeName={name} NodeHostname={name} NodeAddr={address(i)} Port=17000"
             for i, name in enumerate(self.names, 1)
         ]
-        first = self.site.partition or self.site.scheduler.default_partition or next(iter(self.partitions))
+        partitions = self.site.scheduler.partitions
+        longest = {name: max(limit.max_hours for limit in each.limits) for name, each in partitions.items()}
+        longest = longest or {"nodes": 48.0}
+        first = self.site.partition or self.site.scheduler.default_partition or next(iter(longest))
         every = ",".join(self.names)
-        if self.max_running:  # job_submit.lua makes each job of the partition ask for a license
-            lines.insert(0, "Licenses=" + ",".join(f"running_{name}:{n}" for name, n in self.max_running.items()))
-        for name, hours in self.partitions.items():
+        for name, hours in longest.items():
             default = "YES" if name == first else "NO"
             lines.append(f"PartitionName={name} Nodes={every} Default={default} MaxTime={round(hours * 60)}")
         # preemptible jobs go here; see job_submit.lua
@@ -153,7 +117,7 @@ class Settings:
             f"PartitionName=preemptible Nodes={every} Hidden=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=3"
         )
         gres = f" Gres=gpu:{node.gpus}" if node.gpus else ""
-        features = sorted({*self.features, *self.site.scheduler.features})
+        features = sorted(self.site.scheduler.features)  # every virtual node has all of them
         feature = f" Feature={','.join(features)}" if features else ""
         return string.Template(_template("slurm.conf")).substitute(
             site=self.site.title,
@@ -181,20 +145,16 @@ class Settings:
             **vars(rules),
             "accounts": dict.fromkeys(self.accounts_known, True),
             "required": {name: True for name in rules.required},
-            "slingshot": self.habits.slingshot,
         }
 
-    def _seen(self, qos: str) -> list[str]:
-        prefix = self.site.scheduler.qos_prefix
-        return [qos, prefix + qos] if prefix else [qos]
-
     def _write_scripts(self, etc: Path) -> None:
+        prefix, every = self.site.scheduler.qos_prefix, self.site.scheduler.qos
         values = {
             "folder": self.folder,
             "nvme": self.habits.nvme,
             "closest": " ".join(map(str, self.habits.closest)),
             "accounts": " ".join(self.accounts_known),
-            "qos": ",".join(name for known in self.site.scheduler.qos for name in self._seen(known)),
+            "qos": ",".join([*every, *(prefix + name for name in every if prefix)]),
         }
         for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh"):
             path = etc / name
@@ -208,21 +168,7 @@ class Settings:
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
-SHIMS = ("srun", "sbcast", "lfs", "shifter", "podman-hpc", "singularity", "conda-unpack", "pigz", "sacctmgr")
-
-
-def _build_shifter(etc: Path) -> None:
-    """Build Shifter's options of sbatch and srun, --image and --module, as a plugin. Without a C compiler there is
-    none, and sbatch refuses --image as unknown."""
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "")
-    version = slurm_version()
-    if not compiler or not version:
-        return
-    major, minor, micro = version  # Slurm loads only plugins of its own version
-    number = f"-DSLURM_VERSION={major << 16 | minor << 8 | micro}"
-    words = [compiler, "-shared", "-fPIC", number, "-o", etc / "shifter.so", HERE / "templates/shifter.c"]
-    if subprocess.run(words, capture_output=True).returncode == 0:
-        (etc / "plugstack.conf").write_text(f"optional {etc}/shifter.so\n")
+SHIMS = ("srun", "sbcast", "lfs", "shifter", "singularity", "conda-unpack", "pigz", "sacctmgr")
 
 
 class _At(string.Template):

@@ -63,10 +63,6 @@ class Node:
         """For OMP_NUM_THREADS: the cores of one rank."""
         return max(1, self.cores // self.ranks_per_node)
 
-    def kind_for(self, memory_gb: float) -> GpuKind | None:
-        """The first kind whose GPUs have this much memory, or None."""
-        return next((kind for kind in self.kinds if kind.memory_gb >= memory_gb), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cpus:
@@ -93,15 +89,9 @@ class Partition:
     """The limits of a --partition."""
 
     limits: tuple[Limit, ...]  #: smallest jobs first
-    max_running: int = 0  #: jobs of a user that run at once; 0: no limit
     share: float = 0.0  #: the most of a node that a job gets where jobs share nodes; 0: they have whole ones
-    nodes: int = 0  #: in the partition; 0: unknown
     source: str = ""
     verification: str = "primary"  #: primary: the site's own documentation; secondary: somebody's copy of it
-
-    def hours_for(self, nodes: int) -> float | None:
-        """The longest time limit of a job of `nodes` nodes; None if it is too large."""
-        return next((limit.max_hours for limit in self.limits if nodes <= limit.max_nodes), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +132,6 @@ class Scheduler:
         """The QOS of that name, with or without the prefix that jobs see; None if it is unknown."""
         return self.qos.get(name.removeprefix(self.qos_prefix) or self.default_qos)
 
-    @property
-    def unchained(self) -> list[str]:
-        """The QOS in which chains of jobs are forbidden, under all names that a job may see."""
-        names = [name for name, qos in self.qos.items() if not qos.may_chain]
-        return names + [self.qos_prefix + name for name in names if self.qos_prefix]
-
     def charge(self, nodes: float, hours: float, qos: str = "") -> float:
         """What a job is charged, in `charge_unit`."""
         rate = entry.charge if (entry := self.qos_of(qos)) else 1.0
@@ -157,7 +141,7 @@ class Scheduler:
         """The longest time limit of a job of `nodes` nodes, in partition and QOS; None if it is too large."""
         hours = [24.0 * 365]
         if entry := self.partitions.get(partition or self.default_partition):
-            longest = entry.hours_for(nodes)
+            longest = next((limit.max_hours for limit in entry.limits if nodes <= limit.max_nodes), None)
             if longest is None:
                 return None
             hours.append(longest)
@@ -184,7 +168,6 @@ class Shell:
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
     caches: str = ""  #: where libraries may write, below $caches
-    proxy: str = ""  #: how a compute node reaches the internet; rendered as a comment
     one_node: str = ""  #: a command before a step on one node, inside a job of several
     many_nodes: str = ""  #: a command before a step on several nodes
     nodes_why: str = ""  #: the reason for these two

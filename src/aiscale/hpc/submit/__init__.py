@@ -3,8 +3,3 @@
 launcher.py  what a file asks for: options of sbatch, its settings, the run that it trains
 command.py   one question each: environment, versions, corpus, account, modules, space, time, Slurm's own opinion
 """
-
-from aiscale.hpc.submit.command import examine
-from aiscale.hpc.submit.launcher import Launcher, SubmitError
-
-__all__ = ["Launcher", "SubmitError", "examine"]

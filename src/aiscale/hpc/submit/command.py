@@ -18,16 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from aiscale import cost
 from aiscale.config import ConfigError, Run
-from aiscale.hpc.doctor.node import Finding
+from aiscale.hpc.doctor.node import PACKAGES, Finding
 from aiscale.hpc.sites import Site, find, here, names
-from aiscale.hpc.submit.launcher import Launcher, SubmitError
-
-_MARKS = {"ok": "✓", "warning": "!", "wrong": "✗"}
+from aiscale.hpc.submit.launcher import Launcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--site", metavar="NAME", help="whose rules hold (default: this machine's, or the file's folder)"
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("file", metavar="FILE", help="a launcher")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the launcher, behind its name")
 
@@ -48,31 +44,25 @@ def run(args: argparse.Namespace) -> int:
     rest = [word for word in args.args if word != "--dry-run"]
     path = Path(args.file)
     if not path.is_file():
-        raise SubmitError(f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch")
+        raise ConfigError(f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch")
     job = Launcher.read(path, _site(args.site, path), sbatch=args.sbatch, args=rest)
-    found = []
+    wrong = []
     for finding in [*examine(job), price(job)]:
-        found.append(finding)
-        if not args.json:
-            print(_line(finding), file=sys.stderr, flush=True)
-    wrong = [finding for finding in found if finding.state == "wrong"]
-    if args.json:
-        print(
-            json.dumps({"ready": not wrong, "findings": [asdict(finding) for finding in found]}, indent=2), flush=True
-        )
+        print(finding.line(), file=sys.stderr, flush=True)
+        if finding.state == "wrong":
+            wrong.append(finding.name)
     if wrong:
-        print(f"not submitted: {', '.join(finding.name for finding in wrong)}", file=sys.stderr)
+        print(f"not submitted: {', '.join(wrong)}", file=sys.stderr)
         return 1
     if dry:
-        if not args.json:
-            print(job.final(bad_nodes(job)), end="")
+        print(job.final(bad_nodes(job)), end="")
         return 0
     return _submit(job)
 
 
 def price(job: Launcher) -> Finding:
     """The most that it costs, in node-hours and as the site charges."""
-    place, hours, options = job.place, job.price_node_hours, job.options
+    place, hours, options = job.place, job.nodes * job.hours * job.starts, job.options
     cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
     charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
     starts = f" x {job.starts} starts" if job.starts > 1 else ""
@@ -89,14 +79,8 @@ def _site(name: str | None, path: Path) -> Site:
     folder = path.absolute().parent.name
     if folder in names():
         return find(folder)
-    raise SubmitError(
+    raise ConfigError(
         f"this site is unknown: set --site to {', '.join(names())} or a profile of your own (.toml), before the file"
-    )
-
-
-def _line(finding: Finding) -> str:
-    return f"{_MARKS[finding.state]} {finding.name:12} {finding.found}" + (
-        f" → {finding.remedy}" * bool(finding.remedy)
     )
 
 
@@ -111,12 +95,11 @@ def _submit(job: Launcher) -> int:
 
 
 LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
-_LOCKED = ("torch", "deepspeed", "megatron-core", "transformers", "mpi4py", "ipyparallel")
 _VERSIONS = f"""
 import importlib.metadata, json
 import aiscale
 found = {{}}
-for name in {_LOCKED}:
+for name in {PACKAGES}:
     try:
         found[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -268,7 +251,8 @@ def account(job: Launcher) -> Iterator[Finding]:
         state = "wrong" if "account" in rules.required else "ok"
         yield Finding("account", state, "none", remedy if state == "wrong" else "")
         return
-    done = _ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", f"user={_user()}", "format=account,qos"])
+    whose = f"user={getpass.getuser()}"
+    done = _ask(["sacctmgr", "--noheader", "--parsable2", "show", "assoc", whose, "format=account,qos"])
     if done is None or done.returncode or not done.stdout.strip():
         yield Finding("account", "warning", f"{name}; sacctmgr does not say whether it is yours")
         return
@@ -336,10 +320,6 @@ def bad_nodes(job: Launcher) -> list[str]:
     lines = set(notes.read_text().splitlines()) if notes.is_file() else set()
     nodes = [line.split()[-1] for line in lines if line.strip()]
     return sorted({node for node in nodes if nodes.count(node) > 1})
-
-
-def _user() -> str:
-    return os.environ.get("USER") or getpass.getuser()
 
 
 def _ask(command: Sequence[str | Path]) -> subprocess.CompletedProcess | None:

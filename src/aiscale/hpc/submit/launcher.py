@@ -19,11 +19,6 @@ from aiscale.config import ConfigError, Run
 from aiscale.hpc.sites import Site
 from aiscale.recipes import recipe
 
-
-class SubmitError(ConfigError):
-    """A launcher cannot be read; the message is one line that says what to change."""
-
-
 _SHORT = {"A": "account", "t": "time", "q": "qos", "p": "partition", "N": "nodes", "C": "constraint", "J": "job-name"}
 _SHORT |= {"o": "output", "d": "dependency"}
 _VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT", "qos": "SBATCH_QOS"}
@@ -46,9 +41,9 @@ class Launcher:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             why = (getattr(error, "strerror", "") or str(error)).lower()
-            raise SubmitError(f"{path} cannot be read: {why}") from None
+            raise ConfigError(f"{path} cannot be read: {why}") from None
         if not text.startswith("#!"):
-            raise SubmitError(f"{path} is no batch script: its first line must be #!/bin/bash")
+            raise ConfigError(f"{path} is no batch script: its first line must be #!/bin/bash")
         lines = re.findall(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", text, re.M)
         options = parse_options(word for line in lines for word in shlex.split(line))
         options |= {name: value for name, key in _VARIABLES.items() if (value := os.environ.get(key))}
@@ -62,7 +57,7 @@ class Launcher:
         try:
             return int(self.options.get("nodes", "1").partition("-")[0])
         except ValueError:
-            raise SubmitError(f"--nodes is {self.options['nodes']}: it must be a number") from None
+            raise ConfigError(f"--nodes is {self.options['nodes']}: it must be a number") from None
 
     @property
     def ranks(self) -> int:
@@ -71,7 +66,7 @@ class Launcher:
     @property
     def hours(self) -> float:
         if "time" not in self.options:
-            raise SubmitError(f"{self.path} has no --time: add #SBATCH --time=00:30:00")
+            raise ConfigError(f"{self.path} has no --time: add #SBATCH --time=00:30:00")
         return hours_of(self.options["time"])
 
     @property
@@ -87,27 +82,16 @@ class Launcher:
         return self.site if asks or not self.site.cpus.node.ranks else self.site.on_cpus()
 
     @property
-    def price_node_hours(self) -> float:
-        """The most that it costs."""
-        return self.nodes * self.hours * self.starts
-
-    @property
     def modules(self) -> list[str]:
         return " ".join(re.findall(r"^(?!\s*#).*\bmodule load ([^;#\n]+)", self.text, re.M)).split()
 
-    @property
-    def words(self) -> list[str]:
-        """The arguments of `aiscale train`; empty if the file trains nothing."""
-        block = re.search(r"^run=\(\n(.*?)^\)$", self.text, re.M | re.S)
-        if not block:
-            return []
-        known = {**os.environ, **self.settings}
-        words = shlex.split(expand(block[1].replace('"$@"', ""), known), comments=True)
-        return [*words, *self.args]
-
     def run(self) -> Run | None:
         """The run that it trains, or None."""
-        words = self.words
+        block = re.search(r"^run=\(\n(.*?)^\)$", self.text, re.M | re.S)
+        if not block:
+            return None
+        known = {**os.environ, **self.settings}
+        words = shlex.split(expand(block[1].replace('"$@"', ""), known), comments=True) + [*self.args]
         if "--recipe" not in words:
             return None
         name = [after for word, after in zip(words, words[1:], strict=False) if word == "--recipe"][-1]
@@ -148,7 +132,7 @@ def parse_options(words) -> dict[str, str]:
         elif word.startswith("-") and word[1:2] in _SHORT:
             name, value = _SHORT[word[1]], word[2:] or (words.pop(0) if words else "")
         else:
-            raise SubmitError(f"{word!r} is no option of sbatch that is known here: use its long form, --name=value")
+            raise ConfigError(f"{word!r} is no option of sbatch that is known here: use its long form, --name=value")
         found[name] = value
     return found
 
@@ -180,7 +164,7 @@ def hours_of(time: str) -> float:
     """Minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS, as sbatch reads them."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not match:
-        raise SubmitError(f"--time is {time}: it must be minutes, MM:SS, H:MM:SS or D-H:MM:SS")
+        raise ConfigError(f"--time is {time}: it must be minutes, MM:SS, H:MM:SS or D-H:MM:SS")
     days, *parts = (int(part) if part else None for part in match.groups())
     first, second, third = parts
     if days is not None:

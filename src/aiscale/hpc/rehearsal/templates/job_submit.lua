@@ -44,29 +44,11 @@ local function check_options(job)
   return slurm.SUCCESS
 end
 
--- What the plugin of HPE Slingshot understands (man srun); a Slurm without it would take any word.
-local function check_network(job)
-  if not site.slingshot or missing(job.network) then return slurm.SUCCESS end
-  local alone = { no_vni = true, job_vni = true, single_node_vni = true, adjust_limits = true,
-    no_adjust_limits = true, disable_rdzv_get = true }
-  for word in string.gmatch(job.network, "[^,]+") do
-    local key = string.match(word, "^([^=]+)=.") or word
-    local valued = key ~= word and (string.match(key, "^def_%a+$") or string.match(key, "^res_%a+$")
-      or string.match(key, "^max_%a+$") or key == "depth" or key == "tcs" or key == "job_vni" or key == "single_node_vni")
-    if not alone[word] and not valued then return refuse(slurm.ERROR, "Invalid 'network' token '" .. word .. "'") end
-  end
-  return slurm.SUCCESS
-end
-
 local function check_partition(job, nodes)
   local name = missing(job.partition) and site.default_partition or job.partition
   local partition = site.partitions[name]
   if partition == nil then return slurm.SUCCESS end -- Slurm itself knows which partitions there are
   shares = partition.share > 0
-  if partition.max_running > 0 then -- those above the number wait, here for a license
-    local token = "running_" .. name
-    job.licenses = missing(job.licenses) and token or job.licenses .. "," .. token
-  end
   for _, limit in ipairs(partition.limits) do
     if nodes <= limit.max_nodes then
       local too_long = not missing(job.time_limit) and job.time_limit > limit.max_hours * 60
@@ -111,7 +93,7 @@ function slurm_job_submit(job, partitions, uid)
   if job.partition == "preemptible" then return refuse(INVALID_PARTITION) end
   local nodes = nodes_of(job)
   shares = false
-  for _, check in ipairs({ check_options, check_network, check_partition, check_qos }) do
+  for _, check in ipairs({ check_options, check_partition, check_qos }) do
     local code = check(job, nodes, uid)
     if code ~= slurm.SUCCESS then return code end
   end

@@ -5,7 +5,7 @@ name="$(basename "$0")"
 rehearsal_record "$name" "$@"
 shims="@folder@/shims:"  # in a variable, since its slashes would end the pattern
 PATH="${PATH//"$shims"/}:${shims%:}" # behind the real programs, and behind those that a job had put first
-if [[ "$name" =~ ^(shifter|podman-hpc|singularity)$ ]]; then # the container is this machine
+if [[ "$name" =~ ^(shifter|singularity)$ ]]; then # the container is this machine
   [ "$name" = shifter ] || { [ "$1" = run ] || exit 0; shift; }
   while [[ "$1" == -* ]]; do shift; done
   [ "$name" = shifter ] || shift # the image

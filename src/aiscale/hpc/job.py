@@ -1,4 +1,9 @@
-"""Prints job.sh for `eval`, after what it must know of this site; standard library only, so that it starts fast."""
+"""The shell function that launchers take from the environment: banner, unpacking, doctor, requeue, engines.
+
+    eval "$(python -m aiscale.hpc.job)"     # in a batch script; then: job begin, job doctor, job engines
+
+This prints job.sh, which says what each part does, after what it must know of the site; it starts fast.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,9 @@ def facts(site: Site | None, env: Mapping[str, str]) -> dict[str, str]:
     cpus = int(re.match(r"\d*", env.get("SLURM_JOB_CPUS_PER_NODE", ""))[0] or 0)
     charge = site.charge_of(cpus, env.get("SLURM_JOB_PARTITION", ""), env.get("SLURM_JOB_QOS", ""))
     rules = site.scheduler
-    return {"charge": f"{charge:g}", "unit": rules.charge_unit, "unchained": " ".join(rules.unchained)}
+    unchained = [name for name, qos in rules.qos.items() if not qos.may_chain]
+    unchained += [rules.qos_prefix + name for name in unchained if rules.qos_prefix]  # as a job sees them
+    return {"charge": f"{charge:g}", "unit": rules.charge_unit, "unchained": " ".join(unchained)}
 
 
 def main() -> None:

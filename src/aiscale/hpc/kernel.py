@@ -11,14 +11,13 @@
 
 A hub starts kernels without the modules that an environment's libraries need. NERSC recommends a script that runs
 before Python, named in kernel.json; OLCF a kernel installed from the environment. This does both: a folder with
-kernel.json and start.sh, rendered from templates/start.sh.j2.
+kernel.json and start.sh, rendered from start_kernel.sh.j2, beside the templates of launchers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -28,16 +27,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiscale.config import ConfigError, require_writable
-from aiscale.hpc.launchers.render import replace_file, sources_of, templates
+from aiscale.config import ConfigError, require_writable, write_whole
+from aiscale.hpc.launchers.render import sources_of, templates
 from aiscale.hpc.sites import Site, find, here, names
 
 _MARK = "aiscale"  #: key of our own kernels in kernel.json's metadata
 _NAME = re.compile(r"[A-Za-z0-9._-]+")  # as jupyter_client allows
-
-
-class KernelError(ConfigError):
-    """A kernel cannot be installed or removed; the message is one line that says what to change."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +47,9 @@ class Spec:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise KernelError(f"kernel name {self.name!r}: it may have letters, digits, '.', '_' and '-' only")
+            raise ConfigError(f"kernel name {self.name!r}: it may have letters, digits, '.', '_' and '-' only")
         if bad := [name for name in self.variables if not re.fullmatch(r"[A-Za-z_]\w*", name)]:
-            raise KernelError(f"--env {bad[0]}: it must be NAME=VALUE")
+            raise ConfigError(f"--env {bad[0]}: it must be NAME=VALUE")
 
 
 def kernels_dir(prefix: str | Path | None = None) -> Path:
@@ -71,27 +66,27 @@ def install(spec: Spec, where: Path) -> Path:
     _check_environment(spec.environment)
     folder = where / spec.name
     if folder.exists() and not _ours(folder):
-        raise KernelError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
+        raise ConfigError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
     require_writable(folder, "--prefix, or --user")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # 0755 and 0644 whatever the umask: others in a class may use it, but not change it.
         folder.chmod(0o755)
-        replace_file(folder / "start.sh", start_script(spec), 0o755)
-        replace_file(folder / "kernel.json", json.dumps(_kernel_json(spec), indent=1) + "\n", 0o644)
+        write_whole(folder / "start.sh", start_script(spec), 0o755)
+        write_whole(folder / "kernel.json", json.dumps(_kernel_json(spec), indent=1) + "\n", 0o644)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise KernelError(f"{folder}: {reason}; choose a folder of your own with --prefix, or --user") from None
+        raise ConfigError(f"{folder}: {reason}; choose a folder of your own with --prefix, or --user") from None
     return folder
 
 
 def start_script(spec: Spec) -> str:
     modules = "\n".join(f"module load {shlex.quote(name)}" for name in spec.modules)
     if not modules and spec.site:
-        modules = _pinned(spec.site.shell.modules, os.environ.get("LOADEDMODULES", ""))
+        modules = spec.site.shell.modules
     text = (
-        templates(Path(__file__).parent / "templates")
-        .get_template("start.sh.j2")
+        templates()
+        .get_template("start_kernel.sh.j2")
         .render(
             spec=spec,
             site=spec.site,
@@ -100,20 +95,6 @@ def start_script(spec: Spec) -> str:
         )
     )
     return text + (sources_of(text, spec.site) if spec.site else "")
-
-
-def _pinned(script: str, loaded: str) -> str:
-    """The profile's module lines with the versions that are loaded now: the environment works with them."""
-    versions = dict(name.split("/", 1) for name in loaded.split(":") if "/" in name)
-
-    def pin(match: re.Match) -> str:
-        name = match[0].partition("/")[0]
-        return f"{name}/{versions[name]}" if name in versions else match[0]
-
-    def pin_line(match: re.Match) -> str:
-        return match[1] + re.sub(r"\S+", pin, match[2])
-
-    return re.sub(r"(?m)(^\s*module load |then module load )([^#;\n]*[^#;\s])", pin_line, script)
 
 
 def _kernel_json(spec: Spec) -> dict:
@@ -136,7 +117,7 @@ def _ours(folder: Path) -> bool:
 def _check_environment(environment: Path) -> None:
     python = environment / "bin/python"
     if not python.exists():
-        raise KernelError(
+        raise ConfigError(
             f"environment {environment} has no bin/python: name the folder of a venv or conda environment, unpacked"
         )
     # Without the modules: this only looks for packages.
@@ -144,9 +125,9 @@ def _check_environment(environment: Path) -> None:
     done = subprocess.run([python, "-c", looked], capture_output=True, text=True, timeout=120)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise KernelError(f"{python} does not run here ({last}): load the modules it needs, then install again")
+        raise ConfigError(f"{python} does not run here ({last}): load the modules it needs, then install again")
     if lacking := done.stdout.split():
-        raise KernelError(f"{python} has no {' and no '.join(lacking)}: pip install that there, then install again")
+        raise ConfigError(f"{python} has no {' and no '.join(lacking)}: pip install that there, then install again")
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------

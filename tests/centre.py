@@ -1,0 +1,79 @@
+"""A rehearsed centre, and what tests ask of it: steps, jobs, how they ended, which programs of the site they called.
+
+with Cluster(site="frontier", nodes=2) as nodes:
+    nodes.run(["hostname"], ntasks=16, capture_output=True)
+    assert nodes.wait(nodes.submit("job.sbatch", "--nodes=2")) == "COMPLETED"
+    nodes.calls("module")
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiscale.hpc import rehearsal
+from aiscale.hpc.sites import ENDED
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a program that the site has and this machine lacks."""
+
+    node: str
+    program: str
+    args: tuple[str, ...]
+
+
+class Cluster(rehearsal.Cluster):
+    @property
+    def asked(self) -> list[str]:
+        """The options that the site requires, with values that it accepts."""
+        site, accounts = self.settings.site, self.settings.accounts
+        hours = site.scheduler.hours_for(self.nodes, site.partition, site.qos) or 1
+        values = {
+            "account": (*accounts, site.scheduler.account_example)[0],
+            "constraint": "&".join(sorted({word for kind in site.node.kinds for word in kind.constraint.split("&")})),
+            "time": str(round(hours * 60)),  # the maximum: a benchmark must not be cut off
+        }
+        words = [f"--{name}={values[name]}" for name in site.scheduler.required if values.get(name)]
+        words += [f"--partition={site.partition}"] if site.partition else []
+        return words + ([f"--qos={site.qos}"] if site.qos else [])
+
+    def run(self, command: Sequence[str | Path], *, ntasks: int = 0, srun=(), **options) -> subprocess.CompletedProcess:
+        """Run a command as `ntasks` tasks (0: one per node) with srun, the options that the site requires and those in
+        `srun`; keywords as for `login`."""
+        ntasks = ntasks or self.nodes
+        nodes = min(self.nodes, ntasks)
+        size = [f"--nodes={nodes}", f"--ntasks={ntasks}", f"--ntasks-per-node={-(-ntasks // nodes)}"]
+        return self.login(["srun", "--quiet", "--kill-on-bad-exit=1", *self.asked, *size, *srun, *command], **options)
+
+    def submit(self, script: str | Path, *options: str, args: Sequence[str | Path] = (), **keywords) -> str:
+        """sbatch with `options`, and `args` for the script; returns the job's number, or raises RehearsalError with
+        sbatch's message. Keywords as for `login`."""
+        done = self.login(["sbatch", "--parsable", *options, script, *args], capture_output=True, **keywords)
+        if done.returncode:
+            raise rehearsal.RehearsalError(done.stderr.strip())
+        return done.stdout.strip()
+
+    def wait(self, job: str, *, timeout_s: float = 300) -> str:
+        """Wait for a job to end; returns its state, such as COMPLETED."""
+        end_at = time.monotonic() + timeout_s
+        while time.monotonic() < end_at:
+            shown = self.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True)
+            assert "Invalid job id" not in shown.stderr, shown.stderr  # without any answer slurmctld was busy
+            state = re.search(r"JobState=(\S+)", shown.stdout)
+            if state and state[1] in ENDED:
+                return state[1]
+            time.sleep(0.1)
+        raise AssertionError(f"job {job} had not ended after {timeout_s:g} s: {' '.join(shown.stdout.split()[:12])}")
+
+    def calls(self, program: str = "") -> list[Call]:
+        """Recorded calls of the site's programs, or of `program`, in order."""
+        log = self.folder / "calls"
+        rows = [line.split("\t") for line in log.read_text().splitlines()] if log.exists() else []
+        found = [Call(node, name, tuple(args)) for node, name, *args in rows]
+        return [call for call in found if program in ("", call.program)]
