@@ -19,7 +19,7 @@ import pytest
 from aiscale import cli
 from aiscale.config import ConfigError, DataConfig
 from aiscale.data import band_keys, clean, clean_corpus, found_share, kept, open_corpus, science, similarity
-from aiscale.data.filters import Rules, why_dropped
+from aiscale.data.filters import why_dropped
 
 MB = int(os.environ.get("AISCALE_CLEAN_MB", "4"))  #: of text for the benchmark, 1000 for a gigabyte
 SMALL = MB < 20
@@ -82,7 +82,7 @@ def test_copies_are_found_as_often_as_the_bands_promise():
     ],
 )
 def test_the_report_says_which_rule_a_text_broke(text, reason):
-    assert why_dropped(text, Rules()).startswith(reason) and bool(reason) == bool(why_dropped(text, Rules()))
+    assert why_dropped(text).startswith(reason) and bool(reason) == bool(why_dropped(text))
 
 
 def test_a_run_trains_on_each_domain_and_on_all(tmp_path):
@@ -116,7 +116,7 @@ def test_killed_at_any_part_it_goes_on_to_the_same_shards(tmp_path, monkeypatch)
         clean_corpus(tmp_path / "docs.jsonl", tmp_path / out, **options)
     whole = bytes_of(tmp_path / "whole")
     assert len(whole) >= 3 and whole == bytes_of(tmp_path / "out-00002.json") == bytes_of(tmp_path / "out-kept.rows")
-    with pytest.raises(ConfigError, match="was begun with other texts, rules or sizes: choose another --out"):
+    with pytest.raises(ConfigError, match="was begun with other texts or sizes: choose another --out"):
         clean_corpus(tmp_path / "docs.jsonl", tmp_path / "whole", **options | {"bpe_vocab_size": 400})
 
 
@@ -137,9 +137,7 @@ def planted(folder, mb: int) -> tuple[Counter, float]:
     rng, seen, base = np.random.default_rng(6), set(), []
     for package in science.installed() if not SMALL else ("networkx", "PIL"):
         for document in science.package_documents(package):
-            keys = (
-                set() if why_dropped(document["text"].strip(), Rules()) else set(band_keys(document["text"]).tolist())
-            )
+            keys = set() if why_dropped(document["text"].strip()) else set(band_keys(document["text"]).tolist())
             if keys and not keys & seen:
                 base.append((document["domain"], document["text"]))
             seen |= keys
@@ -163,7 +161,7 @@ def planted(folder, mb: int) -> tuple[Counter, float]:
                 test = tests[rng.integers(len(tests))][10 : 23 if kind == "leak" else 22]
                 text.insert(rng.integers(len(text)), " ".join(test).upper())
             text, number = " ".join(text), number + 1
-            if not why_dropped(text.strip(), Rules()):
+            if not why_dropped(text.strip()):
                 row = {"id": f"{kind}-{number}", "domain": domain, "text": text}
                 stream.write(json.dumps(row).encode() + b"\n")
                 counts[kind] += 1

@@ -68,11 +68,6 @@ def test_bigram_entropy_by_hand():
     assert bigram_entropy("aabaab") == pytest.approx(4 / 5 * math.log(2))
 
 
-def test_bigram_entropy_refuses_a_text_without_pairs():
-    with pytest.raises(ConfigError, match="a text of 1 characters has no pairs: give 2"):
-        bigram_entropy("a")
-
-
 def test_a_folder_is_read_in_the_order_of_its_names_and_hidden_files_are_left_out(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/one.txt").write_text("third")

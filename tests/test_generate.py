@@ -13,7 +13,7 @@ SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=
 MODERN = dataclasses.replace(
     SMALL, n_kv_head=2, norm="rmsnorm", position="rotary", activation="swiglu", tied=False, bias=False
 )
-PROMPTS = [torch.arange(5), torch.arange(11) + 20, torch.tensor([7])]
+PROMPTS = torch.stack([torch.arange(5), torch.arange(5) + 20, torch.tensor([7, 3, 60, 3, 7])])
 
 
 def make(config: ModelConfig) -> GPT:
@@ -25,10 +25,6 @@ def make(config: ModelConfig) -> GPT:
     return model
 
 
-def lists(rows) -> list[list[int]]:
-    return [row.tolist() for row in rows]
-
-
 @pytest.mark.parametrize("config", [SMALL, MODERN], ids=["gpt2", "modern"])
 @pytest.mark.parametrize("new", [12, 60], ids=["within the window", "beyond the window"])
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.9, "top_k": 20, "top_p": 0.9}])
@@ -36,16 +32,16 @@ def test_the_cache_changes_no_token(config, new, how):
     model, texts = make(config), []
     for use_cache in (True, False):
         generator = torch.Generator().manual_seed(5)
-        texts.append(lists(model.generate(PROMPTS, new, use_cache=use_cache, generator=generator, **how)))
+        texts.append(model.generate(PROMPTS, new, use_cache=use_cache, generator=generator, **how).tolist())
     assert texts[0] == texts[1]
-    assert [len(text) for text in texts[0]] == [len(prompt) + new for prompt in PROMPTS]
+    assert [len(text) for text in texts[0]] == [5 + new] * 3
     assert len(set(texts[0][0][5:])) > 2  # a text that repeats one token would prove little
 
 
 @pytest.mark.parametrize("config", [SMALL, MODERN], ids=["gpt2", "modern"])
 def test_a_prompt_gives_the_same_text_alone_and_in_a_batch(config):
     model = make(config)
-    together = lists(model.generate(PROMPTS, 60, temperature=0))
+    together = model.generate(PROMPTS, 60, temperature=0).tolist()
     alone = [model.generate(prompt[None], 60, temperature=0)[0].tolist() for prompt in PROMPTS]
     assert together == alone
 
@@ -80,11 +76,11 @@ def test_the_cache_computes_one_token_a_step(monkeypatch):
     assert lengths == [5] + [1] * 19 + [13] + [1] * 9
 
 
-def test_a_tensor_gives_a_tensor_and_a_list_gives_a_list_that_can_be_trained_on():
+def test_a_generated_text_can_be_trained_on():
     model = make(SMALL)
     text = model.generate(torch.zeros(2, 3, dtype=torch.long), 4)
     assert text.shape == (2, 7) and text.dtype == torch.int64
-    assert [len(row) for row in model.generate(PROMPTS, 0)] == [5, 11, 1]
+    assert torch.equal(model.generate(PROMPTS, 0), PROMPTS)
     model(text[:, :-1], text[:, 1:]).backward()
 
 
@@ -124,9 +120,8 @@ def test_top_k_and_top_p_keep_the_likeliest_tokens(knobs, kept):
         ({"top_k": -1}, "top_k is -1: it must not be negative"),
         ({"top_p": 0}, "top_p is 0: it must lie in (0, 1]"),
         ({"max_new_tokens": -1}, "max_new_tokens is -1: it must not be negative"),
-        ({"prompts": []}, "there are no prompts: give at least one"),
-        ({"prompts": [torch.tensor([], dtype=torch.long)]}, "a prompt is empty: give at least one token"),
-        ({"prompts": torch.arange(3)}, "a prompt has shape (): give (B,T), or a list of (T_i,)"),
+        ({"prompts": torch.tensor([[]])}, "a prompt is empty: give at least one token"),
+        ({"prompts": torch.arange(3)}, "prompts have shape (3,): give (B,T)"),
         ({"prompts": torch.tensor([[61]])}, "a prompt holds token 61, but model.vocab_size 61 ends at 60"),
     ],
 )

@@ -94,25 +94,12 @@ def test_sizes_round_to_what_the_publications_print(name, printed):
         ("turing-gpt2-medium", 302_511_104),
         ("turing-gpt2-large", 708_640_000),
         ("turing-gpt2-xl", 1_475_873_600),
-        ("turing-ipu-384", 21_369_216),
-        ("turing-ipu-768", 85_205_760),
     ],
 )
 def test_the_turing_reports_models_have_its_stated_parameters_without_the_head(name, count):
     shape = recipe(name).model
     assert without_head(name) == count == gpt2_count(shape.n_layer, shape.d_model, 67, 128)
     assert not shape.tied, "minGPT's head is a matrix of its own, which its count leaves out"
-
-
-def test_the_turing_reports_ipu_sizes_are_two_bytes_a_parameter_with_the_head():
-    assert 2 * total("turing-ipu-384") / 1e6 == pytest.approx(42.79, abs=0.005)
-    assert 2 * total("turing-ipu-768") / 1e6 == pytest.approx(170.514, abs=0.0005)
-
-
-@pytest.mark.parametrize(("name", "printed"), [("turing-gpt2-xxl-guess", 2.7e9), ("turing-gpt2-xxxl-guess", 6.6e9)])
-def test_guessed_shapes_are_marked_and_come_near_the_printed_size(name, printed):
-    assert "THE SHAPE IS A GUESS" in RECIPES[name].__doc__
-    assert without_head(name) == pytest.approx(printed, rel=0.02)
 
 
 def test_gptj_differs_from_the_published_model_as_its_docstring_says():
@@ -145,9 +132,9 @@ def test_the_gpt_in_c_run_matches_the_published_one():
 
 
 @pytest.mark.parametrize("name", ["gpt-c", "gpt-c-tiny", "laptop", "radius-tiny"])
-def test_recipes_for_a_laptop_fit_their_corpus(name, tmp_path):
+def test_recipes_for_a_laptop_fit_their_corpus(name):
     run = recipe(name)
-    corpus = open_corpus(run.data, cache_dir=tmp_path)
+    corpus = open_corpus(run.data)
     assert corpus.tokenizer.vocab_size == run.model.vocab_size
     assert min(len(corpus.train), len(corpus.val)) > run.loop.seq_len * run.loop.global_batch
 

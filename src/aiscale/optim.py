@@ -189,8 +189,6 @@ def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
     a half cosine or a line down to min_lr, reached at the last step, or at the last of decay_steps and kept after it;
     or inverse_sqrt: falling as 1 / sqrt(step), as in Vaswani et al. 2017, but never below min_lr.
     """
-    if step < 0:
-        raise ConfigError(f"step is {step}: steps count from 0")
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
     if config.schedule == "constant":

@@ -10,32 +10,3 @@ from aiscale.data.science import package_documents
 from aiscale.data.shards import ShardError, Tokens, read_corpus, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
 from aiscale.data.toy import toy_text
-
-__all__ = [
-    "Batches",
-    "Corpus",
-    "NpzDataset",
-    "ShardError",
-    "Tokenizer",
-    "Tokens",
-    "band_keys",
-    "bigram_entropy",
-    "clean_corpus",
-    "describe",
-    "draw_shapes",
-    "embedded_text",
-    "find_text",
-    "found_share",
-    "kept",
-    "learn",
-    "open_corpus",
-    "package_documents",
-    "prepare_corpus",
-    "read_corpus",
-    "similarity",
-    "toy_text",
-    "train_tokenizer",
-    "why_dropped",
-    "write_corpus",
-    "write_npz",
-]

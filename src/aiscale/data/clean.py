@@ -35,7 +35,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -46,7 +45,7 @@ from tqdm import tqdm
 from aiscale.config import ConfigError, require_writable
 from aiscale.data import science
 from aiscale.data.corpus import find_files, identity
-from aiscale.data.filters import BANDS, NGRAM, Rules, band_keys, ngrams, why_dropped
+from aiscale.data.filters import BANDS, NGRAM, band_keys, ngrams, why_dropped
 from aiscale.data.formats import records_of
 from aiscale.data.order import permute
 from aiscale.data.shards import MANIFEST, TOKENIZER, Text, read_manifest, replacing, write_atomically, write_corpus
@@ -120,14 +119,14 @@ def _cut(file: Path) -> Iterator[str]:
 # One part -------------------------------------------------------------------------------------------------------------
 
 
-def _clean_part(part: tuple[int, list[Piece]], folder: Path, field: str, rules: Rules) -> None:
+def _clean_part(part: tuple[int, list[Piece]], folder: Path, field: str) -> None:
     """Filter a part; writes its documents, their band keys and, last, its counts."""
     (number, pieces), against, counts = part, np.load(folder / AGAINST), Counter()
     rows, keys, offset = [], [], 0
     with replacing(folder / f"{number:05d}.jsonl") as (lines, keep):
         for document in (document for piece in pieces for document in _documents(piece, field)):
             text = unicodedata.normalize("NFC", document["text"]).replace("\r\n", "\n").strip()
-            reason = why_dropped(text, rules)
+            reason = why_dropped(text)
             if not reason and len(against):
                 grams = ngrams(text, NGRAM)
                 places = np.minimum(np.searchsorted(against, grams), len(against) - 1)
@@ -206,7 +205,6 @@ def clean_corpus(
     against: Iterable[str] = (),
     bpe_vocab_size: int = 8192,
     field: str = "text",
-    rules: Rules | None = None,
     processes: int = 1,
     shard_tokens: int = 2**24,
     progress: bool = True,
@@ -219,16 +217,16 @@ def clean_corpus(
     sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
     if processes < 1:
         raise ConfigError(f"--processes is {processes}: it must be at least 1")
-    folder, rules, texts = Path(out), rules or Rules(), list(against)
+    folder, texts = Path(out), list(against)
     source, parts = _plan(sources)
-    plan = {"source": source, "rules": asdict(rules), "field": field, "bpe": bpe_vocab_size, "shard": shard_tokens}
-    plan["layout"] = 2  # of the files between
+    plan = {"source": source, "field": field, "bpe": bpe_vocab_size, "shard": shard_tokens}
+    plan["layout"] = 3  # of the files between, and of the rules
     grams = np.unique(np.concatenate([np.empty(0, np.uint64), *(ngrams(text, NGRAM) for text in texts)]))
     plan["against"] = hashlib.sha256(grams.tobytes()).hexdigest()
     if _begin(folder, plan, grams):
         return json.loads((folder / REPORT).read_text())
     todo = [n for n in range(len(parts)) if not (folder / f"{n:05d}.json").exists()]
-    work = partial(_clean_part, folder=folder, field=field, rules=rules)
+    work = partial(_clean_part, folder=folder, field=field)
     with tqdm(total=len(parts), initial=len(parts) - len(todo), desc="clean", unit="part", disable=not progress) as bar:
         for _ in _shared(work, [(n, parts[n]) for n in todo], processes):
             bar.update()
@@ -249,7 +247,7 @@ def _begin(folder: Path, plan: dict, grams: np.ndarray) -> bool:
     require_writable(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / PLAN).exists() and (folder / PLAN).read_text() != text:
-        raise ConfigError(f"{folder} was begun with other texts, rules or sizes: choose another --out, or delete it")
+        raise ConfigError(f"{folder} was begun with other texts or sizes: choose another --out, or delete it")
     for unfinished in folder.rglob(".*.*.*.????????"):  # what a killed process was writing
         unfinished.unlink()
     if not (folder / PLAN).exists() and any(folder.iterdir()):

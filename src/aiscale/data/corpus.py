@@ -6,13 +6,14 @@
 
 Tokens are cached in $AISCALE_CACHE, else $XDG_CACHE_HOME/aiscale, else ~/.cache/aiscale, else (with a note on stderr)
 in a temporary folder that is deleted at exit. Several processes may open the same corpus at once: if the file system
-has locks, one of them tokenizes; otherwise each does, and the first to finish puts it in place.
+has locks, one of them tokenizes; otherwise each does, and all write the same.
 """
 
 from __future__ import annotations
 
 import atexit
 import difflib
+import fcntl
 import hashlib
 import importlib
 import os
@@ -22,7 +23,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data.shards import VERSION, Text, Tokens, is_corpus, read_corpus, write_atomically, write_corpus
+from aiscale.data.shards import MANIFEST, VERSION, Text, Tokens, is_corpus, read_corpus, write_atomically, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
 from aiscale.data.toy import toy_text
 
@@ -44,12 +45,9 @@ class Corpus:
     val: Tokens  #: the end of the text
     tokenizer: Tokenizer
     sha256: str  #: of the text in UTF-8
-    text_bytes: int  #: of the text in UTF-8
 
 
-def open_corpus(
-    data: DataConfig, *, tokenizer: Tokenizer | None = None, cache_dir: str | os.PathLike | None = None
-) -> Corpus:
+def open_corpus(data: DataConfig, *, tokenizer: Tokenizer | None = None) -> Corpus:
     """The corpus of `data`, tokenized if it is not in the cache; raises ConfigError with one line.
 
     A folder made by `aiscale data prepare` is mapped with its own tokenizer, and refused if that is not `tokenizer` or
@@ -61,8 +59,8 @@ def open_corpus(
         _check_kind(folder, tokenizer, data)
     else:
         text = find_text(data.corpus)
-        tokenizer = tokenizer or train_tokenizer(data, cache_dir=cache_dir)
-        tokens, manifest, _ = read_corpus(_tokenized(text, tokenizer, cache_dir), tokenizer)
+        tokenizer = tokenizer or train_tokenizer(data)
+        tokens, manifest, _ = read_corpus(_tokenized(text, tokenizer), tokenizer)
     split = len(tokens) - int(len(tokens) * data.val_fraction)
     name = manifest.name
     return Corpus(
@@ -71,11 +69,10 @@ def open_corpus(
         val=tokens.part(split, len(tokens), f"the validation part of corpus {name}"),
         tokenizer=tokenizer,
         sha256=manifest.sha256,
-        text_bytes=manifest.text_bytes,
     )
 
 
-def train_tokenizer(data: DataConfig, *, cache_dir: str | os.PathLike | None = None) -> Tokenizer:
+def train_tokenizer(data: DataConfig) -> Tokenizer:
     """The tokenizer for `data`, learnt from the whole corpus; a prepared folder has its own."""
     folder = Path(data.corpus).expanduser()
     if is_corpus(folder):
@@ -86,7 +83,7 @@ def train_tokenizer(data: DataConfig, *, cache_dir: str | os.PathLike | None = N
     if data.tokenizer == "byte":
         return learn("byte", ())
     size = data.bpe_vocab_size if data.tokenizer == "bpe" else ""
-    file = cache_root(cache_dir) / "tokenizers" / f"{data.tokenizer}{size}-{_key(text.identity)}.json"
+    file = cache_root() / "tokenizers" / f"{data.tokenizer}{size}-{_key(text.identity)}.json"
     with suppress(OSError, ConfigError):
         return Tokenizer.from_json(file.read_text(encoding="utf-8"))
     tokenizer = learn(data.tokenizer, text.pieces(), bpe_vocab_size=data.bpe_vocab_size)
@@ -103,27 +100,18 @@ def _check_kind(folder: Path, tokenizer: Tokenizer, data: DataConfig) -> None:
         )
 
 
-def _tokenized(text: Text, tokenizer: Tokenizer, cache_dir: str | os.PathLike | None) -> Path:
-    """The cache folder of this text with this tokenizer, written if it does not exist."""
+def _tokenized(text: Text, tokenizer: Tokenizer) -> Path:
+    """The cache folder of this text with this tokenizer, written or completed if it is not whole. Processes that write
+    it at once write the same bytes, each file in one piece."""
     name = f"{Path(text.name).stem}-{tokenizer.kind}-{_key(text.identity, tokenizer.sha256)}"
-    folder = cache_root(cache_dir) / "tokens" / name
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f".{name}.lock")):
-        if folder.is_dir():
-            return folder
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.parent))
-        try:
-            write_corpus(text, tokenizer, unfinished)
-            unfinished.chmod(0o755)  # mkdtemp gives access only to the owner
-            try:
-                unfinished.rename(folder)
-            except OSError:  # another process was first, with the same tokens
-                if not folder.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    folder = cache_root() / "tokens" / name
+    if not (folder / MANIFEST).is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder.with_name(f".{name}.lock"), "w") as lock:
+            with suppress(OSError):  # some file systems on clusters have no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / MANIFEST).is_file():
+                write_corpus(text, tokenizer, folder)
     return folder
 
 
@@ -134,10 +122,8 @@ def _key(*parts: str) -> str:
 # The cache -----------------------------------------------------------------------------------------------------------
 
 
-def cache_root(folder: str | os.PathLike | None = None) -> Path:
-    """The cache folder: `folder`, or as the module docstring says."""
-    if folder is not None:
-        return Path(folder)
+def cache_root() -> Path:
+    """The cache folder, as the module docstring says."""
     own, xdg = os.environ.get("AISCALE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return _writable(Path(own or os.path.join(xdg or os.path.expanduser("~/.cache"), "aiscale")))
 
@@ -158,17 +144,6 @@ def _writable(root: Path) -> Path:
             file=sys.stderr,
         )
         return temporary
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """A lock between processes, if the file system supports locks (some on clusters do not)."""
-    with open(file, "w") as stream:
-        with suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
 
 
 # Sources of text ------------------------------------------------------------------------------------------------------
@@ -285,20 +260,12 @@ def embedded_text() -> str:
 
 
 def stdlib_files() -> list[Path]:
-    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages. Without tests,
-    tables (encodings, and the documentation that is corpus embedded) and files that are not UTF-8."""
+    """The modules of CPython's standard library, about 11 MB, in an order that mixes its packages. Without tests and
+    tables (encodings, and the documentation that is corpus embedded)."""
     root = Path(sysconfig.get_paths()["stdlib"])
     out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
-    files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and _is_utf8(path)]
+    files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and path.is_file()]
     return sorted(files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
-
-
-def _is_utf8(file: Path) -> bool:
-    try:
-        file.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        return False
-    return True
 
 
 # A baseline ----------------------------------------------------------------------------------------------------------
@@ -310,8 +277,6 @@ def bigram_entropy(text: str) -> float:
     It is the lowest loss that a bigram table can have on this text; recipe `laptop` promises to beat it on its
     validation part.
     """
-    if len(text) < 2:
-        raise ConfigError(f"a text of {len(text)} characters has no pairs: give 2")
     symbols, ids = np.unique(np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32), return_inverse=True)
     V = len(symbols)
     counts = np.bincount(ids[:-1] * V + ids[1:], minlength=V * V).reshape(V, V)  # the second follows the first

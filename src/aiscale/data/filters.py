@@ -1,6 +1,6 @@
 """What decides whether a document stays: quality rules, words shared with a test set, and MinHash of near duplicates.
 
-why_dropped(text, Rules())            # "" or the rule that it breaks, such as "not English"
+why_dropped(text)                     # "" or the rule that it breaks, such as "not English"
 band_keys(text)                       # near duplicates have one of these 14 numbers in common
 similarity(one, other)                # 0 to 1: what MinHash estimates
 """
@@ -11,7 +11,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,38 +24,34 @@ WORD = re.compile(r"\w+")
 _FACTORS, _TERMS = mix(np.arange(2 * BANDS * ROWS, dtype=np.uint64)).reshape(2, -1, 1) | np.uint64(1)  #: of hashes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What a document must keep to; the values are Gopher's."""
-
-    min_words: int = 50
-    max_words: int = 100_000
-    word_chars: tuple[float, float] = (3.0, 10.0)  #: mean length of a word
-    max_symbols: float = 0.1  #: "#" and "..." for each word
-    min_alphabetic: float = 0.8  #: share of words with a letter
-    max_bullets: float = 0.9  #: share of lines that begin with a bullet
-    max_ellipses: float = 0.3  #: share of lines that end in an ellipsis
-    max_repeated: float = 0.3  #: share of lines that have been there before
+# What a document must keep to; the values are Gopher's.
+MIN_WORDS, MAX_WORDS = 50, 100_000
+MIN_WORD_CHARS, MAX_WORD_CHARS = 3.0, 10.0  #: mean length of a word
+MAX_SYMBOLS = 0.1  #: "#" and "..." for each word
+MIN_ALPHABETIC = 0.8  #: share of words with a letter
+MAX_BULLETS = 0.9  #: share of lines that begin with a bullet
+MAX_ELLIPSES = 0.3  #: share of lines that end in an ellipsis
+MAX_REPEATED = 0.3  #: share of lines that have been there before
 
 
-def why_dropped(text: str, rules: Rules) -> str:
+def why_dropped(text: str) -> str:
     """The first rule that a text breaks, in words; empty if it keeps to all."""
     words, lines = text.split(), [line.strip() for line in text.splitlines() if line.strip()]
     n = len(words)
-    if not rules.min_words <= n <= rules.max_words:
-        return "too short" if n < rules.min_words else "too long"
+    if not MIN_WORDS <= n <= MAX_WORDS:
+        return "too short" if n < MIN_WORDS else "too long"
     if len(STOP_WORDS & {word.lower() for word in words}) < 2:
         return "not English"
-    if not rules.word_chars[0] <= sum(map(len, words)) / n <= rules.word_chars[1]:
+    if not MIN_WORD_CHARS <= sum(map(len, words)) / n <= MAX_WORD_CHARS:
         return "words too short or long"
-    if sum(word.isalpha() or any(map(str.isalpha, word)) for word in words) < rules.min_alphabetic * n:
+    if sum(word.isalpha() or any(map(str.isalpha, word)) for word in words) < MIN_ALPHABETIC * n:
         return "too few letters"
-    if text.count("#") + text.count("...") + text.count("…") > rules.max_symbols * n:
+    if text.count("#") + text.count("...") + text.count("…") > MAX_SYMBOLS * n:
         return "too many symbols"
     bullets, ellipses = (line[0] in "*-•" for line in lines), (line.endswith(("...", "…")) for line in lines)
-    if sum(bullets) > rules.max_bullets * len(lines) or sum(ellipses) > rules.max_ellipses * len(lines):
+    if sum(bullets) > MAX_BULLETS * len(lines) or sum(ellipses) > MAX_ELLIPSES * len(lines):
         return "a list, or cut off"
-    return "repeats its lines" if len(lines) - len(set(lines)) > rules.max_repeated * len(lines) else ""
+    return "repeats its lines" if len(lines) - len(set(lines)) > MAX_REPEATED * len(lines) else ""
 
 
 # Hashes ---------------------------------------------------------------------------------------------------------------

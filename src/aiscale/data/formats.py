@@ -91,4 +91,4 @@ def with_text(rows: Iterable[dict], what: str, field: str) -> Iterator[dict]:
 
 
 def first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,19 +1,17 @@
 """Images for the lesson on a small CNN: folders of .npz files, in the format of OLCF's `NPZDataset`.
 
-    write_npz("shapes/train", 4000, seed=1)                # 10 kinds of shapes, drawn by formulas
+    write_npz("shapes/train", 4000, seed=1)                # 10 kinds of shapes, drawn by formulas, in one file
     dataset = NpzDataset("shapes/train")
     image, label = dataset[0]                              # (1,28,28) float32 in [0, 1], and an int
 
-A file holds `images`, (N,H,W) or (N,C,H,W) uint8, and `labels`, (N,). Any folder of such files works.
+A file holds `images`, (N,H,W) or (N,C,H,W) uint8, and `labels`, (N,). Any folder of such files works, if it
+fits in memory.
 
 N images, C channels, H and W pixels.
 """
 
 from __future__ import annotations
 
-import io
-import zipfile
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from aiscale.config import ConfigError
-from aiscale.data.shards import write_atomically
 
 #: Masks of the shapes, in coordinates u (right) and v (up): 0 in the centre, about 1 at the rim.
 SHAPES = {
@@ -39,89 +36,59 @@ SHAPES = {
 }
 
 
-def draw_shapes(count: int, *, size: int = 28, seed: int = 0, noise: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
-    """`count` images (N,1,H,W) uint8 and their labels (N,) int64, indices into SHAPES: all kinds equally often (to
+def draw_shapes(count: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """`count` images (N,1,28,28) uint8 and their labels (N,) int64, indices into SHAPES: all kinds equally often (to
     within one), each shape shifted, scaled, rotated by up to 20 degrees, with strong noise."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(count) % len(SHAPES))
     x, y = rng.uniform(-0.25, 0.25, (2, count, 1, 1))
     scale = rng.uniform(0.5, 0.8, (count, 1, 1))
     angle = rng.uniform(-0.35, 0.35, (count, 1, 1))
-    axis = np.linspace(-1, 1, size)
+    axis = np.linspace(-1, 1, 28)
     right, up = (axis[None, None, :] - x) / scale, (-axis[None, :, None] - y) / scale
     u, v = np.cos(angle) * right + np.sin(angle) * up, np.cos(angle) * up - np.sin(angle) * right  # (N,H,W)
-    images = np.zeros((count, size, size))
+    images = np.zeros_like(u)
     for label, inside in enumerate(SHAPES.values()):
         ours = labels == label
         images[ours] = inside(u[ours], v[ours])
     images *= rng.uniform(0.5, 1.0, (count, 1, 1))
-    images += rng.normal(0, noise, images.shape)
+    images += rng.normal(0, 0.2, images.shape)
     return (images.clip(0, 1) * 255).astype(np.uint8)[:, None], labels.astype(np.int64)
 
 
-def write_npz(
-    folder: str | Path, count: int, *, per_file: int = 1000, size: int = 28, seed: int = 0, noise: float = 0.2
-) -> list[Path]:
-    """Draw `count` shapes into .npz files of at most per_file images; files of an earlier call are replaced."""
-    images, labels = draw_shapes(count, size=size, seed=seed, noise=noise)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("shapes-*.npz"):
-        old.unlink()
-    files = []
-    for number, start in enumerate(range(0, count, per_file)):
-        rows = slice(start, start + per_file)
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, images=images[rows], labels=labels[rows])
-        files.append(folder / f"shapes-{number:03d}.npz")
-        write_atomically(files[-1], buffer.getvalue())
-    return files
+def write_npz(folder: str | Path, count: int, *, seed: int = 0) -> None:
+    """Draw `count` shapes into folder/shapes.npz; the file of an earlier call is replaced."""
+    images, labels = draw_shapes(count, seed=seed)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(Path(folder) / "shapes.npz", images=images, labels=labels)
 
 
 class NpzDataset(Dataset):
-    """Images and labels of all .npz files in a folder, sorted by name. A file is unpacked when first needed and stays
-    in memory."""
+    """Images and labels of all .npz files in a folder, sorted by name."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.files = sorted(self.folder.glob("*.npz"))
-        if not self.files:
-            raise ConfigError(f"{self.folder} holds no .npz files: make some with aiscale.data.write_npz")
-        self.labels = np.concatenate([self._labels(file) for file in self.files])  #: of all images, (N,)
-        self._ends = np.cumsum([len(self._labels(file)) for file in self.files])
-        self._images = cache(self._read)
+        files = sorted(Path(folder).glob("*.npz"))
+        if not files:
+            raise ConfigError(f"{folder} holds no .npz files: make some with aiscale.data.write_npz")
+        images, labels = zip(*map(_read, files), strict=True)
+        self.images = np.concatenate(images)  #: (N,C,H,W)
+        self.labels = np.concatenate(labels)  #: (N,)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """(C,H,W) float32 in [0, 1], and the label."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"image {index} of {len(self)}")
-        number = int(np.searchsorted(self._ends, index, side="right"))
-        images = self._images(number)
-        image = images[index - int(self._ends[number])]  # a negative index, from the end of the file
-        return torch.from_numpy(image).float() / 255, int(self.labels[index])
-
-    def _labels(self, file: Path) -> np.ndarray:
-        return _array(file, "labels")
-
-    def _read(self, number: int) -> np.ndarray:
-        file = self.files[number]
-        images, labels = _array(file, "images"), _array(file, "labels")
-        if len(images) != len(labels) or images.ndim not in (3, 4):
-            raise ConfigError(
-                f"{file} holds images of shape {images.shape} and labels of shape {labels.shape}: "
-                "images must be (N,H,W) or (N,C,H,W) and labels (N,)"
-            )
-        return images[:, None] if images.ndim == 3 else images
+        return torch.from_numpy(self.images[index]).float() / 255, int(self.labels[index])
 
 
-def _array(file: Path, name: str) -> np.ndarray:
-    try:
-        with np.load(file) as arrays:
-            return arrays[name]
-    except KeyError:
-        raise ConfigError(f"{file} holds no array {name!r}: it needs images (N,H,W) and labels (N,)") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{file} cannot be read as .npz: {error}") from None
+def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N,C,H,W) and labels (N,) of one file."""
+    with np.load(file) as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    if len(images) != len(labels) or images.ndim not in (3, 4):
+        raise ConfigError(
+            f"{file} holds images of shape {images.shape} and labels of shape {labels.shape}: "
+            "images must be (N,H,W) or (N,C,H,W) and labels (N,)"
+        )
+    return images[:, None] if images.ndim == 3 else images, labels

@@ -29,7 +29,8 @@ ROUNDS = 6  #: of the Feistel network; four suffice if the round function is pse
 
 
 class Batches:
-    """Global batches of windows of `tokens`, any 1-D sequence whose slices are numpy arrays."""
+    """Global batches of windows of `tokens`, any 1-D sequence whose slices are numpy arrays. Without a seed they are
+    in order, for evaluation: batch 0 is always the first B windows."""
 
     def __init__(self, tokens, *, seq_len: int, global_batch: int, seed: int | None) -> None:
         self.tokens, self.seq_len, self.global_batch, self.seed = tokens, seq_len, global_batch, seed
@@ -39,11 +40,6 @@ class Batches:
                 f"{getattr(tokens, 'name', 'the corpus')} has {len(tokens)} tokens, fewer than one block of "
                 f"loop.seq_len {seq_len} and its last target, {seq_len + 1}: lengthen the text or shorten loop.seq_len"
             )
-
-    @classmethod
-    def in_order(cls, tokens, *, seq_len: int, global_batch: int) -> Batches:
-        """Unshuffled windows, for evaluation: batch 0 is always the first B windows."""
-        return cls(tokens, seq_len=seq_len, global_batch=global_batch, seed=None)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -79,17 +79,16 @@ def prepare_corpus(
     tokenizer: str = "bpe",
     bpe_vocab_size: int = 8192,
     field: str = "text",
-    subset: str | None = None,
     shard_tokens: int = SHARD_TOKENS,
     progress: bool = True,
 ) -> Manifest:
     """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for DataConfig.corpus.
 
     tokenizer: byte, char, word, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
-    subset: of oscar, such as unshuffled_deduplicated_en. Raises ConfigError with one line.
+    Raises ConfigError with one line.
     """
     sources = [sources] if isinstance(sources, str | Path) else list(sources)
-    name, source, documents = _open_sources([str(s) for s in sources], field, subset)
+    name, source, documents = _open_sources([str(s) for s in sources], field)
     folder = Path(out) if out else Path("corpora") / name
     if (folder / MANIFEST).exists():
         return _already(folder, source, tokenizer)
@@ -152,12 +151,10 @@ def _joined(documents: Iterator[Document], separator: str) -> Iterator[str]:
 # Sources -------------------------------------------------------------------------------------------------------------
 
 
-def _open_sources(sources: list[str], field: str, subset: str | None) -> tuple[str, str, Callable]:
+def _open_sources(sources: list[str], field: str) -> tuple[str, str, Callable]:
     """(name, identity, a function that starts a pass over the documents)."""
     if len(sources) == 1 and sources[0] in DOWNLOADABLE and not Path(sources[0]).exists():
         arguments = dict(HUB[sources[0]])
-        if subset:
-            arguments["data_dir"] = subset
         identity_of_source = json.dumps(arguments, sort_keys=True)
         if str(arguments.get("data_files", "")).startswith("http"):
             arguments["data_files"] = str(_fetch(arguments["data_files"]))
@@ -218,7 +215,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "--field", default="text", help="the key of the text in a JSON or parquet record (default: text)"
     )
-    prepare.add_argument("--subset", help="which part of oscar, such as unshuffled_deduplicated_en")
     prepare.add_argument(
         "--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="approximate number of tokens in a shard"
     )
@@ -268,7 +264,6 @@ def run(args: argparse.Namespace) -> int:
         tokenizer=args.tokenizer,
         bpe_vocab_size=args.vocab_size or (50257 if args.source[0] in ("openwebtext", "oscar") else 8192),
         field=args.field,
-        subset=args.subset,
         shard_tokens=args.shard_tokens,
         progress=not args.quiet,
     )

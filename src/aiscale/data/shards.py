@@ -89,10 +89,6 @@ class Tokens:
     def __len__(self) -> int:
         return self._stop - self._start
 
-    @property
-    def shape(self) -> tuple[int]:
-        return (len(self),)
-
     def __getitem__(self, key: int | slice) -> np.ndarray:
         if isinstance(key, slice):
             start, stop, step = key.indices(len(self))
@@ -131,8 +127,6 @@ def read_corpus(folder: Path, tokenizer: Tokenizer | None = None) -> tuple[Token
     manifest = read_manifest(folder)
     if tokenizer is None:
         tokenizer = read_tokenizer(folder)
-    if not manifest.shards:
-        raise ShardError(f"{folder / MANIFEST} names no shards: delete {folder} and prepare the corpus again")
     files = [_map_shard(folder / name, tokenizer) for name in manifest.shards]
     held = sum(map(len, files))
     if held != manifest.tokens:

@@ -1,8 +1,8 @@
-"""The model: our GPT, Hugging Face's models with the same interface, generation, reading and writing of weights.
+"""The model: our GPT, Hugging Face's models with the same interface, generation, Hugging Face folders.
 
     GPT(run.model)                       # gpt.py
     build_model(run.model)               # build.py: the module that a `Run` trains, ours or transformers'
-    hf.read(folder), hf.write(folder, config, state)
+    hf.write(folder, config, state)
 
 kernels.py has a few operations that are faster than plain torch, positions.py what tells a model where tokens stand,
 formats.py products in 8, 6 and 4 bits, generation.py generates text.
@@ -21,7 +21,6 @@ __all__ = [
     "count_parameters",
     "cross_entropy",
     "cross_entropy_plain",
-    "parameter_shapes",
     "place",
     "rotary_angles",
 ]

@@ -68,7 +68,8 @@ def transformers_config(config: HFModelConfig):
     else:
         found = _from_shape(CONFIG_MAPPING[config.model_type], config)
     for key, value in config.options.items():
-        _set(found, key, value)
+        _check_has(found, key)
+        setattr(found, key, value)
     for ours, theirs in _CANONICAL.items():
         if (has := getattr(found, theirs, None)) not in (None, getattr(config, ours)):
             raise ConfigError(f"model.{ours} is {getattr(config, ours)}, but {config.folder or theirs} has {has}")
@@ -98,11 +99,6 @@ def _from_shape(kind: type, config: HFModelConfig):
     return kind(**sizes)
 
 
-def _set(found, key: str, value: object) -> None:
-    _check_has(found, key)
-    setattr(found, key, value)
-
-
 def _check_has(found, key: str) -> None:
     if not hasattr(found, key):
         raise ConfigError(
@@ -125,7 +121,8 @@ class HFModel(nn.Module):
         for name, child in inner.named_children():
             self.add_module(name, child)
         if config.activation_checkpointing:
-            _checkpoint_blocks(inner)
+            enable = getattr(inner, "activation_checkpointing_enable", None) or inner.gradient_checkpointing_enable
+            enable({"use_reentrant": False, "preserve_rng_state": False})  # there is no dropout to repeat
         self.train()
 
     @property
@@ -169,21 +166,18 @@ class HFModel(nn.Module):
     @torch.no_grad()
     def generate(
         self,
-        prompts: Tensor | list[Tensor],
+        prompts: Tensor,
         max_new_tokens: int,
         *,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
-    ) -> Tensor | list[Tensor]:
-        """Continue prompts, (B,T) or a list of (T_i,), by max_new_tokens each, as GPT.generate does. transformers'
-        generate takes no generator. This one has no cache: every token recomputes the whole window."""
+    ) -> Tensor:
+        """Continue prompts (B,T) by max_new_tokens, as GPT.generate does. transformers' generate takes no generator.
+        This one has no cache: every token recomputes the whole window."""
         if self.config.objective != "next":
             raise ConfigError(f"model.model_type {self.config.model_type} predicts no next token: generate with gpt2")
-        if not isinstance(prompts, Tensor):
-            knobs = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "generator": generator}
-            return [self.generate(prompt[None], max_new_tokens, **knobs)[0] for prompt in prompts]
         text = prompts
         for _ in range(max_new_tokens):
             logits = self(text[:, -self.config.max_seq_len :])[:, -1]
@@ -205,12 +199,6 @@ def hidden_tokens(tokens: Tensor) -> Tensor:
     mixed = (tokens.cumsum(dim=1) * 2654435761 + place * 40503) % 2**20
     chosen = (mixed * 2**12 + place).topk(max(1, int(MASKED_SHARE * tokens.shape[1])), dim=1).indices
     return torch.zeros_like(tokens, dtype=torch.bool).scatter_(1, chosen, True)
-
-
-def _checkpoint_blocks(inner: nn.Module) -> None:
-    how = {"use_reentrant": False, "preserve_rng_state": False}  # there is no dropout to repeat
-    enable = getattr(inner, "activation_checkpointing_enable", None) or inner.gradient_checkpointing_enable
-    enable(how)
 
 
 @contextlib.contextmanager

@@ -1,16 +1,12 @@
 """Generate text token by token; `GPT.generate` calls this.
 
     model.generate(torch.tensor([[1, 2, 3]]), 64, temperature=0.8, top_p=0.95)    # (1,67)
-    model.generate([prompt_a, prompt_b], 64, temperature=0)                        # a list, prompts of any lengths
 
 A KV cache keeps the keys and values of earlier tokens, so that a step computes one token instead of all. With
 use_cache=False every step computes everything again; the result is the same.
 
-Prompts of different lengths are padded on the left, so that all rows write to the same slot of the cache.
-
 When a text reaches the model's max_seq_len W, its oldest W/2 tokens are dropped. (Dropping one token at each step would
-invalidate the cache, since every drop changes all positions.) A row's window depends only on its own length, not on the
-other rows.
+invalidate the cache, since every drop changes all positions.)
 
 Shapes: B batch, T tokens, V vocabulary, G key/value heads, C width of a head, S slots of the cache.
 """
@@ -43,22 +39,9 @@ class LayerCache:
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
 
-class KVCache:
-    """A LayerCache for every layer."""
-
-    def __init__(self, n_layer: int, capacity: int):
-        self.layers = [LayerCache(capacity) for _ in range(n_layer)]
-        self.capacity = capacity
-
-    @property
-    def length(self) -> int:
-        """The number of filled slots."""
-        return self.layers[0].length
-
-
 def generate(
     model,
-    prompts: Tensor | list[Tensor],
+    prompts: Tensor,
     max_new_tokens: int,
     *,
     temperature: float = 1.0,
@@ -66,22 +49,25 @@ def generate(
     top_p: float = 1.0,
     use_cache: bool = True,
     generator: torch.Generator | None = None,
-) -> Tensor | list[Tensor]:
-    """Extend each prompt by max_new_tokens: prompts (B,T) -> (B, T+new), a list of (T_i,) -> a list of (T_i+new,).
+) -> Tensor:
+    """Extend each prompt by max_new_tokens: (B,T) -> (B, T+new).
 
     temperature divides the logits (0: always the likeliest token); top_k keeps that many of the likeliest tokens
     (0: all), top_p the fewest whose probabilities add up to it; generator makes sampling reproducible.
     """
-    rows = _check(model, prompts, max_new_tokens, temperature, top_k, top_p)
+    _check(model, prompts, max_new_tokens, temperature, top_k, top_p)
     # The copy takes as long as a few steps, so it does not pay for a short text.
     stepper = stream_by_columns(model) if use_cache and max_new_tokens >= 16 else model
     with torch.inference_mode():
-        texts = _extend(
-            model, stepper, rows, max_new_tokens, use_cache, lambda z: sample(z, temperature, top_k, top_p, generator)
+        text = _extend(
+            model,
+            stepper,
+            prompts.to(model.head_weight.device),
+            max_new_tokens,
+            use_cache,
+            lambda z: sample(z, temperature, top_k, top_p, generator),
         )
-    # Clone outside inference mode, so that the caller can use these tensors in training.
-    texts = [text.clone() for text in texts]
-    return torch.stack(texts) if isinstance(prompts, Tensor) else texts
+    return text.clone()  # outside inference mode, so that the caller can use it in training
 
 
 def sample(
@@ -103,26 +89,23 @@ def sample(
     return torch.multinomial(p, 1, generator=generator)[:, 0]
 
 
-def _extend(model, stepper, rows: list[Tensor], new: int, use_cache: bool, choose) -> list[Tensor]:
-    """The generation loop; without a cache, every step is a prefill. `stepper` is the model or its copy for one-token
-    steps; `choose` picks a token from logits."""
-    window, lengths = model.config.max_seq_len, [len(row) for row in rows]
-    texts = [torch.cat([row, row.new_empty(new)]) for row in rows]
+def _extend(model, stepper, prompts: Tensor, new: int, use_cache: bool, choose) -> Tensor:
+    """The generation loop: prompts (B,T) -> (B,T+new); without a cache, every step computes the whole window. `stepper`
+    is the model or its copy for one-token steps; `choose` picks a token from logits."""
+    window, length = model.config.max_seq_len, prompts.shape[1]
+    text = torch.cat([prompts, prompts.new_empty(len(prompts), new)], dim=1)
     head = lie_by_columns(model.head_weight) if stepper is not model else model.head_weight
-    cache = pad = None
-    for done in range(new):
-        if cache is None or cache.length == cache.capacity:
-            seen = [text[window_start(n + done, window) : n + done] for text, n in zip(texts, lengths, strict=True)]
-            pad = _padding(seen)
-            longest = max(len(part) for part in seen)
-            cache = KVCache(model.config.n_layer, min(window, longest + new - done - 1)) if use_cache else None
-            x = _prefill(model, seen, pad, cache)
+    cache = None
+    for end in range(length, length + new):
+        if cache is None or cache[0].length == cache[0].capacity:
+            seen = text[:, window_start(end, window) : end]
+            capacity = min(window, seen.shape[1] + length + new - end - 1)
+            cache = [LayerCache(capacity) for _ in range(model.config.n_layer)] if use_cache else None
+            x = model.hidden(seen, cache=cache)
         else:
-            x = _decode(stepper, token, pad, cache)  # noqa: F821  (the first round prefills)
-        token = choose(F.linear(x, head))  # (B,)
-        for text, n, t in zip(texts, lengths, token, strict=True):
-            text[n + done] = t
-    return texts
+            x = stepper.hidden(text[:, end - 1 : end], cache=cache)
+        text[:, end] = choose(F.linear(x[:, -1], head))
+    return text
 
 
 def window_start(length: int, window: int) -> int:
@@ -131,54 +114,22 @@ def window_start(length: int, window: int) -> int:
     return -(-max(0, length - window) // hop) * hop
 
 
-def _padding(parts: list[Tensor]) -> Tensor | None:
-    """The padding of each row, (B,); None if all rows are equally long."""
-    short = [max(len(part) for part in parts) - len(part) for part in parts]
-    return torch.tensor(short, device=parts[0].device) if any(short) else None
-
-
-def _prefill(model, parts: list[Tensor], pad: Tensor | None, cache: KVCache | None) -> Tensor:
-    """The hidden state of each text's last token (B,D), from the visible parts; fills the cache."""
-    if pad is None:
-        return model.hidden(torch.stack(parts), cache=cache)[:, -1]
-    T = max(len(part) for part in parts)
-    tokens = torch.stack([F.pad(part, (T - len(part), 0)) for part in parts])
-    place = torch.arange(T, device=tokens.device)
-    causal = place <= place[:, None]  # (T,S)
-    # Padding attends to itself: a fully masked row would be 0/0, and its NaN would spread.
-    mask = (causal & (place >= pad[:, None, None])) | torch.eye(T, dtype=torch.bool, device=tokens.device)  # (B,T,S)
-    return model.hidden(tokens, (place - pad[:, None]).clamp(min=0), mask[:, None], cache)[:, -1]
-
-
-def _decode(model, token: Tensor, pad: Tensor | None, cache: KVCache) -> Tensor:
-    """The hidden state (B,D) of one more token for each row; token (B,)."""
-    tokens = token[:, None]  # (B,1)
-    if pad is None:
-        return model.hidden(tokens, cache=cache)[:, -1]
-    mask = torch.arange(cache.length + 1, device=pad.device) >= pad[:, None]  # (B,S)
-    return model.hidden(tokens, (cache.length - pad)[:, None], mask[:, None, None], cache)[:, -1]
-
-
-def _check(model, prompts, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> list[Tensor]:
-    """The prompts as a list of (T_i,); raises ConfigError for invalid arguments."""
+def _check(model, prompts: Tensor, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
+    """Raise ConfigError for invalid arguments."""
     rules = [
         (max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}: it must not be negative"),
         (temperature >= 0, f"temperature is {temperature}: it must not be negative (0 takes the likeliest token)"),
         (top_k >= 0, f"top_k is {top_k}: it must not be negative (0 keeps every token)"),
         (0 < top_p <= 1, f"top_p is {top_p}: it must lie in (0, 1] (1 keeps every token)"),
-        (len(prompts) > 0, "there are no prompts: give at least one"),
+        (prompts.dim() == 2, f"prompts have shape {tuple(prompts.shape)}: give (B,T)"),
+        (prompts.numel() > 0, "a prompt is empty: give at least one token to continue from"),
     ]
-    rows = [torch.as_tensor(prompt, device=model.head_weight.device) for prompt in prompts]
-    for row in rows:
-        rules += [(row.dim() == 1, f"a prompt has shape {tuple(row.shape)}: give (B,T), or a list of (T_i,)")]
-        rules += [(row.numel() > 0, "a prompt is empty: give at least one token to continue from")]
     for fine, message in rules:
         if not fine:
             raise ConfigError(message)
-    highest, V = max(int(row.max()) for row in rows), model.config.vocab_size
+    highest, V = int(prompts.max()), model.config.vocab_size
     if highest >= V:
         raise ConfigError(
             f"a prompt holds token {highest}, but model.vocab_size {V} ends at {V - 1}: "
             "use the tokenizer that the model was made for"
         )
-    return rows

@@ -4,7 +4,7 @@
     loss = model(tokens, targets)                    # training: the mean cross-entropy, a scalar
     logits = model(tokens)                           # a score for every entry of the vocabulary at every position
     text = model.generate(prompt, 256, temperature=0.8, top_k=50)
-    model = GPT.from_pretrained("gpt2/")             # a Hugging Face GPT-2 folder; save_pretrained writes one
+    model.save_pretrained("mine/")                   # a Hugging Face folder
 
 The model knows nothing of processes: a strategy of `parallel` transforms it from outside. It can be built on the meta
 device without memory (`with torch.device("meta"): GPT(config)`); `to_empty` and `init_weights` then fill it.
@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.config.choices import ACTIVATIONS as CHOICES
 from aiscale.model import generation, hf
-from aiscale.model.generation import KVCache, LayerCache
+from aiscale.model.generation import LayerCache
 from aiscale.model.kernels import (
     Linear,
     causal_attention,
@@ -214,34 +214,27 @@ class GPT(nn.Module):
         """All parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def hidden(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
-        """tokens (B,T) -> the residual stream after the last norm (B,T,D). positions (T,) or (B,T) count from 0 in each
-        sequence (default: continue after the cache); mask as in Attention; cache is read and extended."""
+    def hidden(self, tokens: Tensor, mask: Tensor | None = None, cache: list[LayerCache] | None = None) -> Tensor:
+        """tokens (B,T) -> the residual stream after the last norm (B,T,D). mask as in Attention; cache, one for each
+        layer, is read and extended."""
         if tokens.shape[1] > self.config.max_seq_len:
             raise ConfigError(
                 f"a sequence of {tokens.shape[1]} tokens, but model.max_seq_len is {self.config.max_seq_len}: "
                 "cut it, or lengthen the second"
             )
-        if positions is None:
-            start = cache.length if cache is not None else 0
-            positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        x, where = self.embed(tokens, positions, cache.length if cache is not None else 0)
+        start = cache[0].length if cache else 0
+        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        x, where = self.embed(tokens, positions, start)
         recompute = self.config.activation_checkpointing and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if recompute:
                 x = checkpoint(block, x, where, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, where, mask, cache and cache.layers[layer])
+                x = block(x, where, mask, cache and cache[layer])
         return self.norm(x)
 
     def embed(self, tokens: Tensor, positions: Tensor, n_cached: int = 0) -> tuple[Tensor, Tensor | None]:
-        """tokens (B,T), positions (T,) or (B,T) -> the residual stream before the blocks (B,T,D), and what tells the
+        """tokens (B,T), positions (T,) -> the residual stream before the blocks (B,T,D), and what tells the
         blocks where tokens stand (`place`)."""
         try:
             x = self.token_embedding(tokens)
@@ -267,15 +260,6 @@ class GPT(nn.Module):
 
     generate = generation.generate  #: model.generate(prompts, max_new_tokens, ...)
 
-    @classmethod
-    def from_pretrained(cls, folder) -> GPT:
-        """The model in a Hugging Face GPT-2 folder (config.json, safetensors); raises ConfigError if it is not one."""
-        config, state = hf.read(folder)
-        with torch.device("meta"):
-            model = cls(config)
-        model.load_state_dict(state, assign=True)
-        return model.requires_grad_(True)
-
     def save_pretrained(self, folder) -> None:
-        """Write a Hugging Face GPT-2 folder; raises ConfigError if GPT-2's format cannot hold this model."""
+        """Write a Hugging Face folder; raises ConfigError if no format of theirs can hold this model."""
         hf.write(folder, self.config, self.state_dict())

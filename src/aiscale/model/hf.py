@@ -1,15 +1,13 @@
-"""Hugging Face folders (config.json, model.safetensors): read and write GPT-2, write GPT-NeoX and Llama.
+"""Write our GPT as a Hugging Face folder (config.json, model.safetensors): as GPT-2, GPT-NeoX or Llama.
 
-    model = GPT.from_pretrained("gpt2/")     # also a folder of sharded weights with an index
     model.save_pretrained("mine/")           # transformers.AutoModelForCausalLM.from_pretrained("mine/") opens it
 
-GPT-2 stores a linear layer's weight transposed, (in, out), and calls it Conv1D. Half-precision weights are read as
-fp32. Dropout is not read: this model has none.
+GPT-2 stores a linear layer's weight transposed, (in, out), and calls it Conv1D.
 
 A model with rotary positions is written as GPT-NeoX if it has LayerNorm and a plain MLP, as Llama if it has RMSNorm and
-SwiGLU. Both rotate channel pairs (c, c + C/2), as we do.
+SwiGLU. Both rotate channel pairs (c, c + C/2), as we do. Others' weights are read by transformers (model.folder).
 
-Letters: D width, H heads, G key/value heads, C width of a head, F width of the MLP, V vocabulary, T tokens.
+Letters: H heads, G key/value heads, C width of a head, F width of the MLP.
 """
 
 from __future__ import annotations
@@ -17,61 +15,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from aiscale.config import ConfigError, ModelConfig
 from aiscale.config.choices import ACTIVATIONS as CHOICES
 
-ACTIVATIONS = {
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu": "gelu",
-    "relu": "relu",
-    "silu": "silu",
-}
 GPT2_VOCAB_SIZE = 50257
-
-# Our module, its name in GPT-2's folder, whether its weight is stored transposed.
-OUTER = [("token_embedding", "wte", False), ("position_embedding", "wpe", False), ("norm", "ln_f", False)]
-INNER = [
-    ("attn_norm", "ln_1", False),
-    ("attn.qkv", "attn.c_attn", True),
-    ("attn.out", "attn.c_proj", True),
-    ("mlp_norm", "ln_2", False),
-    ("mlp.up", "mlp.c_fc", True),
-    ("mlp.down", "mlp.c_proj", True),
-]
-
-
-def names(config: ModelConfig) -> list[tuple[str, str, bool]]:
-    """(our parameter, GPT-2's tensor, stored transposed) for every parameter of the model."""
-    modules = list(OUTER)
-    for layer in range(config.n_layer):
-        modules += [(f"blocks.{layer}.{ours}", f"h.{layer}.{theirs}", turned) for ours, theirs, turned in INNER]
-    table = [(f"{ours}.weight", f"transformer.{theirs}.weight", turned) for ours, theirs, turned in modules]
-    biased = [module for module in modules if module[0] not in ("token_embedding", "position_embedding")]
-    table += [(f"{ours}.bias", f"transformer.{theirs}.bias", False) for ours, theirs, _ in biased]
-    return table if config.tied else [*table, ("head.weight", "lm_head.weight", False)]
-
-
-def read(folder) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and our state dict of a GPT-2 folder; raises ConfigError if it is not one."""
-    folder = Path(folder)
-    config = _read_config(folder)
-    tensors = _read_tensors(folder)
-    state = {}
-    for ours, theirs, turned in names(config):
-        # Early GPT-2 folders lack the prefix.
-        tensor = tensors.get(theirs, tensors.get(theirs.removeprefix("transformer.")))
-        if tensor is None:
-            raise ConfigError(f"{folder} has no tensor {theirs}, which its config.json promises: copy the folder again")
-        tensor = tensor.t().contiguous() if turned else tensor
-        state[ours] = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-    _check_shapes(folder, config, state)
-    return config, state
 
 
 def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
@@ -80,10 +30,14 @@ def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
     state = {name: tensor.detach().cpu() for name, tensor in state.items()}
     dtype = str(state["token_embedding.weight"].dtype).removeprefix("torch.")
     if _is_gpt2(config):
-        raw = _to_gpt2(config)
-        tensors = {theirs: state[ours].t() if turned else state[ours] for ours, theirs, turned in names(config)}
+        raw, tensors = _gpt2(config, state)
+    elif wrong := _problems(config):
+        raise ConfigError(
+            f"no format of transformers holds {' with '.join(wrong)}: GPT-2's has learned positions, GPT-NeoX's rotary "
+            "ones and LayerNorm, Llama's rotary ones, RMSNorm and a gate, each with its biases: keep the checkpoint"
+        )
     else:
-        raw, tensors = _convert(config, state)
+        raw, tensors = (_llama if config.norm == "rmsnorm" else _neox)(config, state)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -91,11 +45,20 @@ def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
     (folder / "config.json").write_text(json.dumps({**raw, "dtype": dtype}, indent=2) + "\n")
 
 
-def _to_gpt2(config: ModelConfig) -> dict:
-    activation = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[config.activation]
+_GPT2 = [
+    ("attn_norm", "ln_1"),
+    ("attn.qkv", "attn.c_attn"),
+    ("attn.out", "attn.c_proj"),
+    ("mlp_norm", "ln_2"),
+    ("mlp.up", "mlp.c_fc"),
+    ("mlp.down", "mlp.c_proj"),
+]
+
+
+def _gpt2(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str, Tensor]]:
     # In GPT-2's vocabulary the last token ends a text; for another vocabulary we do not know.
     end = config.vocab_size - 1 if config.vocab_size == GPT2_VOCAB_SIZE else None
-    return {
+    raw = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": config.vocab_size,
@@ -104,7 +67,7 @@ def _to_gpt2(config: ModelConfig) -> dict:
         "n_layer": config.n_layer,
         "n_head": config.n_head,
         "n_inner": config.d_ff or None,
-        "activation_function": activation,
+        "activation_function": "gelu_new" if config.activation == "gelu_tanh" else config.activation,
         "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": config.tied,
         "resid_pdrop": 0.0,
@@ -113,6 +76,16 @@ def _to_gpt2(config: ModelConfig) -> dict:
         "bos_token_id": end,
         "eos_token_id": end,
     }
+    names = {"token_embedding": "transformer.wte", "position_embedding": "transformer.wpe"}
+    names |= {"norm": "transformer.ln_f", "head": "lm_head"}
+    for layer in range(config.n_layer):
+        names |= {f"blocks.{layer}.{ours}": f"transformer.h.{layer}.{theirs}" for ours, theirs in _GPT2}
+    tensors = {}
+    for name, tensor in state.items():
+        module, _, kind = name.rpartition(".")
+        turned = kind == "weight" and names[module].endswith(("c_attn", "c_proj", "c_fc"))
+        tensors[f"{names[module]}.{kind}"] = tensor.t() if turned else tensor
+    return raw, tensors
 
 
 def _is_gpt2(config: ModelConfig) -> bool:
@@ -121,75 +94,8 @@ def _is_gpt2(config: ModelConfig) -> bool:
     return same and not config.gated and config.kv_heads == config.n_head
 
 
-def _read_config(folder: Path) -> ModelConfig:
-    path = folder / "config.json"
-    if not path.is_file():
-        problem = "has no config.json" if folder.is_dir() else "is not a folder"
-        raise ConfigError(f"{folder} {problem}: give a Hugging Face GPT-2 folder (config.json, model.safetensors)")
-    try:
-        raw = json.loads(path.read_text())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}): copy the folder again") from None
-    if raw.get("model_type") != "gpt2":
-        raise ConfigError(f"{folder} holds a model of type {raw.get('model_type')}: only gpt2 can be read")
-    _refuse_variants(folder, raw)
-    return ModelConfig(
-        n_layer=raw.get("n_layer", 12),
-        n_head=raw.get("n_head", 12),
-        d_model=raw.get("n_embd", 768),
-        d_ff=raw.get("n_inner") or 0,
-        vocab_size=raw.get("vocab_size", GPT2_VOCAB_SIZE),
-        max_seq_len=raw.get("n_positions", 1024),
-        activation=ACTIVATIONS[raw.get("activation_function", "gelu_new")],
-        norm_eps=raw.get("layer_norm_epsilon", 1e-5),
-        tied=raw.get("tie_word_embeddings", True),
-    )
-
-
-def _refuse_variants(folder: Path, raw: dict) -> None:
-    """Raise ConfigError for options of GPT2Config that change what the weights mean."""
-    usual = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
-    for key, value in usual.items():
-        if raw.get(key, value) != value:
-            raise ConfigError(f"{folder} has {key} {raw[key]}: only models with {value} can be read")
-    activation = raw.get("activation_function", "gelu_new")
-    if activation not in ACTIVATIONS:
-        raise ConfigError(f"{folder} has activation_function {activation}: it must be one of {', '.join(ACTIVATIONS)}")
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    index = folder / "model.safetensors.index.json"
-    files = ["model.safetensors"]
-    if not (folder / files[0]).is_file() and index.is_file():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    tensors = {}
-    for name in files:
-        if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}: copy it there (weights are read from safetensors files only)")
-        try:
-            tensors.update(load_file(folder / name))
-        except SafetensorError as error:
-            raise ConfigError(f"{folder / name} cannot be read ({error}): copy it again") from None
-    return tensors
-
-
-def _check_shapes(folder: Path, config: ModelConfig, state: dict[str, Tensor]) -> None:
-    D, F, V, T = config.d_model, config.ff_width, config.vocab_size, config.max_seq_len
-    wanted = {"token_embedding.weight": (V, D), "position_embedding.weight": (T, D), "head.weight": (V, D)}
-    for layer in range(config.n_layer):
-        wanted[f"blocks.{layer}.attn.qkv.weight"] = (3 * D, D)
-        wanted[f"blocks.{layer}.mlp.up.weight"] = (F, D)
-    for name, shape in wanted.items():
-        if name in state and tuple(state[name].shape) != shape:
-            raise ConfigError(
-                f"{folder}: {name} has shape {tuple(state[name].shape)}, but its config.json says {shape}: "
-                "copy the folder again"
-            )
-
-
 # Models with rotary positions -----------------------------------------------------------------------------------------
 
-_NEOX_ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
 _NEOX = [
     ("attn_norm", "input_layernorm"),
     ("mlp_norm", "post_attention_layernorm"),
@@ -198,17 +104,6 @@ _NEOX = [
     ("mlp.up", "mlp.dense_h_to_4h"),
     ("mlp.down", "mlp.dense_4h_to_h"),
 ]
-
-
-def _convert(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str, Tensor]]:
-    """(config.json, tensors) as GPT-NeoX or Llama; raises ConfigError if neither can hold the model."""
-    wrong = _problems(config)
-    if wrong:
-        raise ConfigError(
-            f"no format of transformers holds {' with '.join(wrong)}: GPT-2's has learned positions, GPT-NeoX's rotary "
-            "ones and LayerNorm, Llama's rotary ones, RMSNorm and a gate, each with its biases: keep the checkpoint"
-        )
-    return _llama(config, state) if config.norm == "rmsnorm" else _neox(config, state)
 
 
 def _problems(config: ModelConfig) -> list[str]:
@@ -248,7 +143,7 @@ def _neox(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
         **_shared(config),
-        "hidden_act": _NEOX_ACTIVATIONS[config.activation],
+        "hidden_act": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
         "layer_norm_eps": config.norm_eps,
         "use_parallel_residual": config.parallel_residual,
         "rotary_pct": 1.0,

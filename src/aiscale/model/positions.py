@@ -9,7 +9,7 @@
     shaw, huang     scores plus q a, or q a + k a, a learned vector a for each distance (Shaw et al. 2018, of keys only;
                     Huang et al. 2020, method 4)
 
-All but rotary count tokens, not positions: padding on the left changes no distance. A later token's score is -inf.
+All but rotary count tokens, not positions. A later token's score is -inf.
 
 Shapes: B batch, H heads, G key/value heads, T tokens, S tokens that attention sees (cached ones first), C width of a
 head, D width, K distances.
@@ -50,20 +50,17 @@ def place(
 # Rotary: rotate channel pairs of q and k by an angle proportional to the position. Pairs are (c, c + C/2), as in
 # GPT-NeoX.
 def rotary_angles(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
-    """positions (T,) or (B,T) -> cosines and sines stacked, (2,T,C) or (2,B,1,T,C). Computed in every forward pass,
-    which takes microseconds: a buffer would be lost on the meta device and cast to bf16, which cannot tell position 257
-    from 256."""
+    """positions (T,) -> cosines and sines stacked, (2,T,C). Computed in every forward pass, which takes microseconds: a
+    buffer would be lost on the meta device and cast to bf16, which cannot tell position 257 from 256."""
     wide = torch.promote_types(dtype, torch.float32)
     channel = torch.arange(0, config.d_head, 2, device=positions.device, dtype=wide)  # (C/2,)
-    angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (...,T,C/2)
+    angle = positions.to(wide)[..., None] * config.rope_theta ** (-channel / config.d_head)  # (T,C/2)
     angle = torch.cat([angle, angle], dim=-1)
-    if positions.dim() == 2:
-        angle = angle[:, None]  # the same for every head
     return torch.stack([angle.cos(), angle.sin()])
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """x (B,H,T,C) rotated by rope (2,T,C) or (2,B,1,T,C)."""
+    """x (B,H,T,C) rotated by rope (2,T,C)."""
     first, second = x.chunk(2, dim=-1)
     return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)
 

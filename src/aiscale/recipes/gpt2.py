@@ -65,14 +65,14 @@ def gpt2_xl() -> Run:
 # Turing Technical Report 3 --------------------------------------------------------------------------------------------
 
 
-def _turing(name: str, shape: tuple[int, int, int], batch: int = 64, epochs: int = 2) -> Run:
+def _turing(size: str) -> Run:
     return Run(
-        name=name,
-        model=ModelConfig(**sizes(*shape), vocab_size=67, max_seq_len=128, tied=False),
+        name=f"turing-{size}",
+        model=ModelConfig(**sizes(*GPT2_SHAPES[size]), vocab_size=67, max_seq_len=128, tied=False),
         data=SHAKESPEARE,
         optimizer=OptimizerConfig(lr=3e-4, schedule="constant"),
         parallel=ParallelConfig(strategy="ddp"),
-        loop=LoopConfig(epochs=epochs, steps=0, seq_len=128, global_batch=batch, precision="fp16", eval_every=0),
+        loop=LoopConfig(epochs=2, steps=0, seq_len=128, global_batch=64, precision="fp16", eval_every=0),
     )
 
 
@@ -85,61 +85,22 @@ def turing_gpt2() -> Run:
     (the characters of shakespeare_input.txt) and blocks of 128 are inferred: they give the printed 85.21M and 302.51M
     exactly, as minGPT counts, without its untied head. Its dropout of 0.1 is left out.
     """
-    return _turing("turing-gpt2", GPT2_SHAPES["gpt2"])
+    return _turing("gpt2")
 
 
 @register("turing-gpt2-medium")
 def turing_gpt2_medium() -> Run:
     """Turing Technical Report 3's gpt2-medium: 302.51M parameters without the head; sources as for turing-gpt2."""
-    return _turing("turing-gpt2-medium", GPT2_SHAPES["gpt2-medium"])
+    return _turing("gpt2-medium")
 
 
 @register("turing-gpt2-large")
 def turing_gpt2_large() -> Run:
     """Turing Technical Report 3's gpt2-large: 708.6M without the head; sources as for turing-gpt2."""
-    return _turing("turing-gpt2-large", GPT2_SHAPES["gpt2-large"])
+    return _turing("gpt2-large")
 
 
 @register("turing-gpt2-xl")
 def turing_gpt2_xl() -> Run:
     """Turing Technical Report 3's gpt2-xl: 1.48B without the head; sources as for turing-gpt2."""
-    return _turing("turing-gpt2-xl", GPT2_SHAPES["gpt2-xl"])
-
-
-@register("turing-gpt2-xxl-guess")
-def turing_gpt2_xxl_guess() -> Run:
-    """Turing Technical Report 3's gpt2-xxl. THE SHAPE IS A GUESS.
-
-    The report prints 2.7B and no shape; the preset of that name in its code (96 x 1600, 2951M by its own comment) is
-    another. 60 layers, 30 heads and a width of 1920 give 2.66B.
-    """
-    return _turing("turing-gpt2-xxl-guess", (60, 30, 1920))
-
-
-@register("turing-gpt2-xxxl-guess")
-def turing_gpt2_xxxl_guess() -> Run:
-    """Turing Technical Report 3's gpt2-xxxl. THE SHAPE IS A GUESS.
-
-    The report prints 6.6B and no shape; the preset of that name in its code (100 x 1920, 4426M) is another. 84 layers
-    of 2560 give 6.61B; 96 of 2400 would give 6.64B.
-    """
-    return _turing("turing-gpt2-xxxl-guess", (84, 32, 2560))
-
-
-@register("turing-ipu-384")
-def turing_ipu_384() -> Run:
-    """The smaller model of Turing Technical Report 3 on Graphcore's IPUs: 21.4M parameters without the head.
-
-    Its appendix A: 12 layers, 12 heads, width 384, batch 1, 16 bit, 10 epochs. Printed as 42.79 MiB, which is 2 bytes
-    a parameter in MB.
-    """
-    return _turing("turing-ipu-384", (12, 12, 384), batch=1, epochs=10)
-
-
-@register("turing-ipu-768")
-def turing_ipu_768() -> Run:
-    """The larger model of Turing Technical Report 3 on Graphcore's IPUs: 85.2M parameters, as turing-gpt2's.
-
-    Its appendix A: 12 layers, 12 heads, width 768 (170.514 MB at 2 bytes, with the head), batch 1, 16 bit, 10 epochs.
-    """
-    return _turing("turing-ipu-768", (12, 12, 768), batch=1, epochs=10)
+    return _turing("gpt2-xl")
