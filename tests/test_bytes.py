@@ -5,8 +5,8 @@ import json
 import pytest
 
 from aiscale import cost
-from aiscale.bench import machine_facts
 from aiscale.bench.bytes import CASES, Case, compare, show_bytes
+from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError, Run
 from ranks import run_ranks
 

@@ -48,9 +48,7 @@ def mean(tensor):
 SPARSE = """
 SPARSE = [
     ("method=top-k",),
-    ("method=top-k", "overlap=false"),
     ("method=random-k",),
-    ("method=random-k", "overlap=false"),
 ]
 """
 
@@ -197,6 +195,7 @@ assert len(set(engine.compressor.indices(matrix).tolist())) == matrix.numel() //
 )
 
 
+@pytest.mark.extended
 def test_random_k_draws_the_same_entries_on_all_ranks_and_new_ones_each_step(outcome):
     assert outcome("places") == ["ok"] * 2
 

@@ -63,6 +63,7 @@ def test_variants_outside_the_ladder_give_serial_losses_norms_and_weights(n, cas
             assert sent == {"all_reduce": 8 * sum(p.numel() for p in model.parameters())}
 
 
+@pytest.mark.extended
 def test_bf16_messages_give_fp32s_losses_to_bf16s_precision(tmp_path):
     code = f"""
 for model in ((), {LLAMA!r}):

@@ -141,6 +141,7 @@ say("ddp as ever", max(differences(other).values()) < 1e-12)
 """
 
 
+@pytest.mark.extended
 def test_nothing_of_the_adaptation_is_left_behind(tmp_path):
     done = run_ranks(SETUP + CLEAN, 2, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr

@@ -25,12 +25,6 @@ def ranks(code: str, tmp_path) -> list:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("setting", ["parallel.static_graph=true", "parallel.gradient_as_bucket_view=false"])
-def test_ddps_options_do_not_change_the_training(setting, tmp_path):
-    for off in ranks(f"say(json.dumps(differences(make({setting!r}), 2)))", tmp_path):
-        assert max(off.values()) < 1e-12
-
-
 def test_small_buckets_send_the_same_bytes_in_more_messages(tmp_path):
     code = """
 engine = make("parallel.bucket_mb=0.02")

@@ -99,7 +99,7 @@ def conserved_in_turns():
 
 def conserved_otherwise():
     return [conserved(["compression.interval=4", *more]) for more in (
-        ["compression.overlap=false"], ["compression.scope=global"], ["compression.range=1"])]
+        ["compression.overlap=false"], ["compression.range=1"])]
 
 # The algorithm once more, on whole tensors and without a piece of the package.
 def written_down_again(settings, n_micro=1):
@@ -130,29 +130,20 @@ def written_down_again(settings, n_micro=1):
             first[p], second[p] = b1 * first[p] + (1 - b1) * g, b2 * second[p] + (1 - b2) * g * g
         if dense:
             t, weighed = step + 1, [p for p in names if not names[p].endswith("bias")]
-            def score(p):
-                if config.score == "gradient":
-                    return p.grad.view(-1).abs()
-                if config.score == "momentum":
-                    return first[p].abs()
-                return (first[p] / (1 - b1 ** t) / ((second[p] / (1 - b2 ** t)).sqrt() + run.optimizer.eps)).abs()
-            groups = [weighed] if config.scope == "global" else [[p] for p in weighed]
-            for group in groups:
-                together_ = torch.cat([score(p) for p in group])
-                best = torch.zeros(len(together_), dtype=torch.bool)
-                best[together_.argsort(descending=True, stable=True)[:int(0.3 * len(together_))]] = True
-                for p, part in zip(group, best.split([p.numel() for p in group])):
-                    mask[p] = part.clone()
-                    if config.range:
-                        mask[p][1:] |= part[:-1]
-                        mask[p][:-1] |= part[1:]
+            for p in weighed:
+                score = (first[p] / (1 - b1 ** t) / ((second[p] / (1 - b2 ** t)).sqrt() + run.optimizer.eps)).abs()
+                best = torch.zeros(len(score), dtype=torch.bool)
+                best[score.argsort(descending=True, stable=True)[:int(0.3 * len(score))]] = True
+                mask[p] = best.clone()
+                if config.range:
+                    mask[p][1:] |= best[:-1]
+                    mask[p][:-1] |= best[1:]
         right += [torch.equal(mask[p], engine.compressor.mask[p]) for p in names]
     return all(right)
 
 def as_written_down_again():
     return [written_down_again(settings, n_micro) for settings, n_micro in (
-        ([], 1), (["compression.residual=mean", "compression.score=gradient"], 1),
-        (["compression.scope=global", "compression.score=momentum", "compression.range=1"], 2),
+        ([], 1), (["compression.residual=mean"], 1), (["compression.range=1"], 2),
         (["compression.residual=none", "compression.overlap=false"], 2))]
 
 def residual_is_empty_where_it_should_be():
@@ -172,7 +163,7 @@ def masks_agree():
 
 def payload():
     rows = []
-    for settings in ([], ["compression.wire=bf16"], ["compression.scope=global"], ["compression.overlap=false"]):
+    for settings in ([], ["compression.wire=bf16"], ["compression.overlap=false"]):
         run = radius.override(*settings)
         engine = train(build(run, world), 2)  # before the second step, DDP tells all ranks its new buckets
         for step in range(2, 5):
@@ -187,7 +178,7 @@ def payload():
             right = {(op, "world"): count.payload_bytes} == expected and apart > 0
             right = right and (step == 3 or kept == count.payload_bytes)
             rows.append(right and (count.calls == 1) == (not run.compression.overlap))
-    return rows == [True] * 12
+    return rows == [True] * 9
 
 def payload_in_turns():
     run, rows, still_waiting = radius.override(*turns), [], []
@@ -228,16 +219,16 @@ def resumed(settings=(), steps=range(1, 7)):
         apart.append((weights(train(again, 8, first=step)) - expected).abs().max().item())
     return apart
 
-def resumed_mean_and_global():
-    return resumed(["compression.residual=mean", "compression.scope=global", "compression.overlap=false"])
+def resumed_mean_at_once():
+    return resumed(["compression.residual=mean", "compression.overlap=false"])
 
 def resumed_in_turns():
     return resumed(wait)
 
 def resumed_otherwise():
-    lost = ["compression.residual=none", "compression.range=1", "compression.score=gradient"]
+    lost = ["compression.residual=none", "compression.range=1"]
     return [resumed(settings, steps=[3, 5]) for settings in (
-        ["compression.wire=bf16"], lost, ["compression.score=momentum", "parallel.distributed_optimizer=true"])]
+        ["compression.wire=bf16"], lost, ["parallel.distributed_optimizer=true"])]
 
 def waiting_moves_only_what_arrived():
     engine = train(build(radius.override(*wait, "optimizer.clip_norm=0", "loop.precision=fp64"), world), 7)
@@ -258,8 +249,7 @@ def resumed_in_other_buckets():  # DDP's first ones; of three numbers the sum de
 
 def reference():
     found = []
-    for settings in ([], ["compression.residual=mean", "compression.score=gradient"],
-                     ["compression.scope=global", "compression.score=momentum", "compression.range=1"],
+    for settings in ([], ["compression.residual=mean"], ["compression.range=1"],
                      ["compression.residual=none", "optimizer.name=sgd"], turns, wait):
         run = radius.override("loop.precision=fp64", *settings)
         mine = trained(run, 8, n_micro=2)
@@ -272,7 +262,7 @@ def reference():
 
 def overlap_changes_nothing():
     run = radius.override("loop.precision=fp64")
-    one = trained(run.override("compression.overlap=false", "parallel.gradient_as_bucket_view=false"), n_micro=2)
+    one = trained(run.override("compression.overlap=false"), n_micro=2)
     return (one - trained(run, n_micro=2)).abs().max().item() < (1e-12 if n > 2 else 1e-300)
 
 def bf16_is_close():
@@ -378,7 +368,7 @@ AT_2 += [
     "in_turns_with_divided_states_and_bf16",
     "payload_in_turns",
     "waiting_moves_only_what_arrived",
-    "resumed_mean_and_global",
+    "resumed_mean_at_once",
     "resumed_in_turns",
     "resumed_otherwise",
     "conserved_otherwise",
@@ -442,8 +432,8 @@ def test_no_gradient_is_lost_and_all_ranks_select_the_same_entries(case, n, on_r
 
 
 @pytest.mark.extended
-def test_no_gradient_is_lost_without_overlap_with_ranges_or_with_a_global_density(at_2_ranks):
-    assert at_2_ranks["conserved_otherwise"] == [True] * 3
+def test_no_gradient_is_lost_without_overlap_or_with_ranges(at_2_ranks):
+    assert at_2_ranks["conserved_otherwise"] == [True] * 2
 
 
 @pytest.mark.extended
@@ -489,7 +479,7 @@ def test_delayed_moments_leave_unsent_entries_unchanged(at_2_ranks):
     assert at_2_ranks["waiting_moves_only_what_arrived"] is True
 
 
-@pytest.mark.parametrize("case", ["resumed", tiered("resumed_mean_and_global"), tiered("resumed_in_turns")])
+@pytest.mark.parametrize("case", ["resumed", tiered("resumed_mean_at_once"), tiered("resumed_in_turns")])
 def test_a_run_resumed_from_any_step_ends_at_the_same_weights(case, at_2_ranks):
     assert at_2_ranks[case] == [0] * 6
 

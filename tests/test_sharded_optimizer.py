@@ -35,8 +35,7 @@ def ranks(code: str, n: int, folder) -> None:
 def test_sharded_states_train_bit_equal_weights_with_a_share_of_the_memory(tmp_path):
     code = """
 ways = [(), ("optimizer.name=sgd",), ("compression.method=top-k", "compression.density=0.1"),
-        ("compression.method=radius", "compression.density=0.3", "compression.interval=2"),
-        ("compression.method=radius", "compression.density=0.3", "compression.score=gradient")]
+        ("compression.method=radius", "compression.density=0.3", "compression.interval=2")]
 for settings in ways:
     whole, divided = (build(BASE.override(*settings, *zero1), world) for zero1 in ((), (ZERO1,)))
     assert torch.equal(train(whole, 0, 5), train(divided, 0, 5)), settings
@@ -100,18 +99,6 @@ assert (train(engine, 3, 5) - torch.load("{tmp_path}/straight")).abs().max() < 1
     ranks(code, 3, tmp_path)  # more ranks than wrote it
 
 
-def test_settings_that_need_all_moments_at_once_are_refused():
-    with pytest.raises(
-        ConfigError, match="one rank would need the moments of all, which are divided: set scope=tensor"
-    ):
-        Run().override(
-            "parallel.strategy=ddp",
-            "parallel.distributed_optimizer=true",
-            "compression.method=radius",
-            "compression.scope=global",
-        )
-
-
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
@@ -123,8 +110,3 @@ def test_settings_that_need_all_moments_at_once_are_refused():
 def test_strategies_without_communication_hooks_refuse(strategy, reason):
     with pytest.raises(ConfigError, match=f"compression is a communication hook of DDP, and {reason}"):
         Run().override(f"parallel.strategy={strategy}", "compression.method=radius")
-
-
-def test_static_graph_is_refused_with_compression():
-    with pytest.raises(ConfigError, match="with parallel.static_graph: DDP learns the graph from a first micro-batch"):
-        Run().override("parallel.strategy=ddp", "compression.method=top-k", "parallel.static_graph=true")

@@ -3,7 +3,7 @@
     machine = machines.find_machine("dgx-a100")
     cost.collective_seconds("all_reduce", 2**30, machine, ranks=64)              # eight whole nodes, one ring over them
     cost.collective_seconds("all_reduce", 2**30, machine, ranks=64, per_node=1)  # one rank a node; eight such groups
-    .seconds .algorithm .bottleneck .steps .bytes_per_rank
+    .seconds .algorithm .bottleneck
 
 A ring over whole nodes crosses each boundary between two nodes once, however many ranks the nodes hold. NCCL builds a
 ring for each adapter, so the adapters of a node share that volume: 2 (n-1)/n S over all of them for an all-reduce of
@@ -75,8 +75,6 @@ class Collective:
     seconds: float
     algorithm: str  #: ring, tree, in-switch, pairwise, point-to-point
     bottleneck: str  #: what takes most of the time: latency, links in the node, network adapters
-    steps: int  #: messages one after another
-    bytes_per_rank: float  #: sent by a rank, the mean if ranks differ
 
 
 def collective_seconds(
@@ -96,7 +94,7 @@ def collective_seconds(
     """
     group = _Group(kind, n_bytes, machine, ranks, per_node, simultaneous_groups)
     if ranks == 1 or n_bytes == 0 or kind == "recv":
-        return Collective(seconds=0.0, algorithm="ring", bottleneck="latency", steps=0, bytes_per_rank=0.0)
+        return Collective(seconds=0.0, algorithm="ring", bottleneck="latency")
     return min(group.options(), key=lambda option: option.seconds)
 
 
@@ -118,25 +116,24 @@ class _Group:
 
     def options(self) -> Iterator[Collective]:
         S, n, g, nodes = self.n_bytes, self.ranks, self.per_node, self.nodes
-        sent = wire_bytes(self.kind, S, n)
         if self.kind in ("all_to_all", "scatter", "gather"):
             senders = g if self.kind == "all_to_all" else 1  # a scatter or gather meets the root's links and adapters
-            yield self.time("pairwise", n - 1, nodes - 1, sent, ((g - 1) / n * S, senders * (n - g) / n * S))
+            yield self.time("pairwise", n - 1, nodes - 1, ((g - 1) / n * S, senders * (n - g) / n * S))
             return
         if self.kind == "send":
-            yield self.time("point-to-point", 1, nodes - 1, sent, (S * (nodes == 1), S * (nodes > 1)))
+            yield self.time("point-to-point", 1, nodes - 1, (S * (nodes == 1), S * (nodes > 1)))
             return
         rounds = 2 if self.kind == "all_reduce" else 1
-        yield self.time("ring", rounds * (n - 1), rounds * (nodes - 1), sent, (self.fraction * S, self.fraction * S))
+        yield self.time("ring", rounds * (n - 1), rounds * (nodes - 1), (self.fraction * S, self.fraction * S))
         depth = math.ceil(math.log2(nodes))
         through = (min(nodes - 1, 2) * S) / 0.92  # of a node, on a double binary tree of nodes
         whole_nodes = g == self.machine.node.devices and nodes <= 2
         if self.kind == "all_reduce" and self.machine.node.in_switch_gb_s and whole_nodes:
             yield self.in_switch(2 * depth, through)
         if self.kind == "all_reduce" and nodes > 1:
-            yield self.time("tree", 2 * (g - 1 + depth), 2 * depth, sent, (2 * S, through))
+            yield self.time("tree", 2 * (g - 1 + depth), 2 * depth, (2 * S, through))
 
-    def time(self, algorithm: str, steps: int, across: int, sent: float, volumes: tuple[float, float]) -> Collective:
+    def time(self, algorithm: str, steps: int, across: int, volumes: tuple[float, float]) -> Collective:
         """With the faster protocol. across: steps between nodes; volumes: bytes of a rank through links in the node, of
         a node through its adapters."""
         node, found = self.machine.node, []
@@ -156,7 +153,7 @@ class _Group:
             parts = {"links in the node": links_s, "network adapters": nics_s, "latency": latency_s}
             found.append((latency_s + max(links_s, nics_s), max(parts, key=parts.__getitem__)))
         seconds, slowest = min(found)
-        return Collective(seconds=seconds, algorithm=algorithm, bottleneck=slowest, steps=steps, bytes_per_rank=sent)
+        return Collective(seconds=seconds, algorithm=algorithm, bottleneck=slowest)
 
     def in_switch(self, across: int, through: float) -> Collective:
         """Switches add up in each node, and two nodes exchange the sums (NVLSTree). Between more it is slower than the
@@ -169,9 +166,7 @@ class _Group:
             parts["latency"] = across * (tree_step_s + self.hops() * HOP_S)
         seconds = max(parts["links in the node"], parts.get("network adapters", 0.0)) + parts.get("latency", 0.0)
         slowest = max(parts, key=parts.__getitem__)
-        return Collective(
-            seconds=seconds, algorithm="in-switch", bottleneck=slowest, steps=2 + across, bytes_per_rank=S
-        )
+        return Collective(seconds=seconds, algorithm="in-switch", bottleneck=slowest)
 
     def link_bytes_s(self) -> float:
         """Of one rank to its neighbours in the node, one direction, for large messages."""

@@ -135,16 +135,13 @@ def _gloo_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
 class Link:
     latency_s: float  #: alpha, of one message
     bandwidth_bytes_s: float  #: 1 / beta, of one rank in one direction
-    algorithm: Algorithm = "ring"
 
     def seconds(self, op: str, nbytes: float, world: int) -> float:
-        messages, busiest_bytes = collective_terms(op, nbytes, world, self.algorithm)
+        messages, busiest_bytes = collective_terms(op, nbytes, world)
         return messages * self.latency_s + busiest_bytes / self.bandwidth_bytes_s
 
 
-def fit_alpha_beta(
-    nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int, algorithm: Algorithm = "ring"
-) -> Link:
+def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int) -> Link:
     """Fit a link to measured (nbytes, seconds) of one collective. Least squares of the relative error, so that small
     messages count as much as large ones. If noise makes the fitted latency negative, it is 0."""
     if len(nbytes) != len(seconds) or len(set(nbytes)) < 2:
@@ -156,7 +153,7 @@ def fit_alpha_beta(
     if min(seconds) <= 0:
         raise ConfigError(f"seconds holds {min(seconds)}: every measured time must be greater than 0")
     # Normal equations of the rows messages alpha + bytes beta = seconds, each divided by its seconds
-    terms = [collective_terms(op, n, world, algorithm) for n in nbytes]
+    terms = [collective_terms(op, n, world) for n in nbytes]
     rows = [(messages / s, busiest / s) for (messages, busiest), s in zip(terms, seconds, strict=True)]
     mm, mb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     m, b = (sum(row[i] for row in rows) for i in (0, 1))
@@ -166,4 +163,4 @@ def fit_alpha_beta(
         alpha, beta = 0.0, b / bb
     if beta <= 0:
         raise ConfigError("the times do not grow with the message size: measure larger messages")
-    return Link(alpha, 1 / beta, algorithm)
+    return Link(alpha, 1 / beta)

@@ -77,7 +77,7 @@ def sent_entries(run: Run, sparse_step: int = 0) -> tuple[int, int]:
         )
     config = run.compression
     sent = 0
-    for size in [sum(masked)] if config.scope == "global" else masked:
+    for size in masked:
         chosen = chosen_entries(config.density, size, config.turns)
         sent += chosen + entries_in_turn(size - chosen, config.turns, sparse_step)
     return sent, sum(sizes.values()) - sum(masked)

@@ -32,14 +32,12 @@ from math import ceil, lcm, prod
 from aiscale.config import ModelConfig, Run
 from aiscale.config.choices import ACTIVATIONS
 from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
-from aiscale.cost.parameters import block_shapes, check_countable
+from aiscale.cost.parameters import Shape, block_shapes, check_countable
 
 PARAMETER_ALIGNMENT = 64  #: numbers; alignment of tensors in the buffer of the distributed optimizer
 BUCKET_ALIGNMENT = 128  #: numbers; alignment of a data-parallel rank's share of the buffer
 
 FP32 = 4
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -105,10 +103,6 @@ class Place:
         n_micro, size = self.run.loop.micro_batches(self.dp)
         return n_micro, size * self.run.loop.seq_len
 
-    @property
-    def divides_optimizer(self) -> bool:
-        return self.run.parallel.distributed_optimizer
-
     def shapes(self, stage: int) -> dict[str, Shape]:
         return stage_shapes(self.run.model, self.run.parallel.tp, stage, self.last_stage, self.experts)
 
@@ -123,7 +117,7 @@ def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, st
     if tied_apart and (place.has_first or place.has_last):
         rows = ceil(run.model.vocab_size / run.parallel.tp)
         sent["all_reduce", "embedding"] = rows * run.model.d_model * place.gradient_bytes
-    group, size = ("optimizer", world_size) if place.divides_optimizer else ("tp-pp", world_size // place.dp)
+    group, size = ("optimizer", world_size) if run.parallel.distributed_optimizer else ("tp-pp", world_size // place.dp)
     if size > 1:
         sent["all_reduce", group] = place.gradient_bytes
     if run.model.n_expert and run.parallel.ep * run.parallel.pp > 1:
@@ -180,7 +174,7 @@ def _messages(place: Place) -> dict[tuple[str, str], int]:
 
 
 def _gradients(place: Place) -> dict[tuple[str, str], int]:
-    if not place.divides_optimizer:
+    if not place.run.parallel.distributed_optimizer:
         experts = _held_numbers(place, part=".experts.")
         sent = {("all_reduce", "dp"): place.gradient_bytes * (_held_numbers(place) - experts)}
         copies = place.dp // place.run.parallel.ep
@@ -196,7 +190,7 @@ def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     """Bytes that one rank holds between steps. In 16 bits the optimizer keeps fp32 masters of what it updates."""
     place = Place(run, world_size, rank)
     master = FP32 if place.weight_bytes < FP32 else 0
-    if place.divides_optimizer:
+    if run.parallel.distributed_optimizer:
         pieces = [bucket for stage in place.stages for bucket in buckets(place, stage)]
         held = sum(size for _, size in pieces)
         updated, tensors = map(sum, zip(*(_share(place, *bucket) for bucket in pieces), strict=True))

@@ -1,6 +1,6 @@
 """Pipeline schedules: the order of work on each rank, the bubble, and the micro-batches in flight.
 
-    stage_ranks("interleaved", pp=4, virtual_stages=2)                # [0, 1, 2, 3, 0, 1, 2, 3]: the rank of each piece
+    stage_ranks(pp=4, virtual_stages=2)                               # [0, 1, 2, 3, 0, 1, 2, 3]: the rank of each piece
     schedule_order("1f1b", pp=4, n_micro=8)[3]                        # rank 3: [Work("forward", 3, 0), ...]
     pipeline_timeline("1f1b", 4, 8, 1, forward_s=0.1, backward_s=0.2) # simulated: events for plots.pipeline
     bubble("interleaved", pp=4, n_micro=8, virtual_stages=2)          # the closed formula: idle / busy time = 3 / 16
@@ -32,27 +32,22 @@ class Work(NamedTuple):
     micro_batch: int
 
 
-def stage_ranks(schedule: Schedule, pp: int, virtual_stages: int = 1) -> list[int]:
-    """The pipeline rank of each piece of the model: round robin, or for zero-bubble in V order (down and up again)."""
-    _check(schedule, pp, 1, virtual_stages)
-    if schedule == "zero-bubble" and virtual_stages == 2:
-        return [*range(pp), *reversed(range(pp))]
+def stage_ranks(pp: int, virtual_stages: int = 1) -> list[int]:
+    """The pipeline rank of each piece of the model: round robin."""
     return [*range(pp)] * virtual_stages
 
 
 def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> float:
     """A rank's idle time over its busy time, if all pieces take equally long and messages take no time.
 
-    Zero-bubble, with a forward pass as long as each half of the backward pass: (p - 1) / (3 m) with one piece a rank
-    (ZB-H1), a third of 1F1B's. With two (ZB-V, from m = 2 p - 1 on) no rank waits between its first and last work, but
-    each starts half a forward pass after the one before it and all end together: (p - 1) / (6 m). With fewer
-    micro-batches (than p, than 2 p - 1) there is not enough to fill the gaps with, and the simulation answers.
+    Zero-bubble, with a forward pass as long as each half of the backward pass: (p - 1) / (3 m), a third of 1F1B's
+    (ZB-H1). With fewer micro-batches than p there is not enough to fill the gaps with, and the simulation answers.
     """
     _check_order(schedule, pp, n_micro, virtual_stages)
     if schedule == "zero-bubble":
-        if n_micro < (2 * pp - 1 if virtual_stages == 2 else pp):
-            return max(idle_share(pipeline_timeline(schedule, pp, n_micro, virtual_stages)))
-        return (pp - 1) / (3 * virtual_stages * n_micro)
+        if n_micro < pp:
+            return max(idle_share(pipeline_timeline(schedule, pp, n_micro)))
+        return (pp - 1) / (3 * n_micro)
     return (pp - 1) / (virtual_stages * n_micro)
 
 
@@ -74,8 +69,6 @@ def schedule_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: in
     _check_order(schedule, pp, n_micro, virtual_stages)
     if schedule == "gpipe":
         return [[Work(kind, rank, i) for kind in ("forward", "backward") for i in range(n_micro)] for rank in range(pp)]
-    if schedule == "zero-bubble" and virtual_stages == 2:
-        return [_v_shaped(rank, pp, n_micro) for rank in range(pp)]
     return [_one_forward_one_backward(schedule, rank, pp, n_micro, virtual_stages) for rank in range(pp)]
 
 
@@ -95,7 +88,7 @@ def pipeline_timeline(
     half of backward_s each. Events are named as in event_name.
     """
     orders = schedule_order(schedule, pp, n_micro, virtual_stages)
-    ranks = stage_ranks(schedule, pp, virtual_stages)
+    ranks = stage_ranks(pp, virtual_stages)
     halves = 2 if schedule == "zero-bubble" else 1
     forward, backward = ([x] * pp if isinstance(x, (int, float)) else x for x in (forward_s, backward_s))
     seconds = [
@@ -169,36 +162,6 @@ def _one_forward_one_backward(schedule: Schedule, rank: int, pp: int, n_micro: i
     return order
 
 
-def _v_shaped(rank: int, pp: int, n_micro: int) -> list[Work]:
-    """ZB-V: each rank has piece `rank` on the way down and piece 2 p - 1 - rank on the way up."""
-    down, up, most = rank, 2 * pp - 1 - rank, max(2 * pp - 1, n_micro)
-    order: list[Work] = []
-    count: Counter[tuple[str, int]] = Counter()
-
-    def add(*what: tuple[str, int]) -> None:
-        for kind, piece in what:
-            order.append(Work(kind, piece, count[kind, piece]))
-            count[kind, piece] += 1
-
-    finish_up, finish_down = [("backward", up), ("weights", up)], [("backward", down), ("weights", down)]
-    add(*[("forward", down)] * (2 * (pp - rank) - 1))
-    for _ in range(rank):
-        add(("forward", up), ("forward", down))
-    for _ in range(pp - rank):
-        add(("forward", up), *finish_up)
-    while count["forward", up] < count["forward", down] or count["forward", down] < most:
-        if count["forward", down] < most:
-            add(("forward", down))
-        add(*finish_down, ("forward", up), *finish_up)
-    for _ in range(rank):
-        add(("backward", down), ("backward", up))
-    for _ in range(pp - rank):
-        add(*finish_down)
-    for piece in (up, down):
-        add(*[("weights", piece)] * (count["backward", piece] - count["weights", piece]))
-    return [work for work in order if work.micro_batch < n_micro]
-
-
 def _check_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> None:
     _check(schedule, pp, n_micro, virtual_stages)
     if schedule == "interleaved" and n_micro % pp:
@@ -213,3 +176,5 @@ def _check(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> No
         raise ConfigError(f"schedule is {schedule!r}: it must be gpipe, 1f1b, interleaved or zero-bubble")
     if min(pp, n_micro, virtual_stages) < 1:
         raise ConfigError(f"pp {pp}, n_micro {n_micro}, virtual_stages {virtual_stages}: all must be at least 1")
+    if schedule == "zero-bubble" and virtual_stages > 1:
+        raise ConfigError(f"virtual_stages {virtual_stages} with zero-bubble: it takes one piece a rank")

@@ -138,7 +138,7 @@ def _owned(run: Run, world_size: int, rank: int) -> dict[str, tuple[int, ...]]:
 
 def _ranks_of_pieces(run: Run) -> list[int]:
     layout = run.parallel
-    return stage_ranks(layout.schedule, layout.pp, layout.virtual_stages)
+    return stage_ranks(layout.pp, layout.virtual_stages)
 
 
 def _pipeline_traffic(run: Run, world_size: int, rank: int) -> Traffic:

@@ -38,17 +38,15 @@ def ddp_timeline(
     world: int,
     link: Link,
     *,
-    optimizer_s: float = 0.0,
     bucket_bytes: float = 25 * MIB,
 ) -> list[Event]:
-    """The events of rank 0 (all ranks are alike) in a step, the update last. Assumes that communication does not slow
-    down computation."""
+    """The events of rank 0 (all ranks are alike) in a step before the update, the one that ends last at the end.
+    Assumes that communication does not slow down computation."""
     if bucket_bytes <= 0 or gradient_bytes <= 0:
         raise ConfigError(f"bucket_bytes {bucket_bytes}, gradient_bytes {gradient_bytes}: both must be greater than 0")
-    backward_end = forward_s + backward_s
     events = [
         Event(0, "forward", 0.0, forward_s, "forward"),
-        Event(0, "backward", forward_s, backward_end, "backward"),
+        Event(0, "backward", forward_s, forward_s + backward_s, "backward"),
     ]
     sent, free = 0.0, 0.0
     while world > 1 and sent < gradient_bytes:
@@ -58,8 +56,7 @@ def ddp_timeline(
         start = max(ready, free)
         free = start + link.seconds("all_reduce", size, world)
         events.append(Event(0, f"all-reduce {len(events) - 1}", start, free, "communication"))
-    start = max(backward_end, free)
-    return [*events, Event(0, "optimizer", start, start + optimizer_s, "optimizer")]
+    return events
 
 
 def prefetch_timeline(n_blocks: int, gather_s: float, block_s: float, ahead: int) -> list[Event]:
@@ -96,15 +93,14 @@ def scaling_seconds(
     worlds: Sequence[int],
     link: Link,
     *,
-    optimizer_s: float = 0.0,
     cores: int = 0,
 ) -> list[float]:
-    """Seconds of one step at each world size.
+    """Seconds of one step before its update at each world size.
 
-    compute_s: forward and backward pass of one rank; optimizer_s: the update, which every rank does in full. strong:
-    the global batch is fixed, so a rank computes compute_s / n. weak: the batch per rank is fixed, so it computes
-    compute_s. cores: how many ranks can compute at the same time (a laptop's cores, one thread a rank); more ranks take
-    turns; 0: no limit. One third of compute_s is forward, two thirds backward.
+    compute_s: forward and backward pass of one rank. strong: the global batch is fixed, so a rank computes compute_s /
+    n. weak: the batch per rank is fixed, so it computes compute_s. cores: how many ranks can compute at the same time
+    (a laptop's cores, one thread a rank); more ranks take turns; 0: no limit. One third of compute_s is forward, two
+    thirds backward.
     """
     if kind not in ("strong", "weak"):
         raise ConfigError(f"kind is {kind!r}: it must be strong or weak")
@@ -112,9 +108,7 @@ def scaling_seconds(
     for world in worlds:
         turns = max(1.0, world / cores) if cores else 1.0
         compute = turns * compute_s / (world if kind == "strong" else 1)
-        events = ddp_timeline(
-            compute / 3, compute * 2 / 3, gradient_bytes, world, link, optimizer_s=turns * optimizer_s
-        )
+        events = ddp_timeline(compute / 3, compute * 2 / 3, gradient_bytes, world, link)
         seconds.append(events[-1].end_s)
     return seconds
 

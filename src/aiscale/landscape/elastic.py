@@ -78,7 +78,7 @@ class Outcome:
     losses: list[float]  #: of each step
     weights: dict[str, Tensor] = field(repr=False)  #: of the whole model
     copies_differ: float  #: the largest difference between two ranks' copies of a weight
-    events: list[dict] = field(repr=False)  #: {rank, event, step, at_s}: begin, done, killed, detected, regrouped, ...
+    events: list[dict] = field(repr=False)  #: {rank, event, step, at_s}: begin, done, killed or detected
     detect_s: float  #: from the kill until the last survivor has seen it; 0 without a kill
     recover_s: float  #: from the kill until the last rank is done with the step in which it fell
     steps_repeated: int  #: that a rank began again from their start

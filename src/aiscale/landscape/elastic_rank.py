@@ -97,7 +97,6 @@ class Rank:
             except RuntimeError as error:
                 text = str(error)
             self.recover(text)  # not in `except`: the traceback would keep the broken group's messages
-        self.note("finished")
         weights = {name: p.detach() for copy in self.copies.values() for name, p in copy.parameters.items()}
         torch.save({"losses": self.losses, "weights": weights}, self.folder / f"end-{self.me}.pt")
 
@@ -190,7 +189,6 @@ class Rank:
         self.groups = []
         gc.collect()
         self.world = connect("cpu", timeout_s=120)  # closes the broken group, so that the others' calls fail, too
-        self.note("regrouped")
         furthest = max(self.world.gather(self.losses), key=len)
         if self.step < len(furthest):
             self.update(furthest[-1])
@@ -200,7 +198,6 @@ class Rank:
         else:
             self.rebuild({name: tensor for copy in self.copies.values() for name, tensor in copy.state().items()})
             self.keep_work()
-        self.note("resumed")
 
     def rebuild(self, state: dict[str, Tensor]) -> None:
         """Make the copies that the plan asks for, from `state` or else from the first rank that has it."""

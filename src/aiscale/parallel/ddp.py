@@ -35,17 +35,13 @@ class DDPEngine(Engine):
 
     def __init__(self, run: Run, world: World) -> None:
         super().__init__(run, world)
-        layout = run.parallel
         self.compressor = build_compressor(run, world, self.model, self.optimizer)
         with world.control():  # DDP broadcasts rank 0's parameters when it is built
             self.module = DistributedDataParallel(
                 self.model,
                 bucket_cap_mb=self.compressor.bucket_mb,
-                static_graph=layout.static_graph,
-                gradient_as_bucket_view=layout.gradient_as_bucket_view,
+                gradient_as_bucket_view=True,  # saves a copy of the gradients
             )
-        # DDP learns a static graph from the first backward pass, which must be one that communicates.
-        self._must_learn_graph = layout.static_graph
         self.compressor.register(self.module)
 
     def _build_optimizer(self) -> Optimizer:
@@ -74,10 +70,7 @@ class DDPEngine(Engine):
         return self.module(tokens, targets)
 
     def _accumulating(self, is_last: bool):
-        if is_last or self._must_learn_graph:
-            self._must_learn_graph = False
-            return nullcontext()
-        return self.module.no_sync()
+        return nullcontext() if is_last else self.module.no_sync()
 
     def _average_gradients(self) -> None:
         self.compressor.after_backward()

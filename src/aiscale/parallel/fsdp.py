@@ -77,7 +77,8 @@ class FSDPEngine(Engine):
             super()._take_step()
 
     def held(self) -> dict[str, list[Tensor]]:
-        return {category: [_local(tensor) for tensor in tensors] for category, tensors in super().held().items()}
+        held = super().held().items()
+        return {kind: [t.to_local() if isinstance(t, DTensor) else t for t in tensors] for kind, tensors in held}
 
     def state(self, full: bool = False) -> dict:
         if full:
@@ -98,7 +99,3 @@ def _prefetch(units: list[FSDPModule], ahead: int) -> None:
         for i, unit in enumerate(order):
             # An empty list would mean torch's default, one ahead; prefetching the unit itself does nothing.
             set_next(unit, order[i + 1 : i + 1 + ahead] or [unit])
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

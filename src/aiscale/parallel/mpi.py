@@ -9,7 +9,6 @@ Needs a job that MPI started: `mpiexec -n 4 python -m aiscale train --recipe lap
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +31,7 @@ class MPIEngine(Engine):
         end_job_on_uncaught_error()
         self.comm = mpi_world(Launch(launcher=world.launcher, rank=world.rank, size=world.size))
         self.buffer = torch.cat([p.detach().reshape(-1) for p in self.model.parameters()]).cpu()
-        self.comm.Bcast(_as_array(self.buffer), root=0)
+        self.comm.Bcast(self.buffer.numpy(), root=0)
         self._scatter([p.data for p in self.model.parameters()])
 
     def _average_gradients(self) -> None:
@@ -42,7 +41,7 @@ class MPIEngine(Engine):
         self.buffer.copy_(torch.cat([g.reshape(-1) for g in gradients]))
         traffic, sent_bytes = self.world.traffic, self.buffer.numel() * self.buffer.element_size()
         traffic.progress.begin("all_reduce", Group("world", tuple(range(self.world.size))).label, sent_bytes)
-        self.comm.Allreduce(MPI.IN_PLACE, _as_array(self.buffer), op=MPI.SUM)
+        self.comm.Allreduce(MPI.IN_PLACE, self.buffer.numpy(), op=MPI.SUM)  # numpy: the same memory
         traffic.add("all_reduce", self.world.size, sent_bytes)
         self.buffer /= self.world.size
         self._scatter(gradients)
@@ -52,8 +51,3 @@ class MPIEngine(Engine):
         """Copy consecutive pieces of the buffer back into `tensors`."""
         for tensor, piece in zip(tensors, self.buffer.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(piece.view_as(tensor))
-
-
-def _as_array(tensor: Tensor) -> np.ndarray:
-    """The same memory as numpy, which mpi4py takes."""
-    return tensor.numpy()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import checkpoint
@@ -83,11 +82,6 @@ class WatchedStage(PipelineStage):
     """torch's stage, with every pass run inside `watch`."""
 
     watch: Watch
-
-    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """The first messages, which open connections; none between two pieces of one rank, since gloo cannot send to
-        itself."""
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
         with self.watch("forward", self.stage_index, fwd_chunk_id):

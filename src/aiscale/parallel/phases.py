@@ -2,10 +2,10 @@
 
     done = execute(run, world, micro_batches, "pipelined")       # forward and backward passes of one step; collective
     done.loss, done.gradients, done.events                       # events for plots.pipeline, of this rank
-    predicted(run, "parallel phased", ranks=2, phases=4)         # bytes exactly; seconds where a source has the numbers
+    predicted(run, "parallel phased", ranks=2)                   # bytes exactly; seconds where a source has the numbers
 
 PopTorch's modes (Turing Technical Report 3, appendix A; PopTorch user guide, "Execution strategies"). The model is cut
-into phases, consecutive blocks:
+into phases, consecutive blocks: one for each rank, in the phased modes one for each block.
 
     sharded          phase p on rank p; one rank works at a time
     pipelined        the same places, but ranks work on different micro-batches
@@ -72,32 +72,31 @@ def execute(
     world: World,
     micro_batches: list[MicroBatch],
     mode: str,
-    phases: int = 0,
     *,
     pace_s: float = 0.0,
     stream_bytes_s: float = 0.0,
 ) -> Executed:
     """Run one step's passes in `mode`, without an update. `micro_batches` are the same on all ranks but replicas'.
 
-    phases: how many (default: one a rank; phased: one a block). pace_s: least seconds of a forward pass of a phase, a
-    backward pass twice that. stream_bytes_s: rate of the streaming memory to be played; 0: as fast as a copy is."""
-    phases = phases or (run.model.n_layer if "phased" in mode else world.size)
-    _check(run, world.size, mode, phases)
+    pace_s: least seconds of a forward pass of a phase, a backward pass twice that. stream_bytes_s: rate at which the
+    streaming memory is played; 0: as fast as a copy is."""
+    phases = _phases(run, world.size, mode)
     prepare(run, world)
     rank = _Rank(run, world, micro_batches, mode, phases, pace_s, stream_bytes_s)
     world.barrier()
     return rank.work()
 
 
-def _check(run: Run, ranks: int, mode: str, phases: int) -> None:
+def _phases(run: Run, ranks: int, mode: str) -> int:
+    """How many phases there are; raises ConfigError if the mode does not fit."""
     if mode not in MODES:
         raise ConfigError(f"mode {mode!r}: it must be one of {', '.join(MODES)}")
+    phases = run.model.n_layer if "phased" in mode else ranks
     if run.model.n_layer % phases:
         raise ConfigError(f"model.n_layer {run.model.n_layer} is not divisible by {phases} phases: change one of them")
-    if mode in ("sharded", "pipelined") and phases != ranks:
-        raise ConfigError(f"{mode} puts a phase on each rank, but there are {phases} phases and {ranks} ranks")
     if mode == "parallel phased" and ranks != 2:
         raise ConfigError(f"parallel phased takes turns between 2 ranks, but there are {ranks}")
+    return phases
 
 
 class _Rank:
@@ -203,13 +202,10 @@ class _Rank:
         for name, weight in self.parts[phase].named_parameters():
             if weight.grad is not None:
                 self.done.moved_bytes += weight.grad.nbytes
-                self._keep(name, weight.grad)
+                kept = self.done.gradients.get(name)
+                self.done.gradients[name] = weight.grad if kept is None else kept + weight.grad
                 weight.grad = None
             weight.data = torch.empty(0)
-
-    def _keep(self, name: str, gradient: Tensor) -> None:
-        kept = self.done.gradients
-        kept[name] = kept[name] + gradient if name in kept else gradient
 
     def _gathered(self) -> Executed:
         """Loss and gradients of all ranks: summed over phases, averaged over replicas."""
@@ -233,12 +229,11 @@ class _Rank:
         self.done.events.append(Event(self.world.rank, name, start - self.zero, time.perf_counter() - self.zero, kind))
 
 
-def predicted(run: Run, mode: str, ranks: int, phases: int = 0, accelerator: str = "ipu-gc200") -> dict:
+def predicted(run: Run, mode: str, ranks: int) -> dict:
     """Most bytes of weights on a rank, bytes moved by a rank, and seconds of a step; None where no source has numbers.
 
-    Weights of 4 bytes; seconds at the published peak for half precision, all of it: a bound from below."""
-    phases, n_micro = phases or (run.model.n_layer if "phased" in mode else ranks), run.loop.micro_batches(1)[0]
-    _check(run, ranks, mode, phases)
+    Weights of 4 bytes; seconds at a GC200's published peak for half precision, all of it: a bound from below."""
+    phases, n_micro = _phases(run, ranks, mode), run.loop.micro_batches(1)[0]
     with torch.device("meta"):
         whole, size = GPT(run.model), run.model.n_layer // phases
         parts = [Part(whole, range(p * size, (p + 1) * size), None) for p in range(phases)]
@@ -248,7 +243,7 @@ def predicted(run: Run, mode: str, ranks: int, phases: int = 0, accelerator: str
     # Fetched for each pass, gradients sent back; the last phase stays for its backward pass.
     fetches = sum(weights[p] * (3 - (p == mine[-1])) for p in mine)
     moved = fetches + 2 * activations * sum(p > 0 for p in mine)
-    chip = machines.ACCELERATORS[accelerator]
+    chip = machines.ACCELERATORS["ipu-gc200"]
     # The phased modes compute forward passes twice: 4 thirds. Pipelined ranks work at the same time.
     flops = cost.flops_per_token(run.model, run.loop.seq_len) * run.loop.global_batch * run.loop.seq_len
     busy_s = flops * (4 / 3 if streams else 1) / chip.peak_flops("fp16")

@@ -2,7 +2,7 @@
 
 The GPT is cut into pp x virtual_stages pieces with equally many blocks; the first also has the embeddings, the last the
 norm and the head. Schedules: gpipe, 1f1b, interleaved (several pieces a rank), zero-bubble (splits the backward pass
-into an input half and a weight half; one piece a rank, or two in V order, "ZB-V": Qi et al. 2023).
+into an input half and a weight half: Qi et al. 2023).
 
     aiscale train --nproc 4 --set parallel.strategy=pipeline --set parallel.pp=2 --set loop.micro_batch=2
 
@@ -29,7 +29,6 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
 )
 from torch.torch_version import TorchVersion
 
@@ -41,13 +40,12 @@ from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part, Watch, WatchedStage
 from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0, prepare
 
-#: (schedule, whether a rank has several pieces) -> torch's class
+#: schedule -> torch's class
 SCHEDULES = {
-    ("gpipe", False): ScheduleGPipe,
-    ("1f1b", False): Schedule1F1B,
-    ("interleaved", True): ScheduleInterleaved1F1B,
-    ("zero-bubble", False): ScheduleInterleavedZeroBubble,
-    ("zero-bubble", True): ScheduleZBVZeroBubble,
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
 }
 
 
@@ -61,7 +59,7 @@ class PipelineEngine(Engine):
             mesh = world.mesh(pp=layout.pp, dp=dp)
         self.pp_group, self.dp_group = mesh.get_group("pp"), mesh.get_group("dp")
         self.pp_rank, self.data_rank, self.data_world = mesh.get_local_rank("pp"), mesh.get_local_rank("dp"), dp
-        self.stage_ranks = stage_ranks(layout.schedule, layout.pp, layout.virtual_stages)
+        self.stage_ranks = stage_ranks(layout.pp, layout.virtual_stages)
         self._cut(len(self.stage_ranks))
         self._meet_for_tied_embeddings()
         self.optimizer = build_optimizer(self.model, run.optimizer)
@@ -136,10 +134,8 @@ class PipelineEngine(Engine):
     def _schedule(self, n_micro: int, shape: torch.Size) -> tuple:
         """torch's schedule for `n_micro` micro-batches of `shape`, and its stages, which own the receive buffers."""
         if (n_micro, shape) not in self._schedules:
-            layout = self.run.parallel
             stages = [self._stage(s, part, shape) for s, part in self.parts.items()]
-            several = layout.virtual_stages > 1
-            kind = SCHEDULES[layout.schedule, several]
+            kind = SCHEDULES[self.run.parallel.schedule]
             scale = n_micro * self.data_world
 
             def loss(hidden: Tensor, targets: Tensor) -> Tensor:
@@ -209,18 +205,17 @@ class PipelineEngine(Engine):
     def _forward_only(self, micro_batches: list[MicroBatch]) -> Tensor:
         """The sum of these micro-batches' losses on the last stage, 0 on the others; runs the parts in sequence."""
         device, total = self.world.device, torch.zeros((), device=self.world.device, dtype=torch.float64)
-        sent, kept = [], {}
+        sent = []
         for s, part in self.parts.items():
-            for i, (tokens, targets) in enumerate(micro_batches):
-                x = tokens.to(device) if part.is_first else kept.pop((s, i), None)
-                if x is None:
+            for tokens, targets in micro_batches:
+                if part.is_first:
+                    x = tokens.to(device)
+                else:
                     x = torch.empty(*tokens.shape, self.run.model.d_model, dtype=self.dtype, device=device)
                     dist.recv(x, group=self.pp_group, group_src=self.stage_ranks[s - 1])
                 x = part(x)
                 if part.is_last:
                     total += part.loss(x, targets.to(device)).double() * targets.numel()
-                elif self.stage_ranks[s + 1] == self.pp_rank:
-                    kept[s + 1, i] = x
                 else:
                     sent.append(dist.isend(x, group=self.pp_group, group_dst=self.stage_ranks[s + 1]))
         for message in sent:

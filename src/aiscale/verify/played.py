@@ -32,7 +32,7 @@ def play(rung: Rung) -> Left:
         engine = _ENGINES[run.compression.method](run, n)
         corpus = load_corpus(run, engine.world)
         batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
-        held_out = Batches.in_order(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+        held_out = Batches(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
         n_micro, _ = loop.micro_batches(n)
         metrics, evaluations = [], []
         for step in range(loop.steps):

@@ -175,13 +175,6 @@ _ALL = (
         "pp4-interleaved", "pipeline", 4, "pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3", model="deep"
     ),
     Rung("pp4-zero-bubble", "pipeline", 4, "pp=4 schedule=zero-bubble loop.micro_batch=3"),
-    Rung(
-        "pp4-zero-bubble-v",
-        "pipeline",
-        4,
-        "pp=4 schedule=zero-bubble virtual_stages=2 loop.micro_batch=2",
-        model="deep",
-    ),
     Rung("pp2-megatron", "megatron", 2, "pp=2 loop.micro_batch=3"),
     Rung(
         "pp4-interleaved-megatron",

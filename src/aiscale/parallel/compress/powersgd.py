@@ -64,12 +64,12 @@ class PowerSGD(Compressor):
 
     @property
     def bucket_mb(self) -> float:
-        """MiB of DDP's buckets; one bucket for all on gloo, or without overlap."""
+        """MiB of DDP's buckets; one bucket for all on gloo."""
         asked, default = self.run.parallel.bucket_mb, ParallelConfig.__dataclass_fields__["bucket_mb"].default
         needed = sum(parameter.nbytes for parameter in self.names) / _MIB + 1
-        if asked >= needed or (self.world.backend != "gloo" and self.config.overlap):
+        if asked >= needed or self.world.backend != "gloo":
             return asked
-        if asked != default and self.world.backend == "gloo":
+        if asked != default:
             raise ConfigError(
                 f"parallel.bucket_mb {asked:g} with compression.method powersgd on gloo: gradients of {needed - 1:.3g} "
                 "MiB would fill several buckets, and torch's hook then waits for ever on gloo's two threads: leave "

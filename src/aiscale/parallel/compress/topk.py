@@ -10,8 +10,7 @@ Both send k = max(floor(density x numel), 1) entries of every tensor and keep th
     top-k      each rank sends its own largest entries, so indices (int32) and values are all-gathered, n k of each, and
                every rank adds them up
 
-The messages start in the backward pass, bucket by bucket; top-k fills in the means after it. With
-`compression.overlap=false` there is one message after the backward pass.
+The messages start in the backward pass, bucket by bucket; top-k fills in the means after it.
 
 Shapes: N entries of a tensor, K entries of a message that are sent, n ranks.
 """
@@ -24,12 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from aiscale.config import ConfigError, Run
+from aiscale.config import Run
 from aiscale.cost.compression import is_exempt, kept_entries
 from aiscale.distributed import World
 from aiscale.parallel.compress.base import Bucket, Compressor
 
-_LARGEST_INDEX = 2**31 - 1
 #: torch 2.13 gave all_gather_into_tensor this name
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
@@ -156,24 +154,15 @@ class Message:
 class TopK(Sparse):
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        entries = sum(parameter.numel() for parameter in self.unsent)
-        if not self.config.overlap and entries > _LARGEST_INDEX:
-            raise ConfigError(
-                f"{entries:,} entries in one message have no 32-bit indices: set compression.overlap=true, so that "
-                "each bucket is a message"
-            )
         self._messages: list[Message] = []
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
         if not self.sparse:
             return super().hook(bucket)
-        if self.config.overlap:
-            self._send(bucket.parameters(), bucket.gradients())
+        self._send(bucket.parameters(), bucket.gradients())
         return self.finished(bucket.buffer())  # still this rank's gradients; after_backward replaces them
 
     def after_backward(self) -> None:
-        if self.sparse and not self.config.overlap:
-            self._send(list(self.names), [parameter.grad for parameter in self.names])
         for message in self._messages:
             for work in message.works:
                 work.wait()

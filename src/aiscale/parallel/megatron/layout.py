@@ -78,7 +78,7 @@ class Slot:
         order = torch.arange(size) if self.order is None else self.order
         return order.chunk(self.tp)[tp_rank]
 
-    def shape(self, full: torch.Size) -> list[int]:
+    def shape(self, full: tuple[int, ...]) -> list[int]:
         shape = list(full)
         if self.dim is not None:
             shape[self.dim] = self.indices(full[self.dim], 0).numel()
@@ -151,22 +151,19 @@ def gate_value_order(ff_width: int, tp: int) -> Tensor:
 
 def _layer(model: ModelConfig, tp: int, theirs: str, ours: str, experts: range) -> dict[str, Slot]:
     up_order = gate_value_order(model.ff_width, tp) if model.gated else None
-    columns = {
-        "self_attention.linear_qkv": ("attn.qkv", query_key_value_order(model))
-    }  # outputs are sharded, so biases too
-    rows = {"self_attention.linear_proj": "attn.out"}  # input features are sharded
+    linears = {  # ours, the dim that is sharded (0: outputs, with their biases; 1: inputs), the order along it
+        "self_attention.linear_qkv": ("attn.qkv", 0, query_key_value_order(model)),
+        "self_attention.linear_proj": ("attn.out", 1, None),
+    }
     if not model.n_expert:
-        columns["mlp.linear_fc1"], rows["mlp.linear_fc2"] = ("mlp.up", up_order), "mlp.down"
+        linears |= {"mlp.linear_fc1": ("mlp.up", 0, up_order), "mlp.linear_fc2": ("mlp.down", 1, None)}
     found = _norm(model, f"{theirs}.input_layernorm", f"{ours}.attn_norm")
     found |= _norm(model, f"{theirs}.pre_mlp_layernorm", f"{ours}.mlp_norm")
-    for name, (source, order) in columns.items():
-        found[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, 0, order)
+    for name, (source, dim, order) in linears.items():
+        found[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, dim, order)
         if model.bias:
-            found[f"{theirs}.{name}.bias"] = Slot(f"{ours}.{source}.bias", tp, 0, order)
-    for name, source in rows.items():
-        found[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, 1)
-        if model.bias:
-            found[f"{theirs}.{name}.bias"] = Slot(f"{ours}.{source}.bias")
+            bias = f"{ours}.{source}.bias"
+            found[f"{theirs}.{name}.bias"] = Slot(bias, tp, 0, order) if dim == 0 else Slot(bias)
     return found | _experts(f"{theirs}.mlp", f"{ours}.mlp", experts, up_order)
 
 

@@ -12,6 +12,7 @@ data-parallel ranks cut masters and moments anywhere, not only between rows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,14 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from aiscale import cost
 from aiscale.checkpoint import CheckpointError, flush
 from aiscale.config import ModelConfig
 from aiscale.distributed import World
-from aiscale.model import GPT
 from aiscale.parallel.megatron.layout import Grid, Slot, slots
 from aiscale.parallel.serial import on_rank0
-
-_VERSION = 1
 
 
 @dataclass
@@ -47,12 +46,7 @@ class Shard:
 Piece = tuple[int, int, Tensor]  # start, end, numbers
 
 
-def shapes(model: ModelConfig) -> dict[str, torch.Size]:
-    with torch.device("meta"):
-        return {name: tensor.shape for name, tensor in GPT(model).state_dict().items()}
-
-
-def assemble(slot: Slot, shape: torch.Size, pieces: dict[int, list[Piece]]) -> Tensor:
+def assemble(slot: Slot, shape: tuple[int, ...], pieces: dict[int, list[Piece]]) -> Tensor:
     """The full tensor in GPT's order, from the pieces of all tensor-parallel ranks."""
     full = torch.empty(shape, dtype=next(iter(pieces.values()))[0][2].dtype)
     local = slot.shape(shape)
@@ -78,7 +72,6 @@ def content(shards: Iterable[Shard], *, rank: int, grid: Grid, model: ModelConfi
         where = {"stage": shard.stage, "name": shard.name, "start": shard.start, "end": shard.end}
         entries.append({**where, "tensors": tensors, "counts": counts})
     return {
-        "version": _VERSION,
         "rank": rank,
         "grid": dataclasses.asdict(grid),
         "model": dataclasses.asdict(model),
@@ -103,7 +96,7 @@ class Saved:
             raise CheckpointError(f"{folder} holds no rank_*.pt: it is damaged; use the checkpoint before it")
         self.folder, self.optimizer = folder, files[0]["optimizer"]
         self.grid, self.model = Grid(**files[0]["grid"]), ModelConfig(**files[0]["model"])
-        self.shapes = shapes(self.model)
+        self.shapes = cost.parameter_shapes(self.model)
         self.slots: dict[str, Slot] = {}
         self._entries: dict[str, dict[int, list[dict]]] = defaultdict(lambda: defaultdict(list))
         for content in files:
@@ -137,7 +130,7 @@ class Saved:
             for tp_rank in range(max(1, ranks)):
                 parts = self._entries[source].get(tp_rank, [])
                 found = sum(entry["end"] - entry["start"] for entry in parts)
-                if slot is None or found != torch.Size(slot.shape(shape)).numel():
+                if slot is None or found != math.prod(slot.shape(shape)):
                     raise CheckpointError(
                         f"{self.folder} holds {found} numbers of {source} for tensor-parallel rank {tp_rank}, not all "
                         "of them: a file is missing; use the checkpoint before it"
@@ -162,7 +155,7 @@ def gather(shards: list[Shard], world: World, grid: Grid, model: ModelConfig) ->
     by_source = {slot.source: slot for place in everywhere for slot in slots(model, grid, *place).values()}
     full, dtype = {}, next((shard.main.dtype for shard in shards), torch.float32)
     with world.control():
-        for source, shape in shapes(model).items():
+        for source, shape in cost.parameter_shapes(model).items():
             pieces: dict[int, list[Piece]] = defaultdict(list)
             for rank, start, end in plan[source]:
                 own = mine[source, start].main.reshape(-1) if rank == world.rank else None
@@ -175,11 +168,7 @@ def gather(shards: list[Shard], world: World, grid: Grid, model: ModelConfig) ->
 
 def _open(path: Path) -> dict:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        version = content["version"]
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a truncated file raises different errors, depending on where it ends
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise CheckpointError(f"cannot read {path} ({reason}): it is damaged; use the checkpoint before it") from error
-    if version != _VERSION:
-        raise CheckpointError(f"{path} has version {version}, this aiscale reads {_VERSION}: use the one that wrote it")
-    return content

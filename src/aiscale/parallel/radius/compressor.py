@@ -125,9 +125,9 @@ class Radius(Compressor):
         local = self.optimizer.optim if divided else self.optimizer
         updated = {p for group in local.param_groups for p in group["params"]}
         mine = [name for name, p in masked.items() if p in updated]
-        scored = {name: scores(self.optimizer, masked[name], self.config.score) for name in mine}
+        scored = {name: scores(self.optimizer, masked[name]) for name in mine}
         config = self.config
-        masks = choose(scored, density=config.density, scope=config.scope, reach=config.range, turns=config.turns)
+        masks = choose(scored, density=config.density, reach=config.range, turns=config.turns)
         for name, mask in masks.items():
             self.mask[masked[name]].copy_(mask)
         if divided:

@@ -1,6 +1,6 @@
 """Which entries of each parameter a sparse step of Radius sends; how they are packed, and the others kept.
 
-    masks = choose({name: scores}, density=0.4, scope="tensor", reach=0)      # {name: (N,) bool}
+    masks = choose({name: scores}, density=0.4, reach=0)      # {name: (N,) bool}
     when = in_turns(mask, 3)                                                  # {name: (N,) uint8}
     sent_now(when, turn)                                                      # (N,) bool
     packed = pack(gradient, positions(mask, k), residual); unpack(gradient, at, mean); give_back(gradient, residual)
@@ -27,37 +27,29 @@ from aiscale.distributed import World
 CHOSEN = 1  #: in a mask with turns: sent in every sparse step; larger values: sent only in that turn
 
 
-def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, by: str) -> Tensor:
+def scores(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
     """The score of each entry of `parameter`, (N,), right after the optimizer's step.
 
-    by: update, AdamW's direction m / (1 - beta1^t) over sqrt(v / (1 - beta2^t)) + eps, without weight decay (for SGD
-    the momentum); gradient, the one just averaged; momentum, the first moment.
+    It is the magnitude of AdamW's direction m / (1 - beta1^t) over sqrt(v / (1 - beta2^t)) + eps, without weight decay;
+    with SGD that of the momentum, or of the gradient just averaged.
     """
     state = optimizer.state[parameter]
-    if by == "update" and "exp_avg_sq" in state:
+    if "exp_avg_sq" in state:
         group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         (beta1, beta2), t = group["betas"], float(state["step"])
         root = (state["exp_avg_sq"] / (1 - beta2**t)).sqrt_().add_(group["eps"])
         return (state["exp_avg"] / (1 - beta1**t)).div_(root).abs_().view(-1)
     moment = state.get("exp_avg", state.get("momentum_buffer"))
-    chosen = parameter.grad if by == "gradient" or moment is None else moment
-    return chosen.abs().view(-1)
+    return (parameter.grad if moment is None else moment).abs().view(-1)
 
 
-def choose(
-    scored: Mapping[str, Tensor], *, density: float, scope: str, reach: int, turns: int = 0
-) -> dict[str, Tensor]:
-    """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor, or (scope global) of all together.
+def choose(scored: Mapping[str, Tensor], *, density: float, reach: int, turns: int = 0) -> dict[str, Tensor]:
+    """{name: scores (N,)} -> {name: mask (N,)}: the k largest of each tensor.
 
     Each also selects its neighbours up to the distance `reach` (r of Radius) within its tensor. With turns fewer are
     chosen, since the others use part of the density.
     """
-    if scope == "global":
-        everything = largest(torch.cat(list(scored.values())), density, turns)
-        masks = dict(zip(scored, everything.split([s.numel() for s in scored.values()]), strict=True))
-    else:
-        masks = {name: largest(values, density, turns) for name, values in scored.items()}
-    return {name: widened(mask, reach) for name, mask in masks.items()}
+    return {name: widened(largest(values, density, turns), reach) for name, values in scored.items()}
 
 
 def largest(values: Tensor, density: float, turns: int = 0) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import Traffic, World
@@ -58,7 +57,7 @@ class SimulatedRanks(Engine):
             compressor.check_finite(bucket.parameters, bucket.gradients)
             shared.append(compressor.share(compressor.pack(bucket)))
             compressor.after_backward()
-        self.ranks[0].unpack(bucket, _sum(shared))
+        self.ranks[0].unpack(bucket, sum(shared))
         bucket.fill_gradients()
         grad_norm, skipped = self.update(lr)
         return StepResult(total_loss, tokens, grad_norm, skipped)
@@ -78,19 +77,11 @@ class SimulatedRanks(Engine):
         return Bucket(buffer, parameters, [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)])
 
 
-def _sum(tensors: list[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total
-
-
 def _place(rank: int, size: int) -> World:
     return _Place(
         rank=rank,
         size=size,
         local_rank=rank,
-        local_size=size,
         device=torch.device("cpu"),
         launcher="none",
         backend="gloo",
