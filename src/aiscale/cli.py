@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiscale.processes import usable_cores
 from aiscale.usage import INTERRUPTED, Parser, ended
 
 
@@ -108,6 +109,7 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     if args.nproc is not None:
         return _train_here(args, run)
+    from aiscale.distributed import end_now
     from aiscale.train import AlreadyTrained, fit
 
     # All ranks agree: none writes this file before all have connected.
@@ -118,7 +120,8 @@ def _train(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # the second: nobody waits for the checkpoint that is being written
         if os.environ.get("RANK", "0") == "0":
             _clear(args, run)
-        raise
+        print("aiscale: interrupted", file=sys.stderr)
+        end_now(INTERRUPTED)  # the thread that writes would abort Python's own end
     except AlreadyTrained as done:
         if not args.resume_if_any:
             raise
@@ -168,7 +171,10 @@ def _train_here(args: argparse.Namespace, run) -> int:
 
         preload(run.parallel.strategy)
 
-    status = launch(args.nproc, ["-m", "aiscale", *_without_nproc(sys.argv[1:])], warm_up=warm_up)
+    alone = argparse.ArgumentParser(add_help=False)
+    alone.add_argument("--nproc")
+    _, others = alone.parse_known_args(sys.argv[1:])
+    status = launch(args.nproc, ["-m", "aiscale", *others], warm_up=warm_up)
     if status == INTERRUPTED:
         _clear(args, run)
     return status
@@ -182,23 +188,10 @@ def _clear(args: argparse.Namespace, run) -> None:
 
 def _share_cores(nproc: int) -> None:
     """Set thread counts before torch is first imported: ranks are forked from this process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // nproc)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // nproc)))
     # numpy starts these threads at import, and a process with threads cannot be forked. Overrides the environment,
     # because ranks compute with torch.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-
-
-def _without_nproc(argv: list[str]) -> list[str]:
-    rest, skip = [], False
-    for word in argv:
-        if skip or word.startswith("--nproc="):
-            skip = False
-        elif word == "--nproc":
-            skip = True
-        else:
-            rest.append(word)
-    return rest
 
 
 def _print_summary(result, args: argparse.Namespace) -> None:
@@ -233,7 +226,6 @@ def _add_generate(commands) -> None:
     )
     add = parser.add_argument
     add("path", metavar="RUN", help="a run folder, such as runs/laptop")
-    add("--best", action="store_true", help="use the checkpoint with the lowest validation loss")
     add("--prompt", metavar="TEXT", default="The ", help="the text to continue (default: 'The ')")
     add("--tokens", type=int, metavar="N", default=200, help="how many tokens to generate (default: 200)")
     add("--temperature", type=float, metavar="T", default=0.8, help="0: always the likeliest token (default: 0.8)")
@@ -249,7 +241,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     from aiscale.train import open_trained
 
-    model, tokenizer = open_trained(args.path, best=args.best)
+    model, tokenizer = open_trained(args.path)
     prompt = torch.tensor([tokenizer.encode(args.prompt)])
     generator = torch.Generator().manual_seed(args.seed)
     text = model.generate(
@@ -324,7 +316,7 @@ _DELEGATED = {
     "kernel": (
         "make Jupyter kernels that load a site's modules",
         "aiscale kernel install --site perlmutter",
-        "aiscale.hpc.jupyter.kernel",
+        "aiscale.hpc.kernel",
     ),
     "submit": (
         "check a launcher and what it needs, say what it costs, and submit it",

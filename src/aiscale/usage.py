@@ -40,6 +40,8 @@ def ended(command: Callable[[], int | None]) -> int:
     try:
         with ending_in_order():
             status = command() or 0
+        if status == INTERRUPTED:  # `train` takes Ctrl-C itself, and saves
+            _ignore_interrupts()
     except KeyboardInterrupt:
         print("aiscale: interrupted", file=sys.stderr)
         status = INTERRUPTED
@@ -180,9 +182,15 @@ def ending_in_order() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if presses:  # only Python's own end remains, which another Ctrl-C must not disturb
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # at its end Python undoes the line above
+        if presses:
+            _ignore_interrupts()
+
+
+def _ignore_interrupts() -> None:
+    """Only Python's own end remains, which another Ctrl-C must not disturb."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # at its end Python undoes the line above
 
 
 def may_be_a_rank() -> bool:

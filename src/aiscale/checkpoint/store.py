@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import pkgutil
 import shutil
@@ -86,12 +85,11 @@ def prepare(
     *,
     step: int,
     keep: int = 2,
-    val_loss: float | None = None,
     run_id: str | None = None,
     staging: Staging | None = None,
 ) -> Callable[[World], Path]:
     """Begin to save the state after `step` optimizer steps; returns a function of a world that writes it. The newest
-    `keep` checkpoints of this run in `folder` stay, and the one with the lowest validation loss.
+    `keep` checkpoints of this run in `folder` stay.
 
     With `staging` the state is copied to host memory: training may go on while any thread calls that function with
     `world.apart()`. Without, call it before anything changes.
@@ -103,7 +101,7 @@ def prepare(
         world.from_rank0(lambda: _start(partial))
         with world.control():
             fill = _filling(engine, partial, staging)
-        about = _note(engine, step) | {"val_loss": val_loss, "run_id": run_id}
+        about = _note(engine, step) | {"run_id": run_id}
 
     def write(world: World) -> Path:
         with _written_or_gone(final, partial, world):
@@ -194,11 +192,6 @@ def latest(folder: str | Path, run_id: str | None = None) -> Path | None:
     return found[-1] if found else None
 
 
-def best(folder: str | Path, run_id: str | None = None) -> Path | None:
-    """The checkpoint with the lowest validation loss below `folder`; the newest if none was evaluated."""
-    return min(whole(Path(folder), run_id)[::-1], key=_val_loss, default=None)
-
-
 def whole(folder: Path, run_id: str | None = None) -> list[Path]:
     """Complete checkpoints, oldest first, without those of other runs than `run_id`."""
     found = sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
@@ -207,7 +200,10 @@ def whole(folder: Path, run_id: str | None = None) -> list[Path]:
 
 def of_another_run(path: Path, run_id: str | None) -> str:
     """The id of another run that wrote this checkpoint; empty if it is this run's, or unknown."""
-    theirs = _fact(path, "run_id")
+    try:
+        theirs = read_note(path).get("run_id")
+    except CheckpointError:
+        return ""
     return theirs if None not in (theirs, run_id) and theirs != run_id else ""
 
 
@@ -218,7 +214,7 @@ def read_note(path: Path) -> dict:
         version, _, found = note["format_version"], note["step"], note["format"]
     except (OSError, ValueError, TypeError, KeyError):
         raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {NOTE}") from None
-    if not integrity.is_sealed(note):
+    if note != integrity.seal(note):
         raise CheckpointError(f"{path} is damaged: {NOTE} is not what was written; delete it to use the one before")
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -252,12 +248,12 @@ def _refusal(what: str, remedy: str, *more: type[Exception]) -> Iterator[None]:
             raise
         # DCP raises an error of one rank on all ranks.
         on_all_ranks = isinstance(error, CheckpointException) or getattr(error, "failed_alike", False)
+        cause = next((cause for cause, _ in getattr(error, "failures", {}).values()), error)
+        if isinstance(cause, KeyboardInterrupt):  # DCP wraps it, too
+            raise cause from None
         if short:
-            error = OSError("torch could write only a part: the disk, or your share of it, is full")
-        causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
-        if isinstance(causes[0], KeyboardInterrupt):  # DCP wraps it, too
-            raise causes[0] from None
-        reason = (str(causes[0]).strip().splitlines() or [type(causes[0]).__name__])[0]
+            cause = OSError("torch could write only a part: the disk, or your share of it, is full")
+        reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         refusal = CheckpointError(f"{what} ({reason}): {remedy}")
         raise (alike(refusal) if on_all_ranks else refusal) from error
 
@@ -290,16 +286,9 @@ def _finish(partial: Path, final: Path, note: dict, keep: int) -> None:
         _delete(final)
     partial.rename(final)
     flush(final.parent)
-    _prune(final, keep, note["run_id"])
-
-
-def _prune(final: Path, keep: int, run_id: str | None) -> None:
-    """Delete this run's oldest checkpoints, except `keep` and the best."""
-    ours = whole(final.parent, run_id)
-    best = min(ours, key=_val_loss)
+    ours = whole(final.parent, note["run_id"])
     for path in [path for path in ours if path <= final][:-keep]:
-        if path != best or _val_loss(best) == math.inf:
-            _delete(path)
+        _delete(path)
 
 
 def _delete(path: Path) -> None:
@@ -307,20 +296,6 @@ def _delete(path: Path) -> None:
     gone = path.with_name(f".{path.name}.old")
     path.rename(gone)
     shutil.rmtree(gone)
-
-
-def _val_loss(path: Path) -> float:
-    """The validation loss stored with a checkpoint; infinite if there is none, or the note cannot be read."""
-    found = _fact(path, "val_loss")
-    return math.inf if found is None else found
-
-
-def _fact(path: Path, key: str) -> object:
-    """An entry of a checkpoint's note; None if it is missing, or the note cannot be read."""
-    try:
-        return read_note(path).get(key)
-    except CheckpointError:
-        return None
 
 
 def flush(path: Path) -> None:

@@ -29,7 +29,7 @@ from aiscale.model.build import count_parameters
 from aiscale.optim import lr_at
 from aiscale.parallel import StepResult, build
 from aiscale.train.records import Records, RunFolderError
-from aiscale.train.saving import Clock, Saver, newest_good
+from aiscale.train.saving import Saver, newest_good
 
 
 class AlreadyTrained(ConfigError):
@@ -102,7 +102,7 @@ class _Training:
         self.batches = Batches(
             self.corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed
         )
-        self.val_batches = Batches.in_order(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+        self.val_batches = Batches(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
         self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
         # Only rank 0 has the files; called on all ranks so that all fail together.
         sha256 = self.corpus.sha256
@@ -157,7 +157,7 @@ class _Training:
             background=run.loop.async_checkpoint,
             note=self.note_saved,
         )
-        due = Clock(run.loop.checkpoint_minutes)
+        longest_s, saved_s = 60 * run.loop.checkpoint_minutes, time.monotonic()
         with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
             for step in range(self.first_step, self.total_steps):
                 outcome, measures = self._step(step)
@@ -175,17 +175,20 @@ class _Training:
                     saver.finish()
                     result.stopped = done < self.total_steps
                     break
-                planned = run.loop.checkpoint_every and done % run.loop.checkpoint_every == 0
-                if (planned or due.has_come(self.world)) and done < self.total_steps:
-                    saver.save(done, _val_loss(result, done))
-                    due.begin()
+                due = bool(run.loop.checkpoint_every) and done % run.loop.checkpoint_every == 0
+                if longest_s and not due:  # the same on all ranks: rank 0's clock counts
+                    due = self.world.any(self.world.is_main and time.monotonic() - saved_s >= longest_s)
+                if due and done < self.total_steps:
+                    saver.save(done)
+                    saved_s = time.monotonic()
             done = self.first_step + len(result.losses)
             # Do not evaluate a run that was told to stop: it may be killed soon.
             if not result.stopped and not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
-            saver.save(done, _val_loss(result, done), wait=True)
+            saver.save(done, wait=True)
             if result.stopped:
                 saver.note_stop()
+        del bar  # a late Ctrl-C would be lost in its __del__
         self._summarize(result, done, time.perf_counter() - started)
         return result
 
@@ -275,7 +278,7 @@ class _Training:
 
     def _summarize(self, result: Result, done: int, seconds: float) -> None:
         tokens = len(result.losses) * self.run.loop.global_batch * self.run.loop.seq_len
-        val_loss = _val_loss(result, done)
+        val_loss = dict(result.val_losses).get(done)
         if not result.stopped:
             self.meter.measure_peak()  # again: the machine may have been busy at the start
         result.summary = {
@@ -316,10 +319,6 @@ def load_corpus(run: Run, world: World) -> Corpus:
     return corpus
 
 
-def _val_loss(result: Result, step: int) -> float | None:
-    return dict(result.val_losses).get(step)
-
-
 def _tell(message: str) -> None:
     print(f"aiscale: {message}", file=sys.stderr, flush=True)
 
@@ -327,19 +326,27 @@ def _tell(message: str) -> None:
 @contextmanager
 def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
     """These signals set `stop`, so that the loop ends after its step; a second Ctrl-C raises KeyboardInterrupt. A
-    scheduler's second signal does not: the checkpoint is being written by then."""
+    scheduler's second signal does not: the checkpoint is being written by then. After it every error is that one: torch
+    takes what it broke for a full disk."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
 
+    interrupted = threading.Event()
+
     def request(number: int, frame) -> None:
         if stop.is_set() and number == signal.SIGINT:
+            interrupted.set()
             raise KeyboardInterrupt
         stop.set()
 
     before = {number: signal.signal(number, request) for number in signals}
     try:
         yield
+    except Exception as error:
+        if interrupted.is_set():
+            raise KeyboardInterrupt from error
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
