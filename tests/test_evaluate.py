@@ -16,7 +16,7 @@ import torch
 from aiscale import cli, published
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
 from aiscale.data import Tokenizer, embedded_text
-from aiscale.data.tokenizers import ByteTokenizer, CharTokenizer, learn
+from aiscale.data.tokenizers import ByteTokenizer, learn
 from aiscale.model import GPT
 from aiscale.model.build import build_model
 from aiscale.train.evaluate import command, evaluate
@@ -95,7 +95,7 @@ def test_a_whole_text_has_the_loglikelihood_that_the_model_gives_its_tokens(kind
 # tokenizers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+@pytest.mark.parametrize("kind", ["byte", "bpe"])
 def test_transformers_gets_a_tokenizer_of_the_same_ids(kind):
     text = embedded_text()[:20_000] + "Zwölf naïve “quotes”\tand  two spaces\n\n"
     tokenizer = learn(kind, [text], bpe_vocab_size=400)
@@ -105,11 +105,16 @@ def test_transformers_gets_a_tokenizer_of_the_same_ids(kind):
     assert theirs.eos_token_id == end_of_text(tokenizer) == theirs.pad_token_id
 
 
+def test_a_tokenizer_that_knows_only_its_corpus_is_refused(tmp_path):
+    words = learn("word", ["some text"])
+    with pytest.raises(ConfigError, match="^the model's word tokenizer knows its own corpus alone.* byte or bpe$"):
+        evaluate(exported(tiny(vocab_size=words.vocab_size), words, tmp_path), TASKS, device="cpu")
+
+
 def test_each_tokenizer_has_an_end_of_text_token_that_starts_a_text():
     bpe = learn("bpe", ["some text"], bpe_vocab_size=300)
     assert bpe.decode([end_of_text(bpe)]) == "<|endoftext|>"
     assert ByteTokenizer().decode([end_of_text(ByteTokenizer())]) == "\n"
-    assert end_of_text(CharTokenizer("abc")) == 0, "no line end in the vocabulary"
 
 
 # the command ----------------------------------------------------------------------------------------------------------
@@ -158,13 +163,6 @@ def test_a_table_is_printed_with_its_errors_and_a_cut_evaluation_says_so(trained
     assert "(4 documents)" in out and "±" in out and "first 4 documents of each task only" in err
 
 
-def test_custom_tasks_are_read_from_a_folder(trained, tmp_path):
-    for name in ("reading.py", "rolling.jsonl"):
-        (tmp_path / name).write_text((OURS / name).read_text())
-    (tmp_path / "mine.yaml").write_text((OURS / "aiscale_rolling.yaml").read_text().replace("aiscale_rolling", "mine"))
-    assert "mine" in evaluate(trained, ["mine"], limit=1, include_path=tmp_path)["results"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -172,7 +170,6 @@ def test_custom_tasks_are_read_from_a_folder(trained, tmp_path):
         (["x", "--tasks", " , "], "--tasks is empty: name at least one task, such as lambada_openai"),
         (["x", "--limit", "-1"], "--limit is -1: it must be at least 0"),
         (["x", "--batch-size", "0"], "--batch-size is 0: it must be at least 1"),
-        (["x", "--include-path", "nope"], "--include-path nope is not a folder: give one that holds tasks as YAML"),
         (["x", "--device", "cuda:7"], "--device cuda:7, but torch sees no GPU here: use --device cpu"),
     ],
 )
@@ -194,6 +191,7 @@ def test_an_unknown_task_names_the_nearest(monkeypatch, trained):
 
 
 def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_path):
+    monkeypatch.setattr(command, "OURS", tmp_path)
     (tmp_path / "far.yaml").write_text("task: far\ndataset_path: far/away\noutput_type: loglikelihood_rolling\n")
     monkeypatch.setattr(
         "datasets.load_dataset", lambda *args, **options: (_ for _ in ()).throw(ConnectionError("no\nhub"))
@@ -201,7 +199,7 @@ def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_pa
     with pytest.raises(
         ConfigError, match=r"^the documents of far cannot be read \(no\): connect to a network, or name"
     ):
-        evaluate(trained, ["far"], include_path=tmp_path)
+        evaluate(trained, ["far"])
 
 
 @pytest.mark.extended

@@ -85,7 +85,7 @@ def test_a_checkpoint_of_another_run_is_skipped_and_kept_and_refused_if_it_is_th
     with pytest.raises(checkpoint.CheckpointError) as refusal:
         fit(TINY.override("loop.steps=8"), runs_dir=tmp_path / "runs", resume=True, progress=False)
     assert str(refusal.value).startswith(f"{said}: nothing to resume from; start again")
-    with pytest.raises(RunFolderError, match="step_00000007 is of another run .*: move it to the folder of its run"):
+    with pytest.raises(RunFolderError, match="step_00000007 is of another run .*: copy all files of this run here"):
         open_trained(tmp_path / "runs/tiny")
 
 

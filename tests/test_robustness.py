@@ -94,6 +94,7 @@ def test_an_unexpected_error_on_one_rank_keeps_its_traceback(tmp_path):
     assert done.returncode != 0 and "KeyError: 'bug'" in done.stderr and "Traceback" in done.stderr
 
 
+@pytest.mark.extended
 def test_a_corpus_that_one_rank_cannot_open_is_refused_once_with_that_rank(tmp_path):
     fault = 'spoil(module, "open_corpus", ConfigError("corpus x.txt is missing"))'
     done, _ = train(fault, "aiscale", tmp_path, "parallel.strategy=ddp")
@@ -118,6 +119,7 @@ module.open_corpus = lambda *a, **k: dataclasses.replace(real(*a, **k), sha256=o
     assert done.returncode == 2
 
 
+@pytest.mark.extended
 def test_bad_input_to_all_ranks_is_reported_by_one_rank_and_by_no_parent(tmp_path):
     done, _ = train("", "aiscale", tmp_path, "parallel.strategy=ddp", "data.corpus=/nowhere.txt")
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "/nowhere.txt" in done.stderr

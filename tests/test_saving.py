@@ -145,7 +145,7 @@ def test_training_continues_during_a_write_and_does_not_change_the_checkpoint(en
     step(engine)
     before = weights(engine)
     with Saver(engine, tmp_path, keep=2, background=True) as saver:
-        saver.save(1, None)
+        saver.save(1)
         step(engine)
         assert checkpoint.latest(tmp_path) is None and not saver.failed
         gate.open.set()
@@ -158,12 +158,12 @@ def test_training_continues_during_a_write_and_does_not_change_the_checkpoint(en
 def test_checkpoints_are_written_one_at_a_time_and_in_order(engine, tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     with Saver(engine, tmp_path, keep=5, background=True) as saver:
-        saver.save(1, None)
+        saver.save(1)
         second = threading.Timer(0.2, gate.open.set)
         second.start()
-        saver.save(2, None)  # waits for the first
+        saver.save(2)  # waits for the first
         assert gate.open.is_set() and gate.names[:1] == ["step_00000001"]
-        saver.save(3, None, wait=True)
+        saver.save(3, wait=True)
         assert gate.names == ["step_00000001", "step_00000002", "step_00000003"]
 
 

@@ -19,7 +19,6 @@ from aiscale.cli import main
 from aiscale.config import ConfigError, Run
 from aiscale.distributed import connect
 from aiscale.parallel import build
-from aiscale.parallel.serial import Engine
 from aiscale.train import RunFolderError, TrainingError, fit, loop, open_trained, read_metrics
 from aiscale.train.loop import load_corpus
 from ranks import aiscale, before_each_step, processes_with, wait_until
@@ -108,16 +107,6 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert names == ["step_00000005", "step_00000006"]
 
 
-def test_the_best_checkpoint_is_kept_besides_the_newest(tmp_path, monkeypatch):
-    losses = iter([3.0, 1.0, 2.0, 4.0, 5.0, 6.0])
-    monkeypatch.setattr(Engine, "evaluate", lambda self, micro_batches: (next(losses), 1))
-    result = train(tmp_path, "loop.checkpoint_every=1", "loop.eval_every=1", "loop.keep_checkpoints=2")
-    folder = result.path / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["step_00000002", "step_00000005", "step_00000006"]
-    assert checkpoint.best(folder).name == "step_00000002" and checkpoint.latest(folder).name == "step_00000006"
-    assert not torch.equal(*(open_trained(result.path, best=best)[0].head_weight for best in (True, False)))
-
-
 def test_a_partial_checkpoint_is_never_mistaken_for_a_complete_one(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
@@ -154,8 +143,7 @@ def test_a_checkpoint_just_written_is_kept_despite_a_newer_partial_one(tmp_path)
     (folder / "step_00000009").mkdir()  # incomplete: no note
     engine = build(TINY, connect("cpu"))
     checkpoint.save(engine, folder, step=5, keep=1)
-    # 4 was the last step of its run, so it was evaluated, and is the best.
-    assert sorted(path.name for path in folder.iterdir()) == ["step_00000004", "step_00000005", "step_00000009"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000005", "step_00000009"]
 
 
 @pytest.mark.parametrize("settings", [("loop.precision=fp16",), ("optimizer.name=sgd", "optimizer.momentum=0")])

@@ -10,7 +10,6 @@ from aiscale.checkpoint.store import (
     READERS,
     CheckpointError,
     Saveable,
-    best,
     flush,
     latest,
     load,
@@ -20,5 +19,4 @@ from aiscale.checkpoint.store import (
     quiet,
     read_note,
     save,
-    whole,
 )

@@ -41,17 +41,9 @@ def damage(folder: Path, note: dict, names: Iterable[str]) -> str:
 
 
 def seal(note: dict) -> dict:
-    """The note with its own checksum added."""
-    return {**note, "seal": _seal(note)}
-
-
-def is_sealed(note: dict) -> bool:
-    return note.get("seal") == _seal(note)
-
-
-def _seal(note: dict) -> str:
+    """The note with its own checksum added, or put right."""
     told = json.dumps({key: value for key, value in note.items() if key != "seal"}, sort_keys=True)
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    return {**note, "seal": hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}
 
 
 def _hash(path: Path) -> str:

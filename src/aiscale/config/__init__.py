@@ -11,23 +11,7 @@ World size is not checked here, since a laptop may write a `Run` for 1024 GPUs, 
 connect.
 """
 
-from aiscale.config.errors import ConfigError, hint, remedy, require_writable
+from aiscale.config.errors import ConfigError, hint, remedy, require_writable, write_whole
 from aiscale.config.layout import CompressionConfig, ParallelConfig
 from aiscale.config.run import Run
 from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig, Precision
-
-__all__ = [
-    "CompressionConfig",
-    "ConfigError",
-    "DataConfig",
-    "HFModelConfig",
-    "LoopConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "Precision",
-    "Run",
-    "hint",
-    "remedy",
-    "require_writable",
-]

@@ -1,11 +1,13 @@
-"""Checks of configuration values; they raise `ConfigError`."""
+"""Checks of configuration values and of folders, which raise `ConfigError`; files written whole or not at all."""
 
 from __future__ import annotations
 
 import difflib
 import errno
+import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -49,6 +51,19 @@ def remedy(error: OSError, option: str) -> str:
     """What to do about an error of writing; `option` names another folder (empty: a word of the command does)."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return "free some space, or " * full + "name another folder" + f" with {option}" * bool(option)
+
+
+def write_whole(file: Path, text: str, mode: int | None = None) -> Path:
+    """Write all of the text or leave the file unchanged, whatever happens in between; returns the file."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        if mode:
+            partial.chmod(mode)
+        return partial.replace(file)
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def refuse_options_of_others(section: str, config: object, chooser: str, owners: Mapping[str, Collection[str]]) -> None:

@@ -15,8 +15,6 @@ _PIPELINED = ("megatron", "pipeline")
 #: option -> the strategies that have it; the others refuse it
 _OPTIONS = {
     "bucket_mb": ("ddp",),
-    "static_graph": ("ddp",),
-    "gradient_as_bucket_view": ("ddp",),
     "zero_stage": ("zero",),
     "offload": ("zero",),
     "reshard_after_forward": ("fsdp",),
@@ -42,8 +40,6 @@ class ParallelConfig:
     pp: int = 1  #: pipeline stages: each holds some of the layers
     ep: int = 1  #: expert-parallel ranks, among the data-parallel ones: each holds some of a block's experts
     bucket_mb: float = 25.0  #: ddp: size of the gradient buckets, MiB
-    static_graph: bool = False  #: ddp: the graph never changes, so DDP need not search for unused parameters
-    gradient_as_bucket_view: bool = True  #: ddp: gradients are views of the buckets, which saves a copy
     zero_stage: int = 0  #: zero: shards 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
     offload: Literal["none", "optimizer", "all"] = (
         "none"  #: zero: host memory holds optimizer states, or parameters too
@@ -79,11 +75,14 @@ class ParallelConfig:
         )
 
     def _check_schedule(self) -> None:
-        possible = {"interleaved": self.virtual_stages > 1, "zero-bubble": self.virtual_stages <= 2}
         require(
-            possible.get(self.schedule, self.virtual_stages == 1),
+            (self.virtual_stages > 1) == (self.schedule == "interleaved"),
             f"parallel.virtual_stages {self.virtual_stages} with parallel.schedule {self.schedule}: interleaved needs "
-            "at least 2, zero-bubble takes 1 or 2, the others 1: change one of them",
+            "at least 2, the others 1: change one of them",
+        )
+        require(
+            self.schedule != "interleaved" or self.pp > 1,
+            "parallel.schedule interleaved with parallel.pp 1: raise pp, or set schedule=1f1b and virtual_stages=1",
         )
         if self.strategy == "megatron":
             require(
@@ -135,7 +134,7 @@ class ParallelConfig:
 
     def check_micro_batches(self, n_micro: int) -> None:
         """Raise ConfigError if the schedule does not allow `n_micro` micro-batches in a step."""
-        if self.schedule == "interleaved" or (self.schedule == "zero-bubble" and self.virtual_stages == 1):
+        if self.schedule in ("interleaved", "zero-bubble"):
             require(
                 n_micro % self.pp == 0,
                 f"{n_micro} micro-batches a step with parallel.pp {self.pp}: the {self.schedule} schedule needs a "
@@ -183,14 +182,13 @@ class ParallelConfig:
 
 #: option -> the methods that have it; the others refuse it
 _METHOD_OPTIONS = {
+    "overlap": ("none", "radius"),
     "density": ("radius", "top-k", "random-k"),
     "warmup_steps": ("radius", "top-k", "random-k", "powersgd"),
     "interval": ("radius",),
     "turns": ("radius",),
     "moments": ("radius",),
     "range": ("radius",),
-    "scope": ("radius",),
-    "score": ("radius",),
     "residual": ("radius", "top-k", "random-k"),
     "rank": ("powersgd",),
 }
@@ -213,8 +211,6 @@ class CompressionConfig:
     #: gradient. wait: none; in its turn it takes as many steps as it waited, with its mean gradient
     moments: Literal["decay", "wait"] = "decay"
     range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
-    scope: Literal["tensor", "global"] = "tensor"  #: radius: choose in each tensor, or in all together
-    score: Literal["update", "gradient", "momentum"] = "update"  #: radius: choose entries by the magnitude of this
     #: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
     residual: Literal["sum", "mean", "none"] = "sum"
     rank: int = 4  #: powersgd: rank of a matrix's two factors
@@ -242,9 +238,9 @@ class CompressionConfig:
                 f"steps, it must be at least {least}, and at most 200: set turns or density accordingly, or turns=0",
             )
             require(
-                self.scope == "tensor" and self.range == 0,
-                f"compression.turns is {self.turns}: with scope {self.scope} and range {self.range} what turns would "
-                "send is not defined: set scope=tensor and range=0, or turns=0",
+                self.range == 0,
+                f"compression.turns is {self.turns}: with range {self.range} what turns would send is not defined: "
+                "set range=0, or turns=0",
             )
             require(
                 self.residual == "sum",

@@ -59,19 +59,6 @@ class Run:
             "set parallel.strategy=ddp",
         )
         require(
-            (self.compression.method == "none" and self.compression.overlap) or not self.parallel.static_graph,
-            f"compression.method {self.compression.method} (overlap {str(self.compression.overlap).lower()}) with "
-            "parallel.static_graph: DDP learns the graph from a first micro-batch that communicates, so its gradients "
-            "would be sent twice: set static_graph=false",
-        )
-        require(
-            self.compression.method != "radius"
-            or self.compression.scope == "tensor"
-            or not self.parallel.distributed_optimizer,
-            "compression.scope global with parallel.distributed_optimizer: to choose among all tensors one rank would "
-            "need the moments of all, which are divided: set scope=tensor, or distributed_optimizer=false",
-        )
-        require(
             self.compression.moments == "decay"
             or (self.optimizer.name == "adamw" and not self.parallel.distributed_optimizer),
             f"compression.moments wait with optimizer.name {self.optimizer.name} and parallel.distributed_optimizer "

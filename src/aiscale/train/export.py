@@ -21,8 +21,6 @@ def export(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> P
     from aiscale.train.records import open_trained
 
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file: name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise ConfigError(f"{folder} is not empty: name another folder, or add --overwrite")
     require_writable(folder, "")

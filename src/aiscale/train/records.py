@@ -9,6 +9,7 @@ the last step, and what it holds).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -27,17 +28,13 @@ import psutil
 import torch
 
 from aiscale import checkpoint
-from aiscale.config import Run, remedy, require_writable
+from aiscale.config import Run, remedy, require_writable, write_whole
 from aiscale.data import Tokenizer
 from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.model.build import HFModel, build_model
 from aiscale.processes import usable_cores
-
-try:
-    import fcntl
-except ImportError:  # not Unix
-    fcntl = None
+from aiscale.train.saving import unusable
 
 _LOCK = ".lock"
 _PACKAGES = ("aiscale", "torch", "numpy", "transformers", "deepspeed", "megatron-core", "mpi4py")
@@ -77,21 +74,16 @@ class Records:
     @staticmethod
     def open(path: Path, *, overwrite: bool) -> Records:
         """Claim the folder; delete an earlier run's results if `overwrite` is set."""
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            records = Records(path).lock(say=True)
-            if overwrite and (path / "run.json").exists():
-                _clear(path)
-            records.run_id = run_id_of(path) or secrets.token_hex(4)
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot write results to {path} ({error.strerror}): {remedy(error, '--runs-dir')}"
-            ) from None
+        path.mkdir(parents=True, exist_ok=True)
+        records = Records(path).lock(say=True)
+        if overwrite and (path / "run.json").exists():
+            _clear(path)
+        records.run_id = run_id_of(path) or secrets.token_hex(4)
         return records
 
     def lock(self, say: bool = False) -> Records:
         """Keep other runs out of the folder until close(). On a file system without locks it only says so, if asked."""
-        if fcntl is None or not self.path.is_dir() or not os.access(self.path, os.W_OK):
+        if not self.path.is_dir() or not os.access(self.path, os.W_OK):
             return self
         stream = (self.path / _LOCK).open("a")
         try:
@@ -149,7 +141,7 @@ class Records:
         file = self.path / "metrics.jsonl"
         if file.exists():
             kept = [record for record in _read_lines(file) if record["step"] <= step]
-            _write_whole(file, "".join(json.dumps(record) + "\n" for record in kept))
+            _write(file, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, kind: str, **values) -> None:
         file = self.path / "metrics.jsonl"
@@ -160,10 +152,10 @@ class Records:
 
     def write(self, name: str, text: str) -> None:
         """Write another file of the run, atomically."""
-        _write_whole(self.path / name, text)
+        _write(self.path / name, text)
 
     def _write(self) -> None:
-        _write_whole(self.path / "run.json", json.dumps(self._note, indent=2))
+        _write(self.path / "run.json", json.dumps(self._note, indent=2))
 
 
 def read_metrics(path: str | Path, kind: str = "train") -> list[dict]:
@@ -187,33 +179,22 @@ def run_id_of(path: Path) -> str | None:
     return json.loads(file.read_text()).get("run_id") if file.exists() else None
 
 
-def open_trained(path: str | Path, *, best: bool = False) -> tuple[GPT | HFModel, Tokenizer]:
-    """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate. best: use the checkpoint
-    with the lowest validation loss."""
+def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
+    """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate."""
     path = Path(path)
     run = load_run(path)
-    chosen = (checkpoint.best if best else checkpoint.latest)(path / "checkpoints", run_id_of(path))
+    chosen = checkpoint.latest(path / "checkpoints", run_id_of(path))
     if chosen is None:
-        raise RunFolderError(_no_checkpoint(path))
+        found = sorted((path / "checkpoints").glob("step_*"))
+        if not found:
+            raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
+        wrong = unusable(found[-1], run_id_of(path))
+        raise RunFolderError(f"{found[-1]} {wrong}: copy all files of this run here, or train again")
     model = build_model(run.model, weights=False)
     weights = model.state_dict()
     checkpoint.load_weights(weights, chosen)
     model.load_state_dict(weights)
     return model.eval(), _tokenizer(path / "tokenizer.json")
-
-
-def _no_checkpoint(path: Path) -> str:
-    """Why a run folder holds no checkpoint that can be opened."""
-    ours, others = run_id_of(path), checkpoint.whole(path / "checkpoints")
-    if others:
-        theirs = checkpoint.of_another_run(others[-1], ours)
-        return (
-            f"{others[-1]} is of another run ({theirs}, not {ours} as in run.json): move it to the folder of its run, "
-            "with that run's run.json"
-        )
-    if damaged := sorted((path / "checkpoints").glob("step_*")):
-        return f"{damaged[-1]} is not whole (it has no {checkpoint.NOTE}): train again, or copy all of its files here"
-    return f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)"
 
 
 def _tokenizer(file: Path) -> Tokenizer:
@@ -312,15 +293,9 @@ def _clear(path: Path) -> None:
             item.unlink()
 
 
-def _write_whole(file: Path, text: str) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        with _one_line_if_it_fails(file):
-            partial.write_text(text)
-            partial.replace(file)
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+def _write(file: Path, text: str) -> None:
+    with _one_line_if_it_fails(file):
+        write_whole(file, text)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """Saves checkpoints while training goes on, and finds the checkpoint to resume from.
 
     with Saver(engine, path / "checkpoints", keep=2, background=True) as saver:
-        saver.save(step, val_loss)      # returns when the state has been copied; a thread writes it
+        saver.save(step)                # returns when the state has been copied; a thread writes it
         if world.any(saver.failed):     # between steps: a failed write ends the run on all ranks
             saver.finish()
-        saver.save(step, val_loss, wait=True)
+        saver.save(step, wait=True)
 
 One checkpoint is written at a time: the next `save` waits for it. If a node has no memory for a copy of its ranks'
 states, set loop.async_checkpoint=false.
@@ -20,7 +20,6 @@ steps, and changing the strategy loses nothing.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -67,12 +66,7 @@ class Saver:
         """Whether the write has failed on this rank; `finish` raises the error."""
         return self._writing is not None and self._writing.error is not None
 
-    @property
-    def done(self) -> bool:
-        """Whether nothing is being written on this rank."""
-        return self._writing is None or not self._writing.is_alive()
-
-    def save(self, step: int, val_loss: float | None, *, wait: bool = False) -> None:
+    def save(self, step: int, *, wait: bool = False) -> None:
         """Save the state after `step` steps; with `wait` it is on the disk when this returns."""
         self.finish()
         if self._apart is None:
@@ -81,7 +75,7 @@ class Saver:
             self._apart = self._closing.enter_context(self.engine.world.apart())
             self._closing.enter_context(checkpoint.quiet())  # here, because warning filters are not thread-safe
         background = self.background and not wait
-        facts = {**self._facts, "step": step, "val_loss": val_loss, "staging": self._staging if background else None}
+        facts = {**self._facts, "step": step, "staging": self._staging if background else None}
         write = checkpoint.prepare(self.engine, self.folder, **facts)
         if background:
             self._writing = _Writing(lambda: self._note(write(self._apart)))
@@ -106,21 +100,6 @@ class Saver:
             writing.join()
             if writing.error is not None:
                 raise writing.error
-
-
-class Clock:
-    """When the next checkpoint is due, by time passed; 0 minutes: never."""
-
-    def __init__(self, minutes: float) -> None:
-        self.seconds = 60 * minutes
-        self.begin()
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def has_come(self, world: World) -> bool:
-        """The same on all ranks: rank 0's clock counts."""
-        return bool(self.seconds) and world.any(world.is_main and time.monotonic() - self._began >= self.seconds)
 
 
 class _Writing(threading.Thread):
@@ -151,7 +130,7 @@ def newest_good(
     if unfinished and world.is_main:
         say(f"{unfinished} was not finished: resuming from {found[0].name if found else 'the start'}")
     for path, before in zip(found, [*found[1:], None], strict=False):
-        wrong = world.from_rank0(lambda path=path: _unusable(path, run_id)) or _damage(path, world)
+        wrong = world.from_rank0(lambda path=path: unusable(path, run_id)) or _damage(path, world)
         if not wrong:
             return path
         if before is None:
@@ -170,8 +149,8 @@ def _newest_first(folder: Path) -> tuple[list[Path], Path | None]:
     return found, begun if begun and (not found or begun.name[1:] > found[0].name) else None
 
 
-def _unusable(path: Path, run_id: str | None) -> str:
-    """Why a checkpoint's note rules it out; empty if it does not."""
+def unusable(path: Path, run_id: str | None) -> str:
+    """Why a checkpoint's note rules it out, to follow its name; empty if it does not."""
     if not (path / NOTE).exists():
         return f"is not whole (it has no {NOTE})"
     try:

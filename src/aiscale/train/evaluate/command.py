@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 from aiscale.config import ConfigError, hint
 from aiscale.data import Tokenizer
-from aiscale.data.tokenizers import WORD
+from aiscale.data.formats import first_line
 from aiscale.train.export import export
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ def evaluate(
     limit: int = 0,
     batch_size: int = 8,
     device: str = "auto",
-    include_path: str | Path | None = None,
 ) -> dict:
     """The result of lm-eval's `evaluate`, with `results` by task; raises ConfigError if it cannot run.
 
-    limit: the number of documents of each task, 0: all. include_path: a folder of tasks in lm-eval's YAML format.
-    Zero-shot, unless a task says otherwise (Radius's authors also evaluated zero-shot).
+    limit: the number of documents of each task, 0: all. Zero-shot, unless a task says otherwise (Radius's authors also
+    evaluated zero-shot).
     """
     for name, value, least in (("limit", limit, 0), ("batch-size", batch_size, 1)):
         if value < least:
@@ -69,7 +68,7 @@ def evaluate(
     _require_harness()
     import lm_eval
 
-    manager, device = _tasks(tasks, include_path), _device(device)
+    manager, device = _tasks(tasks), _device(device)
     # The harness would draw in processes forked from this one, whose threads may hold a lock: sometimes they hang. In
     # this process BOOTSTRAP_DRAWS take seconds.
     os.environ["DISABLE_MULTIPROC"] = "1"
@@ -86,7 +85,7 @@ def _load(manager, names: list[str]) -> dict:
         loaded = manager.load(names)
     except OSError as error:  # from `datasets`: the hub cannot be reached, or a file is missing
         raise ConfigError(
-            f"the documents of {', '.join(names)} cannot be read ({_first_line(error)}): connect to a network, or name "
+            f"the documents of {', '.join(names)} cannot be read ({first_line(error)}): connect to a network, or name "
             f"tasks whose files are here, such as {', '.join(sorted(path.stem for path in OURS.glob('*.yaml')))}"
         ) from error
     for task in loaded["tasks"].values():
@@ -146,28 +145,27 @@ def _open(path: Path, batch_size: int, device: str):
         # transformers does not look up an absolute path on the hub. With its cache of logits, lm-eval 0.4.13 scores the
         # wrong token if two requests split the same text at different places.
         return HFLM(str(path.resolve()), batch_size=batch_size, device=device, logits_cache=False, **options)
+    except ConfigError:
+        raise
     except Exception as error:  # transformers passes on the errors of its many readers
-        reason = f"{type(error).__name__}: {_first_line(error)[:200]}"
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
         raise ConfigError(
             f"{path} cannot be read ({reason}): copy the whole folder again, or export it again"
         ) from error
 
 
-def _tasks(names: list[str], include_path: str | Path | None):
+def _tasks(names: list[str]):
     """An index that knows all of `names`; without lm-eval's own thousands of files, unless they are needed."""
     from lm_eval.tasks import TaskManager
 
     if not names:
         raise ConfigError("--tasks is empty: name at least one task, such as lambada_openai")
-    if include_path and not Path(include_path).is_dir():
-        raise ConfigError(f"--include-path {include_path} is not a folder: give one that holds tasks as YAML")
-    folders = [str(OURS), *([str(include_path)] if include_path else [])]
     for defaults in (False, True):
-        manager = TaskManager(include_path=folders, include_defaults=defaults)
+        manager = TaskManager(include_path=[str(OURS)], include_defaults=defaults)
         unknown = [name for name in names if not fnmatch.filter(manager.all_tasks, name)]
         if not unknown:
             return manager
-    told = hint(unknown[0], manager.all_tasks, f"there are {len(manager.all_tasks)}; or give --include-path")
+    told = hint(unknown[0], manager.all_tasks, f"name one of the {len(manager.all_tasks)}")
     raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: {told}")
 
 
@@ -181,10 +179,6 @@ def _device(name: str) -> str:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"--device {name}, but torch sees no GPU here: use --device cpu")
     return name
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -203,21 +197,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="sequences in a batch (default: 8)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument("--include-path", metavar="DIR", help="a folder of tasks in lm-eval's YAML format")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     names = [name.strip() for name in args.tasks.split(",") if name.strip()]
-    results = evaluate(
-        args.path,
-        names,
-        limit=args.limit,
-        batch_size=args.batch_size,
-        device=args.device,
-        include_path=args.include_path,
-    )
+    results = evaluate(args.path, names, limit=args.limit, batch_size=args.batch_size, device=args.device)
     if args.json:
         kept = ("results", "n-samples", "n-shot", "versions", "limit", "lm_eval_version")
         print(json.dumps({key: results[key] for key in kept if key in results}, indent=2, default=str))
@@ -234,23 +220,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """The last token of the separator between documents: <|endoftext|>, or a line end if there is no such token. With
-    neither (a vocabulary without line ends), token 0."""
-    try:
-        return tokenizer.encode(tokenizer.separator)[-1]
-    except ConfigError:  # a char or word tokenizer raises for text outside its vocabulary
-        return 0
+    """The last token of the separator between documents: <|endoftext|>, or a line end if there is no such token."""
+    return tokenizer.encode(tokenizer.separator)[-1]
 
 
 def hugging_face_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A transformers tokenizer that gives the same ids; end_of_text is its bos, eos and pad token."""
+    """A transformers tokenizer that gives the same ids; end_of_text is its bos, eos and pad token. Raises ConfigError
+    for a tokenizer that cannot encode every text."""
     from tokenizers import Tokenizer as Library
     from transformers import PreTrainedTokenizerFast
 
     if tokenizer.kind == "bpe":
         library = Library.from_str(json.dumps(json.loads(tokenizer.to_json())["tokenizer"]))
+    elif tokenizer.kind == "byte":
+        library = _bytes()
     else:
-        library = _bytes() if tokenizer.kind == "byte" else _units(tokenizer)
+        raise ConfigError(
+            f"the model's {tokenizer.kind} tokenizer knows its own corpus alone, no task's text: evaluate a model that "
+            "was trained with data.tokenizer byte or bpe"
+        )
     end = library.id_to_token(end_of_text(tokenizer))
     return PreTrainedTokenizerFast(tokenizer_object=library, bos_token=end, eos_token=end, pad_token=end)
 
@@ -267,17 +255,4 @@ def _bytes():
     library = Library(models.BPE({names[byte]: byte for byte in range(256)}, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
-    return library
-
-
-def _units(tokenizer: Tokenizer):
-    """A character or word tokenizer; text outside its vocabulary is an error here too."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as Library
-
-    units = tokenizer.characters if tokenizer.kind == "char" else tokenizer.words
-    library = Library(models.WordLevel({unit: i for i, unit in enumerate(units)}, unk_token="<unk>"))
-    pattern = r"[\s\S]" if tokenizer.kind == "char" else WORD.pattern
-    library.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
-    library.decoder = decoders.Fuse()
     return library
