@@ -48,7 +48,7 @@ def share(engine, step, n_micro=0):  # by default as many micro-batches as the r
 def train(engine, first, last, n_micro=0):
     return [engine.step(share(engine, step, n_micro), lr=1e-2 / (step + 1)) for step in range(first, last)]
 def serially(run):
-    alone = World(rank=0, size=1, local_rank=0, local_size=1, device=world.device, launcher="none", backend="gloo",
+    alone = World(rank=0, size=1, local_rank=0, device=world.device, launcher="none", backend="gloo",
                   traffic=Traffic())
     return build(dataclasses.replace(run, parallel=ParallelConfig(), compression=CompressionConfig()), alone)
 def differences(engine, n_micro=0, steps=6):  # from the same run alone, after steps with an evaluation between them

@@ -11,6 +11,7 @@ ones that hang in gloo fail too. If any still hangs, the caller kills all ranks.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from ipyparallel.client.magics import ParallelMagics
 from IPython import get_ipython
 from IPython.display import DisplayHandle, display
 
-from aiscale.cluster.errors import Failure, own_frames, without_source
+from aiscale.cluster.errors import Failure, own_frames
 
 #: How long the other ranks may take to finish or fail by themselves after one has failed.
 GRACE_S = 1.0
@@ -120,7 +121,8 @@ def breaks_group(failures: list[Failure]) -> bool:
 
 def _failure(rank: int, result: object) -> Failure | None:
     if isinstance(result, error.RemoteError):
-        return Failure(rank, result.ename, without_source(result.evalue), own_frames(result.traceback or ""))
+        message = re.sub(r"^\[/\S+:\d+\] ", "", result.evalue)  # torch's begin with a position in its C++ source
+        return Failure(rank, result.ename, message, own_frames(result.traceback or ""))
     if isinstance(result, error.KernelError):  # aborted, or its engine is gone
         return Failure(rank, type(result).__name__, str(result), "")
     return None
@@ -130,30 +132,32 @@ class Output:
     """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`.
 
     ipyparallel shows output as it arrives, in a different order each time. Here the text of all ranks is one display,
-    updated in place. A terminal cannot update: rank 0's text is printed as it comes, and each later rank's when the
-    ranks before it are done.
+    updated in place. A terminal cannot update: there it is printed when the cell has ended.
     """
 
     def __init__(self, ranks: Sequence[int], children: Sequence) -> None:
-        self.ranks, self._children = list(ranks), list(children)
+        self.ranks = list(ranks)
         self._metadata = [child.output.metadata for child in children]
         self._width = len(str(max(self.ranks)))
         self._display = InPlace()
-        self._printed = [0] * len(self.ranks)
         self._next_refresh = 0.0
         self._live = in_kernel()
 
     def refresh(self) -> None:
         """Show what has arrived since the last call; cheap enough for a wait loop."""
-        if time.monotonic() < self._next_refresh:
+        if not self._live or time.monotonic() < self._next_refresh:
             return
-        self._show()
+        self._display.show(self._text())
         # The whole text is sent each time, so send a long one less often.
         self._next_refresh = time.monotonic() + _REFRESH_S + len(self._display.shown) / _CHARACTERS_PER_S
 
     def finish(self) -> None:
         """Show all text, then figures and other rich output, rank by rank."""
-        self._show(everything=True)
+        text = self._text()
+        if self._live:
+            self._display.show(text)
+        elif text:
+            print(text, flush=True)
         for rank, md in zip(self.ranks, self._metadata, strict=True):
             outputs = list(md["outputs"] or [])
             if _is_rich(md["execute_result"]):
@@ -162,31 +166,19 @@ class Output:
                 display({_PLAIN: self._label(rank)}, raw=True)
                 display(output["data"], raw=True, metadata=output.get("metadata") or {})
 
-    def _show(self, everything: bool = False) -> None:
-        if self._live:
-            self._display.show("\n".join(line for i in range(len(self.ranks)) for line in self._lines(i)))
-            return
-        for i, child in enumerate(self._children):
-            complete = everything or child.output.done()  # a rank's answer may arrive before its last lines
-            lines = self._lines(i, complete)
-            print(*lines[self._printed[i] :], sep="\n", end="\n" if lines[self._printed[i] :] else "", flush=True)
-            self._printed[i] = len(lines)
-            if not complete:
-                break
-
-    def _lines(self, i: int, complete: bool = True) -> list[str]:
-        """Labelled lines of one rank; without `complete`, an unfinished last line is left out."""
-        md = self._metadata[i]
-        blocks = [md["stdout"] or "", md["stderr"] or ""]
-        result = md["execute_result"]
-        if result and not _is_rich(result):
-            blocks.append(result["data"].get(_PLAIN, ""))
-        text = "".join(block if block.endswith("\n") or not block else block + "\n" for block in blocks)
-        if not complete:
-            text = "".join((md["stdout"] or "").rpartition("\n")[:2])
-        label = self._label(self.ranks[i])
-        # A progress bar returns to the start of its line: show only its last state.
-        return [f"{label} {line.rstrip().rpartition(chr(13))[2]}".rstrip() for line in text.split("\n")[:-1]]
+    def _text(self) -> str:
+        """The labelled lines of all ranks, in rank order."""
+        lines = []
+        for rank, md in zip(self.ranks, self._metadata, strict=True):
+            blocks = [md["stdout"] or "", md["stderr"] or ""]
+            result = md["execute_result"]
+            if result and not _is_rich(result):
+                blocks.append(result["data"].get(_PLAIN, ""))
+            text = "".join(block if block.endswith("\n") or not block else block + "\n" for block in blocks)
+            # A progress bar returns to the start of its line: show only its last state.
+            shown = (line.rstrip().rpartition("\r")[2] for line in text.split("\n")[:-1])
+            lines += [f"{self._label(rank)} {line}".rstrip() for line in shown]
+        return "\n".join(lines)
 
     def _label(self, rank: int) -> str:
         return f"[rank {rank}]" + " " * (self._width - len(str(rank)))

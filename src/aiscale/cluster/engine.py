@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,7 +181,7 @@ def prepare(folder: Path, task: Launch) -> None:
 
 def node_address(env: Mapping[str, str] = os.environ) -> str:
     """The address at which other nodes of this job, and the submitting node, reach this one."""
-    for peer in _peers(env):
+    for peer in filter(None, [env.get("SLURM_SUBMIT_HOST"), env.get("SLURM_LAUNCH_NODE_IPADDR"), socket.gethostname()]):
         try:
             # Connecting a datagram socket sends nothing: the system only picks the source address.
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -192,11 +192,6 @@ def node_address(env: Mapping[str, str] = os.environ) -> str:
         if not address.startswith("127."):
             return address
     return local.LOOPBACK  # this machine has no network
-
-
-def _peers(env: Mapping[str, str]) -> Iterator[str]:
-    yield from filter(None, [env.get("SLURM_SUBMIT_HOST"), env.get("SLURM_LAUNCH_NODE_IPADDR")])
-    yield socket.gethostname()
 
 
 def _answer_signals() -> None:
@@ -215,19 +210,10 @@ def _answer_signals() -> None:
 # ---- what the notebook calls on a rank -------------------------------------------------------------------------------
 
 
-def join(
-    rendezvous: dict[str, str],
-    size: int,
-    device: str,
-    timeout_s: float,
-    path: list[str],
-    fresh: bool,
-    link_mbit_s: float = 0,
-) -> dict:
+def join(rendezvous: dict[str, str], size: int, device: str, timeout_s: float, path: list[str], fresh: bool) -> dict:
     """Join a new process group of `size` ranks at `rendezvous`, and set the names that `%%px` cells rely on.
 
-    `path`, the notebook's sys.path, is added to this rank's. link_mbit_s: slow the links between ranks to this rate.
-    With `fresh`, variables are deleted first.
+    `path`, the notebook's sys.path, is added to this rank's. With `fresh`, variables are deleted first.
 
     Returns what `Ranks` shows: rank, pid, host, device, backend, threads.
     """
@@ -247,7 +233,6 @@ def join(
     sys.path += [folder for folder in path if folder not in sys.path]
     os.environ.update(rendezvous, WORLD_SIZE=str(size))
     world = aiscale.distributed.connect(device=device, timeout_s=timeout_s)
-    world.link.rate_mbit_s = link_mbit_s
     names = {"rank": world.rank, "world_size": world.size, "world": world, "torch": torch, "dist": dist}
     shell.push(names, interactive=False)
     return {

@@ -85,11 +85,6 @@ def own_frames(traceback: str) -> str:
     return "".join(kept)
 
 
-def without_source(message: str) -> str:
-    """Drop the C++ source position at the start of torch's messages."""
-    return re.sub(r"^\[/\S+:\d+\] ", "", message)
-
-
 def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0-3` or `ranks 0, 2-3`."""
     spans: list[list[int]] = []

@@ -10,6 +10,7 @@ FOLDER/alive: a job ends itself if that is ten minutes old, for example because 
 folder is gone. Standard library only: it starts in 10 ms and takes 10 MB.
 """
 
+import contextlib
 import os
 import select
 import shutil
@@ -51,13 +52,6 @@ def _scancel(number: str, deadline: float) -> bool:
         time.sleep(5)
 
 
-def _show_life(folder: str) -> None:
-    try:
-        open(os.path.join(folder, "alive"), "w").close()
-    except OSError:  # the disk is full or unavailable for a moment
-        pass
-
-
 def main() -> None:
     """Wait for the kernel to end, then clean up."""
     cluster_id, folder = sys.argv[1:]
@@ -73,7 +67,8 @@ def main() -> None:
         if ready and not os.read(0, 64):
             break
         if time.monotonic() - shown >= _ALIVE_S and os.path.exists(os.path.join(folder, "job")):
-            _show_life(folder)
+            with contextlib.suppress(OSError):  # the disk is full or unavailable for a moment
+                open(os.path.join(folder, "alive"), "w").close()
             shown = time.monotonic()
     cancel(folder, patience_s=_PATIENCE_S)
     kill_marked(MARKER, cluster_id)

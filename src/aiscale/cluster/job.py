@@ -43,7 +43,6 @@ class Job:
     reservation: str = ""  #: for example of a class
     site: str = ""  #: a shipped profile or a .toml file; empty: AISCALE_SITE, or detected
     script: str = ""  #: your own copy of engines.sbatch, instead of the site's
-    queue_timeout_s: float = 0  #: cancel a job that is still queued after this; 0: never
 
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Job:
@@ -51,7 +50,7 @@ class Job:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                every = [*known, "engines", "threads", "device", "env"]
+                every = [*known, "engines", "threads", "device"]
                 meant = hint(name, every, f"a job has {', '.join(known)}")
                 raise ClusterError(f"cluster.start: there is no option {name}: {meant}")
         return cls(**options)
@@ -104,12 +103,12 @@ class Job:
         asked = {"account": self.account, "time": self.time, "partition": self.partition, "qos": self.qos}
         asked |= {"reservation": self.reservation, "constraint": self.constraint}
         words += [f"--{name}={value}" for name, value in asked.items() if value != ""]
-        place, extra = self._environment()
-        extra |= {"AISCALE_FOLDER": str(folder), "AISCALE_RANKS": str(size)}
+        env = {**public(env), "AISCALE_FOLDER": str(folder), "AISCALE_RANKS": str(size)}
+        prefix = Path(sys.prefix)  # where the job finds this kernel's software
+        if (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir():
+            env.setdefault("AISCALE_ENVIRONMENT", str(prefix))
         try:
-            done = subprocess.run(
-                [*words, str(script)], capture_output=True, text=True, cwd=place, env={**public(env), **extra}
-            )
+            done = subprocess.run([*words, str(script)], capture_output=True, text=True, env=env)
         except OSError:
             raise ClusterError(
                 "engines='slurm' needs sbatch, and there is none on PATH: run this on a login node; engines='local' "
@@ -150,14 +149,6 @@ class Job:
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None
         return text if account else re.sub(r"(?m)^#SBATCH --account=.*\n", "", text)
-
-    def _environment(self) -> tuple[str, dict[str, str]]:
-        """The folder to submit from, and the variables by which the job finds this kernel's software."""
-        prefix = Path(sys.prefix)
-        is_environment = (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir()
-        if "AISCALE_ENVIRONMENT" in os.environ or not is_environment:
-            return os.getcwd(), {}
-        return os.getcwd(), {"AISCALE_ENVIRONMENT": str(prefix)}
 
 
 def public(env: Mapping[str, str], keep: str = "SLURM_CONF") -> dict[str, str]:
@@ -235,13 +226,11 @@ class State:
         """Why a waiting job will never start; empty if it may."""
         return _HOPELESS.get(self.reason, "") if self.is_waiting else ""
 
-    def waiting(self, seconds: float, position: int | None = None) -> str:
+    def waiting(self, seconds: float) -> str:
         """Why and how long the job has been waiting, in one line."""
         where = f"partition {self.partition}" + (f", QOS {self.qos}" if self.qos not in ("", "(null)") else "")
         why = _REASONS.get(self.reason, f"Slurm's reason is {self.reason}")
         words = [f"waits in {where} for {_clock(seconds)}: {why}"]
-        if position and position > 1:
-            words.append("one job before it" if position == 2 else f"{position - 1} jobs before it")
         words += [f"expected to start {self.starts.replace('T', ' at ')}"] if self.starts.startswith("20") else []
         return "; ".join(words)
 
@@ -251,48 +240,27 @@ class State:
 
 def ask(job: str) -> State | None:
     """The state of a job; None if Slurm does not answer, for example when it is busy."""
-    said = _squeue("--states=all", f"--jobs={job}", f"--format={'|'.join(_FIELDS)}")
-    fields = said.strip().split("|") if said else []
-    return State(*fields) if len(fields) == len(_FIELDS) else None
-
-
-def position(job: str, partition: str) -> int | None:
-    """A job's place in its partition's queue, by priority; None if the site hides other users' jobs."""
-    said = _squeue("--states=PENDING", f"--partition={partition}", "--sort=-p,i", "--format=%i")
-    waiting = said.split() if said else []
-    return waiting.index(job) + 1 if job in waiting else None
-
-
-def _squeue(*options: str) -> str | None:
-    command = ["squeue", "--noheader", *options]
+    command = ["squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={'|'.join(_FIELDS)}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
+    fields = done.stdout.strip().split("|")
+    return State(*fields) if done.returncode == 0 and len(fields) == len(_FIELDS) else None
 
 
 class Line:
-    """One line that is updated in place, in a notebook or a terminal."""
+    """One line: updated in place in a notebook, elsewhere printed when it has news."""
 
     def __init__(self) -> None:
-        self._shown, self._in_place = "", InPlace()
-        self._is_notebook, self._is_terminal = in_kernel(), sys.stderr.isatty()
+        self._shown, self._in_place, self._is_notebook = "", InPlace(), in_kernel()
 
     def show(self, text: str) -> None:
-        if text == self._shown:
-            return
-        before, self._shown = self._shown, text
         if self._is_notebook:
             self._in_place.show(text)
-        elif self._is_terminal:
-            print("\r" + text.ljust(len(before)), end="", file=sys.stderr, flush=True)
-        elif _CLOCK.sub("", text) != _CLOCK.sub("", before):  # in a log, a new waiting time alone is no news
+        elif _CLOCK.sub("", text) != _CLOCK.sub("", self._shown):  # a new waiting time alone is no news
             print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._shown and self._is_terminal and not self._is_notebook:
-            print(file=sys.stderr)
+        self._shown = text
 
 
 class Pace:

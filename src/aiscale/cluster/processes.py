@@ -1,6 +1,6 @@
 """The processes of one cluster: controller, engines, the cleaner (guard.py), and the folder that holds their files.
 
-    processes = Processes(4, "local", threads=1, env={}, job=Job())
+    processes = Processes(4, "local", threads=1, job=Job())
     processes.start(timeout_s=90)
     processes.client; processes.exits(); processes.stop()
 
@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
 
 from aiscale.cluster import guard, local
 from aiscale.cluster.errors import ClusterError
@@ -35,18 +34,15 @@ _GOODBYE_S = 10.0  #: to wait for the cleaner, before it is left to finish alone
 _NEWS_S = (5.0, 10.0, 20.0)  #: while ranks are missing, before connecting to the controller again
 
 
-class PortTakenError(ClusterError):
-    """Another process took a port between its choice and its use; try again."""
-
-
-class NoAnswerError(PortTakenError):
-    """The controller wrote its address but does not answer, which happens on a busy machine: try again."""
+class TryAgainError(ClusterError):
+    """Another process took a port between its choice and its use, or the controller of a busy machine does not answer:
+    try again."""
 
 
 class Processes:
     """The operating-system processes of a cluster, and the client that sees all engines."""
 
-    def __init__(self, size: int, engines: str, threads: int, env: Mapping[str, str], job: Job) -> None:
+    def __init__(self, size: int, engines: str, threads: int, job: Job) -> None:
         kind = LAUNCHERS[engines]
         self.id = uuid.uuid4().hex[:12]
         self.folder = kind.folder_for(self.id)
@@ -55,14 +51,14 @@ class Processes:
         self.pids: dict[int, int] = {}  #: pid -> rank
         self._launcher = kind(size, self.folder, job)
         self._poll_s = 0.2 if kind.remote else _POLL_S  # poll a shared file system less often
-        self._env = self._environment(threads, env)
+        self._env = self._environment(threads)
         self._controller: subprocess.Popen | None = None
         self._watchman = self._start_watchman()
 
-    def _environment(self, threads: int, env: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, threads: int) -> dict[str, str]:
         if self._launcher.remote:
             asked = {local.THREADS: str(threads)} if threads else {}
-            return {**public(os.environ, keep="SLURM_"), **asked, **env, guard.MARKER: self.id}
+            return {**public(os.environ, keep="SLURM_"), **asked, guard.MARKER: self.id}
         return {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),
@@ -71,7 +67,6 @@ class Processes:
             "AISCALE_LAUNCHER": "ipyparallel",
             # By default gloo listens at the host name's address, which on a login node the world can reach.
             "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-            **env,
             guard.MARKER: self.id,
         }
 
@@ -128,10 +123,11 @@ class Processes:
     def _open_client(self, deadline: float) -> None:
         import ipyparallel
 
+        where = local.connection_file(self._profile)
         while True:
             try:
                 self.client = ipyparallel.Client(
-                    str(local.connection_file(self._profile)),
+                    str(where),
                     profile_dir=str(self._profile),
                     ipython_dir=str(self.folder / "ipython"),
                     timeout=max(1.0, min(_ANSWER_S, deadline - time.monotonic())),
@@ -140,27 +136,23 @@ class Processes:
             except TimeoutError:
                 # A new job would have to queue: retry this one's controller until the deadline.
                 if not self.remote or time.monotonic() >= deadline:
-                    raise (ClusterError if self.remote else NoAnswerError)(self._no_answer()) from None
+                    raise (ClusterError if self.remote else TryAgainError)(
+                        f"the controller of the ranks does not answer ({where} says where it is): has the job ended, "
+                        "or may this machine not connect to compute nodes?\n" + self.log("controller", "launcher")
+                    ) from None
                 self._check_start(deadline)
-
-    def _no_answer(self) -> str:
-        where = local.connection_file(self._profile)
-        return (
-            f"the controller of the ranks does not answer ({where} says where it is): has the job ended, or may this "
-            "machine not connect to compute nodes?\n" + self.log("controller", "launcher")
-        )
 
     def _check_start(self, deadline: float) -> None:
         if local.PORT_TAKEN in self.log("controller", lines=1000):
-            raise PortTakenError(f"the ranks did not start: {local.PORT_TAKEN}")
-        ends = self.exits()
-        if ends:
-            raise ClusterError(f"the ranks did not start: {ends[0].message}\n{self.log(ends[0].log, *self._rank_logs)}")
+            raise TryAgainError(f"the ranks did not start: {local.PORT_TAKEN}")
+        ranks = [f"rank{rank}" for rank in range(self.size)]
+        if ends := self.exits():
+            raise ClusterError(f"the ranks did not start: {ends[0].message}\n{self.log(ends[0].log, *ranks)}")
         if time.monotonic() > deadline:
             up = self.size - self._missing() if self.client else 0
             raise ClusterError(
                 f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see what they say:\n"
-                + self.log("launcher", "controller", *self._rank_logs)
+                + self.log("launcher", "controller", *ranks)
             )
 
     def exits(self) -> list[Exit]:
@@ -185,10 +177,6 @@ class Processes:
     def remote(self) -> bool:
         """Whether ranks may be on machines that cannot reach this process."""
         return self._launcher.remote
-
-    @property
-    def _rank_logs(self) -> list[str]:
-        return [f"rank{rank}" for rank in range(self.size)]
 
     def log(self, *names: str, lines: int = 20) -> str:
         """The last lines of these processes' logs, or a crash report from its start."""

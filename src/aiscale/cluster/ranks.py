@@ -21,13 +21,13 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from typing import Any
 
 from aiscale.cluster import cells, engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
 from aiscale.cluster.job import Job
-from aiscale.cluster.processes import LAUNCHERS, PortTakenError, Processes
+from aiscale.cluster.processes import LAUNCHERS, Processes, TryAgainError
 from aiscale.processes import usable_cores
 
 _current: Ranks | None = None
@@ -41,15 +41,12 @@ def start(
     device: str = "auto",
     timeout_s: float = 120.0,
     start_timeout_s: float = 0,
-    env: Mapping[str, str] | None = None,
-    fresh: bool = False,
-    link_mbit_s: float = 0,
     **job: Any,
 ) -> Ranks:
     """Start `size` ranks and join them to one process group; prints one line.
 
     A second call in the same kernel reuses the first one's ranks if they are healthy and were started in the same way:
-    their variables are deleted and they join a new process group. Otherwise, or with `fresh`, they are replaced.
+    their variables are deleted and they join a new process group. Otherwise they are replaced.
 
     engines: local (on this machine); mpi (the same, with mpiexec); slurm (with srun if this kernel is in a job, else in
     a job that is submitted, and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, so that a
@@ -58,25 +55,22 @@ def start(
 
     threads: per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks to start,
     without the time in the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read their software from one
-    file system. env: more environment variables for the ranks.
-
-    link_mbit_s: slow the links between ranks to this many megabits per second; 0: not slowed. `%%px
-    world.link.rate_mbit_s = 50` changes it. Raises ClusterError.
+    file system. Raises ClusterError.
     """
     global _current
     engines = engines or os.environ.get("AISCALE_ENGINES") or "local"
-    _check(size, engines, threads, link_mbit_s)
+    _check(size, engines, threads)
     began = time.monotonic()
     if engines != "slurm":  # under Slurm each rank's node knows its cores
         threads = threads or max(1, len(usable_cores()) // size)
-    request = {"engines": engines, "threads": threads, "device": device, "job": Job.of(job)}
-    request |= {"timeout_s": timeout_s, "env": dict(env or {}), "link_mbit_s": link_mbit_s}
-    reused = _current is not None and not fresh and _current._renew(size, request)
+    request = {"engines": engines, "threads": threads, "device": device, "timeout_s": timeout_s, "job": Job.of(job)}
+    reused = _current is not None and _current._renew(size, request)
     if not reused:
         stop()
         _current = Ranks(size, start_timeout_s=start_timeout_s, **request)
         atexit.register(_current.stop)
-    _current._activate_magics()
+    if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
+        shell.register_magics(cells.RankMagics(shell, _current))
     _current._greet(time.monotonic() - began, "reused, with a new process group and no variables" if reused else "")
     return _current
 
@@ -92,7 +86,7 @@ def current() -> Ranks | None:
     return None if _current is None or _current._stopped else _current
 
 
-def _check(size: int, engines: str, threads: int, link_mbit_s: float) -> None:
+def _check(size: int, engines: str, threads: int) -> None:
     if not isinstance(size, int) or size < 1:
         raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
     if engines not in LAUNCHERS:
@@ -102,8 +96,6 @@ def _check(size: int, engines: str, threads: int, link_mbit_s: float) -> None:
         )
     if threads < 0:
         raise ClusterError(f"cluster.start: threads is {threads}: it must be at least 1, or 0 to share the cores")
-    if not 0 <= link_mbit_s < float("inf"):
-        raise ClusterError(f"cluster.start: link_mbit_s is {link_mbit_s}: it must be at least 0 (0: not slowed)")
 
 
 class Ranks:
@@ -163,36 +155,23 @@ class Ranks:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<{self.size} ranks, {self.state}>"
-
-    @property
-    def state(self) -> str:
-        """running, stopped, or why the ranks are gone."""
-        if self._stopped:
-            return "stopped"
         ends = self._processes.exits() if self._processes else []
-        return self._lost or (ends[0].message if ends else "running")
-
-    def _repr_html_(self) -> str:
-        columns = ("rank", "pid", "host", "device", "threads")
-        head = "".join(f"<th>{column}</th>" for column in columns)
-        rows = "".join("<tr>" + "".join(f"<td>{i[c]}</td>" for c in columns) + "</tr>" for i in self.info)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if self.info else ""
-        return f"{table}<p>{self!r}</p>".replace("<p><", "<p>").replace("></p>", "</p>")
+        lost = self._lost or (ends[0].message if ends else "")
+        return f"<{self.size} ranks, {'stopped' if self._stopped else lost or 'running'}>"
 
     # ---- life cycle ----------------------------------------------------------------------------------------------
 
     def _bring_up(self, tries: int = 3) -> None:
         r = self._request
         if self._processes is None:
-            self._processes = Processes(self.size, r["engines"], r["threads"], r["env"], r["job"])
+            self._processes = Processes(self.size, r["engines"], r["threads"], r["job"])
         try:
             self._processes.start(self._start_timeout_s)
             self.view = self._processes.client.direct_view(list(range(self.size)))
             self.view.block = True
             self._join(fresh=False)
         except BaseException as error:
-            again = isinstance(error, PortTakenError) and tries > 1
+            again = isinstance(error, TryAgainError) and tries > 1
             kept = again and self._processes.keeps_job()
             if not kept and self._processes is not None:
                 again = again and not self._processes.remote  # a new job would have to queue
@@ -216,7 +195,7 @@ class Ranks:
             from aiscale.distributed import host_store  # imports torch, which a notebook with a job does not need
 
             self._store, rendezvous = host_store(r["timeout_s"])
-        how = (r["device"], r["timeout_s"], sys.path, fresh, r["link_mbit_s"])
+        how = (r["device"], r["timeout_s"], sys.path, fresh)
         asked = self.view.apply_async(engine.join, rendezvous, self.size, *how)
         self.info = self._finish(asked)
         order = [info["rank"] for info in self.info]
@@ -274,10 +253,6 @@ class Ranks:
             self._processes.stop(grace_s)
             self._processes = None
         self._store = None
-
-    def _activate_magics(self) -> None:
-        if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
-            shell.register_magics(cells.RankMagics(shell, self))
 
     # ---- waiting -------------------------------------------------------------------------------------------------
 

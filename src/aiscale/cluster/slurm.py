@@ -23,7 +23,7 @@ from pathlib import Path
 
 from aiscale.cluster import guard
 from aiscale.cluster.errors import ClusterError, RanksInterrupted
-from aiscale.cluster.job import Job, Line, Pace, State, ask, position
+from aiscale.cluster.job import Job, Line, Pace, State, ask
 from aiscale.cluster.local import Exit, LocalLauncher
 
 _LOG_S = 0.3  #: between looks at a log, which may be on a shared file system
@@ -64,23 +64,14 @@ class SlurmLauncher(LocalLauncher):
         if self.job and self._is_ours:
             self._start_again()
             return
-        self._share_temporary_files()
+        # Where ranks see this kernel's temporary files: each node has its own /tmp.
+        self._tmp = tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=self.folder)
         if self._is_ours:
             self.job = self.options.submit(self.size, self.folder, env)
             (self.folder / "job").write_text(self.job)
             return
         self.job = os.environ["SLURM_JOB_ID"]
         self.processes = [self._spawn([*self._srun(), sys.executable, "-u"], env, "slurm")]
-
-    def _share_temporary_files(self) -> None:
-        """Put this kernel's temporary files where ranks see them: each node has its own /tmp."""
-        self._tmp = tempfile.mkdtemp(prefix="tmp-", dir=self.folder)
-        tempfile.tempdir = self._tmp
-
-    def _end_sharing(self) -> None:
-        if self._tmp:
-            tempfile.tempdir = None  # tempfile then chooses a folder again
-            shutil.rmtree(self._tmp, ignore_errors=True)
 
     def _start_again(self) -> None:
         shutil.rmtree(self.folder / "profile")
@@ -128,29 +119,17 @@ class SlurmLauncher(LocalLauncher):
                     self._state = state
                     if not state.is_waiting:
                         break
-                    self._show_waiting(line, state, time.monotonic() - began)
+                    if state.hopeless:
+                        raise ClusterError(
+                            f"job {self.job} would never start, and has been cancelled: {state.hopeless}"
+                        )
+                    line.show(f"job {self.job} {state.waiting(time.monotonic() - began)}")
                 time.sleep(0.1)
-            self._show_running(line, self._state)
+            if not state.is_over:
+                until = state.ends.partition("T")[2]
+                line.show(f"job {self.job} runs on {state.nodes}" + f" until {until[:5]}" * bool(until))
         except KeyboardInterrupt:
             raise RanksInterrupted(f"job {self.job} had not started, and has been cancelled") from None
-        finally:
-            line.close()
-
-    def _show_waiting(self, line: Line, state: State, seconds: float) -> None:
-        if state.hopeless:
-            raise ClusterError(f"job {self.job} would never start, and has been cancelled: {state.hopeless}")
-        limit = self.options.queue_timeout_s
-        if limit and seconds > limit:
-            raise ClusterError(
-                f"job {self.job} still waited after {seconds:.0f} s, and has been cancelled: {state.waiting(seconds)}"
-            )
-        place = position(self.job, state.partition)
-        line.show(f"job {self.job} {state.waiting(seconds, place)}")
-
-    def _show_running(self, line: Line, state: State) -> None:
-        if not state.is_over:
-            until = state.ends.partition("T")[2]
-            line.show(f"job {self.job} runs on {state.nodes}" + f" until {until[:5]}" * bool(until))
 
     def exits(self, pids: Mapping[int, int]) -> list[Exit]:
         if not self._ends and time.monotonic() - self._looked > _LOG_S:
@@ -185,7 +164,9 @@ class SlurmLauncher(LocalLauncher):
 
     def stop(self) -> None:
         """End the step, and the job if we submitted it."""
-        self._end_sharing()
+        if self._tmp:
+            tempfile.tempdir = None  # tempfile then chooses a folder again
+            shutil.rmtree(self._tmp, ignore_errors=True)
         for srun in self.processes:  # ends a step that has not started
             srun.terminate()
         if not guard.cancel(str(self.folder)):

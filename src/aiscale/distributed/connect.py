@@ -52,7 +52,6 @@ class World:
     rank: int
     size: int
     local_rank: int  #: among the ranks of this node
-    local_size: int
     device: torch.device
     launcher: str  #: torchrun, aiscale, ipyparallel, srun, mpiexec or none
     backend: str  #: gloo or nccl
@@ -192,7 +191,6 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
         rank=place.rank,
         size=place.size,
         local_rank=place.local_rank,
-        local_size=place.local_size,
         device=here,
         launcher=place.launcher,
         backend="nccl" if nccl else "gloo",

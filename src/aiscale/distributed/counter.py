@@ -151,7 +151,7 @@ class Traffic:
     _counts: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _control: dict[tuple[str, Group], Count] = field(default_factory=lambda: defaultdict(Count), repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _in_control: int = 0
+    in_control: int = 0  #: how many control() blocks are open
     _control_ns: list[tuple[int, int]] = field(default_factory=list, repr=False)  #: (start, end), for `pull`
     pull: Callable[[], None] | None = field(default=None, repr=False)  #: adds what the recorder has
 
@@ -160,7 +160,7 @@ class Traffic:
         if isinstance(group, int):
             group = Group("world", tuple(range(group)))
         with self._lock:
-            control = self._in_control if time_ns is None else any(a <= time_ns <= b for a, b in self._control_ns)
+            control = self.in_control if time_ns is None else any(a <= time_ns <= b for a, b in self._control_ns)
             count = (self._control if control else self._counts)[op, group]
             count.calls += 1
             count.payload_bytes += payload_bytes
@@ -168,18 +168,14 @@ class Traffic:
     @contextmanager
     def control(self) -> Iterator[None]:
         """Count what is sent inside as bookkeeping (loss averages, stop flags, saving), not as training traffic."""
-        self._in_control += 1
+        self.in_control += 1
         start_ns = time.time_ns()
         try:
             yield
         finally:
-            self._in_control -= 1
-            if self.pull and not self._in_control:
+            self.in_control -= 1
+            if self.pull and not self.in_control:
                 self._control_ns.append((start_ns, time.time_ns()))
-
-    @property
-    def in_control(self) -> bool:
-        return self._in_control > 0
 
     @property
     def control_counts(self) -> dict[tuple[str, int], Count]:
@@ -203,7 +199,7 @@ class Traffic:
         return _difference(self.groups(), earlier)
 
     def _by(self, counts: dict, key: Callable[[str, Group], Key]) -> dict[Key, Count]:
-        if self.pull and not self._in_control:
+        if self.pull and not self.in_control:
             self.pull()
             self._control_ns.clear()
         totals: dict[Key, Count] = {}
@@ -261,21 +257,19 @@ def attach(traffic: Traffic) -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(ENTRIES))
     following = {"record": 0, "start_ns": time.time_ns()}  # an earlier world of this process may have filled the ring
 
-    def pull() -> None:
-        from torch._C import _distributed_c10d as c10d
+    def recorded() -> dict:
+        from torch._C import _distributed_c10d as c10d  # with NCCL only
 
-        dump = pickle.loads(c10d._dump_nccl_trace(True, False, False))
-        entries, following["record"] = read(dump, following["record"])
+        return pickle.loads(c10d._dump_nccl_trace(True, False, False))
+
+    def pull() -> None:
+        entries, following["record"] = read(recorded(), following["record"])
         for entry in entries:
             if entry.time_ns >= following["start_ns"]:
                 traffic.add(entry.op, entry.group, entry.payload_bytes, time_ns=entry.time_ns)
 
-    def begun() -> dict[str, tuple[int, str, int, float]]:
-        from torch._C import _distributed_c10d as c10d
-
-        return latest(pickle.loads(c10d._dump_nccl_trace(True, False, False)), following["start_ns"])
-
-    traffic.pull, traffic.progress.pull = pull, begun
+    traffic.pull = pull
+    traffic.progress.pull = lambda: latest(recorded(), following["start_ns"])
 
 
 def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, float]]:

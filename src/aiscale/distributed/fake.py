@@ -108,6 +108,6 @@ def fake_world(size: int, rank: int = 0, *, memory: bool = False) -> Iterator[Wo
                 mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
                 stack.enter_context(_ReadsOnes())
                 stack.enter_context(patch.object(torch.utils, "swap_tensors", _forgetting(mode)))
-            yield _FakeWorld(rank, size, 0, 1, cpu, launcher="none", backend="gloo", traffic=traffic)
+            yield _FakeWorld(rank, size, 0, cpu, launcher="none", backend="gloo", traffic=traffic)
     finally:
         dist.destroy_process_group()
