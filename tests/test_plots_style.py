@@ -55,7 +55,8 @@ def test_bars_of_the_three_kinds_look_different():
 
 
 def test_legend_rows_read_from_left_to_right():
-    ax = plots.memory_bars({**BYTES, "weight casts": 1e6, "buffers": 1e6, "other": 1e6}, BYTES)
+    predicted = {**BYTES, "weight casts": 1e6, "buffers": 1e6, "other": 1e6}
+    ax = plots.memory_bars({"fp32": predicted}, {"fp32": BYTES})
     figure = ax.figure
     figure.canvas.draw()
     entries = [(t.get_text(), t.get_window_extent()) for t in figure.legends[0].texts]

@@ -16,8 +16,7 @@ from aiscale.plots.kernels import product_tiles, thread_blocks, warp_reads
 from aiscale.plots.nodes import node
 from aiscale.plots.numbers import FORMATS, matrices, number_formats, value_range
 from aiscale.plots.one_step import memory_over_time, pipeline, step_memory, timeline
-from aiscale.plots.placement import mlp_cut, rank_grid, shards
-from aiscale.plots.radius_study import radius_long_curves, radius_page
+from aiscale.plots.placement import fsdp_step, mlp_cut, rank_grid, shards, zero_stages
 from aiscale.plots.rendezvous import rendezvous
 from aiscale.plots.sparsity import (
     density_times,
@@ -27,8 +26,7 @@ from aiscale.plots.sparsity import (
     perplexity_trend,
     radius_curves,
 )
-from aiscale.plots.stages import fsdp_step, zero_stages
-from aiscale.plots.study import study_drift, study_ratios
+from aiscale.plots.studies import radius_long_curves, radius_page, study_drift, study_ratios
 from aiscale.plots.style import (
     EVENT_COLORS,
     MEMORY_COLORS,

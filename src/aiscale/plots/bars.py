@@ -1,7 +1,6 @@
 """Horizontal bars: bytes by category or collective, and published values beside measured ones.
 
-plots.memory_bars(cost.training_bytes(model, 8, 256), measured)                # one configuration
-plots.memory_bars({"fp32": {...}, "bf16": {...}}, {"fp32": {...}, ...})        # several, one below the other
+plots.memory_bars({"fp32": cost.training_bytes(model, 8, 256), "bf16": {...}}, {"fp32": measured, ...})
 plots.traffic_bars({"zero1": {"all_reduce": 4e6}}, {"zero1": {"all_reduce": 4e6}}, unit_bytes=2e6, unit="weights")
 plots.published_vs_measured(published, measured, xlabel="training time (s)", source="CS455 slides")
 """
@@ -30,20 +29,18 @@ COLLECTIVE_COLORS = {
 
 
 def memory_bars(
-    predicted: Mapping | None = None,
-    measured: Mapping | None = None,
+    predicted: Mapping[str, Mapping[str, float]] | None = None,
+    measured: Mapping[str, Mapping[str, float]] | None = None,
     *,
     capacity_bytes: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Bytes by category, stacked; for each configuration one bar for predicted and one for measured.
 
-    Both are {category: bytes} or {configuration: {category: bytes}}. capacity_bytes draws the device's
-    memory as a line. A category has the same colour in every figure (style.MEMORY_COLORS).
+    Both are {configuration: {category: bytes}}. capacity_bytes draws the device's memory as a line. A category has the
+    same colour in every figure (style.MEMORY_COLORS).
     """
-    kinds = {"predicted": predicted, "measured": measured}
-    groups = {kind: _by_configuration(given) for kind, given in kinds.items() if given}
-    style.check_given(groups, "memory_bars predicted or measured bytes")
+    groups = _given(predicted, measured, "memory_bars")
     totals = [sum(parts.values()) for group in groups.values() for parts in group.values()]
     unit_bytes, unit = style.memory_unit(max(totals))
     ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax, (0.36, 0.22), 1.6)
@@ -58,11 +55,6 @@ def memory_bars(
     return ax
 
 
-def _by_configuration(given: Mapping) -> dict[str, Mapping[str, float]]:
-    """{configuration: {category: bytes}}; a bare {category: bytes} becomes the configuration ""."""
-    return dict(given) if all(isinstance(value, Mapping) for value in given.values()) else {"": given}
-
-
 def traffic_bars(
     predicted: Mapping[str, Mapping[str, float]] | None = None,
     measured: Mapping[str, Mapping[str, float]] | None = None,
@@ -75,12 +67,17 @@ def traffic_bars(
 
     Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
     """
-    groups = {kind: given for kind, given in (("predicted", predicted), ("measured", measured)) if given}
-    style.check_given(groups, "traffic_bars predicted or measured bytes")
+    groups = _given(predicted, measured, "traffic_bars")
     ax = _stacked(groups, COLLECTIVE_COLORS, unit_bytes, ax, (0.3, 0.16), 1.5)
     ax.set_xlim(0, 1.13 * ax.dataLim.x1)
     ax.set_xlabel(f"sent by a rank in one step ({unit})")
     return ax
+
+
+def _given(predicted: Mapping | None, measured: Mapping | None, name: str) -> dict[str, Mapping]:
+    groups = {kind: given for kind, given in (("predicted", predicted), ("measured", measured)) if given}
+    style.check_given(groups, f"{name} predicted or measured bytes")
+    return groups
 
 
 def _rows(groups: Mapping[str, Mapping[str, object]]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -117,7 +114,7 @@ def _stacked(
             left += width
         place = {"textcoords": "offset points", "xytext": (5, 0), "va": "center", "fontsize": 8.5}
         ax.annotate(f"{left:.3g}", (left, y), color=style.INK, **place)
-        ticks.append((y, f"{label}, {kind}" if label else kind))
+        ticks.append((y, f"{label}, {kind}"))
     ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
     ax.set_ylim(y + 0.65, 0.35)
     style.for_bars(ax)
@@ -148,7 +145,7 @@ def published_vs_measured(
         raise ConfigError("published_vs_measured draws positive values, and at least one")
     ax = style.new_axes(ax, 7.5, 0.9 + 0.3 * len(rows) + 0.18 * len(labels))
     colors = {label: style.STRATEGY_COLORS["ddp"] for label in labels}
-    colors |= {label: color for label, color in style.series_colors(labels).items() if _is_strategy(label)}
+    colors |= {label: color for label, color in style.series_colors(labels).items() if style.named(label)}
     log = max(values) > 30 * min(values) if log is None else log
     left = 10 ** _floor(min(values)) if log else 0
     y, centers = 0.0, {label: [] for label in labels}
@@ -174,10 +171,6 @@ def _value_bar(ax: Axes, y: float, left: float, value: float, kind: str, color: 
         style.draw(ax, "published", [value], [y], color, clip_on=False)
     place = {"textcoords": "offset points", "xytext": (7, 0), "va": "center", "fontsize": 8.5}
     ax.annotate(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", (value, y), color=style.INK, **place)
-
-
-def _is_strategy(label: str) -> bool:
-    return next(iter(label.lower().replace("-", " ").replace("+", " ").split()), "") in style.STRATEGY_COLORS
 
 
 def _floor(value: float) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.ticker import LogLocator
 
 from aiscale import cost
@@ -90,27 +90,20 @@ def guessed(
             for c, name in enumerate(columns):
                 look = {"rotation": 35, "rotation_mode": "anchor", "ha": "left", "va": "bottom", "fontsize": 8}
                 ax.text(left + c + 0.35, n + 0.1, name, color=style.MUTED, **look)
-        _guessed_cells(
-            ax,
-            left,
-            grid,
-            [
-                [grid is truth or same(*pair) for pair in zip(*both, strict=True)]
-                for both in zip(grid, truth, strict=True)
-            ],
-        )
+        _guessed_cells(ax, left, grid, truth, operator.is_ if grid is truth else same)
     ax.set_xlim(-left_room, span + 0.3)
     ax.set_ylim(-0.65, n + head)
     style.bare(ax)
     return ax
 
 
-def _guessed_cells(ax: Axes, left: float, grid: Grid, right: Sequence[Sequence[bool]]) -> None:
+def _guessed_cells(ax: Axes, left: float, grid: Grid, truth: Grid, same: Callable[[object, object], bool]) -> None:
     for r, row in enumerate(grid):
         for c, value in enumerate(row):
             x, y = left + c, len(grid) - 1 - r
-            _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right[r][c] else WRONG)
-            if not right[r][c]:
+            right = same(value, truth[r][c])
+            _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT if right else WRONG)
+            if not right:
                 ax.plot([x + 0.15, x + 0.85], [y + 0.15, y + 0.85], color=WRONG, linewidth=1, alpha=0.6)
             text = "" if value is None else f"{value}"
             size = 9 if len(text) <= 3 else 7.5
@@ -162,9 +155,7 @@ def _grid(ax: Axes, left: float, rows: Grid, origins: list[list[list[int]]]) -> 
 
 
 def _cell(ax: Axes, x: float, y: float, **options) -> None:
-    options = {"edgecolor": "none", "linewidth": 0.9, **options}
-    box = FancyBboxPatch((x + 0.07, y + 0.07), 0.86, 0.86, boxstyle="round,pad=0,rounding_size=0.12", **options)
-    ax.add_patch(box)
+    style.rounded(ax, (x + 0.07, y + 0.07), 0.86, 0.86, 0.12, **{"edgecolor": "none", "linewidth": 0.9, **options})
 
 
 def _stripes(ax: Axes, x: float, y: float, width: float, height: float, colors: Sequence[str]) -> None:
@@ -265,9 +256,7 @@ def latency_bandwidth(
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9), layout="constrained")
     fits, published = fits or {}, published or {}
-    cycle = [entry["color"] for entry in plt.rcParams["axes.prop_cycle"]]
-    ops = list(dict.fromkeys([*points, *published]))
-    colors = {op: cycle[i % len(cycle)] for i, op in enumerate(ops)}
+    colors = style.series_colors({**points, **published})
     for kind, series in (("measured", points), ("published", published)):
         for op, (nbytes, seconds) in series.items():
             sent = [cost.wire_bytes(op, n, world) for n in nbytes]
@@ -296,27 +285,19 @@ def latency_bandwidth(
 def message_count(
     counts: Sequence[int],
     measured_s: Sequence[float],
-    predicted_s: Sequence[float] | None = None,
+    predicted_s: Sequence[float],
     *,
     payload_bytes: int,
-    ax: Axes | None = None,
 ) -> Axes:
     """Seconds to send `payload_bytes` in total, cut into that many messages; the upper axis shows the size of one
     message."""
-    for name, values in (("measured_s", measured_s), ("predicted_s", predicted_s)):
-        if values is not None and len(values) != len(counts):
-            raise ConfigError(f"{len(counts)} counts of messages but {len(values)} values of {name}: give one for each")
-    ax = style.new_axes(ax, 7.5, 3.8)
-    color = style.STRATEGY_COLORS["mpi"]
-    style.draw(ax, "measured", counts, measured_s, color)
-    kinds = ["measured"]
-    if predicted_s is not None:
-        style.draw(ax, "predicted", counts, predicted_s, style.INK)
-        kinds.append("predicted")
+    ax = style.new_axes(None, 7.5, 3.8)
+    style.draw(ax, "measured", counts, measured_s, style.STRATEGY_COLORS["mpi"])
+    style.draw(ax, "predicted", counts, predicted_s, style.INK)
     ax.set(xscale="log", yscale="log", ylabel="time for all of them (s)")
     ax.set_xlabel(f"number of messages that {style.format_bytes(payload_bytes)} are cut into")
     style.ranks_axis(ax.xaxis, counts)
-    values = [*measured_s, *(predicted_s or [])]
+    values = [*measured_s, *predicted_s]
     decades = math.log10(max(values) / min(values))
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
     style.seconds_axis(ax.yaxis)
@@ -324,5 +305,5 @@ def message_count(
     sizes.set_xticks(counts, [style.format_bytes(payload_bytes / n) for n in counts])
     sizes.minorticks_off()
     sizes.set_xlabel("size of one message")
-    ax.legend(handles=style.kind_handles(kinds), loc="upper left")
+    ax.legend(handles=style.kind_handles(["measured", "predicted"]), loc="upper left")
     return ax

@@ -103,16 +103,12 @@ def loss_difference(
 def speedup(
     ranks: Sequence[int],
     measured: Mapping[str, Sequence[float]],
-    predicted: Mapping[str, Sequence[float]] | None = None,
-    *,
-    ax: Axes | None = None,
+    predicted: Mapping[str, Sequence[float]],
 ) -> Axes:
     """Speed-up over one rank, {label: (len(ranks),)}. The grey line is ideal: n ranks, n times as fast."""
-    groups = {"measured": measured, "predicted": predicted or {}}
-    groups = {kind: series for kind, series in groups.items() if series}
-    style.check_given(groups, "measured or predicted values by label")
-    ax = style.new_axes(ax, 7.5, 3.8)
-    colors = style.series_colors(dict.fromkeys(label for series in groups.values() for label in series))
+    groups = {"measured": measured, "predicted": predicted}
+    ax = style.new_axes(None, 7.5, 3.8)
+    colors = style.series_colors({**measured, **predicted})
     for kind, series in groups.items():
         for label, values in series.items():
             if len(values) != len(ranks):
@@ -122,13 +118,8 @@ def speedup(
     top = max(ranks)
     place = {"textcoords": "offset points", "xytext": (-12, 2), "ha": "right", "va": "bottom", "fontsize": 8.5}
     ax.annotate("ideal", (top, top), color=style.MUTED, **place)
-    if top > 8:
-        ax.set(xscale="log", yscale="log")
-        style.ranks_axis(ax.yaxis, ranks)
-        ax.set_ylim(top=top * 1.3)
-    else:  # with few ranks a linear axis shows the gap to ideal better
-        style.steps_axis(ax.yaxis)
-        ax.set_ylim(0, top * 1.06)
+    style.steps_axis(ax.yaxis)
+    ax.set_ylim(0, top * 1.06)
     style.ranks_axis(ax.xaxis, ranks)
     ax.set(xlabel="number of ranks", ylabel="speed-up (times one rank)")
     style.legend_above(ax, style.legend_handles(colors, style.kind_handles(groups)))

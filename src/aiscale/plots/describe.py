@@ -27,7 +27,7 @@ def describe(figure: Figure) -> str:
     panels = [ax for ax in figure.axes if ax.get_visible() and ax.get_label() != "<colorbar>"]
     said: set[str] = set()  # panels share most of their labels
     parts = dict.fromkeys(part for ax in panels for part in _panel(ax, said))
-    legends = [legend for owner in (figure, *panels) for legend in _legends(owner)]
+    legends = [*figure.legends, *filter(None, (ax.get_legend() for ax in panels))]
     shown = _joined(text.get_text() for legend in legends for text in legend.get_texts())
     lead = [f"{len(panels)} panels"] if len(panels) > 1 else []
     return ". ".join([*lead, *parts, *([f"Shown: {shown}"] if shown else [])] or ["An empty figure"]) + "."
@@ -85,10 +85,6 @@ def _axis(axis: Axis) -> str:
     few = named and len(ticks) <= _MOST_CATEGORIES
     values = "; ".join(ticks) if few else f"{ticks[0]} to {ticks[-1]}" if ticks else ""
     return ", ".join(filter(None, (_plain(axis.get_label_text()), values)))
-
-
-def _legends(owner: Figure | Axes) -> list:
-    return list(owner.legends) if isinstance(owner, Figure) else list(filter(None, [owner.get_legend()]))
 
 
 def _joined(texts: Iterable[str]) -> str:

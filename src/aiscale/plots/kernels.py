@@ -111,13 +111,10 @@ def product_tiles(n: int, tile: int, ax: Axes | None = None) -> Axes:
         _text(ax, x + n / 2, y - 0.05 * n, f"{name}  ({n} × {n})", color=style.MUTED)
     for k in range(turns):
         filled = 1.0 if k == turn else 0.35
-        for x, y, color, number in (
-            (k * tile, n + gap + by * tile, DATA, k),
-            (n + gap + bx * tile, k * tile, WEIGHTS, k),
-        ):
+        for x, y, color in ((k * tile, n + gap + by * tile, DATA), (n + gap + bx * tile, k * tile, WEIGHTS)):
             face = style.tint(color, filled)
             _box(ax, x, y, tile, tile, facecolor=face, linewidth=1.2)
-            _text(ax, x + tile / 2, y + tile / 2, f"turn {number}", 7.5, color=style.text_color(face))
+            _text(ax, x + tile / 2, y + tile / 2, f"turn {k}", 7.5, color=style.text_color(face))
     x, y = n + gap + bx * tile, n + gap + by * tile
     _box(ax, x, y, tile, tile, facecolor=DATA, edgecolor=style.INK, linewidth=2)
     _text(ax, x + tile / 2, y + tile / 2, "this\nblock", 7.5, color=style.text_color(DATA))

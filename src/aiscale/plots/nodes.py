@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch
 
 from aiscale.machines import Machine
 from aiscale.plots import style
@@ -54,17 +54,14 @@ def _places(devices: int) -> list[tuple[float, float]]:
 def _box(ax: Axes, center: tuple[float, float], half: float, color: str, text: str, height: float = 0.0) -> None:
     x, y = center
     high = height or half
-    shape = "round,pad=0,rounding_size=0.12"
-    patch = FancyBboxPatch((x - half, y - high), 2 * half, 2 * high, boxstyle=shape, color=color, zorder=4)
-    ax.add_patch(patch)
+    style.rounded(ax, (x - half, y - high), 2 * half, 2 * high, 0.12, color=color, zorder=4)
     ax.text(x, y, text, ha="center", va="center", color=style.text_color(color), fontsize=9.5, zorder=5)
 
 
 def _package(ax: Axes, a: tuple[float, float], b: tuple[float, float]) -> None:
     left, right = sorted((a[0], b[0]))
     box = (left - 0.78, min(a[1], b[1]) - 0.78), right - left + 1.56, abs(a[1] - b[1]) + 1.56
-    shape = "round,pad=0,rounding_size=0.25"
-    ax.add_patch(FancyBboxPatch(*box, boxstyle=shape, facecolor=style.tint(_MATE, 0.16), edgecolor="none", zorder=1))
+    style.rounded(ax, *box, 0.25, facecolor=style.tint(_MATE, 0.16), edgecolor="none", zorder=1)
 
 
 def _link(ax: Axes, a: tuple, b: tuple, color: str, gb_s: float, bend: float = 0.0) -> None:
@@ -75,17 +72,14 @@ def _link(ax: Axes, a: tuple, b: tuple, color: str, gb_s: float, bend: float = 0
 
 def _adapters(ax: Axes, machine: Machine, right: float) -> None:
     """The frame of the node, its network adapters across the edge, and the network below."""
-    shape = "round,pad=0,rounding_size=0.3"
-    frame = ((-1.1, -1.75), right + 2.2, 4.85)
-    ax.add_patch(FancyBboxPatch(*frame, boxstyle=shape, facecolor="none", edgecolor=style.MUTED, linewidth=1.2))
+    style.rounded(ax, (-1.1, -1.75), right + 2.2, 4.85, 0.3, facecolor="none", edgecolor=style.MUTED, linewidth=1.2)
     nics = machine.network.nics or 0
     for i in range(nics):
         x = -0.9 + (right + 1.8) * (i + 0.5) / nics
         ax.plot([x, x], [-1.75, -2.75], color=_NIC, linewidth=0.4 * (machine.network.nic_gb_s or 1) ** 0.5 + 0.6)
         _box(ax, (x, -1.75), min(0.52, 0.42 * (right + 1.8) / nics), _NIC, "NIC", 0.3)
     if nics:
-        bar = ((-1.1, -3.25), right + 2.2, 0.55)
-        ax.add_patch(FancyBboxPatch(*bar, boxstyle=shape, facecolor=style.tint(_NIC, 0.16), edgecolor="none"))
+        style.rounded(ax, (-1.1, -3.25), right + 2.2, 0.55, 0.3, facecolor=style.tint(_NIC, 0.16), edgecolor="none")
         text = (machine.network.topology or machine.network.name).replace("+", " +")
         ax.text(right / 2, -2.98, text, ha="center", va="center", fontsize=9, color=style.INK)
     ax.set_xlim(-1.4, right + 1.4)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import Rectangle
 
 from aiscale.config import ConfigError
 from aiscale.plots import style
@@ -64,9 +64,8 @@ def _cells(ax: Axes, left: float, bottom: float, array: np.ndarray, top: float, 
         for c in range(columns):
             color = DIVERGING(0.5 + 0.5 * array[r, c] / top)[:3]
             x, y = left + c, bottom + rows - 1 - r
-            shape = "round,pad=0,rounding_size=0.06"
             edge = {"edgecolor": style.FAINT, "linewidth": 0.6}
-            ax.add_patch(FancyBboxPatch((x + 0.04, y + 0.04), 0.92, 0.92, boxstyle=shape, facecolor=color, **edge))
+            style.rounded(ax, (x + 0.04, y + 0.04), 0.92, 0.92, 0.06, facecolor=color, **edge)
             ink = style.text_color(color)
             number = f"{array[r, c]:.{digits}f}".replace("-", "−")
             ax.text(x + 0.5, y + 0.5, number, ha="center", va="center", fontsize=size, color=ink)
@@ -107,13 +106,13 @@ FORMATS = (
 _FIELDS = {"sign": "#4A4F58", "exponent (range)": "#F0AF00", "fraction (precision)": "#0068B8", "not read": "#E9ECF0"}
 
 
-def number_formats(formats: Sequence[NumberFormat] = FORMATS, *, ax: Axes | None = None) -> Axes:
+def number_formats() -> Axes:
     """The bits of each format, its largest and smallest normal number, and the step from 1 to the next number."""
-    ax = style.new_axes(ax, 7.5, 0.95 + 0.36 * len(formats))
-    bits = max(1 + f.exponent_bits + f.fraction_bits + f.unused_bits for f in formats)
+    rows = len(FORMATS)
+    ax = style.new_axes(None, 7.5, 0.95 + 0.36 * rows)
+    bits = 32
     columns = [bits + 4.2, bits + 10.2, bits + 16.2]
-    rows = len(formats)
-    for row, kind in enumerate(formats):
+    for row, kind in enumerate(FORMATS):
         y = 1.5 * (rows - 1 - row)
         ax.text(-1, y + 0.5, kind.name, ha="right", va="center", weight="bold")
         lengths = (1, kind.exponent_bits, kind.fraction_bits, kind.unused_bits)
@@ -126,12 +125,10 @@ def number_formats(formats: Sequence[NumberFormat] = FORMATS, *, ax: Axes | None
             ax.text(column, y + 0.5, _power(value), ha="center", va="center", fontsize=8.5)
     for column, word in zip(columns, ("largest", "smallest\nnormal", "step at 1"), strict=True):
         ax.text(column, 1.5 * rows - 0.2, word, ha="center", va="bottom", fontsize=8.5, color=style.MUTED)
-    used = [f.unused_bits for f in formats]
-    fields = {name: color for name, color in _FIELDS.items() if name != "not read" or any(used)}
     ax.set_xlim(-4.2, bits + 19)
     ax.set_ylim(-0.2, 1.5 * rows + 1.3)
     ax.set_axis_off()
-    style.legend_above(ax, style.legend_handles(fields, bars=True))
+    style.legend_above(ax, style.legend_handles(_FIELDS, bars=True))
     return ax
 
 

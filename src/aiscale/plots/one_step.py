@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,6 +21,9 @@ from matplotlib.colors import to_hex
 
 from aiscale.cost import Event
 from aiscale.plots import style
+
+if TYPE_CHECKING:
+    from aiscale.parallel.memory_trace import StepMemory
 
 Events = Iterable[Event | tuple]  #: (rank, name, start_s, end_s, kind)
 
@@ -177,16 +180,8 @@ _STEP_COLORS = {
 }
 
 
-class Trace(Protocol):
-    """A `parallel.memory_trace.StepMemory`."""
-
-    seconds: list[float]
-    held_bytes: dict[str, list[int]]
-
-
-def step_memory(traces: Mapping[str, Trace]) -> np.ndarray:
+def step_memory(traces: Mapping[str, StepMemory]) -> np.ndarray:
     """Measured bytes over one step, stacked by category, one panel per trace, all on one memory scale."""
-    style.check_given(traces, "step_memory {label: trace of parallel.step_memory}")
     columns = min(2, len(traces))
     rows = ceil(len(traces) / columns)
     figure, axes = plt.subplots(
@@ -206,7 +201,7 @@ def step_memory(traces: Mapping[str, Trace]) -> np.ndarray:
     return axes
 
 
-def _panel(ax: Axes, label: str, trace: Trace, top: float) -> None:
+def _panel(ax: Axes, label: str, trace: StepMemory, top: float) -> None:
     milliseconds = np.asarray(trace.seconds) * 1e3
     stack = [
         np.asarray(trace.held_bytes.get(category, 0)) / 2**20 * np.ones(len(milliseconds)) for category in _STEP_COLORS

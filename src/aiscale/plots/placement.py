@@ -3,6 +3,8 @@
 plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)  # rank = tp + tp (dp + dp pp), Megatron-Core's order
 plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor are on which rank
 plots.mlp_cut(4)                                          # tensor parallelism: columns of A, rows of B, f and g
+plots.zero_stages(4)                                      # stages 0 to 3 on four ranks, to scale
+plots.fsdp_step(3, 4)                                     # rank 0's weights and gradients, while the step goes on
 """
 
 from __future__ import annotations
@@ -11,38 +13,35 @@ from collections.abc import Mapping
 from math import ceil
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import Rectangle
 
+from aiscale import cost
 from aiscale.config import ConfigError
 from aiscale.plots import style
+from aiscale.plots.one_step import BORROWED
 
 _COLORS = {"tensor": style.STRATEGY_COLORS["tp"], "pipeline": style.STRATEGY_COLORS["pp"]}
 _COLORS["data"] = style.STRATEGY_COLORS["ddp"]
 
 
-def rank_grid(
-    tp: int, pp: int, dp: int, *, per_node: int = 0, of_rank: int | None = None, ax: Axes | None = None
-) -> Axes:
+def rank_grid(tp: int, pp: int, dp: int, *, per_node: int, of_rank: int) -> Axes:
     """One panel per copy of the model (dp), one row per pipeline stage, one column per tensor-parallel rank.
 
     per_node: ranks per node; nodes differ in shade. of_rank: frame this rank's three communication groups.
     """
-    if min(tp, pp, dp) < 1 or per_node < 0:
-        raise ConfigError(f"tp {tp}, pp {pp}, dp {dp}, per_node {per_node}: the first three are at least 1")
     size = tp * pp * dp
-    if of_rank is not None and not 0 <= of_rank < size:
+    if not 0 <= of_rank < size:
         raise ConfigError(f"of_rank {of_rank}: tp {tp} x pp {pp} x dp {dp} has ranks 0 to {size - 1}")
     panel = tp + 0.9
-    ax = style.new_axes(ax, min(7.5, 1.2 + 0.6 * dp * panel), 1.0 + 0.6 * pp)
+    ax = style.new_axes(None, min(7.5, 1.2 + 0.6 * dp * panel), 1.0 + 0.6 * pp)
     for rank in range(size):
         t, d, p = _place(rank, tp, dp)
-        shade = 0.16 if per_node == 0 else (0.12, 0.42)[rank // per_node % 2]
+        shade = (0.12, 0.42)[rank // per_node % 2]
         ax.add_patch(
             Rectangle((d * panel + t, p), 0.92, 0.92, facecolor=style.tint(style.MUTED, shade), edgecolor=style.PAPER)
         )
         ax.text(d * panel + t + 0.46, p + 0.46, str(rank), ha="center", va="center", fontsize=9, color=style.INK)
-    if of_rank is not None:
-        _frame_groups(ax, of_rank, tp, dp, size, panel)
+    _frame_groups(ax, of_rank, tp, dp, size, panel)
     for d in range(dp):
         ax.text(d * panel + tp / 2, -0.25, f"copy {d}", ha="center", va="bottom", fontsize=9, color=style.MUTED)
     for p in range(pp):
@@ -50,7 +49,7 @@ def rank_grid(
     ax.set_xlim(-1.6, dp * panel - 0.7)
     ax.set_ylim(pp + 0.15, -0.7)
     style.bare(ax)
-    names = {f"rank {of_rank}'s {name} group": color for name, color in _COLORS.items()} if of_rank is not None else {}
+    names = {f"rank {of_rank}'s {name} group": color for name, color in _COLORS.items()}
     style.legend_above(ax, style.legend_handles(names))
     return ax
 
@@ -68,17 +67,8 @@ def _frame_groups(ax: Axes, of_rank: int, tp: int, dp: int, size: int, panel: fl
             if all(a == b for i, (a, b) in enumerate(zip(place, own, strict=True)) if i != axis):
                 t, d, p = place
                 side = 0.92 - 2 * inset
-                frame = FancyBboxPatch(
-                    (d * panel + t + inset, p + inset),
-                    side,
-                    side,
-                    boxstyle="square,pad=0",
-                    fill=False,
-                    edgecolor=_COLORS[name],
-                    linewidth=2.2,
-                    label=f"_{name}:{rank}",
-                )
-                ax.add_patch(frame)
+                look = {"fill": False, "edgecolor": _COLORS[name], "linewidth": 2.2, "label": f"_{name}:{rank}"}
+                ax.add_patch(Rectangle((d * panel + t + inset, p + inset), side, side, **look))
 
 
 def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int, *, ax: Axes | None = None) -> Axes:
@@ -86,7 +76,6 @@ def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int, *, ax: Axes | None
 
     Padding up to a multiple of that is drawn hollow. All bars have the scale of the longest one.
     """
-    style.check_given(shapes, "shards {name: shape}, for example cost.parameter_shapes(model)")
     ax = style.new_axes(ax, 7.5, 0.9 + 0.27 * len(shapes))
     longest = max(ranks * ceil(shape[0] / ranks) for shape in shapes.values())
     for y, shape in enumerate(shapes.values()):
@@ -161,3 +150,95 @@ def _talk(ax: Axes, x: float, y: float, name: str, does: str) -> None:
     ax.text(x, y - 0.2, name, va="bottom", fontsize=12, fontstyle="italic", **look)
     ax.plot([x, x], [y + 0.15, 4.25], color=_COLORS["tensor"], linewidth=0.8, linestyle=":")
     ax.text(x, 4.35, does, va="top", fontsize=8, linespacing=1.3, **look)
+
+
+# What a rank holds, to scale -----------------------------------------------------------------------------------------
+
+#: Bytes a parameter in mixed precision with Adam, whole: the ZeRO paper's 2 + 2 + 12.
+_BYTES = cost.zero_state_bytes(1, 0, dp=1)
+
+
+def zero_stages(ranks: int = 4, *, ax: Axes | None = None) -> Axes:
+    """A row for each stage, a box for each rank. A box is as wide as a parameter's bytes and as high as the model, cut
+    into a share for each rank; what the rank holds is filled."""
+    _check(ranks)
+    width, height = sum(_BYTES.values()), 8.0
+    right, down = width + 3.5, height + 3
+    ax = style.new_axes(ax, 7.2, 3.9)
+    for stage in range(4):
+        shared = cost.zero_state_bytes(1, stage, dp=ranks)
+        for rank in range(ranks):
+            x, y = rank * right, stage * down
+            for part, nbytes in _BYTES.items():
+                held = range(ranks) if shared[part] == nbytes else [rank]
+                _slices(ax, x, y, nbytes, height, ranks, held, style.MEMORY_COLORS[part], f"{stage} {rank} {part}")
+                x += nbytes
+            if stage == 0:
+                ax.text(rank * right + width / 2, -0.8, f"rank {rank}", ha="center", va="bottom", color=style.MUTED)
+        middle = stage * down + height / 2
+        ax.text(-1.5, middle, f"stage {stage}", ha="right", va="center", color=style.INK)
+        total = f"{sum(shared.values()):.3g}"
+        ax.text(ranks * right - 1.5, middle, f"{total} bytes\na parameter", ha="left", va="center", color=style.INK)
+    ax.set_xlim(-9, ranks * right + 10)
+    ax.set_ylim(4 * down - 2, -3)
+    style.bare(ax)
+    ax.set_aspect("auto")
+    names = {f"{part}, {nbytes:g} bytes": style.MEMORY_COLORS[part] for part, nbytes in _BYTES.items()}
+    style.legend_above(ax, style.legend_handles(names, bars=True))
+    return ax
+
+
+def fsdp_step(layers: int = 3, ranks: int = 4, *, ax: Axes | None = None) -> Axes:
+    """What rank 0 holds of each layer's weights (left half of a box) and gradients (right half), column by column: the
+    forward pass through the layers, then the backward pass."""
+    _check(ranks)
+    order = [("forward", i) for i in range(layers)] + [("backward", i) for i in reversed(range(layers))]
+    ax = style.new_axes(ax, 7.5, 1.6 + 0.55 * layers)
+    for column, (phase, at) in enumerate(order):
+        x = 1.35 * column + (0.4 if phase == "backward" else 0)
+        for layer in range(layers):
+            done = ("backward", layer) in order[:column]
+            everything = range(ranks) if layer == at else []
+            place = (x, 1.2 * layer), f"{column} {layer}"
+            _half(ax, place, 0, ranks, everything, [0], ("parameters", BORROWED))
+            whole = everything if phase == "backward" else []
+            _half(ax, place, 0.5, ranks, whole, [0] if done else [], ("gradients", style.MEMORY_COLORS["gradients"]))
+        ax.add_patch(Rectangle((x - 0.06, 1.2 * at - 0.06), 1.12, 1.12, fill=False, edgecolor=style.INK, linewidth=1.4))
+        words = "gather\ncompute\nfree" if phase == "forward" else "gather\ncompute\nreduce-scatter\nfree"
+        ax.text(x + 0.5, 1.2 * layers + 0.05, words, ha="center", va="top", fontsize=8, color=style.INK)
+        ax.text(x + 0.5, -0.15, f"{phase} {at}", ha="center", va="bottom", fontsize=8.5, color=style.MUTED)
+    for layer in range(layers):
+        ax.text(-0.15, 1.2 * layer + 0.5, f"layer {layer}", ha="right", va="center", color=style.INK)
+    ax.set_xlim(-0.9, 1.35 * len(order) + 0.2)
+    ax.set_ylim(1.2 * layers + 1.3, -0.5)
+    style.bare(ax)
+    ax.set_aspect("auto")
+    colors = {"parameters, its own": style.MEMORY_COLORS["parameters"], "parameters, borrowed": BORROWED}
+    style.legend_above(ax, style.legend_handles(colors | {"gradients": style.MEMORY_COLORS["gradients"]}, bars=True))
+    return ax
+
+
+def _half(ax: Axes, place: tuple, shift: float, ranks: int, whole, own, look: tuple[str, str]) -> None:
+    (x, y), label = place
+    part, color = look
+    _slices(ax, x + shift, y, 0.5, 1.0, ranks, whole, color, f"{label} {part}")
+    if own:
+        _slices(ax, x + shift, y, 0.5, 1.0, ranks, own, style.MEMORY_COLORS[part], f"{label} own {part}", frame=False)
+
+
+def _slices(
+    ax: Axes, x: float, y: float, width: float, height: float, ranks: int, held, color: str, label: str, frame=True
+) -> None:
+    """A tensor cut into `ranks` slices from top to bottom, of which those in `held` are filled."""
+    each = height / ranks
+    for i in range(ranks):
+        if i in held:
+            look = {"facecolor": color, "edgecolor": style.PAPER, "linewidth": 0.5, "label": f"_{label}"}
+            ax.add_patch(Rectangle((x, y + i * each), width, each, zorder=2, **look))
+    if frame:
+        ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=style.FAINT, linewidth=0.8, zorder=1))
+
+
+def _check(ranks: int) -> None:
+    if not 1 <= ranks <= 8:
+        raise ConfigError(f"{ranks} ranks: from 1 to 8 can be drawn")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyBboxPatch
 
 from aiscale.plots import style
 
@@ -43,23 +42,15 @@ def _rank(ax: Axes, rank: int, there: bool) -> None:
     x, y = _PLACES[rank]
     color = style.RANK_COLORS[rank]
     look = {"facecolor": color} if there else {"facecolor": style.PAPER, "edgecolor": style.MUTED, "linestyle": ":"}
-    ax.add_patch(FancyBboxPatch((x - 0.5, y - 0.24), 1.0, 0.48, boxstyle="round,pad=0.02", **look))
+    style.rounded(ax, (x - 0.52, y - 0.26), 1.04, 0.52, 0.04, **look)
     text = f"rank {rank}" if there else "not yet"
     ax.text(x, y, text, ha="center", va="center", fontsize=8, color=style.text_color(color) if there else style.MUTED)
 
 
 def _store(ax: Axes, text: str) -> None:
     x, y = _PLACES["store"]
-    ax.add_patch(
-        FancyBboxPatch(
-            (x - 0.75, y - 0.33),
-            1.5,
-            0.66,
-            boxstyle="round,pad=0.02",
-            facecolor=style.tint(style.MUTED, 0.15),
-            edgecolor=style.MUTED,
-        )
-    )
+    look = {"facecolor": style.tint(style.MUTED, 0.15), "edgecolor": style.MUTED}
+    style.rounded(ax, (x - 0.77, y - 0.35), 1.54, 0.7, 0.04, **look)
     ax.text(x, y, text, ha="center", va="center", fontsize=7.5, color=style.INK)
 
 

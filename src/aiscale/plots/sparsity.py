@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import PercentFormatter
 
 from aiscale.config import ConfigError
 from aiscale.plots import style
@@ -30,7 +31,6 @@ def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax:
 
     Dashed: by chance, which is the density.
     """
-    style.check_given(overlaps, "[(steps, share)] by density")
     ax = style.new_axes(ax, 7.5, 3.4)
     names = {f"d {density:g}": style.METHOD_COLORS.get(f"radius d {density:g}", style.MUTED) for density in overlaps}
     for (density, points), color in zip(overlaps.items(), names.values(), strict=True):
@@ -39,7 +39,7 @@ def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax:
         style.draw(ax, "predicted", [min(steps), max(steps)], [density, density], color, linewidth=1.2)
     ax.set_xscale("log")
     style.ranks_axis(ax.xaxis, [steps for points in overlaps.values() for steps, _ in points])
-    style.percent_axis(ax.yaxis)
+    ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
     ax.set(ylim=(0, 1.04), xlabel="steps between two choices", ylabel="chosen again (%)")
     measured, chance = style.kind_handles(["measured", "predicted"])
     chance.set_label("by chance")
@@ -120,7 +120,6 @@ def density_times(
     """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius is faster."""
     given = {"measured": measured, "predicted": predicted, "published": published}
     given = {kind: points for kind, points in given.items() if len(points)}
-    style.check_given(given, "measured, predicted or published points")
     ax = style.new_axes(ax, 7.5, 3.4)
     color = {"published": style.INK}
     for kind, points in given.items():
@@ -139,7 +138,6 @@ def link_speedups(
     ax: Axes | None = None,
 ) -> Axes:
     """Speed-up over the baseline by link rate, {label: [(Mbit/s, speed-up)]}; marks: {label: rate}."""
-    style.check_given(measured, "[(rate, times)] by label")
     ax = style.new_axes(ax, 7.5, 3.8)
     looks = style.method_looks(measured)
     for label, points in measured.items():
@@ -163,9 +161,9 @@ Spread = tuple[float, float, float, float]  # x, then mean, lowest and highest o
 
 def perplexity_bytes(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = None) -> Axes:
     """Perplexity increase over bytes sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
-    ax = _spreads(runs, "[(share, mean, low, high)] by label", ax)
+    ax = _spreads(runs, ax)
     ax.set_xlim(left=0)
-    style.percent_axis(ax.xaxis)
+    ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
     ax.set_xlabel("sent (% of dense bytes)")
     return ax
 
@@ -180,7 +178,7 @@ def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = 
         label: [(steps * shift, *spread) for steps, *spread in points]
         for (label, points), shift in zip(runs.items(), beside, strict=True)
     }
-    ax = _spreads(shifted, "[(steps, mean, low, high)] by label", ax)
+    ax = _spreads(shifted, ax)
     lengths = {point[0] for points in runs.values() for point in points}
     ax.set(xscale="log", xlim=(min(lengths) / 1.25, 1.25 * max(lengths)))
     style.ranks_axis(ax.xaxis, lengths)
@@ -189,9 +187,8 @@ def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = 
     return ax
 
 
-def _spreads(runs: Mapping[str, Sequence[Spread]], what: str, ax: Axes | None) -> Axes:
+def _spreads(runs: Mapping[str, Sequence[Spread]], ax: Axes | None) -> Axes:
     """A line through the means of each label, an error bar from lowest to highest; grey: as good as dense."""
-    style.check_given(runs, what)
     ax = style.new_axes(ax, 7.5, 3.8)
     looks = style.method_looks(runs)
     for label, points in runs.items():

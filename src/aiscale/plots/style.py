@@ -15,8 +15,10 @@ The palettes are distinguishable under simulated protanopia, deuteranopia and tr
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -24,8 +26,8 @@ from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.patches import FancyBboxPatch, Patch
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from aiscale.config import ConfigError
 from aiscale.plots.describe import keep_descriptions
@@ -59,6 +61,7 @@ METHOD_COLORS = {
     "random-k": STRATEGY_COLORS["mpi"],
     "powersgd": STRATEGY_COLORS["megatron"],
 }
+_NAMED = STRATEGY_COLORS | METHOD_COLORS
 #: Variants of one method also differ in line, all labels of a figure in marker, filled, because they are measured.
 _LINES = ("-", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
@@ -106,53 +109,34 @@ def check_given(values: object, what: str) -> None:
 
 
 def series_colors(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each label: the strategy's if the label starts with one ("ddp x4"), else the next of the cycle.
-
-    Further runs of one strategy get a darker and a paler shade of its colour.
-    """
-    cycle = [entry["color"] for entry in plt.rcParams["axes.prop_cycle"]]
+    """A colour for each label: that of the strategy or method that it starts with ("ddp x4", "radius d 0.4, bf16"),
+    else the next of the cycle. Further labels of one name get other shades."""
+    spare = cycle(entry["color"] for entry in plt.rcParams["axes.prop_cycle"])
     colors: dict[str, str] = {}
-    seen: dict[str, int] = {}
-    spare = 0
     for label in labels:
-        name = next(iter(label.lower().replace("-", " ").split()), "")
-        if name in STRATEGY_COLORS:
-            base = STRATEGY_COLORS[name]
-            shades = (base, to_hex([0.45 * c for c in to_rgb(base)]), to_hex(tint(base, 0.5)))
-            colors[label] = shades[seen.get(name, 0) % len(shades)]
-            seen[name] = seen.get(name, 0) + 1
-        else:
-            colors[label], spare = cycle[spare % len(cycle)], spare + 1
-    return colors
-
-
-def method_colors(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each label: that of the method it starts with, else the next of the cycle."""
-    spare = iter(entry["color"] for entry in list(plt.rcParams["axes.prop_cycle"]) * 4)
-    colors = {}
-    for label in labels:
-        known = _known(label)
-        base = METHOD_COLORS[known] if known else next(spare)
-        # Further variants of one method get other shades.
+        name = named(label)
+        base = _NAMED[name] if name else next(spare)
         others = ([0.62 * c for c in to_rgb(base)], tint(base, 0.5), [0.4 * c for c in to_rgb(base)])
         shades = (base, *map(to_hex, others))
         colors[label] = next((shade for shade in shades if shade not in colors.values()), base)
     return colors
 
 
+def named(label: str) -> str:
+    """The longest name of a strategy or method that a label starts with; empty if there is none."""
+    names = (name for name in _NAMED if re.match(rf"{re.escape(name)}(?![\w.])", label.lower()))
+    return max(names, key=len, default="")
+
+
 def method_looks(labels: Iterable[str]) -> dict[str, dict]:
     """Colour, line style and marker of each label: in greyscale, colours alone do not separate them."""
     looks, seen = {}, {}
-    for i, (label, color) in enumerate(method_colors(labels).items()):
-        known = _known(label) or label
-        line = _LINES[seen.get(known, 0) % len(_LINES)]
-        seen[known] = seen.get(known, 0) + 1
+    for i, (label, color) in enumerate(series_colors(labels).items()):
+        name = named(label) or label
+        line = _LINES[seen.get(name, 0) % len(_LINES)]
+        seen[name] = seen.get(name, 0) + 1
         looks[label] = {"color": color, "linestyle": line, "marker": _MARKERS[i % len(_MARKERS)]}
     return looks
-
-
-def _known(label: str) -> str:
-    return max((name for name in METHOD_COLORS if label.lower().startswith(name)), key=len, default="")
 
 
 def tint(color: str, strength: float) -> tuple[float, float, float]:
@@ -298,12 +282,12 @@ def bytes_axis(axis: Axis, low: float, high: float, at_most: int = 8) -> None:
     start = -(-first // step) * step
     axis.set_major_locator(FixedLocator([2.0**p for p in range(start, last + 1, step)]))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+    axis.set_major_formatter(lambda value, _: format_bytes(value))
 
 
 def seconds_axis(axis: Axis) -> None:
     """Ticks written as µs, ms, s."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+    axis.set_major_formatter(lambda value, _: format_seconds(value))
     axis.set_minor_locator(NullLocator())
 
 
@@ -316,18 +300,18 @@ def ranks_axis(axis: Axis, ranks: Sequence[int]) -> None:
     """Ticks at the world sizes that were run."""
     axis.set_major_locator(FixedLocator(sorted(set(ranks))))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def percent_axis(axis: Axis) -> None:
-    """Shares between 0 and 1 written as per cent."""
-    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:.0%}"))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def for_bars(ax: Axes) -> None:
     """A grid for horizontal bars: vertical lines only."""
     ax.grid(visible=True, axis="x")
     ax.grid(visible=False, axis="y")
+
+
+def rounded(ax: Axes, corner: tuple[float, float], width: float, height: float, rounding: float, **look) -> None:
+    """A box with round corners, from its lower left one."""
+    ax.add_patch(FancyBboxPatch(corner, width, height, boxstyle=f"round,pad=0,rounding_size={rounding}", **look))
 
 
 def bare(ax: Axes) -> None:

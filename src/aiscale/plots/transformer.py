@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import Circle, FancyArrowPatch
 
 from aiscale import cost
 from aiscale.config import ConfigError, ModelConfig
@@ -134,11 +134,8 @@ def _draw_box(ax: Axes, x: float, y: float, box: _Box) -> None:
     color = PART_COLORS.get(box.part)
     face = style.tint(color, 0.22) if color else style.PAPER
     edge = color or "#AEB5C0"
-    shape = "round,pad=0,rounding_size=0.1"
-    corner = (x, y - _HEIGHT / 2)
-    ax.add_patch(
-        FancyBboxPatch(corner, _WIDTH, _HEIGHT, boxstyle=shape, facecolor=face, edgecolor=edge, linewidth=1.1, zorder=3)
-    )
+    look = {"facecolor": face, "edgecolor": edge, "linewidth": 1.1, "zorder": 3}
+    style.rounded(ax, (x, y - _HEIGHT / 2), _WIDTH, _HEIGHT, 0.1, **look)
     middle = {"ha": "center", "va": "center", "zorder": 4}
     ax.text(x + _WIDTH / 2, y + 0.26, box.name, fontsize=8.5, weight="bold", **middle)
     if box.parameters:
@@ -181,9 +178,8 @@ def attention_masks(masks: Mapping[str, np.ndarray], *, tokens: Sequence[str] | 
     return axes[0]
 
 
-def parameter_breakdown(models: Mapping[str, ModelConfig] | ModelConfig, *, ax: Axes | None = None) -> Axes:
+def parameter_breakdown(models: Mapping[str, ModelConfig], *, ax: Axes | None = None) -> Axes:
     """The share of the parameters in each part, one bar per model, with the total at its end."""
-    models = {"": models} if isinstance(models, ModelConfig) else models
     ax = style.new_axes(ax, 7.5, 0.95 + 0.36 * len(models))
     used = {}
     for row, model in enumerate(models.values()):

@@ -1,8 +1,10 @@
-"""What `aiscale bench radius` measured and stored, as figures, beside what Radius's authors published.
+"""What `aiscale bench radius` and `aiscale bench study` measured, as figures; Radius beside what its authors published.
 
 results = published.measured("radius_cpu")
 plots.radius_page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)   # what it gains and costs
 plots.radius_long_curves(results["sweep"], {"radius d 0.4": "radius d 0.4 T 200 sum"})   # the artifact's three curves
+plots.study_ratios({entry["cell"]: [entry["ratio"]] for entry in summary(rows) if "ratio" in entry})
+plots.study_drift([seconds for _, seconds in drift(rows)])   # the base, from its first run to its last
 """
 
 from __future__ import annotations
@@ -109,3 +111,36 @@ def _over(row: Mapping) -> tuple[float, float, float]:
     """(mean, lowest, highest) percent over dense."""
     over = row["val_over_dense_pct"]
     return over["mean"], over["low"], over["high"]
+
+
+# aiscale bench study --------------------------------------------------------------------------------------------------
+
+
+def study_ratios(cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str] = ()) -> Axes:
+    """A mark at the median and a line over the interval, for each study: {cell: [{"median", "low", "high"}, ...]}."""
+    ax = style.new_axes(None, 7.5, 0.9 + 0.3 * len(cells))
+    for y, studies in enumerate(cells.values()):
+        for i, ratio in enumerate(studies):
+            look = {"color": (style.INK, style.RANK_COLORS[6])[i], "marker": "os"[i], "markersize": 5}
+            at = y + 0.3 * (i - (len(studies) - 1) / 2)
+            ax.plot([ratio["low"], ratio["high"]], [at, at], color=look["color"])
+            ax.plot(ratio["median"], at, **look, linestyle="", label="" if y or not names else names[i])
+    ax.axvline(1, color=style.MUTED, linestyle=":", zorder=0)
+    ax.set(xscale="log", xlabel="time of an epoch over the base's", ylim=(len(cells) - 0.4, -0.6))
+    ax.set_yticks(range(len(cells)), cells)
+    ax.minorticks_off()
+    low, high = ax.get_xlim()
+    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low <= tick <= high]
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    if names:
+        style.legend_above(ax, ax.get_legend_handles_labels()[0])
+    return ax
+
+
+def study_drift(seconds: Sequence[float]) -> Axes:
+    """The base's runs in their order."""
+    ax = style.new_axes(None, 7.5, 2.2)
+    style.draw(ax, "measured", range(1, len(seconds) + 1), seconds)
+    style.steps_axis(ax.xaxis)
+    ax.set(ylim=(0, None), xlabel="runs of the base, in their order", ylabel="epoch (s)")
+    return ax
