@@ -27,7 +27,7 @@ from traitlets.config import Config
 
 import listening
 from aiscale.hpc import rehearsal
-from aiscale.hpc.jupyter import Spec, install
+from aiscale.hpc.kernel import Spec, install
 from browser import Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[1]

@@ -9,6 +9,7 @@ import pytest
 from aiscale import book
 from aiscale.book.gallery import build_gallery
 from aiscale.book.pace import measure
+from answers import given_away
 
 ROOT = Path(__file__).parents[1] / "notebooks"
 PATHS = [*sorted(ROOT.glob("*.ipynb")), *sorted(ROOT.glob("appendix/*.ipynb"))]
@@ -47,6 +48,7 @@ def test_notebook_runs(name, core, build):
     (result,) = book.run([name], root=ROOT, out=build, core=core)
     assert result.state == "passed", result.describe()
     assert result.left_behind == 0, "it left processes behind: stop what it starts"
+    assert given_away(book.read(result.executed)) == []
 
 
 @pytest.mark.notebook

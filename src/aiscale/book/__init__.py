@@ -9,10 +9,9 @@
 
 `notebook` reads them, `form` checks them, `running` starts and watches `execute`, which runs papermill, `gallery`
 shows them, `command` is `aiscale notebooks`. `core` knows which cells are optional, `pace` estimates a reader's
-minutes, `guesses` is `predict`, which lessons import, and `answers` sees that no answer stands above its question.
-`exercises` is `check`, which exercises import; `grading` and `comparing` are what graders are written with, `workbooks`
-makes the participants' notebooks from the solutions, and `exercise_command` is `aiscale exercises`. `gpu` runs GPU
-kernels on any machine (appendix A2).
+minutes, and `guesses` is `predict`, which lessons import. `exercises` is `check`, which exercises import; `grading` and
+`comparing` are what graders are written with, `workbooks` makes the participants' notebooks from the solutions, and
+`exercise_command` is `aiscale exercises`. `gpu` runs GPU kernels on any machine (appendix A2).
 """
 
 from aiscale.book.exercises import check

@@ -28,7 +28,6 @@ from aiscale.book.pace import Pace, measure
 from aiscale.book.results import load_results
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result, to_run
 from aiscale.book.running import run as run_notebooks
-from aiscale.config import require_writable
 
 _COLORS = {"runs": "cyan", "passed": "green", "unchanged": "green", "failed": "bold red"}
 
@@ -37,16 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="a notebook's name, number or path (default: all, in reading order)")
     task = parser.add_mutually_exclusive_group()
-    task.add_argument(
-        "--list",
-        action="store_true",
-        help="list the notebooks with their requirements, minutes and parameters",
-    )
-    task.add_argument(
-        "--check",
-        action="store_true",
-        help="check their form, and that optional sections are whole and core cells need none of them",
-    )
+    task.add_argument("--list", action="store_true", help="list them: what they need, minutes, parameters")
+    task.add_argument("--check", action="store_true", help="check their form, and that core cells need no optional one")
     task.add_argument("--strip", action="store_true", help="remove outputs and editors' metadata, format the code")
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
     add("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
@@ -56,18 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", default="build", metavar="DIR", help="the folder for executed copies and the gallery (default: build)")
     add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
     queued = "plus a day if ranks wait in a queue"
-    add(
-        "--cell-timeout",
-        type=float,
-        metavar="S",
-        help=f"time limit of a cell, in seconds (default: {CELL_TIMEOUT_S:g}, {queued})",
-    )
-    add(
-        "--timeout",
-        type=float,
-        metavar="S",
-        help=f"time limit of a notebook, in seconds (default: {TIMEOUT_S:g}, {queued})",
-    )
+    limit = {"type": float, "metavar": "S"}
+    add("--cell-timeout", **limit, help=f"seconds that a cell may take (default: {CELL_TIMEOUT_S:g}, {queued})")
+    add("--timeout", **limit, help=f"seconds that a notebook may take (default: {TIMEOUT_S:g}, {queued})")
     add("--plain", action="store_true", help="print progress line by line instead of in a live table")
     add("--json", action="store_true", help="print the result as JSON")
 
@@ -152,17 +134,15 @@ def _run(args: argparse.Namespace) -> int:
         if result.left_behind:
             print(f"{result.name} left {result.left_behind} processes behind; they were ended", file=sys.stderr)
     interrupted = any(result.state == "interrupted" for result in results)
-    _report(results, len(chosen), _build_gallery(args) if args.gallery and not interrupted else None, args.json)
+    gallery = None
+    if args.gallery and not interrupted:
+        from aiscale.book.gallery import build_gallery  # loads nbconvert, which takes a second
+
+        gallery = build_gallery(args.root, args.out)
+    _report(results, len(chosen), gallery, args.json)
     if interrupted:
         return 130
     return 0 if all(result.state == "passed" for result in results) else 1
-
-
-def _build_gallery(args: argparse.Namespace) -> Path:
-    from aiscale.book.gallery import build_gallery  # loads nbconvert, which takes a second
-
-    require_writable(args.out, "--out")
-    return build_gallery(args.root, args.out)
 
 
 def _report(results: list[Result], asked: int, gallery: Path | None, as_json: bool) -> None:

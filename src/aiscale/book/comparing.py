@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 compared: list[str] = []  #: what this grading has compared so far
 
 
@@ -65,8 +67,6 @@ def same_on_ranks(found: Sequence, expected: Sequence, what: str, **how: Any) ->
 
 def _difference(found, expected, what: str, scale: Mapping, causes: Mapping, rtol: float) -> str:
     """How two values differ, in words; empty if they agree."""
-    import numpy as np
-
     if found is None:
         return f"{what} is None: does the function return it?"
     mine, truth = _numbers(found), _numbers(expected)
@@ -100,8 +100,6 @@ def _difference(found, expected, what: str, scale: Mapping, causes: Mapping, rto
 
 
 def _first(mine, truth, rtol: float) -> str:
-    import numpy as np
-
     if not mine.ndim:
         return f"it is {mine:.6g}, and it should be {truth:.6g}"
     off = np.argwhere(np.abs(mine - truth) > rtol * np.abs(truth).max())
@@ -112,8 +110,6 @@ def _first(mine, truth, rtol: float) -> str:
 
 def _numbers(value: object):
     """The value as an array of float64, or None."""
-    import numpy as np
-
     if hasattr(value, "detach"):
         value = value.detach().cpu().double()
     try:
@@ -123,8 +119,6 @@ def _numbers(value: object):
 
 
 def _close(found: object, expected: object, rtol: float) -> bool:
-    import numpy as np
-
     mine, truth = _numbers(found), _numbers(expected)
     if mine is None or mine.shape != truth.shape:
         return False

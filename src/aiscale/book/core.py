@@ -9,12 +9,12 @@ heading of its level or above. A core section may have optional subsections.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from aiscale.book.notebook import BookError, tags
+from aiscale.config import hint
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -46,12 +46,9 @@ def place(cells: Sequence[NotebookNode], section: str) -> int:
     wanted = section.removesuffix(SUFFIX).strip().casefold()
     if (index := next((index for title, index in found.items() if title.casefold() == wanted), None)) is not None:
         return index
-    near = difflib.get_close_matches(section, found, n=1)
-    raise BookError(f"no section is called {section!r}: {f'did you mean {near[0]!r}?' if near else _quoted(found)}")
-
-
-def _quoted(titles: Iterable[str]) -> str:
-    return f"there are {', '.join(map(repr, titles))}"
+    there = [repr(title) for title in found]
+    others = f"there are {', '.join(there)}"
+    raise BookError(f"no section is called {section!r}: {hint(repr(section), there, others)}")
 
 
 def check_sections(cells: Cells) -> Iterator[str]:

@@ -65,7 +65,7 @@ def shelves(workshop: Path, out: Path, folder: Path, page: Page) -> list[Shelf]:
             "In JupyterLab, from workshop/puzzles: move data between simulated ranks within a time and a memory.",
             tuple(_notebooks(workshop / "puzzles", page)),
         ),
-        Shelf("decks", "Decks", "Slides whose figures and numbers the package made.", tuple(_decks(out, folder))),
+        Shelf("decks", "Decks", "Arrow keys turn the slides, S opens the speaker's view.", tuple(_decks(out, folder))),
         Shelf(
             "sheets",
             "Sheets",
@@ -101,10 +101,9 @@ def _notebooks(folder: Path, page: Page) -> Iterator[Item]:
 
 def _decks(out: Path, folder: Path) -> Iterator[Item]:
     for path in sorted((out / "slides").glob("*.html")):
-        if path.stem != "index":
-            href, pdf = os.path.relpath(path, folder), path.with_suffix(".pdf")
-            more = (("PDF", os.path.relpath(pdf, folder)),) if pdf.exists() else ()
-            yield Item(_title_of(path), "", href, _lesson(path), more)
+        href, pdf = os.path.relpath(path, folder), path.with_suffix(".pdf")
+        more = (("PDF", os.path.relpath(pdf, folder)),) if pdf.exists() else ()
+        yield Item(_title_of(path), "", href, _lesson(path), more)
 
 
 def _sheets(workshop: Path, folder: Path, page: Page) -> Iterator[Item]:

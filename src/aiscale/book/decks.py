@@ -24,8 +24,7 @@ from pathlib import Path
 
 from aiscale import plots
 from aiscale.book.core import is_optional
-from aiscale.book.notebook import BookError, find_root, notebooks
-from aiscale.config import hint
+from aiscale.book.notebook import BookError, choose, find_root, notebooks
 
 KINDS = ("measured here", "predicted", "published", "drawn")  #: of what a source says
 NUMBER = re.compile(r"\{\{(.+?)\}\}", re.S)
@@ -58,24 +57,7 @@ class Deck:
 def decks(names: Sequence[str] = (), root: str | Path | None = None) -> list[Deck]:
     """The decks of a folder, or those that `names` select by name, number or path."""
     root = Path(root) if root else find_root().parent / "slides"
-    found = {path.stem: path for path in sorted(root.glob("*.md"))}
-    if not names:
-        if not found:
-            raise BookError(f"there is no deck in {root}: run this in the project's folder, or name files")
-        return [_read(path) for path in found.values()]
-    return [_read(_choose(name, found)) for name in names]
-
-
-def _choose(name: str, found: dict[str, Path]) -> Path:
-    if name.endswith(".md"):
-        if not Path(name).is_file():
-            raise BookError(f"there is no file {name}: check the path, or name a deck: {', '.join(found)}")
-        return Path(name)
-    for stem, path in found.items():
-        if name in (stem, stem.partition("_")[0]):
-            return path
-    others = f"there are {', '.join(found)}"
-    raise BookError(f"no deck is called {name}: {hint(name, found, others)}")
+    return [_read(path) for path in choose("deck", names, sorted(root.glob("*.md")), root)]
 
 
 def _read(path: Path) -> Deck:

@@ -35,13 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--in-step", action="store_true", help="check that sources, graders and notebooks fit together")
     task.add_argument("--check", action="store_true", help="the same, and try every solution, stub and wrong answer")
     task.add_argument("--grade", metavar="NOTEBOOK", help="run a participant's notebook and say which exercises pass")
-    task.add_argument(
-        "--collect", metavar="FOLDER", help="the class's table from its members' progress/card.json files"
-    )
+    task.add_argument("--collect", metavar="FOLDER", help="the class's table, from progress/card.json of each member")
     add("--out", metavar="DIR", help="the folder to write notebooks to (default: workshop/exercises)")
-    add(
-        "--seed", type=int, metavar="N", help="draw the inputs of --check from this seed (default: a new one each time)"
-    )
+    add("--seed", type=int, metavar="N", help="of the inputs that --check draws (default: a new one each time)")
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -127,16 +123,16 @@ def _row(entries: list[dict]) -> dict:
 
 
 def _cards(folder: Path) -> dict[str, dict]:
-    """Each participant's lessons: of FOLDER/anna.json, or of FOLDER/anna/card.json."""
+    """Each participant's lessons, of FOLDER/anna.json."""
     found, what = {}, "collect the files progress/card.json that check.card() writes"
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*/card.json")]):
+    for path in sorted(folder.glob("*.json")):
         try:
             card = json.loads(path.read_text())["lessons"]
             for entry in (entry for lesson in card.values() for entry in lesson["exercises"].values()):
                 _ = entry["state"], entry["title"], entry["minutes"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise BookError(f"{path} is not a card: {what}") from None
-        found[Path(path.relative_to(folder).parts[0]).stem] = card
+        found[path.stem] = card
     if not found:
         raise BookError(f"there are no cards in {folder}: {what}")
     return found

@@ -27,14 +27,7 @@ _began = time.monotonic()  #: of the exercise at hand: when the one before was d
 _entries: dict[tuple[str, str], dict] = {}  #: of this process, where the disk cannot be written
 
 
-class Verdict(Graded):
-    """What a check found; it has been shown already."""
-
-    def _ipython_display_(self) -> None:
-        pass
-
-
-def check(id: str, *, hint: int = 0, solution: bool = False) -> Verdict | None:
+def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
     """Grade an exercise and show what was found; or show its first hints, or its solution."""
     lesson, task = find(id)
     entry = entry_of(lesson, id, task.title, task.minutes)
@@ -47,7 +40,7 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Verdict | None:
     import __main__
 
     shell = progress.shell()
-    verdict = Verdict(**vars(task.graded(shell.user_ns if shell else vars(__main__), cluster.current())))
+    verdict = task.graded(shell.user_ns if shell else vars(__main__), cluster.current())
     if verdict.state == "empty":
         progress.show(f"{id}: {verdict.text}", None, check=id, state="empty")
         return verdict

@@ -120,9 +120,8 @@ def _check_file(notebook: Notebook) -> Iterator[str]:
         yield f"the file is called {notebook.name}: it must be {number}, _ and words_in_lower_case"
     if header.number and not notebook.name.startswith(header.number):
         yield f"the title says {header.number}, the file's name {notebook.name[:2]}"
-    if header.needs not in ("", "nothing") and not any(
-        (folder / f"{header.needs}.ipynb").exists() for folder in notebook.folders
-    ):
+    folders = notebook.path.parents[: 2 if notebook.is_appendix else 1]
+    if header.needs not in ("", "nothing") and not any((f / f"{header.needs}.ipynb").exists() for f in folders):
         yield f"comes before is {header.needs!r}: it must be the name of a notebook beside this one, or nothing"
 
 

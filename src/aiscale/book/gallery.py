@@ -18,7 +18,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -44,7 +44,6 @@ from aiscale.book.results import load_results
 
 _FORMULA_PX = 19
 _DELIMITERS = re.compile(r"^\s*(\$\$|\\\[|\\\\\[)(.*?)(\$\$|\\\]|\\\\\])\s*$", re.S)
-_IMAGES = {"image/png": "png", "image/jpeg": "jpeg"}
 _FETCHED = ("src", "srcset", "poster", "data", "background")  #: attributes whose values a browser fetches
 #: The repr that a drawing call returns, which adds nothing to its figure.
 _RETURNED = re.compile(r"\s*[\[(]*(array\(\[*)?<(Axes|Figure|matplotlib)")
@@ -74,7 +73,7 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
         result = results.get(notebook.name) if copy.exists() else None
         content = read(copy) if result else notebook.content
         cells = _cells(notebook, content)
-        text = _template("page").render(
+        text = template("page").render(
             notebook=notebook,
             header=notebook.header,
             parts=[(optional, list(part)) for optional, part in groupby(cells, lambda cell: cell.optional)],
@@ -93,7 +92,7 @@ def build_gallery(root: str | Path | None = None, out: str | Path = "build") -> 
         number = card["notebook"].header.number
         with_lessons = [shelf for shelf in beside if shelf.name in ("exercises", "decks")]
         card["more"] = [(s.heading, i.href) for s in with_lessons for i in s.items if number and i.lesson == number]
-    text = _template("index").render(
+    text = template("index").render(
         cards=cards, shelves=beside, map=_field_map(workshop, folder), css=Markup(_style()), **_facts(cards)
     )
     _write(folder / "index.html", text, allowed="img src=figures/")
@@ -124,7 +123,7 @@ def _sheet(workshop: Path, folder: Path, title: str, source: Path, cells: list[t
 
 def sheet(title: str, cells: list[Cell], where: str | Path = "", course: bool = False) -> str:
     """A page of these cells, in the gallery's look; one of the course leads back to it."""
-    return _template("sheet").render(title=title, where=where, cells=cells, course=course, css=Markup(_style()))
+    return template("sheet").render(title=title, where=where, cells=cells, course=course, css=Markup(_style()))
 
 
 def _relinked(text: str, source: Path, workshop: Path) -> str:
@@ -147,7 +146,7 @@ def _anchor(escaped: str) -> str:
 
 
 @cache
-def _template(name: str) -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
     templates = jinja2.FileSystemLoader(str(files("aiscale.book") / "templates"))
     environment = jinja2.Environment(loader=templates, autoescape=True, trim_blocks=True)
     environment.filters["duration"] = _duration
@@ -202,17 +201,13 @@ def _facts(cards: list[dict]) -> dict[str, object]:
 # a cell -------------------------------------------------------------------------------------------------------------
 
 
-def _numbered(notebook: Notebook, executed: NotebookNode) -> Iterator[tuple[int, NotebookNode]]:
-    """Cells with their number in the source; 0 for cells inserted by papermill."""
-    numbers = {cell.get("id"): number for number, cell in enumerate(notebook.content.cells, 1)}
-    return ((numbers.get(cell.get("id"), 0), cell) for cell in executed.cells if cell.cell_type != "raw")
-
-
 def _cells(notebook: Notebook, executed: NotebookNode) -> list[Cell]:
+    """The cells with their number in the source; 0 for cells inserted by papermill."""
+    numbers = {cell.get("id"): number for number, cell in enumerate(notebook.content.cells, 1)}
     cells, section = [], notebook.header.title
-    for number, cell in _numbered(notebook, executed):
+    for cell in (cell for cell in executed.cells if cell.cell_type != "raw"):
         section = next((title for _, title in reversed(headings(cell))), section)
-        cells.append(_cell(number, cell, section))
+        cells.append(_cell(numbers.get(cell.get("id"), 0), cell, section))
     return cells
 
 
@@ -252,12 +247,9 @@ def _rich(data: Mapping[str, str], alt: str) -> str:
     """The richest format that is self-contained; widgets and scripts are not, so their text is shown."""
     if "text/html" in data and "<script" not in data["text/html"].lower() and not loads(data["text/html"]):
         return f'<div class="wide" tabindex="0">{data["text/html"]}</div>'
-    if "image/svg+xml" in data:
-        return f'<figure role="img" aria-label="{html.escape(alt)}">{data["image/svg+xml"]}</figure>'
-    for mime, kind in _IMAGES.items():
-        if mime in data:
-            encoded = data[mime].replace("\n", "")
-            return f'<figure><img src="data:image/{kind};base64,{encoded}" alt="{html.escape(alt)}"></figure>'
+    if "image/png" in data:
+        encoded = data["image/png"].replace("\n", "")
+        return f'<figure><img src="data:image/png;base64,{encoded}" alt="{html.escape(alt)}"></figure>'
     if "text/markdown" in data or "text/latex" in data:
         return f'<div class="prose">{to_html(data.get("text/markdown") or data["text/latex"])}</div>'
     plain = data.get("text/plain", "")
@@ -286,9 +278,6 @@ class _Renderer(IPythonRenderer):
 
     def latex_environment(self, name: str, body: str) -> str:
         return _formula(rf"\begin{{{name}}}{body}\end{{{name}}}", inline=False)
-
-    def block_mermaidjs(self, code: str) -> str:
-        return f"<pre>{self.escape_html(code)}</pre>"  # mermaid would come from the network
 
 
 def to_html(source: str, attachments: dict | None = None, pages: bool = True) -> str:

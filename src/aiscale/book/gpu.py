@@ -38,9 +38,6 @@ from aiscale.book.notebook import BookError
 class GpuError(BookError):
     """Numba is missing, or did not compile; a notebook shows the one line, without a traceback."""
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"GpuError: {self}"]
-
 
 try:
     from numba import config
@@ -66,15 +63,14 @@ TRANSACTION_BYTES = 32
 class Bus:
     """What went between the host's memory and the GPU's, either way."""
 
-    copies: int = 0
     bytes: int = 0
 
     def carry(self, array: np.ndarray) -> np.ndarray:
-        self.copies, self.bytes = self.copies + 1, self.bytes + array.nbytes
+        self.bytes += array.nbytes
         return array.copy()
 
     def reset(self) -> None:
-        self.copies = self.bytes = 0
+        self.bytes = 0
 
 
 bus = Bus()

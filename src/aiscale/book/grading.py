@@ -33,8 +33,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from aiscale.book.comparing import Wrong, compared, require, same, same_on_ranks
 from aiscale.book.notebook import BookError
+from aiscale.book.progress import Shown
 from aiscale.cluster import RankError, Ranks
 from aiscale.config import ConfigError
 
@@ -47,7 +50,9 @@ class Empty(Exception):
 
 
 @dataclass(frozen=True)
-class Graded:
+class Graded(Shown):
+    """What a check found."""
+
     state: str  #: right, wrong or empty
     text: str  #: what the grader says of it
     seed: int = 0  #: of what was drawn
@@ -72,8 +77,8 @@ class Exercise:
     hints: Sequence[str]
     minutes: int
     core: bool = True
-    ranks: bool = False
-    inplace: bool = False
+    ranks: bool = False  #: the function lives on the ranks
+    inplace: bool = False  #: a call returns the first argument as the function left it
     refused: list[Refused] = field(default_factory=list)
 
     @property
@@ -112,19 +117,12 @@ class Exercise:
         return Graded(state, text, seed, time.monotonic() - began)
 
 
-def exercise(
-    id: str,
-    title: str,
-    function: str,
-    *,
-    minutes: int,
-    hints: Sequence[str],
-    core: bool = True,
-    ranks: bool = False,
-    inplace: bool = False,
-) -> Callable[[Callable], Exercise]:
-    """Make an exercise of a grader, a function that gets the answer and raises by `same` or `require`."""
-    return lambda grade: Exercise(id, title, function, grade, tuple(hints), minutes, core, ranks, inplace)
+def exercise(id: str, title: str, function: str, **about: Any) -> Callable[[Callable], Exercise]:
+    """Make an exercise of a grader, a function that gets the answer and raises by `same` or `require`.
+
+    about: the other fields of `Exercise`: minutes, hints, core, ranks, inplace.
+    """
+    return lambda grade: Exercise(id, title, function, grade, **about)
 
 
 # the answer ---------------------------------------------------------------------------------------------------------
@@ -226,7 +224,6 @@ def _call(name: str, args_by_rank: Sequence, inplace: bool) -> tuple[object, dic
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """New random numbers for a grader; the notebook's own go on afterwards as if nothing had happened."""
-    import numpy as np
     import torch
 
     before = random.getstate(), np.random.get_state()

@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from aiscale.book.notebook import BookError
-from aiscale.book.progress import save, shell, show, show_table
+from aiscale.book.progress import Shown, save, shell, show, show_table
 
 KB, MB, GB = 10**3, 10**6, 10**9
 KiB, MiB, GiB = 2**10, 2**20, 2**30
@@ -66,37 +66,30 @@ class GuessError(BookError):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a comparison found; it has been shown already."""
+class Verdict(Shown):
+    """What a comparison found."""
 
     text: str
     grade: str | None = None  #: exact, close, near or off; None without a guess
     ratio: float | None = None  #: guess / measured, of numbers
 
-    def _ipython_display_(self) -> None:
-        pass
 
-
-class Guess:
+class Guess(Shown):
     """A prediction of a number; see `predict`."""
 
     kind = "number"
 
-    def __init__(self, name: str, guess: object, unit: str = "", hints: Mapping[float, str] | None = None) -> None:
-        self.name, self.unit, self.hints = name, unit, hints or {}
+    def __init__(self, name: str, guess: object, unit: str = "") -> None:
+        self.name, self.unit = name, unit
         self.guess = None if guess is None else self.read(guess, "the guess")
-        self.measured, self.verdict, self.found = None, None, "measured"
-
-    def _ipython_display_(self) -> None:
-        pass  # it was shown when it was made
+        self.measured, self.verdict, self.found, self.hints = None, None, "measured", {}
 
     def against(
         self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
     ) -> Verdict:
         """Show the guess beside what was measured, and return the verdict; found="computed" for a formula's value."""
-        self.found = found
+        self.found, self.hints = found, hints or {}
         self.measured = self.read(measured, "what was measured")
-        self.hints = {**self.hints, **(hints or {})}
         if self.guess is None:
             self.verdict = Verdict(f"{found} {self.say(self.measured)}, without a guess")
         else:
@@ -207,12 +200,8 @@ class Grid(Guess):
 
     @staticmethod
     def shaped(value: object, what: str) -> list[list]:
-        rows = value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(rows, Sequence) and not isinstance(rows, str) and rows:
-            rows = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
-            rows = [rows] if not isinstance(rows[0], Sequence) or isinstance(rows[0], str) else rows
-            if all(isinstance(row, Sequence) and not isinstance(row, str) for row in rows):
-                return [[cell.item() if hasattr(cell, "item") else cell for cell in row] for row in rows]
+        if isinstance(value, list | tuple) and value and all(isinstance(row, list | tuple) for row in value):
+            return [list(row) for row in value]
         raise GuessError(f"{what} is {value!r}, but it must be a list of rows, as [[None, 1], [2, None]]")
 
     def read(self, value: object, what: str) -> list[list]:
@@ -258,17 +247,16 @@ def predict(
     *,
     unit: str = "",
     choices: Sequence[str] | None = None,
-    hints: Mapping[float, str] | None = None,
     rows: Names = "row",
     columns: Names = "column",
 ) -> Guess:
     """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made."""
     if choices is not None:
         made = Choice(name, guess, choices)
-    elif isinstance(guess, list | tuple) or hasattr(guess, "tolist") and getattr(guess, "ndim", 0):
+    elif isinstance(guess, list | tuple):
         made = Grid(name, guess, rows, columns)
     else:
-        made = Guess(name, guess, unit, hints)
+        made = Guess(name, guess, unit)
     opening = made.opening()
     _made[name] = made
     show(f"{name}: {opening}", None, predict=name)

@@ -39,12 +39,13 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aiscale import config
 from aiscale.config import ConfigError, hint
 
 if TYPE_CHECKING:
@@ -109,11 +110,6 @@ class Notebook:
     def is_appendix(self) -> bool:
         return self.path.parent.name == APPENDIX
 
-    @property
-    def folders(self) -> list[Path]:
-        """Where the notebook that comes before this one may be."""
-        return [self.path.parent, *([self.path.parent.parent] if self.is_appendix else [])]
-
     @cached_property
     def cells(self) -> list[NotebookNode]:
         """The cells with their source and tags: without nbformat, whose import takes a second or two."""
@@ -167,37 +163,39 @@ def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None
     path."""
     root = Path(root) if root else find_root()
     paths = [*sorted(root.glob("[0-9][0-9]_*.ipynb")), *sorted((root / APPENDIX).glob("*.ipynb"))]
-    found = {path.stem: Notebook(path) for path in paths}
-    if not names:
-        if not found:
-            raise BookError(f"there is no notebook in {root}: run this in the project's folder, or name files")
-        return list(found.values())
-    return [_choose(name, found) for name in names]
+    return [Notebook(path) for path in choose("notebook", names, paths, root)]
+
+
+def choose(what: str, names: Sequence[str] | None, paths: Iterable[Path], root: Path) -> list[Path]:
+    """Of the files in `root`, all, or those that `names` select by name, number, word or path.
+
+    what: notebook, for messages. Raises BookError with what there is if a name selects nothing.
+    """
+    found = {path.stem: path for path in paths}
+    if not names and not found:
+        raise BookError(f"there is no {what} in {root}: run this in the project's folder, or name files")
+    return [_chosen(what, name, found) for name in names or found]
+
+
+def _chosen(what: str, name: str, found: Mapping[str, Path]) -> Path:
+    there = f"there are {', '.join(found)}" if found else "there are none"
+    if Path(name).suffix in (".ipynb", ".md"):
+        if not Path(name).is_file():
+            raise BookError(f"there is no file {name}: check the path, or name a {what}: {there}")
+        return Path(name)
+    if name in found:
+        return found[name]
+    for stem, path in found.items():
+        number, _, word = stem.lower().partition("_")
+        if name.lower() in (stem.lower(), number, word) or name.zfill(2) == number:
+            return path
+    raise BookError(f"no {what} is called {name}: {hint(name, found, there)}")
 
 
 def find_root() -> Path:
     """The folder notebooks/ of the working directory, else that of the source tree this package is installed from."""
     here, tree = Path("notebooks"), Path(__file__).resolve().parents[3] / "notebooks"
     return here if here.is_dir() or not tree.is_dir() else tree
-
-
-def _choose(name: str, found: Mapping[str, Notebook]) -> Notebook:
-    if name.endswith(".ipynb"):
-        if not Path(name).is_file():
-            raise BookError(f"there is no file {name}: check the path, or name a notebook as in {_some(found)}")
-        return Notebook(Path(name))
-    matches = [n for stem, n in found.items() if name.lower() in _short(stem) or name.zfill(2) == stem[:2]]
-    if not matches:
-        raise BookError(f"no notebook is called {name}: {hint(name, found, _some(found))}")
-    return matches[0]
-
-
-def _short(stem: str) -> tuple[str, ...]:
-    return (stem.lower(), stem[:2].lower(), stem[3:])
-
-
-def _some(found: Mapping[str, Notebook]) -> str:
-    return f"there are {', '.join(found)}" if found else "there are none"
 
 
 def read(path: str | Path) -> NotebookNode:
@@ -211,6 +209,12 @@ def read(path: str | Path) -> NotebookNode:
     except Exception as error:  # nbformat passes on errors of its JSON reader and its validator
         reason = str(error).splitlines()[0][:120]
         raise BookError(f"{path} is not a notebook ({reason}): open and save it in Jupyter, or restore it") from None
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """`config.write_whole`, and its folder if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return config.write_whole(path, text)
 
 
 def tags(cell: NotebookNode) -> list[str]:

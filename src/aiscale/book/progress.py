@@ -30,6 +30,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiscale.book.notebook import write_whole
+
 
 def _folder() -> Path:
     here = Path.cwd()
@@ -41,6 +43,13 @@ _FOLDER = _folder()  # now: a lesson may change its folder
 _COLORS = {"exact": "#1b7a41", "close": "#1b7a41", "near": "#b98900", "off": "#b3261e", None: "#8a94a3"}
 
 
+class Shown:
+    """What has been shown already: a cell that ends with it shows nothing more."""
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
 def shell():
     """The running kernel's shell, or None outside IPython."""
     ipython = sys.modules.get("IPython")
@@ -48,7 +57,7 @@ def shell():
 
 
 def show(text: str, grade: str | None = None, page: str = "", **facts: object) -> None:
-    """Print, or in a notebook display, with `facts` in the output's metadata for `aiscale.book.answers`."""
+    """Print, or in a notebook display, with `facts` in the output's metadata for tests/answers.py."""
     if not shell():
         print(text)
         return
@@ -89,11 +98,8 @@ def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
 
 
 def write(name: str, tree: dict) -> Path:
-    """Write a file of the folder, whole or not at all."""
-    _FOLDER.mkdir(parents=True, exist_ok=True)
-    partial = _FOLDER / f"{name}.{os.getpid()}.partial"
-    partial.write_text(json.dumps(tree, indent=1, default=str) + "\n")
-    return partial.replace(_FOLDER / name)
+    """Write a file of the folder."""
+    return write_whole(_FOLDER / name, json.dumps(tree, indent=1, default=str) + "\n")
 
 
 def kept() -> dict[str, dict]:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from aiscale.book.notebook import write_whole
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -65,9 +67,4 @@ def save_result(folder: Path, name: str, result: Result | None) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several notebooks may run at once, each from its own terminal
         entries = {**load_results(folder), name: result}
         tree = {name: asdict(entry) for name, entry in sorted(entries.items()) if entry}
-        partial = path.with_suffix(".partial")
-        try:
-            partial.write_text(json.dumps({"notebooks": tree}, indent=1) + "\n")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, json.dumps({"notebooks": tree}, indent=1) + "\n")

@@ -32,10 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiscale
-from aiscale.book.answers import given_away
 from aiscale.book.core import is_optional, place
 from aiscale.book.notebook import BookError, Notebook, notebooks, read, tags
-from aiscale.book.pace import PREDICTS
 from aiscale.book.results import Failure, Result, load_results, save_result
 from aiscale.config import require_writable
 from aiscale.processes import kill_marked, marked, usable_cores
@@ -86,7 +84,9 @@ def run(
     for notebook in chosen:
         to_run(notebook, core, until)  # raises BookError
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
-    folder = _writable(Path(out) / "notebooks")
+    folder = Path(out).absolute() / "notebooks"
+    require_writable(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
     earlier = load_results(folder) if resume else {}
     results = []
     for notebook, values in zip(chosen, accepted, strict=True):
@@ -121,12 +121,6 @@ def to_run(notebook: Notebook, core: bool, until: str = "") -> list[NotebookNode
     return [cell for cell in above if cell.cell_type == "code" and not (core and is_optional(cell))]
 
 
-def _writable(folder: Path) -> Path:
-    require_writable(folder, "--out")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder.resolve()
-
-
 # one notebook -------------------------------------------------------------------------------------------------------
 
 
@@ -159,8 +153,6 @@ def _execute(
             by_itself = said is not None and said["status"] >= 0
             left_behind = _end(mark, GRACE_S if by_itself else 0.0)
     failure = _explain(notebook, executed, said, log) if said and said["status"] else None
-    if said and not failure:
-        failure = _spoilt(notebook, executed, cells)
     if not failure:
         log.unlink(missing_ok=True)
     return Result(
@@ -272,12 +264,6 @@ def _explain(notebook: Notebook, executed: Path, said: Mapping, log: Path) -> Fa
     number = next(places, None)
     source = notebook.content.cells[number - 1].source if number else ""
     return Failure(message.strip().splitlines()[0], number, source, shown)
-
-
-def _spoilt(notebook: Notebook, executed: Path, cells: Sequence[NotebookNode]) -> Failure | None:
-    """A prediction, among the cells that ran, whose answer stands above it."""
-    found = given_away(read(executed)) if any(PREDICTS.search(cell.source) for cell in cells) else []
-    return next((Failure(said, cell, notebook.content.cells[cell - 1].source, "") for cell, said in found), None)
 
 
 def _failing_cell(executed: Path, current: str) -> NotebookNode | None:

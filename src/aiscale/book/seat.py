@@ -54,9 +54,6 @@ class Seat:
         cluster.stop()
         type(self._shell).clear_instance()
 
-    def empty(self) -> None:
-        self._shell.reset(new_session=False)
-
     def run(self, sources: Sequence[str]) -> str:
         """Run cells; returns the first error, or nothing."""
         from IPython.utils.io import capture_output
@@ -72,7 +69,7 @@ class Seat:
 
     def graded(self, task: Exercise, set_up: Sequence[str], cells: Sequence[str], **how: object) -> Graded:
         """Run the set-up and an exercise's cells in an empty namespace, and grade it."""
-        self.empty()
+        self._shell.reset(new_session=False)
         if error := self.run(set_up):
             raise BookError(f"the set-up of {task.id} failed: {error}")
         error = self.run(cells)

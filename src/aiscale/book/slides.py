@@ -1,6 +1,6 @@
 """`aiscale slides`: decks for a talk, from the Markdown files in slides/, whose figures and numbers the package makes.
 
-    aiscale slides                  # all: build/slides/NAME.html, PDFs where there is a Chromium, and an index
+    aiscale slides                  # all: build/slides/NAME.html, and PDFs where there is a Chromium
     aiscale slides 03_ddp --as-is   # one, with the notebooks' figures as they were last run
 
 A deck is one HTML file with reveal.js in it, which opens without a network; `aiscale.book.decks` says how to write one.
@@ -21,20 +21,20 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-import jinja2
 import numpy
 from markupsafe import Markup
 
 from aiscale import cost, machines, plots, published
 from aiscale.book.decks import FIGURE, KINDS, NUMBER, Deck, decks, problems
-from aiscale.book.notebook import BookError, find_root, notebooks, read
-from aiscale.config import ModelConfig, require_writable
+from aiscale.book.gallery import loads, template, to_html
+from aiscale.book.notebook import BookError, find_root, notebooks, read, write_whole
+from aiscale.config import require_writable
 from aiscale.recipes import recipe
 
 SIZE = (1280, 720)  #: of a slide, in pixels
@@ -45,7 +45,6 @@ NAMES = {
     "plots": plots,
     "published": published,
     "recipe": recipe,
-    "ModelConfig": ModelConfig,
     "bytes": plots.format_bytes,
     "count": plots.format_count,
     "seconds": plots.format_seconds,
@@ -55,19 +54,6 @@ NAMES = {
     "excerpt": lambda path, first, lines: _excerpt(path, first, lines),
     "axes": lambda width, height: plots.style.new_axes(None, width, height),
 }
-
-
-@dataclass
-class Slide:
-    """One slide as it is shown."""
-
-    title: Markup
-    statement: bool = False  #: one sentence, on colour
-    lead: Markup = Markup()  #: above two columns
-    columns: list[list[Markup]] = field(default_factory=list)
-    source: Markup = Markup()
-    kind: str = ""  #: one of KINDS
-    notes: Markup = Markup()
 
 
 # building -----------------------------------------------------------------------------------------------------------
@@ -91,23 +77,15 @@ def build(deck: Deck, out: str | Path = "build", as_is: bool = False) -> Path:
     for name, expression in deck.names.items():
         at.names[name] = _value(expression, at)
     slides = [_slide(text, replace(at, where=f"{deck.name}, slide {n}")) for n, text in enumerate(deck.texts, 2)]
-    text = _template().render(deck=deck, slides=slides, size=SIZE, ink=plots.style.text_color(deck.color), **_parts())
-    from aiscale.book.gallery import loads
-
+    ink = plots.style.text_color(deck.color)
+    text = template("slides").render(deck=deck, slides=slides, size=SIZE, ink=ink, **_parts())
     if outside := loads(text):
         raise BookError(f"{deck.name} would load {outside[0]}: a deck is shown offline")
-    return _write(Path(out) / "slides" / f"{deck.name}.html", text)
+    return write_whole(Path(out) / "slides" / f"{deck.name}.html", text)
 
 
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-    return path
-
-
-def _slide(text: str, at: _Place) -> Slide:
+def _slide(text: str, at: _Place) -> dict[str, object]:
+    """What the template shows of a slide."""
     text = NUMBER.sub(lambda found: str(_value(found[1], at)), text)
     body, _, notes = text.partition("\nNote:")
     title, _, body = body.partition("\n")
@@ -116,15 +94,15 @@ def _slide(text: str, at: _Place) -> Slide:
     columns = re.split(r"^\|\|\|$", body, flags=re.M)
     lead, columns = (columns[0], columns[1:]) if len(columns) == 3 else ("", columns)
     kind = next((kind for kind in KINDS if source and source[1].startswith(kind)), "")
-    return Slide(
-        title=_inline(title.lstrip("# ")),
-        statement=title.startswith("# "),
-        lead=_html(lead),
-        columns=[_parts_of(column, at) for column in columns],
-        source=_inline(source[1][len(kind) :].lstrip(" ,:")) if source else Markup(),
-        kind=kind,
-        notes=_html(notes.strip()),
-    )
+    return {
+        "title": _inline(title.lstrip("# ")),
+        "statement": title.startswith("# "),  # one sentence, on colour
+        "lead": _html(lead),  # above two columns
+        "columns": [_parts_of(column, at) for column in columns],
+        "source": _inline(source[1][len(kind) :].lstrip(" ,:")) if source else Markup(),
+        "kind": kind,
+        "notes": _html(notes.strip()),
+    }
 
 
 def _parts_of(text: str, at: _Place) -> list[Markup]:
@@ -153,8 +131,6 @@ def _excerpt(path: str, first: str, lines: int) -> str:
 
 
 def _html(text: str) -> Markup:
-    from aiscale.book.gallery import to_html  # loads nbconvert, which takes a second
-
     return Markup(to_html(text.strip())) if text.strip() else Markup()
 
 
@@ -196,12 +172,6 @@ def _shown(name: str, cell_id: str, at: _Place) -> bytes:
 
 
 @cache
-def _template(name: str = "slides") -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(str(files("aiscale.book") / "templates"))
-    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True).get_template(f"{name}.html.j2")
-
-
-@cache
 def _parts() -> dict[str, Markup]:
     """What all decks share: style, font, syntax colours, and reveal.js with its speaker's view."""
     from pygments.formatters import HtmlFormatter
@@ -219,13 +189,6 @@ def _parts() -> dict[str, Markup]:
     css += [HtmlFormatter(style="friendly").get_style_defs(".highlight")]
     scripts = [(reveal / "dist" / name).read_text() for name in ("reveal.js", "plugin/notes.js")]
     return {"css": Markup("\n".join(css)), "script": Markup("\n;\n".join(scripts).replace("</script", "<\\/script"))}
-
-
-def write_index(made: Sequence[Deck], out: str | Path) -> Path:
-    """A page that leads to the decks in OUT/slides."""
-    pdfs = {deck.name: (Path(out) / "slides" / f"{deck.name}.pdf").exists() for deck in made}
-    text = _template("slides_index").render(decks=made, pdfs=pdfs, css=_parts()["css"])
-    return _write(Path(out) / "slides" / "index.html", text)
 
 
 # printing -----------------------------------------------------------------------------------------------------------
@@ -278,17 +241,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _make(chosen: list[Deck], args: argparse.Namespace, pdf: bool) -> int:
-    made = []
     for deck in chosen:
         page = build(deck, args.out, args.as_is)
         page.with_suffix(".pdf").unlink(missing_ok=True)  # of an earlier build
-        made += [page, *([print_pdf(page)] if pdf else [])]
+        if pdf:
+            print_pdf(page)
         print(f"{deck.name}: {len(deck.texts) + 1} slides", file=sys.stderr, flush=True)
     if not pdf and args.pdf is None:
         print("no PDFs: there is no Chromium here", file=sys.stderr)
-    if not args.names:
-        made += [write_index(chosen, args.out)]
-    print(f"slides: {made[-1].resolve()}")
+    print(f"slides: {(Path(args.out) / 'slides').resolve()}")
     return 0
 
 

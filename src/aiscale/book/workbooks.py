@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from aiscale.book.form import check_cells, strip
 from aiscale.book.grading import Exercise
-from aiscale.book.notebook import BookError, Notebook
+from aiscale.book.notebook import BookError, Notebook, choose, write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -46,14 +46,9 @@ def workshop() -> Path:
 
 def lessons(names: Sequence[str] = (), root: str | Path | None = None) -> dict[str, Path]:
     """The lessons that have graders, such as 03_ddp, and their files; those that `names` select by name or number."""
-    there = {path.stem: path for path in sorted((Path(root or workshop()) / "graders").glob("[0-9][0-9]_*.py"))}
-    chosen = {}
-    for name in names or there:
-        picked = [stem for stem in there if name in (stem, stem[3:]) or re.match(rf"{name.zfill(2)}_", stem)]
-        if not picked:
-            raise BookError(f"no exercises are called {name}: there are {', '.join(there) or 'none'}")
-        chosen[picked[0]] = there[picked[0]]
-    return chosen
+    folder = Path(root or workshop()) / "graders"
+    paths = choose("lesson with exercises", names, sorted(folder.glob("[0-9][0-9]_*.py")), folder)
+    return {path.stem: path for path in paths}
 
 
 def exercises(grader: Path) -> dict[str, Exercise]:
@@ -67,13 +62,11 @@ def exercises(grader: Path) -> dict[str, Exercise]:
 
 def find(id: str) -> tuple[str, Exercise]:
     """(lesson, exercise) of an id such as 03.2."""
-    there = {}
-    for stem, path in lessons().items():
-        if stem[:2] == str(id)[:2]:
-            there = exercises(path)
-            if id in there:
-                return stem, there[id]
-    raise BookError(f"there is no exercise {id}: there are {', '.join(there) or 'none of this lesson'}")
+    ((lesson, path),) = lessons([str(id)[:2]]).items()
+    there = exercises(path)
+    if id not in there:
+        raise BookError(f"there is no exercise {id}: there are {', '.join(there)}")
+    return lesson, there[id]
 
 
 # sections and solutions ---------------------------------------------------------------------------------------------
@@ -124,14 +117,11 @@ def make(lesson: str, root: Path) -> str:
 
 def make_all(chosen: Sequence[str], root: Path, out: Path) -> Iterator[Path]:
     """Bring the sources into their committed form and write the participants' notebooks that have changed."""
-    out.mkdir(parents=True, exist_ok=True)
     for lesson in chosen:
         strip(root / "solutions" / f"{lesson}.ipynb")
         text, target = make(lesson, root), out / f"{lesson}.ipynb"
         if not target.exists() or target.read_text(encoding="utf-8") != text:
-            partial = target.with_suffix(".partial")
-            partial.write_text(text, encoding="utf-8")
-            yield partial.replace(target)
+            yield write_whole(target, text)
 
 
 # do they fit? -------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
     given_away(read("build/notebooks/03_ddp.ipynb"))    # -> [(12, "the answer to 'bytes of a step', ...")]
 
-`aiscale.book.running` asks this of every notebook that it ran. `predict` and `.against(...)` leave the name and what
+tests/test_notebooks.py asks this of every lesson that it ran. `predict` and `.against(...)` leave the name and what
 was measured in their outputs' metadata; every number of three or more significant digits above the cell of `predict`,
 in source or output, is compared with it, in any unit (4,096; 4.00 KiB). What differs from run to run (seconds, rates,
 ratios of times, and fractions that a cell printed) may share three digits by chance, so four are asked for.
