@@ -17,3 +17,5 @@ if __name__ == "__main__":
     model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=4))
     windows = [{"input_ids": window[:-1], "labels": window[:-1]} for window in read_windows(TEXT)]
     Trainer(model=model, args=args, train_dataset=windows).train()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # left to Python's end, a thread of gloo may abort the process

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aiscale.book.exercises import Verdict, card, entry_of, keep, tried
+from aiscale.book.exercises import card, entry_of, keep, tried
+from aiscale.book.grading import Graded
 from aiscale.book.progress import shell, show
 from simulated.problems import PUZZLES, Case, Puzzle
 from simulated.ranks import SimulationError
@@ -28,7 +29,7 @@ UNITS = {"time": "s", "memory": "GB", "sent": "GB"}
 _recorded: dict[str, Callable] | None = None  #: while the solutions are read, `check` only notes their answers
 
 
-def check(name: str, program: Callable) -> Verdict | None:
+def check(name: str, program: Callable) -> Graded | None:
     """Run a program on every case of a puzzle."""
     if _recorded is not None:
         _recorded[name] = program
@@ -54,11 +55,11 @@ def check(name: str, program: Callable) -> Verdict | None:
     text += _beside(puzzle, best)
     show(text, "off" if problem else "exact", page="" if problem else _page(text, best))
     if world is None:
-        return Verdict("empty", text)
+        return Graded("empty", text)
     entry = entry_of("puzzles", f"puzzle.{name}", puzzle.title, puzzle.minutes)
     tried(entry, "wrong" if problem else "right")
     keep("puzzles", f"puzzle.{name}", entry)
-    return Verdict("wrong" if problem else "right", text)
+    return Graded("wrong" if problem else "right", text)
 
 
 check.card = card
