@@ -9,7 +9,7 @@ BUILD := build
 STUDY ?= laptop
 # Notebooks and tests call programs of .venv by name: mpiexec, torchrun, aiscale.
 WITH_PATH := PATH="$(CURDIR)/$(BIN):$$PATH"
-PYTEST := $(WITH_PATH) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(WITH_PATH) $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*##/ {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,11 +44,11 @@ endif
 	@tar -czf $(BUILD)/class/class.tar.gz -C $(BUILD)/class aiscale && mv $(BUILD)/class/class.tar.gz $(BUILD)
 	@rm -r $(BUILD)/class && ls -lh $(BUILD)/class.tar.gz
 
-test: setup  ## run the tests: every promise once, on real processes (20 to 25 minutes on two cores)
-	@$(PYTEST) -m "not extended" $(ARGS)
+test: setup  ## run the tests: every promise once, on real processes (20 minutes on two cores)
+	@$(PYTEST) -n 3 -m "not extended" $(ARGS)  # many wait for processes: a third keeps two cores busy
 
 test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults
-	@$(PYTEST) -m extended $(ARGS)
+	@$(PYTEST) -n 2 -m extended $(ARGS)
 
 test-all: test test-more  ## run both (an hour)
 

@@ -145,7 +145,7 @@ def train(job: Job) -> dict:
     engine, n = play(run, world)
     loop, corpus, every = run.loop, _corpus(), max(1, job.steps // POINTS)
     batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
-    held_out = Batches.in_order(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch)
+    held_out = Batches(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
     apart = max(1, held_out.steps_per_epoch // VAL_BATCHES)  # spread over the whole held-out text
 
     def validate() -> float:

@@ -1,7 +1,8 @@
 """Rules for all tests: without a GPU, tests that need one are skipped; in CI nothing else may skip.
 
-`make test` runs two tests at a time (pytest-xdist), each file on one worker, the longest files first. A test marked
-`alone`, because it asserts on seconds, and every notebook run while no other test does.
+`make test` runs three tests at a time (pytest-xdist), `make test-more` two, which have more ranks; each file on one
+worker, the longest files first. A test marked `alone`, because it asserts on seconds, and every notebook run while no
+other test does.
 """
 
 from __future__ import annotations
@@ -142,9 +143,9 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def frontier():
-    from aiscale.hpc import rehearsal
+    from centre import Cluster  # most tests need none
 
-    with rehearsal.Cluster(site="frontier", nodes=2) as nodes:
+    with Cluster(site="frontier", nodes=2) as nodes:
         yield nodes
 
 

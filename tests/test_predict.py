@@ -11,8 +11,8 @@ from nbformat.v4 import new_notebook, new_output
 
 from aiscale import plots
 from aiscale.book import MiB, guesses, predict, progress
-from aiscale.book.answers import given_away
 from aiscale.book.guesses import GuessError
+from answers import given_away
 from lessons import code, prose
 
 
@@ -75,7 +75,6 @@ def test_a_grid_is_compared_cell_by_cell():
     verdict = guess.against([[0, 3], [2, 1], ["A1", None]])
     assert verdict.text == "4 of 6 cells right; wrong: rank 0 step 1, rank 1 step 1"
     assert predict("empty", [[None] * 2] * 2).against([[1, 2], [3, 4]]).grade is None
-    assert predict("a row", [1, 2]).against([1, 2]).grade == "exact"
 
 
 def test_rows_and_columns_of_a_grid_may_have_names():

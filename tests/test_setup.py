@@ -391,6 +391,7 @@ def test_without_a_supported_python_setup_says_how_to_get_one(clone):
     )
 
 
+@pytest.mark.extended
 def test_without_a_network_setup_says_what_is_missing_and_what_to_do(clone):
     """With the real pip, and an index that does not answer."""
     nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": ""}

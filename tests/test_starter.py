@@ -20,7 +20,7 @@ sys.exit(7)
 """
 
 
-@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("threads", ["1", pytest.param("2", marks=pytest.mark.extended)])
 def test_a_command_has_its_own_folder_environment_output_and_status(threads, tmp_path):
     (tmp_path / "probe.py").write_text(PROBE)
     (tmp_path / "here").mkdir()

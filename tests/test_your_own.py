@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from aiscale.distributed import rendezvous
-from aiscale.hpc import rehearsal
+from centre import Cluster
 
 SCRIPTS = Path(__file__).parents[1] / "workshop" / "your_own"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -145,7 +145,7 @@ def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
     for name in ("MASTER_ADDR", "MASTER_PORT"):  # an earlier test of this process may have set it
         monkeypatch.delenv(name, raising=False)
     (place / "text").write_text(Path(__file__).read_text()[:7000])
-    with rehearsal.Cluster(nodes=2, share=[SCRIPTS]) as nodes:
+    with Cluster(nodes=2, share=[SCRIPTS]) as nodes:
         for name in ("ddp.py", "fsdp.py"):
             command = ["bash", SCRIPTS / "with_slurm.sh", sys.executable, SCRIPTS / name, f"--text={place / 'text'}"]
             command += [f"--steps={STEPS}", "--batch=16", "--micro-batch=2", f"--save={place / name}.saved"]
@@ -165,7 +165,7 @@ def test_the_launcher_of_your_own_script_trains_one_to_its_end(serial, place):
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    with rehearsal.Cluster(site="perlmutter", nodes=2, share=[SCRIPTS]) as nodes:
+    with Cluster(site="perlmutter", nodes=2, share=[SCRIPTS]) as nodes:
         launcher = SCRIPTS.parents[1] / "launchers/perlmutter/your_own.sbatch"
         words = [SCRIPTS / "ddp.py", f"--text={place / 'text'}", f"--steps={STEPS}", "--batch=16", "--micro-batch=2"]
         job = nodes.submit(launcher, "--nodes=2", "--time=10", args=words, cwd=place)

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aiscale.hpc.launchers import LESSONS, render
-from aiscale.hpc.rehearsal import Cluster
 from aiscale.hpc.rehearsal.settings import user_name
 from aiscale.hpc.sites import ENDED, Site, site
+from centre import Cluster
 from soak.plan import KINDS, STEPS, Event, SoakError, TooLate
 
 RANKS = 2
@@ -163,7 +163,7 @@ class Testbed:
         self._ask("scancel", "--signal=USR1", job)
 
     def _preempt(self, event: Event, job: str, name: str, before: Job) -> None:
-        options = [*self.cluster.settings.asked, "--nodes=2", "--time=5", "--output=/dev/null"]
+        options = [*self.cluster.asked, "--nodes=2", "--time=5", "--output=/dev/null"]
         self._ask("sbatch", *options, "--wrap=true")
 
     def _down(self, event: Event, job: str, name: str, before: Job) -> None:
