@@ -44,7 +44,7 @@ endif
 	@tar -czf $(BUILD)/class/class.tar.gz -C $(BUILD)/class aiscale && mv $(BUILD)/class/class.tar.gz $(BUILD)
 	@rm -r $(BUILD)/class && ls -lh $(BUILD)/class.tar.gz
 
-test: setup  ## run the tests: every promise once, on real processes (20 minutes on two cores)
+test: setup  ## run the tests: every promise once, on real processes (a quarter of an hour on two cores)
 	@$(PYTEST) -n 3 -m "not extended" $(ARGS)  # many wait for processes: a third keeps two cores busy
 
 test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults

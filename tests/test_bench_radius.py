@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aiscale import published
-from aiscale.bench.radius.nodes import why_no_nodes
+from aiscale.bench.nodes import why_no_nodes
 from aiscale.bench.radius.study import bench_radius, checks, reckon
 from aiscale.config import ConfigError
 from aiscale.parallel.radius import SimulatedRanks

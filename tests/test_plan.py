@@ -152,7 +152,7 @@ def test_gradients_of_fp32_travel_in_four_bytes():
 
 def test_states_are_sixteen_bytes_a_parameter_and_zero_divides_them_as_its_paper_says():
     software = Software(fp32_gradients=False, overlap=False)
-    n = GPT.layers * GPT.layer_parameters + GPT.table_parameters
+    n = GPT.parameters
 
     def states(**changes):
         layout = replace(BASE, software=software, **changes)
@@ -356,3 +356,26 @@ def test_the_fit_repeats_itself():
 
     first, second = (validate.fit(validate.rows_of(["internevo_7b", "korthikanti_table5"])) for _ in range(2))
     assert first == second
+
+
+def test_norms_are_whole_on_every_tensor_parallel_rank_and_the_last_one_stands_with_the_head():
+    layout = replace(BASE, tp=4, pp=2)
+    first, last = (stage_parameters(GPT, layout, stage, i) for i, stage in enumerate(layout.stages(GPT)))
+    matrices = GPT.layer_parameters - 2 * GPT.hidden
+    counts = [(stage.layers * matrices + GPT.table_parameters) / 4 for stage in layout.stages(GPT)]
+    norms = [stage.layers * 2 * GPT.hidden for stage in layout.stages(GPT)]
+    assert (first, last) == (counts[0] + norms[0], counts[1] + norms[1] + GPT.hidden)
+
+
+def test_tables_are_exchanged_too_embedding_and_head_over_tp_and_over_shards():
+    wide = replace(GPT, vocab=10 * GPT.vocab)
+    layout = Layout(dp=32, fsdp=True, micro_batch=1, global_batch=32, software=LATE)
+    nbytes = 2 * (wide.table_parameters - GPT.table_parameters)  # gathered; their gradients scattered, in fp32
+    exchange = seconds("all_gather", nbytes, 32, 8, SELENE, CONSTANTS)
+    exchange += seconds("reduce_scatter", 2 * nbytes, 32, 8, SELENE, CONSTANTS)
+    grown = step(wide, layout).parts["gradients and weights"] - step(GPT, layout).parts["gradients and weights"]
+    assert grown == pytest.approx(exchange, rel=0.02)
+    layout = replace(BASE, dp=1, tp=8, software=replace(LATE, tp_overlap="none"))
+    once = seconds("all_reduce", 2 * layout.micro_batch * GPT.seq * GPT.hidden, 8, 8, SELENE, CONSTANTS)
+    waited = step(GPT, layout, replace(SELENE, host_s=1e3)).parts["tensor parallel"]
+    assert waited == pytest.approx(layout.micro_batches * (4 * GPT.layers + 2) * once)

@@ -5,7 +5,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
-from aiscale.bench.radius.nodes import plug_in
+from aiscale.bench.nodes import plug_in
 from aiscale.distributed import connect
 
 if __name__ == "__main__":

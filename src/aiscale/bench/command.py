@@ -32,6 +32,11 @@ BENCHMARKS = {
         "aiscale.bench.radius.study:bench_radius",
         "aiscale.bench.radius.study:show_radius",
     ),
+    "plan": (
+        "the planner's steps and bytes against our own, on links slowed to three rates",
+        "aiscale.bench.plan:bench_plan",
+        "aiscale.bench.plan:show_plan",
+    ),
     "gpu": (
         "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",
         "aiscale.bench.gpu:bench_gpu",

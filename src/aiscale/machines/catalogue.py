@@ -25,7 +25,7 @@ from pathlib import Path
 from aiscale.config import ConfigError, hint
 
 PRECISIONS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8")
-LIBRARIES = ("nccl", "rccl")  #: those whose latencies are known; others are taken as NCCL's
+LIBRARIES = ("nccl", "rccl", "gloo")  #: those whose latencies are known; others are taken as NCCL's
 TOPOLOGIES = ("fat-tree", "dragonfly", "dragonfly+", "torus", "bcube")
 VERIFICATIONS = ("primary", "secondary", "measured")
 

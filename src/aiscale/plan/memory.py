@@ -38,13 +38,13 @@ def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: 
     weights, gradients, optimizer, live = _states(shape, layout, parameters)
     layer = layer_bytes(shape, layout, tokens, c)
     flight = in_flight(layout, index)
+    stream = tokens * layout.wide * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+    ends = c.ends_kept * stream if layout.pp > 1 else 0.0
+    activations = flight * (stage.layers * (stream if layout.recompute == "full" else layer) + ends)
     if layout.recompute == "full":
-        kept = tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
-        activations = flight * stage.layers * kept + layer * c.live_layers
-    else:
-        activations = flight * stage.layers * layer
-        if layout.tp > 1:
-            activations += (c.undivided_bytes if layout.pp == 1 else c.gathered_bytes) * tokens * shape.hidden
+        activations += layer * c.live_layers
+    elif layout.tp > 1:
+        activations += (c.undivided_bytes if layout.pp == 1 else c.gathered_bytes) * tokens * shape.hidden
     logits = tokens * c.logit_bytes_held * shape.vocab / layout.tp if stage.head else 0.0
     logits *= c.fused_loss if software.fused_loss else 1.0
     held = {
@@ -69,10 +69,11 @@ def stage_parameters(shape: Shape, layout: Layout, stage: Stage, index: int) -> 
     tables = int(stage.embedding) + int(stage.head)
     if shape.tied and stage.embedding and stage.head:
         tables = 1
-    dense = stage.layers * shape.layer_parameters + tables * shape.table_parameters
+    whole = shape.hidden * (2 + shape.experts)  # norms and router are not divided by tp
+    divided = stage.layers * (shape.layer_parameters - whole) + tables * shape.table_parameters
     if shape.experts and layout.ep > 1:
-        dense -= stage.layers * shape.experts * shape.mlp_parameters * (1 - 1 / layout.ep)
-    return dense / layout.tp
+        divided -= stage.layers * shape.experts * shape.mlp_parameters * (1 - 1 / layout.ep)
+    return divided / layout.tp + stage.layers * whole + (shape.hidden if stage.head else 0)
 
 
 def in_flight(layout: Layout, index: int) -> float:

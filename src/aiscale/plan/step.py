@@ -84,7 +84,7 @@ def product_seconds(rows: int, columns: int, inner: int, many: int, platform: Pl
 class LayerTime:
     """Seconds of one layer and one micro-batch: forward, backward, exchange between tensor-parallel ranks, host."""
 
-    __slots__ = ("forward", "backward", "recompute", "tensor", "host")
+    __slots__ = ("forward", "backward", "recompute", "tensor", "table", "host")
 
     def __init__(self, shape: Shape, layout: Layout, platform: Platform, c) -> None:
         software, tokens = layout.software, max(1, layout.micro_batch * shape.seq // layout.cp)
@@ -105,14 +105,14 @@ class LayerTime:
         elif layout.recompute == "selective":
             self.recompute = attention if not software.flash else 0.3 * self.forward
         self.backward = backward + attention_backward + moved * 2 / 3 + self.recompute
-        self.tensor = 0.0
+        self.tensor = self.table = 0.0  # table: of the embedding, or of the head
         if layout.tp > 1:
             g = min(layout.tp, platform.gpus_per_node)
             once = seconds("all_reduce", layout.wide * tokens * shape.hidden, layout.tp, g, platform, c)
             times = 4 + (2 if layout.recompute == "full" else 0) + (1 if layout.sequence_parallel else 0)
             shares = {"none": 1.0, "async": c.tp_exposed, "backward": c.tp_backward, "pipelined": c.tp_pipelined}
             exposed = shares[software.tp_overlap]
-            self.tensor = times * once * exposed
+            self.tensor, self.table = times * once * exposed, once * exposed
         if layout.cp > 1:
             keys = layout.wide * tokens * 2 * shape.keys * shape.head_width / layout.tp
             ring = seconds("all_gather", keys * layout.cp, layout.cp, platform.gpus_per_node // layout.tp, platform, c)
@@ -172,25 +172,32 @@ class _Stages:
     seconds: list[float]
     slowest: int
     launch_bound: bool
-    sharded_s: float  #: of one layer: exchange of sharded weights that is waited for
+    tensor_s: float  #: of the slowest: exchange between tensor-parallel ranks that is waited for
+    sharded_s: float  #: of the slowest: exchange of sharded weights that is waited for
 
 
 def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> _Stages:
     head_s, head_host = _head_seconds(shape, layout, platform, c)
     accumulate = c.accumulate_bytes if layout.software.fp32_gradients else 6 if layout.micro_batches > 1 else 0
     accumulate /= platform.memory_bytes_s * c.memory_share
-    unit, sharded = layer.forward + layer.backward + layer.tensor, 0.0
+    unit, sharded_layer, sharded_table = layer.forward + layer.backward, 0.0, 0.0
     if layout.shards_weights:
-        sharded = _sharded_layer(shape, layout, layer, platform, c) - unit
-    found = _Stages([], 0, False, sharded)
+        sharded_layer = _sharded_layer(shape, layout, layer, platform, c) - unit - layer.tensor
+        # Tables are gathered before the first layer computes; their gradients are scattered after the last one has.
+        sharded_table = sum(_gather_and_scatter(shape.table_parameters, layout, platform, c))
+    found = _Stages([], 0, False, 0.0, 0.0)
     for index, stage in enumerate(layout.stages(shape)):
-        device = stage.layers * (unit + sharded) + (head_s if stage.head else 0.0)
+        ends = stage.embedding + stage.head
+        tensor = stage.layers * layer.tensor + ends * layer.table
+        sharded = stage.layers * sharded_layer + (1 if shape.tied and ends == 2 else ends) * sharded_table
+        device = stage.layers * unit + tensor + sharded + (head_s if stage.head else 0.0)
         if not layout.shards_weights:
             device += stage_parameters(shape, layout, stage, index) * accumulate
         host = stage.layers * layer.host + (head_host if stage.head else 0.0)
         found.seconds.append(max(device, host))
         if index == 0 or found.seconds[-1] > found.seconds[found.slowest]:
             found.slowest, found.launch_bound = index, host > device
+            found.tensor_s, found.sharded_s = tensor, sharded
     return found
 
 
@@ -204,7 +211,7 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     layer = LayerTime(shape, layout, platform, c)
     found, stages = _time_stages(shape, layout, layer, platform, c), layout.stages(shape)
     m, p, v = layout.micro_batches, layout.pp, layout.virtual_stages
-    slowest, layers = found.seconds[found.slowest], stages[found.slowest].layers
+    slowest = found.seconds[found.slowest]
     fill = (sum(found.seconds) - slowest) / v / (3 if layout.schedule == "zero-bubble" else 1)
     sent = message_of_stage(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
     exchange = _exchange(shape, layout, stages, found.seconds, platform, c)
@@ -212,20 +219,20 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     late = math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
     busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
     total = busy * (1 + c.jitter * late) + c.straggler_s * late
-    waited = 0.0 if found.launch_bound else m * layers
+    waited = 0 if found.launch_bound else m
     parts = {
-        "tensor parallel": waited * layer.tensor,
+        "tensor parallel": waited * found.tensor_s,
         "pipeline messages": sent,
         "gradients and weights": exchange + waited * found.sharded_s,
         "waiting for the slowest": total - busy,
     }
     return Step(
         total_s=total,
-        compute_s=m * slowest - waited * (layer.tensor + found.sharded_s),
+        compute_s=m * slowest - waited * (found.tensor_s + found.sharded_s),
         bubble_s=fill,
         exposed_s=sum(parts.values()),
         optimizer_s=optimizer + c.step_s,
-        recompute_s=m * layers * layer.recompute,
+        recompute_s=m * stages[found.slowest].layers * layer.recompute,
         launch_bound=found.launch_bound,
         parts=parts,
     )
@@ -250,12 +257,8 @@ def _head_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> tuple[
 def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> float:
     """A layer whose weights are gathered before each pass and whose gradients are scattered after: exchange runs beside
     computation, and each slows the other."""
-    n = layout.state_shards
-    g = max(1, platform.gpus_per_node // layout.tp)
-    parameters = shape.layer_parameters / layout.tp
     calls = 12 if layout.software.per_tensor_gather else 1  # 4 matrices, and biases and norms
-    gather = calls * seconds("all_gather", layout.wide * parameters / calls, n, g, platform, c)
-    scatter = calls * seconds("reduce_scatter", layout.wide_gradient * parameters / calls, n, g, platform, c)
+    gather, scatter = _gather_and_scatter(shape.layer_parameters, layout, platform, c, calls)
     forward, backward = layer.forward + layer.tensor / 3, layer.backward + layer.tensor * 2 / 3
     behind = scatter + (gather if layout.software.regather else 0.0)
     behind += gather if layout.software.per_tensor_gather and layout.recompute == "full" else 0.0
@@ -266,6 +269,15 @@ def _sharded_layer(shape: Shape, layout: Layout, layer: LayerTime, platform: Pla
         return max(compute, exchange) + c.contention * min(compute, exchange)
 
     return beside(forward, gather) + beside(backward, behind)
+
+
+def _gather_and_scatter(
+    parameters: float, layout: Layout, platform: Platform, c, calls: int = 1
+) -> tuple[float, float]:
+    """Seconds in which these parameters, divided by tp, are gathered, and their gradients scattered."""
+    n, g, part = layout.state_shards, max(1, platform.gpus_per_node // layout.tp), parameters / layout.tp / calls
+    gather = calls * seconds("all_gather", layout.wide * part, n, g, platform, c)
+    return gather, calls * seconds("reduce_scatter", layout.wide_gradient * part, n, g, platform, c)
 
 
 def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> float:

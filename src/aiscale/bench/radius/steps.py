@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from aiscale import cost
-from aiscale.bench.radius.nodes import shape
+from aiscale.bench.nodes import shape
 from aiscale.bench.ranks import random_batch, turns, without_sending
 from aiscale.distributed import World
 from aiscale.distributed.link import FRAMING

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import statistics
 
-from aiscale.bench.radius.nodes import start_on_nodes, why_no_nodes
+from aiscale.bench.nodes import start_on_nodes, why_no_nodes
 from aiscale.bench.radius.steps import INTERVAL, SHARE
 from aiscale.bench.ranks import Report, on_ranks, silent
 from aiscale.bench.tables import check, checks_table, heading, table

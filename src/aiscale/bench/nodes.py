@@ -40,7 +40,7 @@ def why_no_nodes() -> str:
 def start_on_nodes(nproc: int, argv: Sequence[str], *, timeout_s: float = 900) -> int:
     """Run `python ARGV` as `nproc` connected ranks, one per node; returns the exit status, 0 if all succeeded, 124
     if they took longer than `timeout_s`."""
-    command = [*network_namespace()[0], sys.executable, "-m", "aiscale.bench.radius.nodes", str(nproc), *argv]
+    command = [*network_namespace()[0], sys.executable, "-m", "aiscale.bench.nodes", str(nproc), *argv]
     # There is no name server: torch would wait for one, and warn.
     env = {**os.environ, "RES_OPTIONS": "attempts:1 timeout:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     try:

@@ -1,0 +1,46 @@
+"""The planner against steps of our own on slowed links: the bytes are exact, and a wrong plan misses its checks."""
+
+import json
+import os
+
+import pytest
+
+from aiscale.bench import plan
+from aiscale.bench.nodes import why_no_nodes
+from aiscale.config import ConfigError
+from ranks import aiscale
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(
+    bool(why_no_nodes()) and not (os.environ.get("CI") and os.geteuid() == 0), reason=why_no_nodes() or "-"
+)
+def test_every_rank_holds_the_planned_bytes_and_the_link_slows_each_step():
+    done = aiscale("bench", "plan", "--quick", "--json", timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["name"] for row in rows] == list(plan.CASES)
+    for row in rows:
+        assert row["held_bytes"] == row["predicted_bytes"] and len(row["held_bytes"]) == plan.RANKS
+        assert row["predicted_s"] > row["compute_s"] and row["step_s"] > row["compute_s"]
+
+
+def test_a_step_that_the_planner_misses_by_a_fifth_and_a_byte_too_many_fail_the_benchmark():
+    case = plan.CASES["ddp"]
+    held = plan.compare("ddp", {"0": [0.1], "100": [1.0]}, [])[0]["predicted_bytes"]
+    parameters = case.run().model
+    assert held[0]["parameters"] == held[3]["parameters"] == 4 * plan.shape_of(parameters, 128).parameters
+    (row,) = plan.compare("ddp", {"0": [0.1], "100": [1.0]}, held)
+    row["step_s"] = row["predicted_s"] * 1.1
+    rows = [{**row, "name": name} for name in plan.CASES]
+    assert all(check["met"] for check in plan.checks(rows))
+    rows[0]["step_s"] = rows[0]["predicted_s"] * 1.25
+    rows[1]["held_bytes"] = [dict(held[0], gradients=held[0]["gradients"] + 1), *held[1:]]
+    missed = [check["name"] for check in plan.checks(rows) if not check["met"]]
+    assert missed == ["ddp at 100 Mbit/s: step, off by", "fsdp: bytes held, off by"]
+
+
+def test_it_is_refused_where_the_kernel_cannot_slow_links(monkeypatch):
+    monkeypatch.setattr(plan, "why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
+    with pytest.raises(ConfigError, match="^bench plan: nodes need Linux's unshare, ip and tc; it needs links"):
+        plan.bench_plan()
