@@ -168,3 +168,14 @@ def test_bad_arguments_are_refused(arguments, message):
     *given, options = arguments
     with pytest.raises(ConfigError, match=message):
         cost.collective_seconds(*given, **options)
+
+
+def test_gloo_knows_rings_only_and_its_reduce_scatter_is_an_all_reduce():
+    cores = dataclasses.replace(A100.node.accelerator, library="gloo")
+    nodes = dataclasses.replace(A100, node=dataclasses.replace(A100.node, accelerator=cores))
+    ring = cost.collective_seconds("all_reduce", 2**20, nodes, ranks=4, per_node=1, simultaneous_groups=1)
+    sent = 2 * 3 / 4 * 2**20
+    expected = 6 * 0.8e-3 + sent / (0.9 * A100.network.injection_bytes_s / A100.network.nics)
+    assert ring.algorithm == "ring" and ring.seconds == pytest.approx(expected, rel=0.01)
+    assert seconds("reduce_scatter", 2**20, nodes, ranks=4, per_node=1, simultaneous_groups=1) == ring.seconds
+    assert seconds("all_gather", 2**20, nodes, ranks=4, per_node=1, simultaneous_groups=1) < 0.6 * ring.seconds
