@@ -111,6 +111,7 @@ def _train(args: argparse.Namespace) -> int:
         return _train_here(args, run)
     from aiscale.distributed import end_now
     from aiscale.train import AlreadyTrained, fit
+    from aiscale.train.saving import writing
 
     # All ranks agree: none writes this file before all have connected.
     resume = args.resume or (args.resume_if_any and (Path(args.runs_dir) / run.name / "run.json").exists())
@@ -120,8 +121,10 @@ def _train(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:  # the second: nobody waits for the checkpoint that is being written
         if os.environ.get("RANK", "0") == "0":
             _clear(args, run)
-        print("aiscale: interrupted", file=sys.stderr)
-        end_now(INTERRUPTED)  # the thread that writes would abort Python's own end
+        if writing():  # its thread would abort Python's own end
+            print("aiscale: interrupted", file=sys.stderr)
+            end_now(INTERRUPTED)
+        raise
     except AlreadyTrained as done:
         if not args.resume_if_any:
             raise
@@ -374,7 +377,7 @@ def _plan(args: argparse.Namespace) -> int:
         return command.run(args)
     from aiscale.hpc.launchers.lessons import Lesson
     from aiscale.hpc.launchers.render import render
-    from aiscale.hpc.sites import find
+    from aiscale.hpc.sites import find, names
 
     settings, answer = command.launch_plan(args)
     figures = f"{answer.step.total_s:.3g} s a step, {answer.memory_gb:.0f} GB a device"
@@ -386,6 +389,7 @@ def _plan(args: argparse.Namespace) -> int:
         settings=tuple((setting, "as planned") for setting in settings),
         ranks=answer.layout.gpus,
     )
-    Path(args.launcher).write_text(render(lesson, find(args.machine)))
+    site = next((name for name in names() if find(name).machine == args.machine), args.machine)
+    Path(args.launcher).write_text(render(lesson, find(site)))
     print(f"{args.launcher}: {lesson.about}")
     return 0

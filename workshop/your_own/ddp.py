@@ -1,7 +1,7 @@
 """The same training on many GPUs, or CPU cores: each rank has the whole model, and a share of each batch.
 
     torchrun --nproc-per-node=4 ddp.py --steps 40
-    srun bash with_slurm.sh python ddp.py --steps 40
+    srun bash with_slurm.sh python ddp.py --micro-batch 1   # ranks x micro-batch must divide --batch
 
 A run that was cut off goes on from its checkpoint: start it again with the same --save.
 """

@@ -1,7 +1,7 @@
 """The same training for a model that does not fit on one GPU: each rank has a slice of every tensor.
 
     torchrun --nproc-per-node=4 fsdp.py --steps 40
-    srun bash with_slurm.sh python fsdp.py --steps 40
+    srun bash with_slurm.sh python fsdp.py --micro-batch 1   # ranks x micro-batch must divide --batch
 
 A run that was cut off goes on from its last checkpoint, also on another number of ranks.
 """

@@ -1,6 +1,6 @@
 """Two ranks that do not agree, to practise on. Each mistake is one that training scripts make.
 
-torchrun --nproc-per-node=2 hang.py --mistake uneven            # one rank has a batch more: both wait for ever
+torchrun --nproc-per-node=2 hang.py --mistake uneven            # one rank has a batch more: both wait, for 5 minutes
 kill -USR1 PID                                                  # then each prints where it stands
 py-spy dump --pid PID                                           # the same, without a line in the script
 TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun --nproc-per-node=2 hang.py --mistake shape

@@ -1,7 +1,7 @@
 """The same training by DeepSpeed: optimizer states and gradients divided among the ranks (ZeRO-2), as its JSON says.
 
     torchrun --nproc-per-node=4 zero.py --steps 40
-    srun bash with_slurm.sh python zero.py --steps 40
+    srun bash with_slurm.sh python zero.py --micro-batch 1   # ranks x micro-batch must divide --batch
 
 A run that was cut off goes on from its last checkpoint, on the same number of ranks.
 """

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="run a tiny model for a few rounds, without checks: a test of the benchmark itself",
+        help="measure less and shorter, mostly without checks: a test of the benchmark itself",
     )
     own = parser.add_argument_group("options of bench gpu only")
     own.add_argument(

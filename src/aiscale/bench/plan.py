@@ -115,7 +115,8 @@ def compare(name: str, seconds: dict[str, list[float]], held: list[dict]) -> lis
     def step_s(rate_mbit_s: float, flops: float) -> float:
         return step_seconds(model, case.layout, platform(rate_mbit_s, flops), constants).total_s
 
-    flops = 1e12 * step_s(0, 1e12) / compute_s
+    computing_s = 2 * (step_s(0, 1e12) - step_s(0, 2e12))  # at 1 TFLOP/s, without latencies
+    flops = 1e12 * computing_s / compute_s
     rows = []
     for rate, times in seconds.items():
         measured = statistics.median(times)

@@ -101,6 +101,8 @@ def _notebooks(folder: Path, page: Page) -> Iterator[Item]:
 
 def _decks(out: Path, folder: Path) -> Iterator[Item]:
     for path in sorted((out / "slides").glob("*.html")):
+        if path.stem == "index":  # of an older version
+            continue
         href, pdf = os.path.relpath(path, folder), path.with_suffix(".pdf")
         more = (("PDF", os.path.relpath(pdf, folder)),) if pdf.exists() else ()
         yield Item(_title_of(path), "", href, _lesson(path), more)

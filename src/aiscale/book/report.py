@@ -25,7 +25,7 @@ def study_page(rows: Sequence[dict]) -> str:
     ratios = {entry["cell"]: [entry["ratio"]] for entry in entries if "ratio" in entry}
     plots.use_style()
     parts = [
-        f"<p>{html.escape(facts(rows))}</p><h2>Time of the second epoch over the base's</h2>",
+        f"<p>{html.escape(facts(rows))}</p><h2>Median step of the second epoch, times its steps, over the base's</h2>",
         "<p>A dot is a median of runs, a line its interval; each run is divided by the base's runs beside it.</p>",
         _figure(plots.study_ratios(ratios)) if ratios else "<p>No cell has been timed.</p>",
         f'<h2>Every cell</h2><div class="wide"><table>{_row("th", HEADS)}',

@@ -3,10 +3,10 @@
     %%px                       every rank
     %%px --targets 0:2         ranks 0 and 1
 
-The flags are ipyparallel's. Output is live, labelled `[rank 0]`, `[rank 1]`, ..., and shown and stored in rank order.
-Stop reaches a rank in a loop as well as one that hangs in a collective. When a rank raises, the others usually wait for
-it in a collective: after a short grace they are interrupted. Those that answer close their connections, which makes the
-ones that hang in gloo fail too. If any still hangs, the caller kills all ranks.
+The flags are ipyparallel's. In a notebook output is live; it is labelled `[rank 0]`, `[rank 1]`, ..., and shown and
+stored in rank order. Stop reaches a rank in a loop as well as one that hangs in a collective. When a rank raises, the
+others usually wait for it in a collective: after a short grace they are interrupted. Those that answer close their
+connections, which makes the ones that hang in gloo fail too. If any still hangs, the caller kills all ranks.
 """
 
 from __future__ import annotations

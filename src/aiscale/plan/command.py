@@ -41,7 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", metavar="FILE", help="a CSV of runs, answered row by row")
     parser.add_argument("--validate", action="store_true", help="hold the formulas to every published run")
     parser.add_argument("--refit", action="store_true", help="with --validate: fit the constants anew, and store them")
-    parser.add_argument("--launcher", metavar="FILE", help="write the batch file of the layout, for --machine's site")
+    parser.add_argument(
+        "--launcher",
+        metavar="FILE",
+        help="write the layout's batch file, for the site of --machine (frontier, perlmutter, lumi-g)",
+    )
     parser.add_argument("--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -142,6 +142,10 @@ class Layout:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}: it may be one of {', '.join(known)}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise ConfigError(f"zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
+        if self.schedule == "zero-bubble" and self.virtual_stages > 1:
+            raise ConfigError(
+                f"schedule zero-bubble with virtual_stages {self.virtual_stages}: it takes one piece a rank"
+            )
         if not 0 < self.density <= 1:
             raise ConfigError(f"density is {self.density}: it must be above 0 and at most 1")
         if self.tp > shape.heads:

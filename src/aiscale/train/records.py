@@ -28,7 +28,7 @@ import psutil
 import torch
 
 from aiscale import checkpoint
-from aiscale.config import Run, remedy, require_writable, write_whole
+from aiscale.config import ConfigError, Run, remedy, require_writable, write_whole
 from aiscale.data import Tokenizer
 from aiscale.distributed import World
 from aiscale.model import GPT
@@ -167,6 +167,8 @@ def load_run(path: str | Path) -> Run:
     file = Path(path) / "run.json"
     try:
         return Run.from_dict(json.loads(file.read_text())["run"])
+    except ConfigError as error:
+        raise RunFolderError(f"{file} does not fit this version of aiscale: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise RunFolderError(
             f"{path} is not a run folder: it has no readable run.json; name one like runs/laptop"

@@ -120,6 +120,11 @@ class _Writing(threading.Thread):
             del self._write  # frees the state
 
 
+def writing() -> bool:
+    """Whether a thread of this process writes a checkpoint."""
+    return any(isinstance(thread, _Writing) for thread in threading.enumerate())
+
+
 def newest_good(
     folder: str | Path, world: World, say: Callable[[str], None] = print, run_id: str | None = None
 ) -> Path | None:

@@ -36,7 +36,7 @@ PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "ipyparallel"
 FAST_LINKS = ("hsn", "ib")
 #: plugin through which NCCL and RCCL reach libfabric; without it they fall back to slow TCP
 OFI_PLUGINS = ("libnccl-net.so", "librccl-net.so", "libnccl-net-ofi.so", "librccl-net-ofi.so")
-LEAST_MEMORY_GIB = 4  # four ranks of a lesson
+LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 06
 LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
 
