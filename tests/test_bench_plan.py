@@ -44,3 +44,9 @@ def test_it_is_refused_where_the_kernel_cannot_slow_links(monkeypatch):
     monkeypatch.setattr(plan, "why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
     with pytest.raises(ConfigError, match="^bench plan: nodes need Linux's unshare, ip and tc; it needs links"):
         plan.bench_plan()
+
+
+@pytest.mark.parametrize("name", plan.CASES)
+def test_on_a_link_without_limits_a_step_takes_its_computing_and_the_messages_latency(name):
+    (row,) = plan.compare(name, {"0": [0.5], "1000000": [0.5]}, [])
+    assert 0.5 <= row["predicted_s"] < 0.7

@@ -204,6 +204,16 @@ def test_a_line_of_metrics_torn_by_a_kill_does_not_stop_resuming(tmp_path):
     assert [line["step"] for line in read_metrics(tmp_path / "tiny")] == list(range(1, 9))
 
 
+def test_a_run_of_another_version_is_refused_by_the_key_that_it_has(tmp_path):
+    other = TINY.to_dict()
+    other["parallel"]["static_graph"] = False
+    (tmp_path / "run.json").write_text(json.dumps({"run": other}))
+    with pytest.raises(
+        RunFolderError, match="run.json does not fit this version of aiscale: unknown key parallel.stat"
+    ):
+        open_trained(tmp_path)
+
+
 @pytest.mark.parametrize("setting", ["loop.global_batch=8", "loop.seq_len=16", "optimizer.name=sgd"])
 def test_a_changed_training_is_not_resumed(setting, tmp_path):
     train(tmp_path)
