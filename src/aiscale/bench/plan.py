@@ -115,8 +115,9 @@ def compare(name: str, seconds: dict[str, list[float]], held: list[dict]) -> lis
     def step_s(rate_mbit_s: float, flops: float) -> float:
         return step_seconds(model, case.layout, platform(rate_mbit_s, flops), constants).total_s
 
-    computing_s = 2 * (step_s(0, 1e12) - step_s(0, 2e12))  # at 1 TFLOP/s, without latencies
-    flops = 1e12 * computing_s / compute_s
+    at_1e12_s = 2 * (step_s(0, 1e12) - step_s(0, 2e12))  # computing alone: messages have their latency at any speed
+    latency_s = step_s(0, 1e12) - at_1e12_s
+    flops = 1e12 * at_1e12_s / max(compute_s - latency_s, compute_s / 10)
     rows = []
     for rate, times in seconds.items():
         measured = statistics.median(times)
