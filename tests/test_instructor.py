@@ -139,7 +139,7 @@ RUN_BY = {
     "aiscale plan --validate": "test_plan.py",
     "aiscale plan --page build/planner": "test_plan_page.py",
     "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait launchers/frontier/ddp.sbatch "
-    "--recipe laptop --set loop.micro_batch=1": "test_launched.py",
+    "--recipe laptop --set parallel.strategy=ddp --set loop.micro_batch=1": "test_launched.py",
     "aiscale exercises --collect cards/": "here",
     "jupyterhub -f workshop/jupyterhub_config.py": "test_jupyterhub.py",
     "make lab": "test_setup.py",
