@@ -133,6 +133,7 @@ RUN_BY = {
     "aiscale notebooks 00 --core": "test_notebooks.py",
     "aiscale notebooks --core --gallery": "test_notebooks.py",
     "aiscale notebooks 11 --core -p n_steps=20": "test_notebooks.py",
+    "aiscale notebooks 02 04 06 --core": "test_notebooks.py",
     "aiscale doctor": "test_doctor.py",
     "aiscale plan --model forge-m --machine frontier --nodes 64": "here",
     "aiscale plan --model gpt2-xl --machine perlmutter-80gb --nodes 4": "here",
@@ -143,6 +144,7 @@ RUN_BY = {
     "aiscale exercises --collect cards/": "here",
     "jupyterhub -f workshop/jupyterhub_config.py": "test_jupyterhub.py",
     "make lab": "test_setup.py",
+    "make lab TORCH=cpu": "test_setup.py",
     "make slides": "test_slides.py",
     **{command: "below" for command in COMMANDS if " --until " in command},
 }
