@@ -179,7 +179,8 @@ def choose(what: str, names: Sequence[str] | None, paths: Iterable[Path], root: 
 
 def _chosen(what: str, name: str, found: Mapping[str, Path]) -> Path:
     there = f"there are {', '.join(found)}" if found else "there are none"
-    if Path(name).suffix in ({path.suffix for path in found.values()} or {".ipynb", ".md"}) - {".py"}:
+    kinds = {path.suffix for path in found.values()} or {".ipynb", ".md"}
+    if Path(name).suffix in kinds - {".py"}:  # a path; graders are chosen by name alone
         if not Path(name).is_file():
             raise BookError(f"there is no file {name}: check the path, or name a {what}: {there}")
         return Path(name)
