@@ -75,15 +75,18 @@ def model(d: int, vocab: int, tokens: int, precision: str) -> list[str]:
     return [*settings, f"loop.seq_len={tokens}", f"loop.precision={precision}"]
 
 
-def layers_and_all(settings: list[str], strategy: str) -> tuple[dict, dict]:
-    """(what one more layer adds, what four layers take): {what: (calls, bytes)} of rank 0 of 1,024."""
+def layers_and_all(settings: list[str], strategy: str) -> tuple[dict, dict, dict]:
+    """(what one more layer adds, the rest of a collective beside four layers, what all takes): {what: (calls, bytes)}
+    of rank 0 of 1,024."""
     memory = strategy != "fsdp"
     jobs = [[[*settings, f"model.n_layer={n}"], 1, RANKS, [0], memory, 1] for n in (1, 2, 4)]
     one, two, four = (
         {row["what"]: (row["calls"], row["measured"]) for row in ranks[0]} for ranks in counted(jobs, strategy)
     )
     added = {what: (two[what][0] - one[what][0], two[what][1] - one[what][1]) for what in two}
-    return {what: cell for what, cell in added.items() if cell[0] and cell[1]}, four
+    layer = {what: cell for what, cell in added.items() if cell[0] and cell[1]}
+    ends = {what: (four[what][0] - 4 * calls, four[what][1] - 4 * nbytes) for what, (calls, nbytes) in layer.items()}
+    return layer, ends, four
 
 
 def planned(settings: list[str], **layout) -> Answer:
@@ -95,14 +98,19 @@ def planned(settings: list[str], **layout) -> Answer:
 @pytest.mark.extended
 def test_the_planner_gathers_and_scatters_a_layer_as_often_and_as_much_as_fsdp2():
     settings = model(2048, 32768, 2048, "bf16")  # all tensors divide by 1,024
-    layer, whole = layers_and_all([*settings, FSDP], "fsdp")
+    layer, tables, whole = layers_and_all([*settings, FSDP], "fsdp")
     assert {what: calls for what, (calls, _) in layer.items()} == {"all_gather world": 2, "reduce_scatter world": 1}
+    assert {what: calls for what, (calls, _) in tables.items()} == {"all_gather world": 1, "reduce_scatter world": 1}
     answer = planned(settings, dp=RANKS, fsdp=True)
-    each_s = sum(
-        calls * seconds(what.partition(" ")[0], nbytes / calls, RANKS, 8, answer.platform, BARE)
-        for what, (calls, nbytes) in layer.items()
+    layer_s, table_s = (
+        sum(
+            calls * seconds(what.partition(" ")[0], nbytes / calls, RANKS, 8, answer.platform, BARE)
+            for what, (calls, nbytes) in part.items()
+        )
+        for part in (layer, tables)
     )
-    assert answer.step.parts["gradients and weights"] == pytest.approx(4 * each_s)
+    both_s = pytest.approx(4 * layer_s + table_s, rel=1e-4)  # the last norm goes with the table
+    assert answer.step.parts["gradients and weights"] == both_s
     for ours, its in STATES.items():  # which leave out the last norm and AdamW's step counters
         assert answer.stages[0][its] == pytest.approx(whole[ours][1], rel=1e-3), ours
 
@@ -111,12 +119,14 @@ def test_the_planner_gathers_and_scatters_a_layer_as_often_and_as_much_as_fsdp2(
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_the_planner_sums_activations_and_gradients_as_often_and_as_much_as_megatron(precision):
     settings = model(256, 4096, 256, precision)
-    layer, whole = layers_and_all([*settings, MEGATRON, TP8, ZERO1], "megatron")
+    layer, ends, whole = layers_and_all([*settings, MEGATRON, TP8, ZERO1], "megatron")
     calls, nbytes = layer["all_reduce tp"]
     assert calls == 4
+    scalars = 3 * 256 * 4  # of the loss: a maximum, a sum and a target of each token
+    assert ends["all_reduce tp"] == (2 + 3, 2 * nbytes / calls + scalars)  # after the embedding, before the head
     answer = planned(settings, dp=128, tp=8, zero_stage=1)
-    each_s = calls * seconds("all_reduce", nbytes / calls, 8, 8, answer.platform, BARE)
-    assert answer.step.parts["tensor parallel"] == pytest.approx(4 * each_s)
+    once_s = seconds("all_reduce", nbytes / calls, 8, 8, answer.platform, BARE)
+    assert answer.step.parts["tensor parallel"] == pytest.approx((4 * calls + 2) * once_s)
     both = [(op, whole[f"{op} dp"][1]) for op in ("reduce_scatter", "all_gather")]
     exchange_s = sum(seconds(op, nbytes, 128, 1, answer.platform, BARE) for op, nbytes in both)
     assert answer.step.parts["gradients and weights"] == pytest.approx(exchange_s, rel=1e-2)
