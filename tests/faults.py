@@ -259,6 +259,10 @@ def train_with_faults() -> None:
         return real(run, *args, **kwargs)
 
     aiscale.train.fit = fit
+    # Ranks that cannot be forked get the faults, too.
+    replace(
+        "aiscale.distributed.spawn:_start_from_nothing", lambda real: lambda argv, env: real([__file__, *argv], env)
+    )
 
 
 if __name__ == "__main__":

@@ -187,11 +187,12 @@ def can_fork() -> bool:
     torch = sys.modules.get("torch")
     if torch is None:
         return True
-    # Some ways of asking for GPUs start CUDA, and so does asking whether it was started; a child can tell.
+    # Some ways of asking for GPUs start CUDA, and so does asking whether it was started; a child can tell. Where the
+    # answer was "none" (a login node, DeepSpeed's import), nothing has started.
     probe = os.fork()
     if probe == 0:
         os._exit(torch.cuda._is_in_bad_fork())
-    return os.waitpid(probe, 0)[1] == 0
+    return os.waitpid(probe, 0)[1] == 0 or torch.cuda.device_count() == 0
 
 
 class Forked:

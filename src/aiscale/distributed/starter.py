@@ -44,8 +44,9 @@ class Starter:
         stderr: IO | None = None,
     ) -> None:
         """warm_up: code that imports what commands will need, and starts no thread. env: the environment at import;
-        a command with other READ_EARLY variables gets a new Python. stderr: the starter's own."""
-        self.env, self._process = dict(os.environ if env is None else env), None
+        a command with other READ_EARLY variables gets a new Python. python: how one is started. stderr: the starter's
+        own."""
+        self.env, self._python, self._process = dict(os.environ if env is None else env), [*python], None
         if sys.platform != "linux":
             return
         self._orders, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one packet per command
@@ -98,8 +99,8 @@ class Starter:
         cwd, env = os.path.abspath(cwd or "."), dict(self.env if env is None else env)
         if self._process is None or _read_early(env) != _read_early(self.env):
             files = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
-            return subprocess.call([sys.executable, *argv], timeout=timeout, cwd=cwd, env=env, **files)
-        order = json.dumps({"argv": [*argv], "cwd": cwd, "env": env}).encode()
+            return subprocess.call([*self._python, *argv], timeout=timeout, cwd=cwd, env=env, **files)
+        order = json.dumps({"python": self._python, "argv": [*argv], "cwd": cwd, "env": env}).encode()
         answers, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with answers, its:
             try:
@@ -161,7 +162,7 @@ def _start(order: dict, outputs: list[int], own: list[int], path: list[str]) -> 
         os.dup2(file, number)
         os.close(file)
     try:
-        return Forked(order["argv"], {}) if can_fork() else subprocess.Popen([sys.executable, *order["argv"]])
+        return Forked(order["argv"], {}) if can_fork() else subprocess.Popen([*order["python"], *order["argv"]])
     finally:
         for file, number in zip(own, (1, 2), strict=True):
             os.dup2(file, number)
