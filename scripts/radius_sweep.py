@@ -35,7 +35,6 @@ import torch
 from aiscale import cost
 from aiscale.bench.timing import machine_facts
 from aiscale.config import Run
-from aiscale.cost.compression import rivals_traffic
 from aiscale.data import Batches, Corpus, open_corpus
 from aiscale.distributed import World, connect
 from aiscale.optim import lr_at
@@ -121,7 +120,7 @@ def wire_share(case: Case) -> float:
     dense = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(run.model), RANKS)
     if run.compression.method == "radius":
         return cost.wire_bytes("all_reduce", cost.mean_payload_bytes(run), RANKS) / dense
-    traffic = (cost.radius_traffic if run.compression.method == "none" else rivals_traffic)(run, RANKS)
+    traffic = cost.gradient_traffic(run, RANKS)
     return sum(cost.wire_bytes(op, nbytes, RANKS) for (op, _), nbytes in traffic.items()) / dense
 
 

@@ -313,7 +313,7 @@ def needs_gb(run, ranks: int) -> float:
         run = dataclasses.replace(run, model=ModelConfig(tied=False, **shape))
         logits = 2 * 4 * micro_batch * run.loop.seq_len * run.model.vocab_size
     if run.parallel.strategy == "megatron":
-        kept = cost.megatron_activation_bytes(run, ranks)
+        kept = sum(cost.megatron_activation_bytes_by_part(run, ranks).values())
     else:
         kept = cost.activation_bytes(run.model, micro_batch, run.loop.seq_len, run.loop.precision)
     return (sum(cost.held_bytes(run, ranks).values()) + kept + logits) / 1e9

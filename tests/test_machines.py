@@ -124,14 +124,14 @@ def test_an_unknown_device_is_none_not_a_guess():
             "systems/frontier.toml",
             "devices =",
             "gpus =",
-            "unknown key node.gpus: it may be one of accelerator, devices,",
+            "unknown key node.gpus: it may be one of node.accelerator, node.devices,",
         ),
         ("systems/frontier.toml", "name =", "#", "key network.name is missing"),
         (
             "systems/frontier.toml",
             "nics = 4",
             "cards = 4",
-            "unknown key network.cards: it may be one of name, nics,",
+            "unknown key network.cards: it may be one of network.name, network.nics,",
         ),
         (
             "systems/frontier.toml",

@@ -21,11 +21,12 @@ from aiscale.plan.answer import plan, simulate
 from aiscale.plan.command import SHAPES
 from aiscale.plan.constants import CONSTANTS, FITTED, LEFT_OUT, TABLE
 from aiscale.plan.hardware import find_accelerator, platform_of
-from aiscale.plan.layout import Layout, Shape, Software
+from aiscale.plan.layout import Layout, Shape, Software, shape_of
 from aiscale.plan.memory import needed_bytes, one_stage, peak_bytes, stage_memory, stage_parameters
 from aiscale.plan.runs import SOURCES, runs
 from aiscale.plan.search import search
 from aiscale.plan.step import product_seconds, seconds, stage_seconds, step_seconds, wave_share
+from aiscale.recipes import recipe
 
 SELENE = platform_of(find_machine("selene"))
 GPT = Shape(layers=24, hidden=2048, heads=16, vocab=51200, tied=True, seq=2048)
@@ -78,16 +79,16 @@ def test_more_work_or_more_waiting_takes_longer(slower, faster):
 def test_megatron_holds_6_bytes_a_parameter_and_its_share_of_12_and_torch_2_more():
     layout = replace(BASE, zero_stage=1)
     for fused, most in ((True, 6 + 12 / 8), (False, 8 + 12 / 8)):
-        held = stage_memory(GPT, replace(layout, software=Software(fused_gradients=fused)), SELENE, CONSTANTS)[0]
+        held = stage_memory(GPT, replace(layout, software=Software(fused_gradients=fused)), CONSTANTS)[0]
         states = sum(held[name] for name in ("weights", "gradients", "optimizer states", "buffers"))
         fragments = (CONSTANTS.allocator - 1) * (held["activations"] + held["logits"])
         stage = layout.stages(GPT)[0]
-        assert (states - fragments) / stage_parameters(GPT, layout, stage, 0) == pytest.approx(most)
+        assert (states - fragments) / stage_parameters(GPT, layout, stage) == pytest.approx(most)
 
 
 def test_a_fused_loss_holds_logit_and_gradient_in_bf16_and_no_fp32_copy():
     plain, fused = (
-        stage_memory(GPT, replace(BASE, software=Software(fused_loss=yes)), SELENE, CONSTANTS)[0]["logits"]
+        stage_memory(GPT, replace(BASE, software=Software(fused_loss=yes)), CONSTANTS)[0]["logits"]
         for yes in (False, True)
     )
     assert fused / plain == pytest.approx(4 / 10)
@@ -95,7 +96,7 @@ def test_a_fused_loss_holds_logit_and_gradient_in_bf16_and_no_fp32_copy():
 
 def test_reserved_memory_is_more_than_torch_has_given_out_and_less_than_nvidia_smi_shows():
     given, reserved, smi = (
-        peak_bytes(GPT, replace(BASE, software=Software(counter=counter)), SELENE, CONSTANTS)
+        peak_bytes(GPT, replace(BASE, software=Software(counter=counter)), CONSTANTS)
         for counter in ("torch", "reserved", "smi")
     )
     assert given < reserved < smi == pytest.approx(reserved + 450e6 + 2 * 600e6)  # context, two communicators
@@ -156,7 +157,7 @@ def test_states_are_sixteen_bytes_a_parameter_and_zero_divides_them_as_its_paper
 
     def states(**changes):
         layout = replace(BASE, software=software, **changes)
-        held = one_stage(GPT, layout, layout.stages(GPT)[0], 0, SELENE, CONSTANTS)
+        held = one_stage(GPT, layout, 0, CONSTANTS)
         return sum(held[name] for name in ("weights", "gradients", "optimizer states"))
 
     assert states() == pytest.approx(16 * n)
@@ -168,17 +169,17 @@ def test_states_are_sixteen_bytes_a_parameter_and_zero_divides_them_as_its_paper
 
 def test_the_first_stage_of_1f1b_holds_most_micro_batches_and_recomputation_holds_least():
     even = Software(split="even")
-    held = stage_memory(GPT, replace(BASE, pp=4, dp=2, software=even), SELENE, CONSTANTS)
+    held = stage_memory(GPT, replace(BASE, pp=4, dp=2, software=even), CONSTANTS)
     activations = [stage["activations"] for stage in held]
     assert activations == sorted(activations, reverse=True) and activations[0] == pytest.approx(4 * activations[3])
     layouts = [replace(BASE, recompute=kind) for kind in ("full", "none")]
-    full, none = (needed_bytes(GPT, layout, SELENE, CONSTANTS) for layout in layouts)
+    full, none = (needed_bytes(GPT, layout, CONSTANTS) for layout in layouts)
     assert full < none
 
 
 def test_tensor_and_sequence_parallelism_divide_activations():
     def activations(**changes):
-        return stage_memory(GPT, replace(BASE, dp=1, pp=2, **changes), SELENE, CONSTANTS)[0]["activations"]
+        return stage_memory(GPT, replace(BASE, dp=1, pp=2, **changes), CONSTANTS)[0]["activations"]
 
     assert activations(tp=4) > activations() / 4
     gathered = CONSTANTS.gathered_bytes * BASE.micro_batch * GPT.seq * GPT.hidden  # by one layer's backward pass
@@ -209,13 +210,20 @@ def test_an_answer_can_be_checked_by_hand():
 
 def test_rows_are_answered_with_the_stated_defaults_and_a_broken_row_says_why():
     row = dict.fromkeys(rows.DEFAULTS, "") | {"id": "a", "gpus": "16", "zero_stage": "1"}
-    good, bad, odd = rows.answers([row, row | {"id": "b", "tp": "3"}, row | {"id": "c", "layers": "many"}])
+    wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}]
+    good, bad, odd, negative = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
     same = next(rows.answers([{"id": "a", "gpus": "16", "zero_stage": "1"}]))
     assert good == same and good["fits"] in (True, False)
     assert good["params_B"] == pytest.approx((32 * (12 * 4096**2 + 2 * 4096) + 2 * 50304 * 4096 + 4096) / 1e9, abs=1e-4)
     assert good["tokens_per_s_per_gpu"] == pytest.approx(2048 * 1 / good["step_time_s"], rel=1e-3)
     assert bad["error"] == "dp 5 x tp 3 x pp 1 = 15, but gpus is 16: change one of them" and bad["step_time_s"] is None
     assert odd["error"] == "layers is 'many': it must be a whole number, 0 or more"
+    assert negative["error"] == "network_gbit_per_node is '-1': it must be a number of Gb/s, at least 0"
+
+
+def test_a_hugging_face_models_tied_table_counts_once():
+    counts = [shape_of(recipe(name).model, 1024).parameters for name in ("gpt2-xl", "gpt2-xl-hf")]
+    assert counts[0] == counts[1]
 
 
 def test_ten_thousand_rows_take_seconds():
@@ -259,6 +267,8 @@ def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
         ("--model forge-m --machine frontier --batch -1", "--batch is -1: it must be at least 1 and at most 10^8 seq"),
         ("--model forge-m --machine frontier --layout tp=3", "--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but"),
         ("--model forge-m --machine frontier --layout tq=2", "--layout: unknown key 'tq': did you mean tp?"),
+        ("--model forge-m --machine frontier --layout fsdp=2", "--layout: fsdp is '2': it must be true or false"),
+        ("--model forge-m --machine frontier --tokens 0", "--tokens is 0: it must be greater than 0 and less"),
         ("--rows nowhere.csv", "--rows nowhere.csv cannot be read: "),
         ("--refit", "--refit fits the constants to the published runs: use it with --validate"),
     ],
@@ -360,7 +370,7 @@ def test_the_fit_repeats_itself():
 
 def test_norms_are_whole_on_every_tensor_parallel_rank_and_the_last_one_stands_with_the_head():
     layout = replace(BASE, tp=4, pp=2)
-    first, last = (stage_parameters(GPT, layout, stage, i) for i, stage in enumerate(layout.stages(GPT)))
+    first, last = (stage_parameters(GPT, layout, stage) for stage in layout.stages(GPT))
     matrices = GPT.layer_parameters - 2 * GPT.hidden
     counts = [(stage.layers * matrices + GPT.table_parameters) / 4 for stage in layout.stages(GPT)]
     norms = [stage.layers * 2 * GPT.hidden for stage in layout.stages(GPT)]

@@ -173,7 +173,7 @@ def payload():
             apart = sum(c.payload_bytes for c in world.traffic.control_counts.values())
             apart -= sum(c.payload_bytes for c in control.values())
             ((op, _), count), = sent.items()
-            expected = cost.radius_traffic(run, n, dense=engine.compressor.is_dense(step))
+            expected = cost.gradient_traffic(run, n, dense=engine.compressor.is_dense(step))
             kept = engine.compressor.entries() * cost.wire_entry_bytes(run)
             right = {(op, "world"): count.payload_bytes} == expected and apart > 0
             right = right and (step == 3 or kept == count.payload_bytes)
@@ -187,13 +187,13 @@ def payload_in_turns():
         before = world.traffic.snapshot()
         train(engine, step + 1, first=step)
         (count,), (expected,) = (each.values() for each in (
-            world.traffic.since(before), cost.radius_traffic(run, n, sparse_step=step - 7)))
+            world.traffic.since(before), cost.gradient_traffic(run, n, sparse_step=step - 7)))
         rows.append((count.payload_bytes, expected))
         waiting = together(engine, engine.compressor.residual) != 0
         left = waiting if step == 7 else left & (torch.cat([p.grad.view(-1) for p in engine.compressor.names]) == 0)
         still_waiting.append(left.sum().item())
     mean = (sum(sent for sent, _ in rows) + 4 * len(weights(engine))) / 6
-    (without_turns,) = cost.radius_traffic(run.override("compression.turns=0"), n).values()
+    (without_turns,) = cost.gradient_traffic(run.override("compression.turns=0"), n).values()
     return rows, mean - cost.mean_payload_bytes(run), without_turns, still_waiting
 
 def range_sends_what_it_widened():

@@ -197,7 +197,7 @@ def test_the_payload_formula_counts_k_entries_of_each_tensor_and_whole_biases():
     sparse = sum(size if name.endswith("bias") else max(int(0.1 * size), 1) for name, size in shapes.items())
     total = sum(shapes.values())
     assert cost.step_traffic(run, 4) == {("all_reduce", "world"): 4 * sparse}
-    assert cost.radius_traffic(run, 4, dense=True) == {("all_reduce", "world"): 4 * total}
+    assert cost.gradient_traffic(run, 4, dense=True) == {("all_reduce", "world"): 4 * total}
     assert cost.mean_payload_bytes(run) == pytest.approx(4 * (total + 4 * sparse) / 5)
     assert cost.step_traffic(run.override("compression.interval=1"), 4) == {("all_reduce", "world"): 4 * total}
     with pytest.raises(ConfigError, match="compression.range 2: how many neighbours coincide is known only when"):

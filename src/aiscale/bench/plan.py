@@ -131,7 +131,7 @@ def predicted_bytes(case: Case, model: Shape, constants: SimpleNamespace) -> lis
     """By rank and category; with torch's counters of steps, one a tensor: six a layer, embedding, last norm, head."""
     stages = case.layout.stages(model)
     found = []
-    for stage, memory in zip(stages, stage_memory(model, case.layout, platform(0, 1e12), constants), strict=True):
+    for stage, memory in zip(stages, stage_memory(model, case.layout, constants), strict=True):
         held = {ours: memory[theirs] for ours, theirs in HELD.items()}
         held["optimizer states"] += COUNTER_BYTES * (6 * stage.layers + stage.embedding + 2 * stage.head)
         found += [held] * (RANKS // len(stages))

@@ -16,11 +16,13 @@ class ConfigError(ValueError):
     """A configuration that cannot be trained; the message is one line that says what to change."""
 
 
-def hint(word: str, known: Iterable[str], none: str = "") -> str:
-    """`did you mean X?` for the nearest known word; else `none`, or the list of all."""
+def hint(word: str, known: Iterable[str], none: str = "", prefix: str = "") -> str:
+    """`did you mean X?` for the nearest known word; else `none`, or the list of all. prefix: before each, as in model.
+    of model.n_layer."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else none or f"it may be one of {', '.join(known)}"
+    said = [prefix + name for name in near or known]
+    return f"did you mean {said[0]}?" if near else none or f"it may be one of {', '.join(said)}"
 
 
 def require(condition: bool, message: str) -> None:

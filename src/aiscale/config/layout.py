@@ -9,7 +9,6 @@ from typing import Literal
 from aiscale.config.errors import ConfigError, refuse_options_of_others, require, require_positive
 from aiscale.config.sections import HFModelConfig, ModelConfig
 
-_TENSOR_PARALLEL = ("megatron",)
 _PIPELINED = ("megatron", "pipeline")
 
 #: option -> the strategies that have it; the others refuse it
@@ -20,8 +19,8 @@ _OPTIONS = {
     "reshard_after_forward": ("fsdp",),
     "prefetch": ("fsdp",),
     "replicas": ("fsdp",),
-    "tp": _TENSOR_PARALLEL,
-    "sequence_parallel": _TENSOR_PARALLEL,
+    "tp": ("megatron",),
+    "sequence_parallel": ("megatron",),
     "ep": ("megatron",),
     "distributed_optimizer": ("ddp", "megatron"),
     "pp": _PIPELINED,
@@ -41,9 +40,7 @@ class ParallelConfig:
     ep: int = 1  #: expert-parallel ranks, among the data-parallel ones: each holds some of a block's experts
     bucket_mb: float = 25.0  #: ddp: size of the gradient buckets, MiB
     zero_stage: int = 0  #: zero: shards 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
-    offload: Literal["none", "optimizer", "all"] = (
-        "none"  #: zero: host memory holds optimizer states, or parameters too
-    )
+    offload: Literal["none", "optimizer", "all"] = "none"  #: zero: the host holds optimizer states, or parameters too
     reshard_after_forward: bool = True  #: fsdp: free gathered parameters after the forward pass, gather them again
     prefetch: int = 1  #: fsdp: blocks gathered ahead of the one that computes
     replicas: int = 1  #: fsdp: copies of the sharded model; above 1, hybrid sharding: shards only within a copy

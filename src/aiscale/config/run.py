@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import typing
 from dataclasses import dataclass, field
 from typing import Literal
 
 from aiscale.config.choices import refuse
-from aiscale.config.errors import ConfigError, require
+from aiscale.config.errors import ConfigError, hint, require
 from aiscale.config.layout import CompressionConfig, ParallelConfig, forget_foreign_options
 from aiscale.config.sections import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig
 
@@ -107,34 +106,24 @@ class Run:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def _unknown(path: str, known: list[str]) -> ConfigError:
-    close = difflib.get_close_matches(path.rpartition(".")[2], [k.rpartition(".")[2] for k in known], n=1)
-    hint = next((f"did you mean {k}?" for k in known if close and k.rpartition(".")[2] == close[0]), "")
-    return ConfigError(f"unknown key {path}: {hint or 'it may be one of ' + ', '.join(known)}")
-
-
 def _build(cls: type, tree: dict, prefix: str):
     hints = typing.get_type_hints(cls)
     if not isinstance(tree, dict):
         raise ConfigError(f"{prefix.rstrip('.') or 'the run'} is {tree!r}: it must be a table of settings ({{...}})")
     for key in tree:
         if key not in hints:
-            raise _unknown(prefix + key, [prefix + name for name in hints])
+            raise ConfigError(f"unknown key {prefix}{key}: {hint(key, hints, prefix=prefix)}")
     values = {}
     for key, value in tree.items():
-        kind = _model_kind(value) if hints[key] == ModelConfig | HFModelConfig else hints[key]
+        kind = hints[key]
+        if kind == ModelConfig | HFModelConfig:  # Hugging Face's has a model_type or a folder
+            kind = HFModelConfig if isinstance(value, dict) and {"model_type", "folder"} & set(value) else ModelConfig
         nested = dataclasses.is_dataclass(kind)
-        values[key] = _build(kind, value, f"{prefix}{key}.") if nested else _convert(kind, value, prefix + key)
+        values[key] = _build(kind, value, f"{prefix}{key}.") if nested else as_type(kind, value, prefix + key)
     return cls(**values)
 
 
-def _model_kind(tree: dict) -> type:
-    """HFModelConfig if the section has a model_type or a folder, else ModelConfig."""
-    hugging_face = isinstance(tree, dict) and ("model_type" in tree or "folder" in tree)
-    return HFModelConfig if hugging_face else ModelConfig
-
-
-def _convert(kind: type, value: object, path: str):
+def as_type(kind: type, value: object, path: str):
     """`value` (from the command line or JSON) as the field's type."""
     if typing.get_origin(kind) is Literal:
         choices = typing.get_args(kind)
@@ -168,7 +157,7 @@ def _assign(tree: dict, path: str, text: str) -> None:
             f"unknown key {path}: did you mean {owners[0]}?" if owners else f"unknown key {path}: write section.key"
         )
     if not isinstance(tree.get(section), dict):
-        raise _unknown(section, [s for s, keys in tree.items() if isinstance(keys, dict)])
+        raise ConfigError(f"unknown key {section}: {hint(section, (s for s in tree if isinstance(tree[s], dict)))}")
     if section == "model" and key in ("model_type", "folder") and key not in tree[section]:
         # The section changes from our GPT to Hugging Face, with the same shape or the folder's.
         names = {f.name: f.default for f in dataclasses.fields(HFModelConfig)}
@@ -176,5 +165,5 @@ def _assign(tree: dict, path: str, text: str) -> None:
     if section == "model" and key == "folder":
         tree[section] |= {name: 0 for name, value in tree[section].items() if type(value) is int} | {"model_type": ""}
     if key not in tree[section]:
-        raise _unknown(path, [f"{section}.{k}" for k in tree[section]])
+        raise ConfigError(f"unknown key {path}: {hint(key, tree[section], prefix=section + '.')}")
     tree[section][key] = text

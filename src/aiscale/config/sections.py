@@ -53,9 +53,7 @@ class ModelConfig(Heads):
     n_kv_head: int = 0  #: key/value heads (grouped-query attention); 0: as many as n_head
     d_model: int = 128  #: D, width of the residual stream
     d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
-    n_expert: int = (
-        0  #: experts (MLPs) in each block, from which a router chooses for every token; 0: one MLP for all tokens
-    )
+    n_expert: int = 0  #: experts (MLPs) in each block, of which a router chooses for every token; 0: one MLP for all
     experts_per_token: int = 2  #: experts that a token passes through
     vocab_size: int = 256  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 128  #: longest sequence the position embedding knows, in tokens

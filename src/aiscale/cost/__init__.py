@@ -10,7 +10,7 @@
 `meter` measures the same quantities under the same names; the notebooks compare the two.
 """
 
-from aiscale.cost.collectives import Collective, collective_seconds
+from aiscale.cost.collectives import collective_seconds
 from aiscale.cost.communication import (
     COLLECTIVES,
     Link,
@@ -19,14 +19,8 @@ from aiscale.cost.communication import (
     fit_alpha_beta,
     wire_bytes,
 )
-from aiscale.cost.compression import (
-    mean_payload_bytes,
-    radius_held,
-    radius_traffic,
-    sent_entries,
-    wire_entry_bytes,
-)
-from aiscale.cost.megatron import megatron_activation_bytes
+from aiscale.cost.compression import gradient_traffic, mean_payload_bytes, radius_held, sent_entries, wire_entry_bytes
+from aiscale.cost.megatron import megatron_activation_bytes_by_part
 from aiscale.cost.memory import (
     CATEGORIES,
     activation_bytes,
@@ -58,11 +52,4 @@ from aiscale.cost.schedules import (
     stage_ranks,
 )
 from aiscale.cost.strategies import held_bytes, step_bytes, step_traffic
-from aiscale.cost.timelines import (
-    Event,
-    ddp_timeline,
-    prefetch_timeline,
-    scaled_lr,
-    scaling_seconds,
-    speedup,
-)
+from aiscale.cost.timelines import Event, ddp_timeline, prefetch_timeline, scaled_lr, scaling_seconds, speedup

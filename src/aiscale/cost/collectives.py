@@ -53,18 +53,15 @@ class Protocol:
     most_bytes_s: float = math.inf  #: across nodes
 
 
-_LL_MOST = 19e9
 PROTOCOLS = {
     "nccl": (  # NVIDIA/nccl src/graph/tuning.cc: baseLat, hwLat, llMaxBws
         Protocol(base_s=8.4e-6, node_step_s=3.4e-6, ring_step_s=14e-6, tree_step_s=14e-6, share=1),
-        Protocol(
-            base_s=6.6e-6, node_step_s=0.6e-6, ring_step_s=2.7e-6, tree_step_s=5e-6, share=0.5, most_bytes_s=_LL_MOST
-        ),
+        Protocol(base_s=6.6e-6, node_step_s=0.6e-6, ring_step_s=2.7e-6, tree_step_s=5e-6, share=0.5, most_bytes_s=19e9),
     ),
     "rccl": (  # ROCm/rccl src/graph/tuning.cc: baseLat, tuning_model_0
         Protocol(base_s=17e-6, node_step_s=4.5e-6, ring_step_s=24.1e-6, tree_step_s=45.4e-6, share=1),
         Protocol(
-            base_s=12e-6, node_step_s=1.5e-6, ring_step_s=2e-6, tree_step_s=28.3e-6, share=0.07, most_bytes_s=_LL_MOST
+            base_s=12e-6, node_step_s=1.5e-6, ring_step_s=2e-6, tree_step_s=28.3e-6, share=0.07, most_bytes_s=19e9
         ),
     ),
     # Measured as 0.65 to 1.1 ms a message between virtual nodes that share two cores. It knows rings only.
@@ -80,13 +77,7 @@ class Collective:
 
 
 def collective_seconds(
-    kind: str,
-    n_bytes: float,
-    machine: Machine,
-    *,
-    ranks: int,
-    per_node: int = 0,
-    simultaneous_groups: int = 0,
+    kind: str, n_bytes: float, machine: Machine, *, ranks: int, per_node: int = 0, simultaneous_groups: int = 0
 ) -> Collective:
     """The predicted time of one collective over `ranks` devices, `per_node` of them on each node (0: as many as fit).
 

@@ -38,16 +38,13 @@ COLLECTIVES = (
 )
 
 
-def check_collective(op: str, nbytes: float, world: int) -> None:
+def check_collective(op: str, nbytes: float, world: int, algorithm: str = "ring") -> None:
     if op not in COLLECTIVES:
         raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(COLLECTIVES)}")
     if world < 1:
         raise ConfigError(f"world is {world}: a group has at least 1 rank")
     if nbytes < 0:
         raise ConfigError(f"nbytes is {nbytes}: it must not be negative")
-
-
-def _check_algorithm(algorithm: str) -> None:
     if algorithm not in ("ring", "gloo"):
         raise ConfigError(f"unknown algorithm {algorithm!r}: it may be ring or gloo")
 
@@ -81,8 +78,7 @@ def wire_bytes(op: str, nbytes: float, world: int, algorithm: Algorithm = "ring"
     Measured on the loopback of a private network namespace (torch 2.13, 2 to 4 ranks), gloo agrees to 1 % for every
     collective. Raises ConfigError for an unknown collective.
     """
-    check_collective(op, nbytes, world)
-    _check_algorithm(algorithm)
+    check_collective(op, nbytes, world, algorithm)
     fraction = (world - 1) / world
     if op == "all_reduce" or (op == "reduce_scatter" and algorithm == "gloo"):
         return all_reduce_wire_bytes(nbytes, world)
@@ -102,8 +98,7 @@ def collective_terms(op: str, nbytes: float, world: int, algorithm: Algorithm = 
     which pass the buffer on in small pieces, so that S bytes go through a link; n-1 sequential messages of S/n for
     scatter, gather and all_to_all. "gloo" differs in four collectives: see _gloo_terms.
     """
-    check_collective(op, nbytes, world)
-    _check_algorithm(algorithm)
+    check_collective(op, nbytes, world, algorithm)
     if world == 1 or op == "recv":
         return 0.0, 0.0
     if op == "send":

@@ -2,11 +2,11 @@
 
     kept_entries(0.4, 1000)                 # k = 400 of a tensor of 1000 entries
     sent_entries(run)                       # (sum of k, entries of biases, which are sent whole)
-    radius_traffic(run, 4)                  # {("all_reduce", "world"): ...} of a sparse step (with turns, the first)
-    radius_traffic(run, 4, dense=True)      # of a dense step: in the warm-up, then every interval-th
+    gradient_traffic(run, 4)                # {("all_reduce", "world"): ...} of a sparse step (with turns, the first)
+    gradient_traffic(run, 4, dense=True)    # of a dense step: in the warm-up, then every interval-th
     mean_payload_bytes(run)                 # average over steps after the warm-up
     radius_held(run)                        # mask and residual of a rank
-    rivals_traffic(run, 4), rivals_held(run)                              # for top-k, random-k and PowerSGD
+    rivals_held(run)                        # for top-k, random-k and PowerSGD
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
 
@@ -83,25 +83,33 @@ def sent_entries(run: Run, sparse_step: int = 0) -> tuple[int, int]:
     return sent, sum(sizes.values()) - sum(masked)
 
 
-def radius_traffic(run: Run, world_size: int, *, dense: bool = False, sparse_step: int = 0) -> Traffic:
+def gradient_traffic(run: Run, world_size: int, *, dense: bool = False, sparse_step: int = 0) -> Traffic:
     """Payload bytes of one optimizer step by (collective, group); with method none every step is dense.
 
     sparse_step: as in sent_entries.
     """
     if world_size == 1:
         return {}
-    config = run.compression
-    all_dense = dense or config.method == "none" or config.interval == 1
-    entries = parameter_count(run.model) if all_dense else sum(sent_entries(run, sparse_step))
-    return {("all_reduce", "world"): wire_entry_bytes(run) * entries}
+    config, each = run.compression, wire_entry_bytes(run)
+    if dense or config.method == "none" or config.interval == 1:
+        return {("all_reduce", "world"): each * parameter_count(run.model)}
+    if config.method == "powersgd":
+        shapes = parameter_shapes(run.model).values()
+        entries = (_factor_entries(shape, config.rank) or prod(shape) for shape in shapes)
+        return {("all_reduce", "world"): each * sum(entries)}
+    chosen, whole = sent_entries(run, sparse_step)
+    if config.method == "top-k":
+        indexed = world_size * (INDEX_BYTES + each) * chosen
+        return {("all_gather", "world"): indexed, ("all_reduce", "world"): each * whole}
+    return {("all_reduce", "world"): each * (chosen + whole)}
 
 
 def mean_payload_bytes(run: Run) -> float:
     """Payload bytes of a step of Radius, averaged over one interval: one dense step and T - 1 sparse ones."""
     steps = range(run.compression.interval - 1)
-    dense = sum(radius_traffic(run, 2, dense=True).values())
+    dense = sum(gradient_traffic(run, 2, dense=True).values())
     turns = range(max(run.compression.turns, 1))
-    sparse = [sum(radius_traffic(run, 2, sparse_step=step).values()) for step in turns]
+    sparse = [sum(gradient_traffic(run, 2, sparse_step=step).values()) for step in turns]
     return (dense + sum(sparse[step % len(sparse)] for step in steps)) / (1 + len(steps))
 
 
@@ -116,24 +124,6 @@ def wire_entry_bytes(run: Run) -> int:
 
 
 # Other methods -------------------------------------------------------------------------------------------------------
-
-
-def rivals_traffic(run: Run, world_size: int) -> Traffic:
-    """Payload bytes of one sparse step of top-k, random-k or PowerSGD, by (collective, group)."""
-    if world_size == 1:
-        return {}
-    each = wire_entry_bytes(run)
-    if run.compression.method == "powersgd":
-        shapes = parameter_shapes(run.model).values()
-        entries = (_factor_entries(shape, run.compression.rank) or prod(shape) for shape in shapes)
-        return {("all_reduce", "world"): each * sum(entries)}
-    chosen, whole = sent_entries(run)
-    if run.compression.method == "random-k":
-        return {("all_reduce", "world"): each * (chosen + whole)}
-    return {
-        ("all_gather", "world"): world_size * (INDEX_BYTES + each) * chosen,
-        ("all_reduce", "world"): each * whole,
-    }
 
 
 def rivals_held(run: Run) -> int:

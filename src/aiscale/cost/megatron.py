@@ -1,7 +1,6 @@
 """Megatron-Core: bytes sent by a step of tensor, sequence, pipeline and data parallelism, bytes held by a rank.
 
-    megatron_activation_bytes(run, world_size, rank)          # of one micro-batch, to a per cent
-    megatron_activation_bytes_by_part(run, world_size, rank)  # {"norms": ..., "attention": ..., "scores": ..., ...}
+    megatron_activation_bytes_by_part(run, world_size, rank)  # of one micro-batch, to a per cent: {"norms": ..., ...}
 
 `strategies.step_traffic` and `held_bytes` call this module for the rest, exact to the byte.
 
@@ -26,13 +25,14 @@ number, the gradient norm.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, lcm, prod
 
 from aiscale.config import ModelConfig, Run
 from aiscale.config.choices import ACTIVATIONS
 from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, round_up
-from aiscale.cost.parameters import Shape, block_shapes, check_countable
+from aiscale.cost.parameters import Shape, block_shapes, check_countable, norm_shapes
 
 PARAMETER_ALIGNMENT = 64  #: numbers; alignment of tensors in the buffer of the distributed optimizer
 BUCKET_ALIGNMENT = 128  #: numbers; alignment of a data-parallel rank's share of the buffer
@@ -104,7 +104,22 @@ class Place:
         return n_micro, size * self.run.loop.seq_len
 
     def shapes(self, stage: int) -> dict[str, Shape]:
-        return stage_shapes(self.run.model, self.run.parallel.tp, stage, self.last_stage, self.experts)
+        """The shapes of this rank's tensors on one stage, with Megatron-Core's names and order."""
+        model, tp = self.run.model, self.run.parallel.tp
+        rows = ceil(model.vocab_size / tp)  # the vocabulary is padded to a multiple of tp
+        shapes: dict[str, Shape] = {}
+        if stage == 0:
+            shapes["embedding.word_embeddings.weight"] = (rows, model.d_model)
+            if model.position == "learned":
+                shapes["embedding.position_embeddings.weight"] = (model.max_seq_len, model.d_model)
+        layer = _layer_shapes(model, tp, self.experts)
+        for number in range(model.n_layer // (self.last_stage + 1)):
+            shapes |= {f"decoder.layers.{number}.{name}": shape for name, shape in layer.items()}
+        if stage == self.last_stage:
+            shapes |= norm_shapes("decoder.final_layernorm", model)
+            if not model.tied or stage > 0:
+                shapes["output_layer.weight"] = (rows, model.d_model)
+        return shapes
 
 
 def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
@@ -152,17 +167,13 @@ def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
     divided_later = model.position in ("learned", "sinusoidal")
     gathers = layers * 2 * (forwards + 2) + first + 2 * last
     scatters = layers * 2 * (forwards + 1) + last + (first and not divided_later)
-    replicated = sum(_replicated_numbers(place, stage) for stage in place.stages)
+    whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")
+    replicated = _held_numbers(place, lambda name: name.endswith(whole))
     return {
         ("all_gather", "tp"): n_micro * stream * gathers,
         ("reduce_scatter", "tp"): n_micro * stream * scatters,
         ("all_reduce", "tp"): n_micro * (stream * (first and divided_later) + loss) + replicated * place.gradient_bytes,
     }
-
-
-def _replicated_numbers(place: Place, stage: int) -> int:
-    whole = ("layernorm.weight", "layernorm.bias", "linear_proj.bias", "linear_fc2.bias")
-    return sum(prod(shape) for name, shape in place.shapes(stage).items() if name.endswith(whole))
 
 
 def _messages(place: Place) -> dict[tuple[str, str], int]:
@@ -175,7 +186,7 @@ def _messages(place: Place) -> dict[tuple[str, str], int]:
 
 def _gradients(place: Place) -> dict[tuple[str, str], int]:
     if not place.run.parallel.distributed_optimizer:
-        experts = _held_numbers(place, part=".experts.")
+        experts = _held_numbers(place, lambda name: ".experts." in name)
         sent = {("all_reduce", "dp"): place.gradient_bytes * (_held_numbers(place) - experts)}
         copies = place.dp // place.run.parallel.ep
         return {**sent, ("all_reduce", "expert-dp"): place.gradient_bytes * experts * (copies > 1)}
@@ -205,34 +216,30 @@ def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     }
 
 
-def _held_numbers(place: Place, part: str = "") -> int:
-    """Numbers in this rank's tensors with `part` in their name."""
+def _held_numbers(place: Place, chosen: Callable[[str], bool] = lambda name: True) -> int:
+    """Numbers in this rank's tensors, or in those whose names are chosen."""
     shapes = [item for stage in place.stages for item in place.shapes(stage).items()]
-    return sum(prod(shape) for name, shape in shapes if part in name)
+    return sum(prod(shape) for name, shape in shapes if chosen(name))
 
 
 def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]:
     """The distributed optimizer's buffers of one stage: (begin and end of each tensor, padded size) of each. Tensors
     are in reverse model order, as gradients appear; a tied embedding on two stages has its own bucket."""
-    found: list[tuple[list[tuple[int, int]], int]] = []
-    extents: list[tuple[int, int]] = []
     apart = place.run.model.tied and place.run.parallel.pp > 1
-    multiple = lcm(place.dp, BUCKET_ALIGNMENT)
-
-    def close() -> None:
-        if extents:
-            found.append((list(extents), round_up(extents[-1][1], multiple)))
-            extents.clear()
-
+    groups: list[list[int]] = [[]]
     for name, shape in reversed(place.shapes(stage).items()):
-        alone = apart and name in ("embedding.word_embeddings.weight", "output_layer.weight")
-        if alone:
-            close()
-        start = round_up(extents[-1][1] if extents else 0, PARAMETER_ALIGNMENT)
-        extents.append((start, start + prod(shape)))
-        if alone:
-            close()
-    close()
+        if apart and name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            groups += [[prod(shape)], []]
+        else:
+            groups[-1].append(prod(shape))
+    found = []
+    for sizes in filter(None, groups):
+        extents, end = [], 0
+        for size in sizes:
+            start = round_up(end, PARAMETER_ALIGNMENT)
+            end = start + size
+            extents.append((start, end))
+        found.append((extents, round_up(end, lcm(place.dp, BUCKET_ALIGNMENT))))
     return found
 
 
@@ -241,30 +248,6 @@ def _share(place: Place, extents: list[tuple[int, int]], size: int) -> tuple[int
     start, end = (size // place.dp * edge for edge in (place.dp_rank, place.dp_rank + 1))
     parts = [min(b, end) - max(a, start) for a, b in extents]
     return sum(part for part in parts if part > 0), sum(part > 0 for part in parts)
-
-
-def stage_shapes(
-    model: ModelConfig, tp: int, stage: int, last_stage: int, experts: range = range(0)
-) -> dict[str, Shape]:
-    """The shapes of one tensor-parallel rank's tensors on one stage, with Megatron-Core's names and order; `experts`
-    are the rank's."""
-    rows = ceil(model.vocab_size / tp)  # the vocabulary is padded to a multiple of tp
-    has_bias = model.norm != "rmsnorm" and model.bias
-    shapes: dict[str, Shape] = {}
-    if stage == 0:
-        shapes["embedding.word_embeddings.weight"] = (rows, model.d_model)
-        if model.position == "learned":
-            shapes["embedding.position_embeddings.weight"] = (model.max_seq_len, model.d_model)
-    layer = _layer_shapes(model, tp, experts)
-    for number in range(model.n_layer // (last_stage + 1)):
-        shapes |= {f"decoder.layers.{number}.{name}": shape for name, shape in layer.items()}
-    if stage == last_stage:
-        shapes["decoder.final_layernorm.weight"] = (model.d_model,)
-        if has_bias:
-            shapes["decoder.final_layernorm.bias"] = (model.d_model,)
-        if not model.tied or stage > 0:
-            shapes["output_layer.weight"] = (rows, model.d_model)
-    return shapes
 
 
 def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shape]:
@@ -292,13 +275,9 @@ def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shap
 # Activations ---------------------------------------------------------------------------------------------------------
 
 
-def megatron_activation_bytes(run: Run, world_size: int, rank: int = 0) -> int:
-    """Activation bytes of one micro-batch in all of this rank's layers."""
-    return sum(megatron_activation_bytes_by_part(run, world_size, rank).values())
-
-
 def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) -> dict[str, int]:
-    """megatron_activation_bytes by part; scores are separate because other attention kernels do not keep them.
+    """Activation bytes of one micro-batch in all of this rank's layers, by part; scores are separate because other
+    attention kernels do not keep them.
 
     In units of B T D numbers of a layer, with t tensor-parallel ranks (Korthikanti et al. 2022, section 4, count the
     same in 16-bit bytes, plus dropout's masks, which we do not have):

@@ -95,18 +95,14 @@ def model_state_bytes(
     states = int(wide * MOMENTS[optimizer] * n) + (counter_bytes(optimizer, parameter_tensors(model)) if exact else 0)
     if isinstance(model, ModelConfig):
         states = optimizer_bytes(optimizer, parameter_shapes(model), wide)
+    # 16-bit copies live until the backward pass: of the blocks' matrices, but not of the head.
+    cast = sum(size for part, size in matmul_parameters(model).items() if part != "head") if exact else n
     return {
         "parameters": int(wide * n),
         "gradients": int(wide * n),
         "optimizer states": states,
-        "weight casts": int(narrow * (_cast_parameters(model) if exact else n)) if narrow < wide else 0,
+        "weight casts": int(narrow * cast) if narrow < wide else 0,
     }
-
-
-def _cast_parameters(model: ModelConfig) -> int:
-    """Weights whose 16-bit copies live until the backward pass: the blocks' matrices, but not the head."""
-    weights = matmul_parameters(model)
-    return sum(weights.values()) - weights["head"]
 
 
 def activation_bytes_by_part(
@@ -138,7 +134,7 @@ def activation_bytes_by_part(
     block = {
         "norms": 2 * _norm_bytes(model, tokens, wide) + (stream if not model.parallel_residual else 0) + stream,
         "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads) + cast,
-        "mlp": tokens * _mlp_bytes_per_token(model, narrow),
+        "mlp": tokens * narrow * (D + ACTIVATIONS[model.activation].kept * model.ff_width),
     }
     kept = 1 if model.activation_checkpointing else L
     inputs = (L - 1) * stream if model.activation_checkpointing else 0
@@ -161,16 +157,8 @@ def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_he
     """Input of qkv (D), its output ((H + 2G) C), attention's output (D), and the fused kernel's log-sum-exp for each
     head; rotated q and k are kept in addition, since v is a view of the unrotated qkv."""
     D, C, H, G = model.d_model, model.d_head, model.n_head, model.kv_heads
-    kept = narrow * (2 * D + (H + 2 * G) * C)
-    if by_heads:
-        return kept
     rotated = (H + G) * C if model.position == "rotary" else 0
-    return kept + narrow * rotated + wide * H
-
-
-def _mlp_bytes_per_token(model: ModelConfig, narrow: int) -> int:
-    """Input (D), then: GELU its input and its output; ReLU its output only; SwiGLU gate, value, silu(gate), product."""
-    return narrow * (model.d_model + ACTIVATIONS[model.activation].kept * model.ff_width)
+    return narrow * (2 * D + (H + 2 * G) * C) + (0 if by_heads else narrow * rotated + wide * H)
 
 
 def activation_bytes(model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32") -> int:
@@ -216,13 +204,13 @@ def korthikanti_activation_bytes(
     return model.n_layer * sbh * factor
 
 
-def zero_state_bytes(parameters: float, stage: int, dp: int, k: int = 12) -> dict[str, float]:
-    """Bytes of one of `dp` ranks under ZeRO stage 0 to 3, mixed precision: Rajbhandari et al. 2020, figure 1. 2 + 2 + k
-    bytes a parameter, k = 12 for Adam; stage 1 shards k over dp, stage 2 the gradients too, stage 3 all."""
+def zero_state_bytes(parameters: float, stage: int, dp: int) -> dict[str, float]:
+    """Bytes of one of `dp` ranks under ZeRO stage 0 to 3, mixed precision: Rajbhandari et al. 2020, figure 1. 2 + 2 +
+    12 bytes a parameter with Adam; stage 1 shards the 12 over dp, stage 2 the gradients too, stage 3 all."""
     if stage not in (0, 1, 2, 3) or dp < 1:
         raise ConfigError(f"stage {stage}, dp {dp}: the stage is 0, 1, 2 or 3, dp at least 1")
     return {
         "parameters": 2 * parameters / (dp if stage >= 3 else 1),
         "gradients": 2 * parameters / (dp if stage >= 2 else 1),
-        "optimizer states": k * parameters / (dp if stage >= 1 else 1),
+        "optimizer states": 12 * parameters / (dp if stage >= 1 else 1),
     }

@@ -142,7 +142,7 @@ def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["relative_embedding.weight"] = (model.relative_buckets, model.n_head)
     for layer in range(model.n_layer):
         shapes |= {f"blocks.{layer}.{name}": shape for name, shape in block_shapes(model).items()}
-    shapes |= {} if model.norm == "deepnorm" else _norm_shapes("norm", model)
+    shapes |= {} if model.norm == "deepnorm" else norm_shapes("norm", model)
     if not model.tied:
         shapes["head.weight"] = (model.vocab_size, D)
     return shapes
@@ -165,11 +165,11 @@ def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     up_rows = F * (2 if model.gated else 1)
     relative = model.position in ("shaw", "huang")
     return {
-        **_norm_shapes("attn_norm", model),
+        **norm_shapes("attn_norm", model),
         **_linear_shapes("attn.qkv", qkv_rows, D, model.bias),
         **_linear_shapes("attn.out", D, D, model.bias),
         **({"attn.distance_embedding.weight": (model.relative_distance + 1, model.d_head)} if relative else {}),
-        **_norm_shapes("mlp_norm", model),
+        **norm_shapes("mlp_norm", model),
         **_mlp_shapes(model, up_rows),
     }
 
@@ -189,7 +189,7 @@ def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, 
     return {f"{name}.weight": (rows, columns), **({f"{name}.bias": (rows,)} if bias else {})}
 
 
-def _norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+def norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
     has_bias = model.norm != "rmsnorm" and model.bias
     return {f"{name}.weight": (model.d_model,), **({f"{name}.bias": (model.d_model,)} if has_bias else {})}
 

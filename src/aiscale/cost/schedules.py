@@ -43,7 +43,7 @@ def bubble(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -
     Zero-bubble, with a forward pass as long as each half of the backward pass: (p - 1) / (3 m), a third of 1F1B's
     (ZB-H1). With fewer micro-batches than p there is not enough to fill the gaps with, and the simulation answers.
     """
-    _check_order(schedule, pp, n_micro, virtual_stages)
+    _check(schedule, pp, n_micro, virtual_stages)
     if schedule == "zero-bubble":
         if n_micro < pp:
             return max(idle_share(pipeline_timeline(schedule, pp, n_micro)))
@@ -66,7 +66,7 @@ def in_flight(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1
 
 def schedule_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1) -> list[list[Work]]:
     """The work of each rank in order, as torch.distributed.pipelining runs it."""
-    _check_order(schedule, pp, n_micro, virtual_stages)
+    _check(schedule, pp, n_micro, virtual_stages)
     if schedule == "gpipe":
         return [[Work(kind, rank, i) for kind in ("forward", "backward") for i in range(n_micro)] for rank in range(pp)]
     return [_one_forward_one_backward(schedule, rank, pp, n_micro, virtual_stages) for rank in range(pp)]
@@ -162,15 +162,6 @@ def _one_forward_one_backward(schedule: Schedule, rank: int, pp: int, n_micro: i
     return order
 
 
-def _check_order(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> None:
-    _check(schedule, pp, n_micro, virtual_stages)
-    if schedule == "interleaved" and n_micro % pp:
-        raise ConfigError(
-            f"{n_micro} micro-batches with pp {pp}: the interleaved schedule takes a multiple of pp, else ranks wait "
-            "for each other"
-        )
-
-
 def _check(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> None:
     if schedule not in ("gpipe", "1f1b", "interleaved", "zero-bubble"):
         raise ConfigError(f"schedule is {schedule!r}: it must be gpipe, 1f1b, interleaved or zero-bubble")
@@ -178,3 +169,8 @@ def _check(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int) -> No
         raise ConfigError(f"pp {pp}, n_micro {n_micro}, virtual_stages {virtual_stages}: all must be at least 1")
     if schedule == "zero-bubble" and virtual_stages > 1:
         raise ConfigError(f"virtual_stages {virtual_stages} with zero-bubble: it takes one piece a rank")
+    if schedule == "interleaved" and n_micro % pp:
+        raise ConfigError(
+            f"{n_micro} micro-batches with pp {pp}: the interleaved schedule takes a multiple of pp, else ranks wait "
+            "for each other"
+        )

@@ -35,9 +35,8 @@ from math import ceil, prod
 
 from aiscale.config import Run
 from aiscale.cost.memory import MOMENTS, NARROW, WIDE, counter_bytes, optimizer_bytes, round_up
-from aiscale.cost.parameters import block_shapes, optimizer_groups, parameter_shapes
+from aiscale.cost.parameters import Shape, block_shapes, optimizer_groups, parameter_shapes
 
-Shapes = Iterable[tuple[int, ...]]
 FP32 = 4  # ZeRO's masters and moments
 
 # ZeRO ----------------------------------------------------------------------------------------------------------------
@@ -146,8 +145,9 @@ def fsdp_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], 
     n_micro, _ = loop.micro_batches(world_size)
     wide = WIDE[loop.precision]
     gathered = NARROW[loop.precision]
-    blocks, root = units(run)
-    whole = padded(blocks, ranks) + padded(root, ranks)
+    shapes = parameter_shapes(run.model)
+    whole = padded(shapes.values(), ranks)
+    blocks = (shape for name, shape in shapes.items() if name.startswith("blocks."))
     again = padded(blocks, ranks) if layout.reshard_after_forward else 0
     # A mesh axis with all ranks is called world.
     shard, copies = ("world" if replicas == 1 else "shard"), ("world" if ranks == 1 else "replicate")
@@ -169,24 +169,14 @@ def fsdp_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     wide = WIDE[run.loop.precision]
     shapes = parameter_shapes(run.model)
     padding_included = wide * padded(shapes.values(), ranks) // ranks
-    own = {name: (shard_rows(shape[0], ranks, place), *shape[1:]) for name, shape in shapes.items()}
+    own = {}
+    for name, (rows, *rest) in shapes.items():
+        each = ceil(rows / ranks)
+        own[name] = (max(0, min(each, rows - place * each)), *rest)
     states = optimizer_bytes(run.optimizer.name, own, wide)
     return {"parameters": padding_included, "gradients": padding_included, "optimizer states": states}
 
 
-def units(run: Run) -> tuple[Shapes, Shapes]:
-    """(the tensors of all blocks, the tensors of the root unit)."""
-    shapes = parameter_shapes(run.model)
-    blocks = list(block_shapes(run.model).values()) * run.model.n_layer
-    return blocks, [shape for name, shape in shapes.items() if not name.startswith("blocks.")]
-
-
-def shard_rows(rows: int, ranks: int, place: int) -> int:
-    """How many rows of a tensor with `rows` rows the rank at `place` has."""
-    each = ceil(rows / ranks)
-    return max(0, min(each, rows - place * each))
-
-
-def padded(shapes: Shapes, ranks: int) -> int:
+def padded(shapes: Iterable[Shape], ranks: int) -> int:
     """Numbers in the tensors of `shapes` when their rows are padded to a multiple of `ranks`."""
     return sum(round_up(shape[0], ranks) * prod(shape[1:]) for shape in shapes)

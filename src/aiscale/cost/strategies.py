@@ -20,7 +20,7 @@ from collections.abc import Callable
 from math import prod
 
 from aiscale.config import ConfigError, ModelConfig, Run
-from aiscale.cost.compression import Traffic, radius_held, radius_traffic, rivals_held, rivals_traffic
+from aiscale.cost.compression import Traffic, gradient_traffic, radius_held, rivals_held
 from aiscale.cost.megatron import (
     Place,
     megatron_activation_bytes_by_part,
@@ -67,7 +67,7 @@ def step_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
         return {**held, "activations": int(flying * (sum(parts.values()) - parts["scores"] - logits)), "logits": logits}
     parts = activation_bytes_by_part(run.model, size, run.loop.seq_len, run.loop.precision)
     if layout.strategy == "pipeline":
-        pieces, pp_rank = _ranks_of_pieces(run), rank // (world_size // layout.pp)
+        pieces, pp_rank = stage_ranks(layout.pp, layout.virtual_stages), rank // (world_size // layout.pp)
         flying = in_flight(layout.schedule, layout.pp, n_micro, layout.virtual_stages)[pp_rank]
         ends = {"embeddings": pp_rank == pieces[0], "head": pp_rank == pieces[-1]}
         parts = {part: flying * nbytes * ends.get(part, 1 / layout.pp) for part, nbytes in parts.items()}
@@ -86,16 +86,10 @@ def _check(run: Run, world_size: int) -> None:
 # serial, mpi, ddp ----------------------------------------------------------------------------------------------------
 
 
-def _serial(run: Run, world_size: int, rank: int) -> Traffic:
-    return {}
-
-
 def _replicated(run: Run, world_size: int, rank: int) -> Traffic:
     """mpi and ddp: one all-reduce of every gradient, for any number of micro-batches. With compression: a sparse step;
     dense steps are those of method none."""
-    if run.compression.method in ("none", "radius"):
-        return radius_traffic(run, world_size)
-    return rivals_traffic(run, world_size)
+    return gradient_traffic(run, world_size)
 
 
 def _ddp(run: Run, world_size: int, rank: int) -> Traffic:
@@ -136,16 +130,11 @@ def _owned(run: Run, world_size: int, rank: int) -> dict[str, tuple[int, ...]]:
 # pipeline ------------------------------------------------------------------------------------------------------------
 
 
-def _ranks_of_pieces(run: Run) -> list[int]:
-    layout = run.parallel
-    return stage_ranks(layout.pp, layout.virtual_stages)
-
-
 def _pipeline_traffic(run: Run, world_size: int, rank: int) -> Traffic:
     """Per micro-batch, adjacent pieces on different ranks exchange the residual stream (B T D numbers, in the precision
     of the weights) and its gradient. Once a step gradients are averaged over dp, and those of a tied embedding are
     summed between the first and the last piece."""
-    pieces = _ranks_of_pieces(run)
+    pieces = stage_ranks(run.parallel.pp, run.parallel.virtual_stages)
     dp = world_size // run.parallel.pp
     pp_rank = rank // dp  # ranks are numbered pp x dp
     n_micro, size = run.loop.micro_batches(dp)
@@ -178,7 +167,7 @@ def _pipeline_held(run: Run, world_size: int, rank: int) -> Held:
 
 def _shapes(run: Run, pp_rank: int) -> dict[str, tuple[int, ...]]:
     """The tensors of one pipeline rank; a rank that is both first and last has a tied embedding once."""
-    pieces, shapes = _ranks_of_pieces(run), parameter_shapes(run.model)
+    pieces, shapes = stage_ranks(run.parallel.pp, run.parallel.virtual_stages), parameter_shapes(run.model)
     layers = run.model.n_layer // len(pieces)
     own = {}
     for name, shape in shapes.items():
@@ -194,7 +183,7 @@ def _shapes(run: Run, pp_rank: int) -> dict[str, tuple[int, ...]]:
 
 
 _STRATEGIES: dict[str, tuple[Callable[[Run, int, int], Traffic], Callable[[Run, int, int], Held]]] = {
-    "serial": (_serial, _whole_model),
+    "serial": (lambda run, world_size, rank: {}, _whole_model),
     "mpi": (_replicated, _whole_model),
     "ddp": (_ddp, _ddp_held),
     "zero": (zero_traffic, zero_held),

@@ -18,8 +18,6 @@ from typing import Literal, NamedTuple
 from aiscale.config import ConfigError
 from aiscale.cost.communication import Link
 
-MIB = 2**20
-
 
 class Event(NamedTuple):
     """An interval of one rank's work; a bar of plots.timeline."""
@@ -38,7 +36,7 @@ def ddp_timeline(
     world: int,
     link: Link,
     *,
-    bucket_bytes: float = 25 * MIB,
+    bucket_bytes: float = 25 * 2**20,
 ) -> list[Event]:
     """The events of rank 0 (all ranks are alike) in a step before the update, the one that ends last at the end.
     Assumes that communication does not slow down computation."""

@@ -18,8 +18,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from aiscale.config import ConfigError, hint
@@ -141,23 +139,23 @@ class Machine:
     nodes: int | None = None  #: None without a source
 
 
-def read_catalogue(root: Traversable) -> tuple[dict[str, Accelerator], dict[str, Machine]]:
-    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, by file name. Invalid TOML,
-    an unknown key or a missing one raises ConfigError with one line that names the file."""
+def read_catalogue(root: Path) -> tuple[dict[str, Accelerator], dict[str, Machine], dict[str, dict]]:
+    """The accelerators and systems in the folders `accelerators` and `systems` of `root`, and the systems' node tables,
+    by file name. Invalid TOML, an unknown key or a missing one raises ConfigError with one line that names the file."""
     accelerators = {name: _accelerator(name, *file) for name, *file in _files(root / "accelerators")}
     systems = {name: file for name, *file in _files(root / "systems")}
     nodes = {name: table.get("node", {}) for name, (_, table) in systems.items()}
-    return accelerators, {name: _machine(name, *file, accelerators, nodes) for name, file in systems.items()}
+    return accelerators, {name: _machine(name, *file, accelerators, nodes) for name, file in systems.items()}, nodes
 
 
-def _files(folder: Traversable) -> Iterator[tuple[str, str, dict]]:
+def _files(folder: Path) -> Iterator[tuple[str, str, dict]]:
     """(name, path for messages, content) of each file."""
-    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+    for file in sorted(folder.iterdir()):
         where = f"machines/{folder.name}/{file.name}"
-        yield file.name.removesuffix(".toml"), where, _read(file, where)
+        yield file.stem, where, _read(file, where)
 
 
-def _read(file: Traversable, where: str) -> dict:
+def _read(file: Path, where: str) -> dict:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -197,8 +195,7 @@ def _build(cls: type, table: dict, where: str, prefix: str = "", **known):
     keys = {key.name: key for key in fields(cls) if key.name != "name" or "name" not in known}
     for key in table:
         if key not in keys:
-            told = hint(key, keys).replace("you mean ", f"you mean {prefix}")
-            raise ConfigError(f"{where}: unknown key {prefix}{key}: {told}")
+            raise ConfigError(f"{where}: unknown key {prefix}{key}: {hint(key, keys, prefix=prefix)}")
     for key in keys.values():
         if key.name not in table and key.default is MISSING and key.default_factory is MISSING:
             raise ConfigError(f"{where}: key {prefix}{key.name} is missing")
@@ -219,9 +216,7 @@ def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
     return ConfigError(f"unknown {kind} {name!r}: {hint(key, known)}")
 
 
-_ROOT = resources.files("aiscale.machines")
-ACCELERATORS, MACHINES = read_catalogue(_ROOT)
-_NODES = {name: table.get("node", {}) for name, _, table in _files(_ROOT / "systems")}
+ACCELERATORS, MACHINES, _NODES = read_catalogue(Path(__file__).parent)
 
 
 def find(name: str) -> Accelerator:

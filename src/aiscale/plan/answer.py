@@ -70,7 +70,7 @@ class Answer:
     @cached_property
     def stages(self) -> list[dict[str, float]]:
         """Bytes by category of each pipeline stage."""
-        return stage_memory(self.shape, self.layout, self.platform, CONSTANTS)
+        return stage_memory(self.shape, self.layout, CONSTANTS)
 
     def to_dict(self) -> dict:
         step, total = self.step, self.step.total_s
@@ -112,7 +112,7 @@ def plan(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> Answe
 
 def predict(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> Answer:
     """`plan` without the checks, for layouts that are known to be sound."""
-    needed, holds = needed_bytes(shape, layout, platform, c), capacity_bytes(platform, layout, c)
+    needed, holds = needed_bytes(shape, layout, c), capacity_bytes(platform, layout, c)
     return Answer(shape, layout, platform, step_seconds(shape, layout, platform, c), needed / 1e9, holds / 1e9)
 
 

@@ -19,7 +19,6 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from importlib import resources
 from pathlib import Path
 
 from aiscale.config import ConfigError, require_writable
@@ -99,23 +98,16 @@ def write_page(out: Path) -> str:
     """Write the page, the package and Pyodide to a folder; returns a line that says how to open it."""
     require_writable(out, "--page")
     out.mkdir(parents=True, exist_ok=True)
-    package = resources.files("aiscale")
+    here = Path(__file__).parent
     with zipfile.ZipFile(out / "aiscale.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("aiscale/__init__.py", "")
-        for room in ROOMS:
-            _add(archive, package / room, f"aiscale/{room}")
-    (out / "index.html").write_text((package / "plan" / "page.html").read_text(encoding="utf-8"), encoding="utf-8")
+        for file in sorted(file for room in ROOMS for file in (here.parent / room).rglob("*.*")):
+            if file.suffix in (".py", ".toml"):
+                archive.writestr(str(file.relative_to(here.parents[1])), file.read_bytes())
+    shutil.copyfile(here / "page.html", out / "index.html")
     if not all((out / name).exists() for name in FILES):
         _fetch_pyodide(out)
     return f"{out / 'index.html'}: open it through a web server, such as python -m http.server --directory {out}"
-
-
-def _add(archive: zipfile.ZipFile, folder, name: str) -> None:
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_dir() and entry.name != "__pycache__":
-            _add(archive, entry, f"{name}/{entry.name}")
-        elif entry.name.endswith((".py", ".toml")):
-            archive.writestr(f"{name}/{entry.name}", entry.read_bytes())
 
 
 def _fetch_pyodide(out: Path) -> None:

@@ -14,9 +14,11 @@ import csv
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from typing import get_type_hints
 
 from aiscale.config import ConfigError, Run, hint
+from aiscale.config.run import as_type
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import Platform, platform_of
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.nodes <= MOST_NODES:
         raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most {MOST_NODES}")
     answer, found = choose(args, shape, platform, batch)
-    tokens = args.tokens or TOKENS_PER_PARAMETER * shape.parameters
+    tokens = TOKENS_PER_PARAMETER * shape.parameters if args.tokens is None else args.tokens
     if not 0 < tokens < 1e18:
         raise ConfigError(f"--tokens is {tokens:g}: it must be greater than 0 and less than 10^18")
     if args.json:
@@ -114,19 +116,15 @@ def batch_of(args: argparse.Namespace) -> int:
 
 def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
     """ "tp=4,pp=2,fsdp=true" as a layout of `gpus` devices; dp is what remains."""
-    known = {entry.name: entry.type for entry in fields(Layout) if entry.name not in ("software", "global_batch")}
+    known = get_type_hints(Layout)
+    for option in ("software", "global_batch", "precision"):
+        del known[option]
     values: dict[str, object] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
         if key not in known:
             raise ConfigError(f"--layout: unknown key {key!r}: {hint(key, known)}")
-        try:
-            kind = known[key]
-            values[key] = (
-                value.lower() in ("true", "1") if kind == "bool" else {"int": int, "float": float}.get(kind, str)(value)
-            )
-        except ValueError:
-            raise ConfigError(f"--layout: {key} is {value!r}: it must be a number") from None
+        values[key] = as_type(known[key], value, f"--layout: {key}")
     layout = Layout(precision=precision, global_batch=batch, software=TUNED, **values)
     others = layout.tp * layout.pp * layout.cp
     if "dp" not in values and others and gpus % others == 0:
@@ -205,10 +203,9 @@ def settings_of(layout: Layout) -> tuple[str, ...]:
         return ("parallel.strategy=fsdp", *common)
     if layout.tp * layout.pp * layout.ep == 1:
         return ("parallel.strategy=zero", f"parallel.zero_stage={layout.zero_stage}", *common)
-    flags = {"sequence_parallel": layout.sequence_parallel, "distributed_optimizer": layout.zero_stage == 1}
-    sizes = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
-    sizes |= {"virtual_stages": layout.virtual_stages, "schedule": layout.schedule}
-    options = {**sizes, **{name: str(flag).lower() for name, flag in flags.items()}}
+    options = {name: getattr(layout, name) for name in ("tp", "pp", "ep", "virtual_stages", "schedule")}
+    options["sequence_parallel"] = str(layout.sequence_parallel).lower()
+    options["distributed_optimizer"] = str(layout.zero_stage == 1).lower()
     return ("parallel.strategy=megatron", *(f"parallel.{name}={value}" for name, value in options.items()), *common)
 
 

@@ -21,7 +21,6 @@ class Platform:
     """Rates in FLOP/s and bytes/s, one direction."""
 
     name: str
-    peaks: tuple[tuple[str, float], ...]  #: dense peak by precision
     memory_bytes: float
     memory_bytes_s: float
     gpus_per_node: int
@@ -33,18 +32,12 @@ class Platform:
     host_s: float  #: speed of the host's Python over that of an H100 node's
 
     def peak(self, precision: str) -> float:
-        known = dict(self.peaks)
+        """Of products, dense; without a figure, of the nearest precision that has one."""
+        known = self.machine.node.accelerator.tflops
         for name in (precision, "fp16" if precision == "bf16" else "bf16", "fp32"):
             if name in known:
-                return known[name]
-        return max(known.values())
-
-
-def _family(name: str) -> dict:
-    for prefix, figures in DEVICES.items():
-        if name.startswith(prefix):
-            return figures
-    return DEVICES["other"]
+                return known[name] * 1e12
+        return max(known.values()) * 1e12
 
 
 def platform(name: str, *, gpus_per_node: int = 8, node_gbit_s: float | None = None) -> Platform:
@@ -67,7 +60,7 @@ def platform(name: str, *, gpus_per_node: int = 8, node_gbit_s: float | None = N
 
 def platform_of(machine: Machine) -> Platform:
     device, network = machine.node.accelerator, machine.network
-    figures = _family(device.name)
+    figures = next((known for prefix, known in DEVICES.items() if device.name.startswith(prefix)), DEVICES["other"])
     if network.injection_bytes_s is None:
         known = {"nics": network.nics or 1, "nic_gb_s": network.nic_gb_s or DEFAULT_NODE_GBIT_S / 8}
         machine = replace(machine, network=replace(network, **known))
@@ -76,7 +69,6 @@ def platform_of(machine: Machine) -> Platform:
         machine = replace(machine, node=replace(node, ring_gb_s=device.link_gb_s or node.pair_gb_s or 25.0))
     return Platform(
         name=device.name,
-        peaks=tuple((key, value * 1e12) for key, value in device.tflops.items()),
         memory_bytes=device.memory_bytes,
         memory_bytes_s=device.memory_bytes_s or 1e12,
         gpus_per_node=machine.node.devices,

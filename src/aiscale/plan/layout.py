@@ -23,7 +23,6 @@ class Stage(NamedTuple):
     layers: int
     embedding: bool
     head: bool
-    loss: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,21 +166,15 @@ def _stages(shape: Shape, pp: int, split: str) -> tuple[Stage, ...]:
     head = shape.table_parameters / (shape.layer_parameters - 2 * shape.hidden)
     if split == "even" or (split == "auto" and head < 0.5) or pp == 1:
         base, more = divmod(shape.layers, pp)
-        counts = [base + (1 if i >= pp - more else 0) for i in range(pp)]
-        if more and head >= 0.1:  # the last stage has the head, so a spare layer goes to others first
-            counts = [base + (1 if pp - 1 - more <= i < pp - 1 else 0) for i in range(pp)] if more < pp else counts
-        return tuple(Stage(n, i == 0, i == pp - 1, i == pp - 1) for i, n in enumerate(counts))
-    total, at, cost = shape.layers + head, 0, 0.0
-    counts, head_at = [0] * pp, pp - 1
-    for block in range(shape.layers + 1):
-        if block < shape.layers:
-            counts[at] += 1
-        else:
-            head_at = at
-        cost += 1 if block < shape.layers else head
-        if cost > total * (at + 1) / pp and at + 1 < pp:
+        end = pp - 1 if head >= 0.1 else pp  # the last stage has the head, so a spare layer goes to others first
+        counts = [base + (1 if end - more <= i < end else 0) for i in range(pp)]
+        return tuple(Stage(n, i == 0, i == pp - 1) for i, n in enumerate(counts))
+    counts, at = [0] * pp, 0
+    for cost in range(1, shape.layers + 1):
+        counts[at] += 1
+        if cost > (shape.layers + head) * (at + 1) / pp and at + 1 < pp:
             at += 1
-    return tuple(Stage(n, i == 0, i == head_at, i == pp - 1) for i, n in enumerate(counts))
+    return tuple(Stage(n, i == 0, i == at) for i, n in enumerate(counts))
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
@@ -295,17 +288,17 @@ SHAPES: dict[str, Shape] = {
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
     """The planner's view of a model of a recipe."""
-    kinds = (getattr(model, "activation", ""), getattr(model, "hidden_act", ""))
+    model = model if isinstance(model, ModelConfig) else model.shape
     return Shape(
         layers=model.n_layer,
         hidden=model.d_model,
         heads=model.n_head,
         kv_heads=model.kv_heads,
         ffn=model.ff_width,
-        gated="swiglu" in kinds or "silu" in kinds,
+        gated=model.gated,
         vocab=model.vocab_size,
-        tied=bool(getattr(model, "tied", False)),
+        tied=model.tied,
         seq=seq,
-        experts=getattr(model, "n_expert", 0),
-        active_experts=getattr(model, "experts_per_token", 2),
+        experts=model.n_expert,
+        active_experts=model.experts_per_token,
     )

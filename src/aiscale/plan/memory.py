@@ -1,8 +1,8 @@
 """Bytes on each pipeline stage of a layout, by category, and whether they fit.
 
-    held = stage_memory(shape, layout, platform, CONSTANTS)     # one dict a stage; sum(held[0].values())
-    peak_bytes(shape, layout, platform, CONSTANTS)              # of the fullest stage
-    capacity_bytes(platform, layout, CONSTANTS)                 # what torch can give out
+    held = stage_memory(shape, layout, CONSTANTS)     # one dict a stage; sum(held[0].values())
+    peak_bytes(shape, layout, CONSTANTS)              # of the fullest stage
+    capacity_bytes(platform, layout, CONSTANTS)       # what torch can give out
 
 Letters: D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks.
 """
@@ -17,23 +17,23 @@ from aiscale.plan.layout import Layout, Shape, Stage
 CATEGORIES = ("weights", "gradients", "optimizer states", "activations", "logits", "buffers", "context")
 
 
-def stage_memory(shape: Shape, layout: Layout, platform: Platform, c) -> list[dict[str, float]]:
+def stage_memory(shape: Shape, layout: Layout, c) -> list[dict[str, float]]:
     """Bytes by category of each stage, the allocator's fragments in `buffers`."""
-    return [one_stage(shape, layout, stage, index, platform, c) for index, stage in enumerate(layout.stages(shape))]
+    return [one_stage(shape, layout, index, c) for index in range(layout.pp)]
 
 
-def peak_bytes(shape: Shape, layout: Layout, platform: Platform, c, stage: int | None = None) -> float:
+def peak_bytes(shape: Shape, layout: Layout, c, stage: int | None = None) -> float:
     """Bytes of the fullest stage, or of one."""
     stages = layout.stages(shape)
     chosen = range(len(stages)) if stage is None else [stage]
     if stage is None and len(stages) > 4:  # inside, stages differ in their layers only; the earliest holds most
         chosen = {0, len(stages) - 1, len(stages) - 2, max(range(len(stages)), key=lambda i: stages[i].layers)}
-    return max(sum(one_stage(shape, layout, stages[i], i, platform, c).values()) for i in chosen)
+    return max(sum(one_stage(shape, layout, i, c).values()) for i in chosen)
 
 
-def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: Platform, c) -> dict[str, float]:
-    software = layout.software
-    parameters = stage_parameters(shape, layout, stage, index)
+def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
+    software, stage = layout.software, layout.stages(shape)[index]
+    parameters = stage_parameters(shape, layout, stage)
     tokens = layout.micro_batch * shape.seq / layout.cp
     weights, gradients, optimizer, live = _states(shape, layout, parameters)
     layer = layer_bytes(shape, layout, tokens, c)
@@ -64,7 +64,7 @@ def one_stage(shape: Shape, layout: Layout, stage: Stage, index: int, platform: 
     return held
 
 
-def stage_parameters(shape: Shape, layout: Layout, stage: Stage, index: int) -> float:
+def stage_parameters(shape: Shape, layout: Layout, stage: Stage) -> float:
     """Parameters of one rank of the stage, before they are divided over data-parallel ranks."""
     tables = int(stage.embedding) + int(stage.head)
     if shape.tied and stage.embedding and stage.head:
@@ -80,13 +80,10 @@ def in_flight(layout: Layout, index: int) -> float:
     """Micro-batches whose activations a stage holds at once."""
     if layout.schedule == "gpipe":
         return layout.micro_batches
-    behind = layout.pp - index
-    if layout.virtual_stages > 1:
-        most = (
-            layout.pp * (1 + (layout.pp - 1) / (layout.pp * layout.virtual_stages)) - 2 * index / layout.virtual_stages
-        )
-        return min(layout.micro_batches, max(1.0, most))
-    return min(layout.micro_batches, behind)
+    p, v = layout.pp, layout.virtual_stages
+    if v > 1:
+        return min(layout.micro_batches, max(1.0, p * (1 + (p - 1) / (p * v)) - 2 * index / v))
+    return min(layout.micro_batches, p - index)
 
 
 def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, float, float, float]:
@@ -102,8 +99,7 @@ def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, flo
         if layout.fsdp and wide == 2:  # fp32 shards are weights and master copy in one
             return parameters * 4 / shards, parameters * 4 / shards, parameters * 8 / shards, live
         return parameters * wide / shards, parameters * gradient / shards, 0.0 if layout.offload else states, live
-    divided = layout.zero_stage == 2
-    gradients = parameters * gradient / (layout.state_shards if divided else 1)
+    gradients = parameters * gradient / (layout.state_shards if layout.zero_stage == 2 else 1)
     software, beside = layout.software, layout.zero_stage < 2 and layout.dp > 1 and gradient == 4
     buckets = parameters * wide if beside and software.overlap and not software.fused_gradients else 0.0
     return parameters * wide, gradients, 0.0 if layout.offload else states, buckets
@@ -127,13 +123,13 @@ def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
 
 
 def fits(shape: Shape, layout: Layout, platform: Platform, c) -> bool:
-    return needed_bytes(shape, layout, platform, c) <= capacity_bytes(platform, layout, c)
+    return needed_bytes(shape, layout, c) <= capacity_bytes(platform, layout, c)
 
 
-def needed_bytes(shape: Shape, layout: Layout, platform: Platform, c) -> float:
+def needed_bytes(shape: Shape, layout: Layout, c) -> float:
     """The fullest stage by torch's counters, without what its allocator only caches."""
     plain = replace(layout, software=replace(layout.software, counter="torch"))
-    return peak_bytes(shape, plain, platform, c)
+    return peak_bytes(shape, plain, c)
 
 
 def capacity_bytes(platform: Platform, layout: Layout, c) -> float:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from aiscale.config import ConfigError
 from aiscale.plan.answer import plan
 from aiscale.plan.hardware import Platform, platform
-from aiscale.plan.layout import Layout, Shape, Software
+from aiscale.plan.layout import Layout, Shape
 
 DEFAULTS: dict[str, str] = {
     "layers": "32", "hidden": "4096", "heads": "32", "kv_heads": "0", "ffn": "0", "mlp": "gelu", "vocab": "50304",
@@ -26,7 +26,7 @@ FIELDS = (
     "params_B", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_GB", "fits",
     "bubble_fraction", "exposed_comm_fraction",
 )  # fmt: skip
-EAGER = Software()
+_shape = lru_cache(maxsize=4096)(Shape)  # rows of one model share what is remembered of it
 
 
 def answers(rows: Iterable[dict[str, str]]) -> Iterator[dict]:
@@ -65,28 +65,24 @@ def read(row: dict[str, str]):
         raise ConfigError(f"mlp is {cells['mlp']!r}: it may be gelu, relu or swiglu")
     v, micro = whole("virtual_stages"), whole("micro_batch")
     shape = _shape(
-        whole("layers"), whole("hidden"), whole("heads"), whole("kv_heads"), whole("ffn"), cells["mlp"] == "swiglu",
-        whole("vocab"), flag("tied") and pp == 1, whole("seq"),
+        layers=whole("layers"), hidden=whole("hidden"), heads=whole("heads"), kv_heads=whole("kv_heads"),
+        ffn=whole("ffn"), gated=cells["mlp"] == "swiglu", vocab=whole("vocab"), tied=flag("tied") and pp == 1,
+        seq=whole("seq"),
     )  # fmt: skip
     layout = Layout(
         dp=dp, tp=tp, pp=pp, virtual_stages=v, schedule="interleaved" if v > 1 else "1f1b", micro_batch=micro,
         global_batch=whole("global_batch") or dp * micro, zero_stage=whole("zero_stage"), fsdp=flag("fsdp"),
         recompute=cells["recompute"], sequence_parallel=flag("sequence_parallel") and tp > 1,
-        precision=cells["precision"], software=EAGER,
+        precision=cells["precision"],
     )  # fmt: skip
     return plan(shape, layout, _platform(cells["gpu"], whole("gpus_per_node"), cells["network_gbit_per_node"]))
-
-
-@lru_cache(maxsize=4096)
-def _shape(layers, hidden, heads, keys, ffn, gated, vocab, tied, seq) -> Shape:
-    return Shape(
-        layers=layers, hidden=hidden, heads=heads, kv_heads=keys, ffn=ffn, gated=gated, vocab=vocab, tied=tied, seq=seq
-    )
 
 
 @lru_cache(maxsize=256)
 def _platform(name: str, devices: int, gbit: str) -> Platform:
     try:
+        if not float(gbit) >= 0:
+            raise ValueError
         return platform(name, gpus_per_node=max(1, devices), node_gbit_s=float(gbit))
     except ValueError:
-        raise ConfigError(f"network_gbit_per_node is {gbit!r}: it must be a number of Gb/s") from None
+        raise ConfigError(f"network_gbit_per_node is {gbit!r}: it must be a number of Gb/s, at least 0") from None

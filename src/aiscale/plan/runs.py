@@ -19,7 +19,6 @@ from aiscale.machines import find_machine
 from aiscale.plan.hardware import Platform, platform, platform_of
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software
 
-GIB = 2.0**30
 COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
 MEGATRON_2021 = Software(
     flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, peer_launches=False, fp32_gradients=False,
@@ -55,15 +54,9 @@ def _layout(row: dict, **known) -> Layout:
     return Layout(**{"schedule": schedule} | columns | known)
 
 
-def _gpt(row: dict, **known) -> Shape:
+def _shape(row: dict, **known) -> Shape:
     columns = {name: row[name] for name in ("layers", "hidden", "heads", "vocab", "seq") if name in row}
     return Shape(**{"tied": True} | columns | known)
-
-
-def _llama(layers, hidden, heads, keys, ffn, vocab, seq, tied=False) -> Shape:
-    return Shape(
-        layers=layers, hidden=hidden, heads=heads, kv_heads=keys, ffn=ffn, gated=True, vocab=vocab, tied=tied, seq=seq
-    )
 
 
 # Megatron-LM and its descendants -------------------------------------------------------------------------------------
@@ -74,7 +67,7 @@ def _sc21(row: dict, index: int) -> Run:
     known = {"virtual_stages": row["virtual_stages_v"], "recompute": "full", "precision": "fp16"}
     return Run(
         id=f"{row['params_B']}B",
-        shape=_gpt(row),
+        shape=_shape(row),
         layout=_layout(row, software=MEGATRON_2021, **known),
         platform=node("a100-sxm4-80gb", 1600.0),
         step_s=row["iter_time_s_derived"],
@@ -87,7 +80,7 @@ def _sc21_zero3(row: dict, index: int) -> Run:
     known = {"recompute": "full", "zero_stage": 3 if zero else 0, "precision": "fp16"}
     return Run(
         id=f"{row['scheme']} {row['params_B']}B {row['gpus']}",
-        shape=_gpt(row, heads={12288: 96, 20480: 128}[row["hidden"]], vocab=51200, seq=2048),
+        shape=_shape(row, heads={12288: 96, 20480: 128}[row["hidden"]], vocab=51200, seq=2048),
         layout=_layout(row, software=replace(MEGATRON_2021, per_tensor_gather=zero), **known),
         platform=node("a100-sxm4-80gb", 1600.0),
         step_s=row["iter_time_s_derived"],
@@ -109,7 +102,7 @@ def _h100(row: dict, index: int) -> Run:
     known = {"virtual_stages": v if fits else 1, "schedule": "interleaved" if v > 1 else "1f1b", "micro_batch": micro}
     return Run(
         id=f"{row['params_B']}B",
-        shape=_gpt(row),
+        shape=_shape(row),
         layout=_layout(row, zero_stage=1, sequence_parallel=row["tp"] > 1, software=software, **known),
         platform=node("h100-sxm5-80gb", 3200.0),
         step_s=row["iter_time_s_derived"],
@@ -132,7 +125,7 @@ def _bloom(row: dict, index: int) -> Run | None:
     dp = row["gpus"] // (row["tp"] * row["pp"])
     return Run(
         id=f"line {row['line']}",
-        shape=_gpt(row, heads=heads),
+        shape=_shape(row, heads=heads),
         layout=_layout(row, dp=dp, zero_stage=1, recompute="full", software=software),
         platform=node("a100-sxm4-80gb", 400.0),
         step_s=seconds,
@@ -151,7 +144,7 @@ def _forge(row: dict, index: int) -> Run | None:
     known = {"dp": gpus // tp, "tp": tp, "global_batch": batch, "zero_stage": 1, "recompute": "full"}
     return Run(
         id=f"{row['model']} {gpus}",
-        shape=_gpt(row, vocab=52000, tied=False),
+        shape=_shape(row, vocab=52000, tied=False),
         layout=_layout(row, software=replace(MEGATRON_2021, fused_kernels=False), **known),
         platform=node("mi250x-gcd", 800.0),
         step_s=batch * row["seq"] / (row["tokens_per_s_per_gcd_implied"] * gpus),
@@ -163,7 +156,7 @@ def _bigscience(row: dict, index: int) -> Run:
     known = {"zero_stage": 1, "recompute": row["recompute"], "precision": "fp16"}
     return Run(
         id=f"row {index}",
-        shape=_gpt(row),
+        shape=_shape(row),
         layout=_layout(row, software=DEEPSPEED, **known),
         platform=node("v100-sxm2-32gb", 400.0, 4),
         step_s=row["sec_per_it"],
@@ -179,7 +172,7 @@ def _korthikanti(row: dict, index: int) -> list[Run]:
     return [
         Run(
             id=f"{row['model']} {recompute}",
-            shape=_gpt(row),
+            shape=_shape(row),
             layout=_layout(row, recompute=recompute, sequence_parallel=parallel, software=software, **known),
             platform=node("a100-sxm4-80gb", 1600.0),
             step_s=row[column],
@@ -199,7 +192,7 @@ def _radius(row: dict, index: int) -> Run | None:
     software = replace(MEGATRON_2021, fp32_gradients=True, tp_overlap="backward")
     return Run(
         id=f"density {row['density_d']} period {row['update_T']}",
-        shape=_gpt(row, vocab=50304),
+        shape=_shape(row, vocab=50304),
         layout=_layout(row, software=software, **known),
         platform=platform_of(find_machine("perlmutter-80gb")),
         step_s=row["s_per_iter_if_300k"],
@@ -215,7 +208,7 @@ def _nanotron(row: dict, index: int) -> Run:
     tied, known = row["tied"] == "True" and row["pp"] == 1, {"zero_stage": row["zero_stage"], "sequence_parallel": True}
     return Run(
         id=row["id"],
-        shape=_llama(row["layers"], row["hidden"], 32, 32, row["ffn"], row["vocab"], row["seq"], tied),
+        shape=_shape(row, heads=32, ffn=row["ffn"], gated=True, tied=tied),
         layout=_layout(row, software=Software(split="cost"), **known),
         platform=node("h100-sxm5-80gb", 3200.0),
         step_s=row["global_batch"] * row["seq"] / (speed * gpus) if speed else None,
@@ -235,7 +228,7 @@ def _internevo(row: dict, index: int) -> Run:
     )
     return Run(
         id=row["id"],
-        shape=_llama(32, 4096, 32, 32, 11008, row["vocab"], row["seq"]),
+        shape=_shape(row, ffn=11008, gated=True, tied=False),
         layout=_layout(row, zero_stage=1, recompute=row["recompute"], software=software),
         platform=node("a100-sxm4-80gb", 400.0),
         step_s=row["global_batch"] * row["seq"] / (row["measured_tokens_per_s_per_gpu"] * row["gpus"]),
@@ -276,7 +269,7 @@ def _torchtitan(row: dict, index: int) -> Run | None:
         layout=_layout(row, software=software, **known),
         platform=machine,
         step_s=row["seq"] * row["global_batch"] / (row["tokens_per_s_per_gpu"] * row["gpus"]),
-        memory_bytes=row["peak_mem_GiB"] * GIB if row["peak_mem_GiB"] else None,
+        memory_bytes=row["peak_mem_GiB"] * 2**30 if row["peak_mem_GiB"] else None,
     )
 
 
@@ -289,7 +282,7 @@ def _foundry(row: dict, index: int) -> Run:
     known |= {"precision": "fp8" if row["precision"] == "amp_fp8" else "bf16"}
     return Run(
         id=f"{row['model']} {row['gpu']} {row['gpus']} seq {row['seq']}",
-        shape=_gpt(row, hidden=row["d_model"]),
+        shape=_shape(row, hidden=row["d_model"]),
         layout=_layout(row, software=software, **known),
         platform=node(row["gpu"], 1600.0 if row["gpu"].startswith("a100") else 3200.0),
         step_s=row["step_time_s_derived"],
@@ -315,7 +308,7 @@ def _nanogpt(row: dict, index: int) -> Run | None:
     )
     return Run(
         id=f"{row['code']} {row['gpus']}",
-        shape=_gpt(row, heads={768: 12, 1024: 16, 1280: 20, 1600: 25}[row["hidden"]], vocab=50304),
+        shape=_shape(row, heads={768: 12, 1024: 16, 1280: 20, 1600: 25}[row["hidden"]], vocab=50304),
         layout=_layout(row, zero_stage=row["zero_stage"], software=software, **known),
         platform=node("h100-sxm5-80gb" if "H100" in row["gpu"] else "a100-sxm4-80gb", 1600.0),
         step_s=row["iter_time_s"],

@@ -56,7 +56,7 @@ class Found:
                 f"no layout puts {self.global_batch} sequences on {self.gpus} devices: dp x micro_batch must divide "
                 "global_batch: raise the batch, or take fewer nodes"
             )
-        over, layout = min(self.too_large, key=lambda pair: pair[0])
+        over, layout = self.too_large[0]
         need = f"the smallest layout ({layout.name()}) needs {over:.0f} GB a device more than there is"
         ways = []
         for times in (2, 4, 8, 16, 32, 64, 128):
@@ -77,7 +77,7 @@ def search(shape: Shape, platform: Platform, gpus: int, global_batch: int, preci
     found = Found(shape, platform, gpus, global_batch)
     for layout in candidates(shape, platform, gpus, global_batch, precision):
         found.tried += 1
-        needed = needed_bytes(shape, layout, platform, CONSTANTS)
+        needed = needed_bytes(shape, layout, CONSTANTS)
         holds = capacity_bytes(platform, layout, CONSTANTS)
         if needed > holds:
             found.too_large.append(((needed - holds) / 1e9, layout))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from aiscale import cost
 from aiscale.plan.hardware import Platform
@@ -165,18 +166,16 @@ def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
     return nbytes * (c.compiled_traffic if layout.software.compiled else 1.0)
 
 
-@dataclass
-class _Stages:
-    """Seconds of each stage for one micro-batch, forward and backward, and what bounds the slowest."""
+class StageTime(NamedTuple):
+    """One stage and micro-batch, forward and backward."""
 
-    seconds: list[float]
-    slowest: int
-    launch_bound: bool
-    tensor_s: float  #: of the slowest: exchange between tensor-parallel ranks that is waited for
-    sharded_s: float  #: of the slowest: exchange of sharded weights that is waited for
+    seconds: float
+    launch_bound: bool  #: the host, not the device, sets the pace
+    tensor_s: float  #: exchange between tensor-parallel ranks that is waited for
+    sharded_s: float  #: exchange of sharded weights that is waited for
 
 
-def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> _Stages:
+def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platform, c) -> list[StageTime]:
     head_s, head_host = _head_seconds(shape, layout, platform, c)
     accumulate = c.accumulate_bytes if layout.software.fp32_gradients else 6 if layout.micro_batches > 1 else 0
     accumulate /= platform.memory_bytes_s * c.memory_share
@@ -185,70 +184,63 @@ def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platf
         sharded_layer = _sharded_layer(shape, layout, layer, platform, c) - unit - layer.tensor
         # Tables are gathered before the first layer computes; their gradients are scattered after the last one has.
         sharded_table = sum(_gather_and_scatter(shape.table_parameters, layout, platform, c))
-    found = _Stages([], 0, False, 0.0, 0.0)
-    for index, stage in enumerate(layout.stages(shape)):
+    found = []
+    for stage in layout.stages(shape):
         ends = stage.embedding + stage.head
         tensor = stage.layers * layer.tensor + ends * layer.table
         sharded = stage.layers * sharded_layer + (1 if shape.tied and ends == 2 else ends) * sharded_table
         device = stage.layers * unit + tensor + sharded + (head_s if stage.head else 0.0)
         if not layout.shards_weights:
-            device += stage_parameters(shape, layout, stage, index) * accumulate
+            device += stage_parameters(shape, layout, stage) * accumulate
         host = stage.layers * layer.host + (head_host if stage.head else 0.0)
-        found.seconds.append(max(device, host))
-        if index == 0 or found.seconds[-1] > found.seconds[found.slowest]:
-            found.slowest, found.launch_bound = index, host > device
-            found.tensor_s, found.sharded_s = tensor, sharded
+        found.append(StageTime(max(device, host), host > device, tensor, sharded))
     return found
 
 
 def stage_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> list[float]:
     """Seconds of one micro-batch on each stage, forward and backward."""
-    return _time_stages(shape, layout, LayerTime(shape, layout, platform, c), platform, c).seconds
+    return [stage.seconds for stage in _time_stages(shape, layout, LayerTime(shape, layout, platform, c), platform, c)]
 
 
 def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
     """The time of one step; the layout must have passed Layout.check."""
     layer = LayerTime(shape, layout, platform, c)
-    found, stages = _time_stages(shape, layout, layer, platform, c), layout.stages(shape)
+    times, stages = _time_stages(shape, layout, layer, platform, c), layout.stages(shape)
     m, p, v = layout.micro_batches, layout.pp, layout.virtual_stages
-    slowest = found.seconds[found.slowest]
-    fill = (sum(found.seconds) - slowest) / v / (3 if layout.schedule == "zero-bubble" else 1)
+    at = max(range(p), key=lambda i: times[i].seconds)
+    slowest, launch_bound, tensor_s, sharded_s = times[at]
+    fill = (sum(stage.seconds for stage in times) - slowest) / v / (3 if layout.schedule == "zero-bubble" else 1)
     sent = message_of_stage(shape, layout, platform, c) * v * (2 * (p - 1) + 2 * c.message_exposed * (m - 1))
-    exchange = _exchange(shape, layout, stages, found.seconds, platform, c)
+    exchange = _exchange(shape, layout, stages, times[0].seconds, platform, c)
     optimizer = _optimizer(shape, layout, stages, platform, c)
     late = math.log2(max(1.0, layout.gpus / platform.gpus_per_node))
     busy = fill + m * slowest + sent + exchange + optimizer + c.step_s
     total = busy * (1 + c.jitter * late) + c.straggler_s * late
-    waited = 0 if found.launch_bound else m
+    waited = 0 if launch_bound else m
     parts = {
-        "tensor parallel": waited * found.tensor_s,
+        "tensor parallel": waited * tensor_s,
         "pipeline messages": sent,
-        "gradients and weights": exchange + waited * found.sharded_s,
+        "gradients and weights": exchange + waited * sharded_s,
         "waiting for the slowest": total - busy,
     }
     return Step(
         total_s=total,
-        compute_s=m * slowest - waited * (found.tensor_s + found.sharded_s),
+        compute_s=m * slowest - waited * (tensor_s + sharded_s),
         bubble_s=fill,
         exposed_s=sum(parts.values()),
         optimizer_s=optimizer + c.step_s,
-        recompute_s=m * stages[found.slowest].layers * layer.recompute,
-        launch_bound=found.launch_bound,
+        recompute_s=m * stages[at].layers * layer.recompute,
+        launch_bound=launch_bound,
         parts=parts,
     )
 
 
 def _head_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> tuple[float, float]:
     tokens = max(1, layout.micro_batch * shape.seq // layout.cp)
-    columns = -(-shape.vocab // layout.tp)
-    precision = "bf16" if layout.precision == "fp8" else layout.precision
-    columns = -(-columns // 64) * 64  # padded, as Megatron and others do
-    peak = platform.peak(precision)
-    products = (
-        product_seconds(tokens, columns, shape.hidden, 1, platform, peak, c)
-        + product_seconds(tokens, shape.hidden, columns, 1, platform, peak, c)
-        + product_seconds(shape.hidden, columns, tokens, 1, platform, peak, c)
-    )
+    columns = 64 * math.ceil(shape.vocab / (64 * layout.tp))  # padded, as Megatron and others do
+    peak = platform.peak("bf16" if layout.precision == "fp8" else layout.precision)
+    passes = (tokens, columns, shape.hidden), (tokens, shape.hidden, columns), (shape.hidden, columns, tokens)
+    products = sum(product_seconds(*dims, 1, platform, peak, c) for dims in passes)
     traffic = c.logit_traffic * (c.fused_loss if layout.software.fused_loss else 1.0)
     moved = traffic * tokens * columns / (platform.memory_bytes_s * c.memory_share)
     return products + moved, c.launch_s / platform.host_s
@@ -291,13 +283,14 @@ def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> flo
     return c.exchange_node * _seconds("send", nbytes, 2, 2, platform)
 
 
-def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: list, platform: Platform, c) -> float:
-    """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns."""
+def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], first_s: float, platform: Platform, c) -> float:
+    """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns; first_s: of a
+    micro-batch on the first stage."""
     n = layout.replicas
     if n == 1 or layout.shards_weights:
         return 0.0
     g = max(1, platform.gpus_per_node // layout.tp)
-    parameters = stage_parameters(shape, layout, stages[0], 0)
+    parameters = stage_parameters(shape, layout, stages[0])
     sent = layout.density + (1 - layout.density) / layout.period
     gradient = layout.wide_gradient * parameters * sent
     shards = layout.state_shards
@@ -312,16 +305,16 @@ def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], times: li
         copies = n // shards
         if copies > 1:
             reduce += seconds("all_reduce", gradient / shards, copies, max(1, g // shards), platform, c)
-    hidden = c.overlap_share * times[0] * 2 / 3 if layout.software.overlap else 0.0
+    hidden = c.overlap_share * first_s * 2 / 3 if layout.software.overlap else 0.0
     if layout.zero_stage == 2:
         reduce, hidden = reduce * layout.micro_batches, hidden * layout.micro_batches
     if layout.software.gather_overlap:
-        back = max(0.1 * back, back - times[0] / 3)
+        back = max(0.1 * back, back - first_s / 3)
     return max(reduce - hidden, c.never_hidden * reduce) + back
 
 
 def _optimizer(shape: Shape, layout: Layout, stages: tuple[Stage, ...], platform: Platform, c) -> float:
-    most = max(stage_parameters(shape, layout, stage, i) for i, stage in enumerate(stages)) / layout.state_shards
+    most = max(stage_parameters(shape, layout, stage) for stage in stages) / layout.state_shards
     if layout.offload:
         return most * (c.offload_bytes / c.host_link_bytes_s + 1 / c.host_adam_s)
     nbytes = c.optimizer_bytes if layout.software.fused_optimizer else c.eager_optimizer_bytes

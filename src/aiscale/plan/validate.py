@@ -49,19 +49,6 @@ class Score:
     rank_correlation: float | None  #: Spearman's, of the layouts of one model, mean over models
 
 
-@dataclass
-class _Errors:
-    """What one source adds to the overall figures."""
-
-    runs: int
-    step: list[float]
-    all_steps: list[float]
-    memory: list[float]
-    ran: list[bool]
-    crashed: list[bool]
-    ranks: list[tuple[float, int]]
-
-
 def scoreboard(left_out: bool = True) -> list[Score]:
     """One row a source, then those pooled over the runs of all sources but the large sweep, and of all."""
     parts = {source: _errors(runs(source), constants(source) if left_out else CONSTANTS) for source in SOURCES}
@@ -79,22 +66,22 @@ def halves() -> list[Score]:
     return scores
 
 
-def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> _Errors:
-    chosen = list(chosen)
-    found = _Errors(len(chosen), [], [], [], [], [], [])
+def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> dict[str, list]:
+    """What these runs add to a score: errors, whether each was said to run, (rank correlation, layouts) of models."""
+    found: dict[str, list] = defaultdict(list)
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in chosen:
-        (found.ran if run.ran else found.crashed).append(said_to_run(run, c))
+        found["ran" if run.ran else "crashed"].append(said_to_run(run, c))
         if run.memory_bytes:
-            predicted = peak_bytes(run.shape, run.layout, run.platform, c, 0 if run.first_stage else None)
-            found.memory.append(abs(predicted / run.memory_bytes - 1))
+            predicted = peak_bytes(run.shape, run.layout, c, 0 if run.first_stage else None)
+            found["memory"].append(abs(predicted / run.memory_bytes - 1))
         if run.step_s:
             predicted = step_seconds(run.shape, run.layout, run.platform, c).total_s
-            found.all_steps.append(abs(predicted / run.step_s - 1))
+            found["all steps"].append(abs(predicted / run.step_s - 1))
             if not is_stall(run):
-                found.step.append(found.all_steps[-1])
+                found["step"].append(found["all steps"][-1])
                 layouts[run.model].append((predicted, run.step_s))
-    found.ranks = [(spearman(pairs), len(pairs)) for pairs in layouts.values() if len(pairs) >= LEAST_RANKED]
+    found["ranks"] = [(spearman(pairs), len(pairs)) for pairs in layouts.values() if len(pairs) >= LEAST_RANKED]
     return found
 
 
@@ -112,18 +99,18 @@ def is_stall(run: Run) -> bool:
     return bool(run.step_s) and run.step_s > STALL * predicted
 
 
-def _score(source: str, parts: list[_Errors]) -> Score:
+def _score(source: str, parts: list[dict[str, list]]) -> Score:
     def joined(name: str) -> list:
-        return [value for part in parts for value in getattr(part, name)]
+        return [value for part in parts for value in part[name]]
 
     def percent(values: list, middle) -> float | None:
         return round(100 * middle(values), 1) if values else None
 
-    step, every, memory, ranks = (joined(name) for name in ("step", "all_steps", "memory", "ranks"))
-    crashed = joined("crashed")
+    step, every, memory, ranks = (joined(name) for name in ("step", "all steps", "memory", "ranks"))
+    ran, crashed = joined("ran"), joined("crashed")
     return Score(
         source=source,
-        runs=sum(part.runs for part in parts),
+        runs=len(ran) + len(crashed),
         timed=len(every),
         stalls=len(every) - len(step),
         step_median_pct=percent(step, median),
@@ -132,7 +119,7 @@ def _score(source: str, parts: list[_Errors]) -> Score:
         memory_runs=len(memory),
         memory_median_pct=percent(memory, median),
         memory_mean_pct=percent(memory, fmean),
-        ran_said_to_fit_pct=percent(joined("ran"), fmean),
+        ran_said_to_fit_pct=percent(ran, fmean),
         crashed_said_not_to_pct=None if not crashed else round(100 - 100 * fmean(crashed), 1),
         rank_correlation=round(sum(r * n for r, n in ranks) / sum(n for _, n in ranks), 3) if ranks else None,
     )
@@ -232,7 +219,7 @@ def _walk(rows: list[list[Run]], values: dict[str, float], name: str, stride: fl
 def loss(rows: list[list[Run]], c: SimpleNamespace, what: str) -> float:
     """Weighted mean over sources of the mean capped |log(predicted / measured)|, and the charge."""
     error = _time_error if what == "time" else _memory_error
-    weights = [min(len(part), 100) ** 0.5 for part in rows]
+    weights = [len(part) ** 0.5 for part in rows]
     means = [sum(error(run, c) for run in part) / len(part) for part in rows]
     charged = MEMORY if what == "memory" else (name for name in TIME if not name.startswith("launch"))
     charge = sum(_distance(name, getattr(c, name)) ** 2 for name in charged)
@@ -246,9 +233,9 @@ def _time_error(run: Run, c: SimpleNamespace) -> float:
 
 def _memory_error(run: Run, c: SimpleNamespace) -> float:
     if run.memory_bytes:
-        predicted = peak_bytes(run.shape, run.layout, run.platform, c, 0 if run.first_stage else None)
+        predicted = peak_bytes(run.shape, run.layout, c, 0 if run.first_stage else None)
         return min(CAP, abs(math.log(predicted / run.memory_bytes)))
-    needed = needed_bytes(run.shape, run.layout, run.platform, c)  # all that is known is that it fitted
+    needed = needed_bytes(run.shape, run.layout, c)  # all that is known is that it fitted
     return min(CAP, max(0.0, math.log(needed / capacity_bytes(run.platform, run.layout, c))))
 
 

@@ -24,7 +24,6 @@ def gptj_6b() -> Run:
     all. The seed trains on OSCAR.
     """
     return Run(
-        name="gptj-6b",
         model=ModelConfig(
             **sizes(28, 16, 4096),
             vocab_size=50400,
@@ -43,9 +42,8 @@ def gptj_6b() -> Run:
     )
 
 
-def _forge(name: str, shape: tuple[int, int, int], lr: float, decay: float, batch: int, micro_batch: int) -> Run:
+def _forge(shape: tuple[int, int, int], lr: float, decay: float, batch: int, micro_batch: int) -> Run:
     return Run(
-        name=name,
         model=ModelConfig(
             **sizes(*shape),
             vocab_size=52_000,
@@ -80,13 +78,13 @@ def forge_s() -> Run:
     that is no rate for AdamW, which every strategy carries: ours is GPT-3's for this size (Brown et al. 2020, table
     2.1). Their 257B tokens of papers are not public: the corpus is ours.
     """
-    return _forge("forge-s", (24, 24, 2064), 2e-4, 0.01, 8192, 16)
+    return _forge((24, 24, 2064), 2e-4, 0.01, 8192, 16)
 
 
 @register("forge-m")
 def forge_m() -> Run:
     """FORGE-M, printed as 13B: 40 layers of 5120; sources as for forge-s (forge-m.yml, tensor parallel 2)."""
-    return _forge("forge-m", (40, 40, 5120), 1e-4, 0.1, 8064, 12)
+    return _forge((40, 40, 5120), 1e-4, 0.1, 8064, 12)
 
 
 @register("forge-l")
@@ -95,7 +93,7 @@ def forge_l() -> Run:
 
     The printed shape makes 22.4B parameters, with any vocabulary near FORGE's; what the other 3.2B are, is not said.
     """
-    return _forge("forge-l", (48, 48, 6144), 1e-4, 0.1, 8192, 16)
+    return _forge((48, 48, 6144), 1e-4, 0.1, 8192, 16)
 
 
 @register("forge-tiny")
@@ -104,19 +102,13 @@ def forge_tiny() -> Run:
     model = dataclasses.replace(forge_s().model, n_layer=2, n_head=4, d_model=96, vocab_size=256, max_seq_len=256)
     model = dataclasses.replace(model, activation_checkpointing=False)
     lamb = OptimizerConfig(name="lamb", lr=2e-2, min_lr=2e-3, warmup_steps=20, beta2=0.999, weight_decay=0.01)
-    return dataclasses.replace(laptop(), name="forge-tiny", model=model, optimizer=lamb)
+    return dataclasses.replace(laptop(), model=model, optimizer=lamb)
 
 
-def _megatron(name: str, shape: tuple[int, int, int], batch: int, micro_batch: int) -> Run:
+def _megatron(shape: tuple[int, int, int], batch: int, micro_batch: int) -> Run:
     steps = 100_000 // batch
     return Run(
-        name=name,
-        model=ModelConfig(
-            **sizes(*shape),
-            vocab_size=50257,
-            max_seq_len=2048,
-            activation_checkpointing=True,
-        ),
+        model=ModelConfig(**sizes(*shape), vocab_size=50257, max_seq_len=2048, activation_checkpointing=True),
         data=OPENWEBTEXT,
         optimizer=OptimizerConfig(lr=6e-5, min_lr=6e-6, warmup_steps=100 // batch),
         parallel=ParallelConfig(strategy="ddp"),
@@ -134,7 +126,7 @@ def gpt_22b() -> Run:
     Dash et al. 2023, arXiv:2312.12705, is recalled to have 48), batch 20 for 100,000 samples, Adam 6e-5 to 6e-6, fp16.
     The script decays over 10,000 samples, here over all. The whole model does not fit one device: give it a layout.
     """
-    return _megatron("22b", (48, 96, 6144), 20, 2)
+    return _megatron((48, 96, 6144), 20, 2)
 
 
 @register("175b")
@@ -144,7 +136,7 @@ def gpt_175b() -> Run:
     Shape: Brown et al. 2020, table 2.1, and Dash et al. 2023 (arXiv:2312.12705). The rest from olcf/ai-training-series,
     launch_gpt175b_srun.frontier, a demonstration with batch 12; the paper is recalled to have used 640.
     """
-    return _megatron("175b", (96, 96, 12288), 12, 1)
+    return _megatron((96, 96, 12288), 12, 1)
 
 
 @register("1t")
@@ -154,7 +146,7 @@ def gpt_1t() -> Run:
     Shape: olcf/ai-training-series, launch_gpt1T_srun.frontier, as in Dash et al. 2023 (arXiv:2312.12705). The script
     is a demonstration with batch 8; the paper is recalled to have used 1600.
     """
-    return _megatron("1t", (128, 128, 25600), 8, 1)
+    return _megatron((128, 128, 25600), 8, 1)
 
 
 # transformers' own models --------------------------------------------------------------------------------------------
@@ -163,12 +155,11 @@ def gpt_1t() -> Run:
 def _full(run: Run, model_type: str, parallel: ParallelConfig) -> Run:
     """`run` with transformers' model in place of ours."""
     model = HFModelConfig.like(run.model, model_type, activation_checkpointing=True)
-    return dataclasses.replace(run, name=f"{run.name}-hf", model=model, parallel=parallel)
+    return dataclasses.replace(run, model=model, parallel=parallel)
 
 
-def _twin(name: str, model_type: str) -> Run:
+def _twin(model_type: str) -> Run:
     return Run(
-        name=name,
         model=HFModelConfig(model_type=model_type, n_layer=2, n_head=4, d_model=64, vocab_size=256, max_seq_len=64),
         data=DataConfig(corpus="embedded", tokenizer="byte"),
         optimizer=OptimizerConfig(lr=3e-3, warmup_steps=10),
@@ -198,22 +189,22 @@ def gptj_6b_hf() -> Run:
 @register("gpt2-xl-hf-tiny")
 def gpt2_xl_hf_tiny() -> Run:
     """gpt2-xl-hf shrunken to seconds: 2 layers of 64 on the embedded corpus. Ours."""
-    return _twin("gpt2-xl-hf-tiny", "gpt2")
+    return _twin("gpt2")
 
 
 @register("bert-hf-tiny")
 def bert_hf_tiny() -> Run:
     """transformers' BERT, an encoder that guesses the 15 % of the tokens that are hidden, in seconds. Ours."""
-    return _twin("bert-hf-tiny", "bert")
+    return _twin("bert")
 
 
 @register("t5-hf-tiny")
 def t5_hf_tiny() -> Run:
     """transformers' T5, whose decoder continues what its encoder has read, in seconds. Ours."""
-    return _twin("t5-hf-tiny", "t5")
+    return _twin("t5")
 
 
 @register("gptj-6b-hf-tiny")
 def gptj_6b_hf_tiny() -> Run:
     """gptj-6b-hf shrunken to seconds: 2 layers of 64 on the embedded corpus. Ours."""
-    return _twin("gptj-6b-hf-tiny", "gptj")
+    return _twin("gptj")

@@ -13,11 +13,9 @@ GPT2_SHAPES = {  #: layers, heads, width: Radford et al. 2019, table 2; the head
 }
 
 
-def _gpt2(name: str, lr: float) -> Run:
-    shape = GPT2_SHAPES[name]
+def _gpt2(size: str, lr: float) -> Run:
     return Run(
-        name=name,
-        model=ModelConfig(**sizes(*shape), vocab_size=50257, max_seq_len=1024),
+        model=ModelConfig(**sizes(*GPT2_SHAPES[size]), vocab_size=50257, max_seq_len=1024),
         data=OPENWEBTEXT,
         optimizer=OptimizerConfig(lr=lr, min_lr=lr / 10, warmup_steps=2000),
         parallel=ParallelConfig(strategy="ddp"),
@@ -67,7 +65,6 @@ def gpt2_xl() -> Run:
 
 def _turing(size: str) -> Run:
     return Run(
-        name=f"turing-{size}",
         model=ModelConfig(**sizes(*GPT2_SHAPES[size]), vocab_size=67, max_seq_len=128, tied=False),
         data=SHAKESPEARE,
         optimizer=OptimizerConfig(lr=3e-4, schedule="constant"),

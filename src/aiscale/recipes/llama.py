@@ -20,7 +20,6 @@ def llama3_8b() -> Run:
     warm-up of 8000 steps and the fall to 1 % too. 15T tokens are 3.6 million such steps. The corpus is ours.
     """
     return Run(
-        name="llama3-8b",
         model=ModelConfig(
             **sizes(32, 32, 4096),
             n_kv_head=8,
@@ -45,4 +44,4 @@ def llama3_tiny() -> Run:
     model = ModelConfig(
         n_layer=2, n_head=8, n_kv_head=2, d_model=128, d_ff=448, vocab_size=256, max_seq_len=256, **_LLAMA3
     )
-    return dataclasses.replace(laptop(), name="llama3-tiny", model=model)
+    return dataclasses.replace(laptop(), model=model)

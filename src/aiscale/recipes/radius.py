@@ -23,24 +23,14 @@ vocabulary is learnt from it, and the last 5 % are held out (theirs: 949 : 50 : 
 
 from __future__ import annotations
 
-from aiscale.config import (
-    CompressionConfig,
-    DataConfig,
-    LoopConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    Run,
-)
+from aiscale.config import CompressionConfig, DataConfig, LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
 from aiscale.recipes.registry import OPENWEBTEXT, register
 
 
 def _radius(
-    name: str, shape: tuple[int, int], *, steps: int, decay_steps: int, min_lr: float, compression: CompressionConfig
+    n_head: int, d_model: int, *, steps: int, decay_steps: int, min_lr: float, density: float, dense_steps: int
 ) -> Run:
-    n_head, d_model = shape
     return Run(
-        name=name,
         model=ModelConfig(
             n_layer=24,
             n_head=n_head,
@@ -60,7 +50,7 @@ def _radius(
             clip_norm=1.0,
         ),
         parallel=ParallelConfig(strategy="ddp"),
-        compression=compression,
+        compression=CompressionConfig(method="radius", density=density, interval=200, warmup_steps=dense_steps),
         loop=LoopConfig(
             steps=steps,
             seq_len=1024,
@@ -83,14 +73,7 @@ def radius_355m() -> Run:
     pretrain_GPT_355M_baseline.slurm, and StableTopKReducerWithRangeBucketsEFCorrectionResIsGrad.slurm for the switch
     (that script as released has density 0.3 and 500 steps: density and interval are the table's).
     """
-    return _radius(
-        "radius-355m",
-        (16, 1024),
-        steps=500_000,
-        decay_steps=320_000,
-        min_lr=1e-5,
-        compression=CompressionConfig(method="radius", density=0.5, interval=200, warmup_steps=80_000),
-    )
+    return _radius(16, 1024, steps=500_000, decay_steps=320_000, min_lr=1e-5, density=0.5, dense_steps=80_000)
 
 
 @register("radius-2b")
@@ -102,14 +85,7 @@ def radius_2b() -> Run:
     steps from 1.5e-4 to 1e-6, after a warm-up of 1 % of these. pretrain_GPT_2.0B_baseline.slurm, and
     StableTopKReducerWithRangeBucketsEFCorrectionResIsGrad_2.0B.slurm; the switch from plot_loss_curves (--switch_iter).
     """
-    return _radius(
-        "radius-2b",
-        (32, 2560),
-        steps=300_000,
-        decay_steps=192_000,
-        min_lr=1e-6,
-        compression=CompressionConfig(method="radius", density=0.4, interval=200, warmup_steps=60_000),
-    )
+    return _radius(32, 2560, steps=300_000, decay_steps=192_000, min_lr=1e-6, density=0.4, dense_steps=60_000)
 
 
 @register("radius-tiny")
@@ -120,7 +96,6 @@ def radius_tiny() -> Run:
     every 10 steps, not 200: so that a short run sees it change. The corpus is the embedded one; no recomputation.
     """
     return Run(
-        name="radius-tiny",
         model=ModelConfig(n_layer=2, n_head=4, d_model=64, vocab_size=256, max_seq_len=64, position="rotary"),
         data=DataConfig(corpus="embedded", tokenizer="byte"),
         optimizer=OptimizerConfig(

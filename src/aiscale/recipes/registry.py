@@ -10,6 +10,7 @@ Counts of parameters are those of `cost.parameter_count`, a tied head counted on
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from aiscale.config import ConfigError, DataConfig, LoopConfig, ModelConfig, OptimizerConfig, Run, hint
@@ -26,7 +27,7 @@ def recipe(name: str) -> Run:
     """The run of that name; raises ConfigError, naming the nearest, if there is none."""
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}: {hint(name, RECIPES)}")
-    return RECIPES[name]()
+    return dataclasses.replace(RECIPES[name](), name=name)
 
 
 def sizes(n_layer: int, n_head: int, d_model: int) -> dict[str, int]:
@@ -35,7 +36,7 @@ def sizes(n_layer: int, n_head: int, d_model: int) -> dict[str, int]:
 
 
 def register(name: str):
-    """Enter the function below into RECIPES as `name`, which is also the name of its run."""
+    """Enter the function below into RECIPES as `name`; `recipe` gives its run that name."""
 
     def enter(make: Callable[[], Run]) -> Callable[[], Run]:
         RECIPES[name] = make
@@ -56,7 +57,6 @@ def laptop() -> Run:
     needs several times the steps to find out that neighbours matter.
     """
     return Run(
-        name="laptop",
         model=ModelConfig(n_layer=2, n_head=4, d_model=128, vocab_size=256, max_seq_len=256, position="rotary"),
         data=DataConfig(corpus="embedded", tokenizer="byte"),
         optimizer=OptimizerConfig(lr=3e-3, warmup_steps=20, beta2=0.99),
@@ -73,7 +73,6 @@ def gpt_c() -> Run:
     count of its weights file). The held-out tenth is ours: the project trained on the whole text.
     """
     return Run(
-        name="gpt-c",
         model=ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=172, max_seq_len=256),
         data=DataConfig(corpus="toy", tokenizer="word"),
         optimizer=_plain_adam(3e-4),
@@ -88,7 +87,6 @@ def gpt_c_tiny() -> Run:
     Ours, after `gpt-c`: blocks of 64, and a higher learning rate, as narrow models bear.
     """
     return Run(
-        name="gpt-c-tiny",
         model=ModelConfig(n_layer=2, n_head=2, d_model=64, vocab_size=172, max_seq_len=64),
         data=DataConfig(corpus="toy", tokenizer="word"),
         optimizer=_plain_adam(3e-3),
