@@ -12,7 +12,6 @@ connections, which makes the ones that hang in gloo fail too. If any still hangs
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -37,7 +36,7 @@ _REFRESH_S = 0.2
 _CHARACTERS_PER_S = 200_000
 _PLAIN = "text/plain"
 #: Words in a rank's error that mean that its process group is broken and must not be used again.
-_BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
+BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
 
 
 class RankMagics(ParallelMagics):
@@ -81,9 +80,6 @@ class Pending:
         done = ((rank, child.result()) for rank, child in self._children.items() if child.done())
         return [failure for rank, result in done if (failure := _failure(rank, result))]
 
-    def results(self) -> list:
-        return [child.result() for child in self._children.values()]
-
     def wait(
         self, timeout_s: float | None, on_tick: Callable[[], None] = lambda: None, *, until_failure: bool = False
     ) -> bool:
@@ -99,24 +95,11 @@ class Pending:
         on_tick()
         return True
 
-    def interrupt(self, send: Callable[[list[int], int], None], free_others: Callable[[list[int]], None]) -> list[int]:
-        """Interrupt the ranks; returns those that do not answer. `send` signals ranks, `free_others` makes ranks leave
-        the process group."""
-        send(self.ranks(), signal.SIGINT)
-        if not self.wait(SIGNAL_ANSWER_S):
-            free_others(self.ranks())
-            self.wait(ANSWER_S)
-        return self.ranks()
-
     def await_output(self, is_in_vain: Callable[[], bool]) -> None:
         outputs = [child.output for child in self._children.values()]
         deadline = time.monotonic() + OUTPUT_S
         while not is_in_vain() and wait(outputs, timeout=_TICK_S).not_done and time.monotonic() < deadline:
             pass
-
-
-def breaks_group(failures: list[Failure]) -> bool:
-    return any(word in f"{f.name} {f.message}".lower() for f in failures for word in _BROKEN_GROUP)
 
 
 def _failure(rank: int, result: object) -> Failure | None:

@@ -52,7 +52,7 @@ def main() -> None:
         if "," in which:
             _fork(folder, size, which.split(","))
         else:
-            _serve(folder, int(which), size)
+            _serve(folder, int(which), size, int(which), size)
 
 
 def _preload() -> None:
@@ -87,7 +87,7 @@ def _serve_mpi(folder: Path, size: int) -> None:
     _log_to(folder, place.rank)
     mpi_world(place)  # raises if MPI did not join the processes
     _preload()
-    _serve(folder, place.rank, size)
+    _serve(folder, place.rank, size, place.rank, size)
 
 
 def _serve_task(folder: Path, size: int) -> None:
@@ -116,11 +116,11 @@ def _log_to(folder: Path, rank: int) -> int:
     return log
 
 
-def _serve(folder: Path, rank: int, size: int, local_rank: int = -1, local_size: int = 0) -> None:
+def _serve(folder: Path, rank: int, size: int, local_rank: int, local_size: int) -> None:
     # ipykernel replaces standard error by a pipe, which nobody reads after a crash.
     faulthandler.enable(_log_to(folder, rank), all_threads=False)
-    here = {"LOCAL_RANK": local_rank if local_size else rank, "LOCAL_WORLD_SIZE": local_size or size}
-    os.environ.update({name: str(value) for name, value in {"RANK": rank, "WORLD_SIZE": size, **here}.items()})
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
+    os.environ.update({name: str(value) for name, value in place.items()})
     from ipyparallel.engine.app import IPEngine
 
     profile, deadline = folder / "profile", time.monotonic() + START_LIMIT_S

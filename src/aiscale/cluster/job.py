@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,9 +229,9 @@ class State:
         """Why and how long the job has been waiting, in one line."""
         where = f"partition {self.partition}" + (f", QOS {self.qos}" if self.qos not in ("", "(null)") else "")
         why = _REASONS.get(self.reason, f"Slurm's reason is {self.reason}")
-        words = [f"waits in {where} for {_clock(seconds)}: {why}"]
-        words += [f"expected to start {self.starts.replace('T', ' at ')}"] if self.starts.startswith("20") else []
-        return "; ".join(words)
+        clock = str(datetime.timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")
+        expected = f"; expected to start {self.starts.replace('T', ' at ')}" if self.starts.startswith("20") else ""
+        return f"waits in {where} for {clock}: {why}{expected}"
 
     def end(self) -> str:
         return _ENDS.get(self.name, f"ended ({self.name.lower()})").format(limit=self.limit)
@@ -261,20 +260,3 @@ class Line:
         elif _CLOCK.sub("", text) != _CLOCK.sub("", self._shown):  # a new waiting time alone is no news
             print(text, file=sys.stderr, flush=True)
         self._shown = text
-
-
-class Pace:
-    """When to ask Slurm again: often at first, later every 30 s, because slurmctld serves all users."""
-
-    def __init__(self, first_s: float = 0.5, last_s: float = 30.0) -> None:
-        self._pause_s, self._last_s, self._next = first_s, last_s, 0.0
-
-    def due(self) -> bool:
-        if time.monotonic() < self._next:
-            return False
-        self._next, self._pause_s = time.monotonic() + self._pause_s, min(self._last_s, 1.5 * self._pause_s)
-        return True
-
-
-def _clock(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=int(seconds))).removeprefix("0:").removeprefix("0")

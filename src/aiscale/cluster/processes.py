@@ -11,6 +11,7 @@ everything on this machine listens on the loopback only. All processes end with 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -47,16 +48,18 @@ class Processes:
         self.id = uuid.uuid4().hex[:12]
         self.folder = kind.folder_for(self.id)
         self.size = size
+        self.remote = kind.remote  #: whether ranks may be on machines that cannot reach this process
         self.client = None
+        self._profile = self.folder / "profile"
         self.pids: dict[int, int] = {}  #: pid -> rank
         self._launcher = kind(size, self.folder, job)
-        self._poll_s = 0.2 if kind.remote else _POLL_S  # poll a shared file system less often
+        self._poll_s = 0.2 if self.remote else _POLL_S  # poll a shared file system less often
         self._env = self._environment(threads)
         self._controller: subprocess.Popen | None = None
         self._watchman = self._start_watchman()
 
     def _environment(self, threads: int) -> dict[str, str]:
-        if self._launcher.remote:
+        if self.remote:
             asked = {local.THREADS: str(threads)} if threads else {}
             return {**public(os.environ, keep="SLURM_"), **asked, guard.MARKER: self.id}
         return {
@@ -86,11 +89,10 @@ class Processes:
         """Start everything; raises ClusterError with the engines' output if that fails or times out."""
         from IPython.core.profiledir import ProfileDir
 
-        self._profile = self.folder / "profile"
-        ProfileDir.create_profile_dir(str(self.folder / "profile"))
+        ProfileDir.create_profile_dir(str(self._profile))
         self._launcher.start(self._env)
-        if not self._launcher.remote:
-            command = local.controller_command(self.folder / "profile", local.own_loopback(self.id))
+        if not self.remote:
+            command = local.controller_command(self._profile, local.own_loopback(self.id))
             log = self.folder / "controller.log"
             self._controller = local.spawn(command, log, env=self._env, start_new_session=True)
         self._launcher.await_start()
@@ -163,20 +165,13 @@ class Processes:
         return ends
 
     def signal(self, ranks: list[int], number: int) -> None:
-        if self._launcher.remote:
+        if self.remote:
             self.client.send_signal(int(number), ranks, block=False)
             return
         for pid, rank in self.pids.items():
             if rank in ranks:
-                try:
+                with contextlib.suppress(OSError):
                     os.kill(pid, number)
-                except OSError:
-                    pass
-
-    @property
-    def remote(self) -> bool:
-        """Whether ranks may be on machines that cannot reach this process."""
-        return self._launcher.remote
 
     def log(self, *names: str, lines: int = 20) -> str:
         """The last lines of these processes' logs, or a crash report from its start."""
@@ -203,7 +198,7 @@ class Processes:
         """End everything and remove the folder. With a grace, ranks first get SIGTERM."""
         if self.client is not None:
             self.client.close(linger=0)
-        if grace_s and self.pids and not self._launcher.remote:
+        if grace_s and self.pids and not self.remote:
             self.signal(list(self.pids.values()), signal.SIGTERM)
             deadline = time.monotonic() + grace_s
             while time.monotonic() < deadline and len(self._launcher.exits(self.pids)) < self.size:

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 from aiscale.cluster import cells, engine
@@ -267,7 +268,7 @@ class Ranks:
             if output:
                 pending.await_output(lambda: bool(self._lost or self._processes.exits()))
                 output.finish()
-        return pending.results()
+        return [child.result() for child in asked._children]
 
     def _wait(self, pending: cells.Pending, output: cells.Output | None) -> None:
         def tick() -> None:
@@ -284,7 +285,8 @@ class Ranks:
             note = self._interrupt(pending) if pending.ranks() else ""
         except KeyboardInterrupt:
             raise RanksInterrupted(self._interrupt(pending) or "all ranks had finished") from None
-        if cells.breaks_group(failures) and not self._lost:
+        broken = any(word in f"{f.name} {f.message}".lower() for f in failures for word in cells.BROKEN_GROUP)
+        if broken and not self._lost:
             self._must_join = True
         raise RankError.of(failures, note)
 
@@ -294,26 +296,25 @@ class Ranks:
         if not busy:
             return ""
         try:
-            deaf = pending.interrupt(self._processes.signal, self._leave_all_but)
+            self._processes.signal(busy, signal.SIGINT)
+            if not pending.wait(cells.SIGNAL_ANSWER_S):
+                client, waiting = self._processes.client, pending.ranks()
+                if free := [rank for rank in client.ids if rank not in waiting]:  # they leave the process group
+                    client.direct_view(free).apply_async(engine.leave)
+                pending.wait(cells.ANSWER_S)
         except KeyboardInterrupt:  # Stop pressed again
-            deaf = pending.ranks()
-        if deaf:
+            pass
+        if deaf := pending.ranks():
             self._raise_if_dead()  # on a busy machine a dead rank may be seen late
             self._lose(f"{name_ranks(deaf)} did not answer and had to be killed")
             return f"{self._lost}; the next cell starts new ranks, without their variables"
         self._must_join = True
         return f"{name_ranks(busy)} interrupted; the next cell joins all ranks to a new process group"
 
-    def _leave_all_but(self, busy: Container[int]) -> None:
-        free = [rank for rank in self._processes.client.ids if rank not in busy]
-        if free:
-            self._processes.client.direct_view(free).apply_async(engine.leave)
-
     def _raise_if_dead(self) -> None:
-        if not self._processes.exits():
+        if not (ends := self._processes.exits()):
             return
-        first = self._processes.exits()[0]
-        log = self._processes.log(first.log)
-        self._lose(first.message)
-        memory = " (if nobody killed it, memory ran out)" if "(signal 9)" in first.message else ""
+        log = self._processes.log(ends[0].log)
+        self._lose(ends[0].message)
+        memory = " (if nobody killed it, memory ran out)" if "(signal 9)" in self._lost else ""
         raise RankDied(f"{self._lost}{memory}; no rank is left: cluster.start({self.size}) starts new ones", log)

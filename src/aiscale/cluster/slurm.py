@@ -23,9 +23,10 @@ from pathlib import Path
 
 from aiscale.cluster import guard
 from aiscale.cluster.errors import ClusterError, RanksInterrupted
-from aiscale.cluster.job import Job, Line, Pace, State, ask
+from aiscale.cluster.job import Job, Line, State, ask
 from aiscale.cluster.local import Exit, LocalLauncher
 
+_PAUSE_S = 30.0  #: between two questions to Slurm, at first less: slurmctld serves all users
 _LOG_S = 0.3  #: between looks at a log, which may be on a shared file system
 _NEW_RANKS = "new ranks\n"  #: engines.sbatch writes this when it starts ranks again
 _NO_RANKS = "srun has ended\n"  #: engines.sbatch writes this when no ranks are left
@@ -42,7 +43,7 @@ class SlurmLauncher(LocalLauncher):
         self._is_ours = job.is_own or "SLURM_JOB_ID" not in os.environ
         self._state: State | None = None
         self._asking: threading.Thread | None = None
-        self._pace = Pace(5)
+        self._ask_at, self._pause_s = 0.0, 5.0
         self._looked = 0.0
         self._replaced = 0  # how often the ranks were replaced
         self._tmp = ""
@@ -112,10 +113,10 @@ class SlurmLauncher(LocalLauncher):
         """Return when the job runs; until then show what it waits for."""
         if not self._is_ours or self._replaced:
             return
-        line, pace, began = Line(), Pace(), time.monotonic()
+        line, pause_s, began = Line(), 0.5, time.monotonic()
         try:
             while True:
-                if pace.due() and (state := ask(self.job)):
+                if state := ask(self.job):
                     self._state = state
                     if not state.is_waiting:
                         break
@@ -124,7 +125,8 @@ class SlurmLauncher(LocalLauncher):
                             f"job {self.job} would never start, and has been cancelled: {state.hopeless}"
                         )
                     line.show(f"job {self.job} {state.waiting(time.monotonic() - began)}")
-                time.sleep(0.1)
+                time.sleep(pause_s)
+                pause_s = min(_PAUSE_S, 1.5 * pause_s)
             if not state.is_over:
                 until = state.ends.partition("T")[2]
                 line.show(f"job {self.job} runs on {state.nodes}" + f" until {until[:5]}" * bool(until))
@@ -148,16 +150,15 @@ class SlurmLauncher(LocalLauncher):
         if self.processes and (code := self.processes[0].poll()) is not None:
             return [Exit.of("srun", code, "launcher")]
         if self._is_ours:
-            self._ask_again()
+            # In a thread: Slurm may take seconds to answer, and output must go on.
+            if time.monotonic() >= self._ask_at and not (self._asking and self._asking.is_alive()):
+                self._ask_at = time.monotonic() + self._pause_s
+                self._pause_s = min(_PAUSE_S, 1.5 * self._pause_s)
+                self._asking = threading.Thread(target=self._ask, daemon=True)
+                self._asking.start()
             if self._state and self._state.is_over:
                 return [Exit(None, f"job {self.job} {self._state.end()}", "launcher")]
         return []
-
-    def _ask_again(self) -> None:
-        """Asks in a thread: Slurm may take seconds to answer, and output must go on."""
-        if self._pace.due() and not (self._asking and self._asking.is_alive()):
-            self._asking = threading.Thread(target=self._ask, daemon=True)
-            self._asking.start()
 
     def _ask(self) -> None:
         self._state = ask(self.job) or self._state

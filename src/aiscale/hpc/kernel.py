@@ -27,12 +27,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aiscale.config import ConfigError, require_writable, write_whole
-from aiscale.hpc.launchers.render import sources_of, templates
+from aiscale.config import ConfigError
+from aiscale.hpc.launchers.render import sources_of, templates, write_files
 from aiscale.hpc.sites import Site, find, here, names
 
 _MARK = "aiscale"  #: key of our own kernels in kernel.json's metadata
-_NAME = re.compile(r"[A-Za-z0-9._-]+")  # as jupyter_client allows
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Spec:
     variables: Mapping[str, str] = field(default_factory=dict)  #: which notebooks, and the jobs of their ranks, find
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", self.name):  # as jupyter_client allows
             raise ConfigError(f"kernel name {self.name!r}: it may have letters, digits, '.', '_' and '-' only")
         if bad := [name for name in self.variables if not re.fullmatch(r"[A-Za-z_]\w*", name)]:
             raise ConfigError(f"--env {bad[0]}: it must be NAME=VALUE")
@@ -67,16 +66,9 @@ def install(spec: Spec, where: Path) -> Path:
     folder = where / spec.name
     if folder.exists() and not _ours(folder):
         raise ConfigError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
-    require_writable(folder, "--prefix, or --user")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # 0755 and 0644 whatever the umask: others in a class may use it, but not change it.
-        folder.chmod(0o755)
-        write_whole(folder / "start.sh", start_script(spec), 0o755)
-        write_whole(folder / "kernel.json", json.dumps(_kernel_json(spec), indent=1) + "\n", 0o644)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{folder}: {reason}; choose a folder of your own with --prefix, or --user") from None
+    files = {"start.sh": start_script(spec), "kernel.json": json.dumps(_kernel_json(spec), indent=1) + "\n"}
+    write_files(folder, files, "--prefix, or --user")
+    folder.chmod(0o755)  # whatever the umask: others in a class may use it, but not change it
     return folder
 
 
@@ -84,16 +76,7 @@ def start_script(spec: Spec) -> str:
     modules = "\n".join(f"module load {shlex.quote(name)}" for name in spec.modules)
     if not modules and spec.site:
         modules = spec.site.shell.modules
-    text = (
-        templates()
-        .get_template("start_kernel.sh.j2")
-        .render(
-            spec=spec,
-            site=spec.site,
-            profile=spec.profile or (spec.site.name if spec.site else ""),
-            modules=modules,
-        )
-    )
+    text = templates().get_template("start_kernel.sh.j2").render(spec=spec, site=spec.site, modules=modules)
     return text + (sources_of(text, spec.site) if spec.site else "")
 
 
@@ -185,5 +168,4 @@ def run(args: argparse.Namespace) -> int:
         print(f"Jupyter finds it there where JUPYTER_PATH has {share}, or runs from {args.prefix}.", file=sys.stderr)
     if place and place.jupyter:
         print(textwrap.fill(re.sub(r" \[[a-z0-9, ]+\]", "", place.jupyter), 100), file=sys.stderr)
-
     return 0

@@ -59,14 +59,15 @@ def _as_rank(args: argparse.Namespace, world) -> int:
 def _start_ranks(args: argparse.Namespace) -> dict:
     from aiscale.distributed import launch
 
+    found = {"seats": [], "problems": [], "warnings": []}
+    if args.nproc == 1:
+        return found
     with tempfile.TemporaryDirectory(prefix="aiscale-doctor-") as folder:
         out = Path(folder) / "preflight.json"
         words = ["-m", "aiscale", "doctor", "--device", args.device, "--out", str(out)]
-        if args.nproc > 1 and launch(args.nproc, words) == 0:
+        if launch(args.nproc, words) == 0:
             return json.loads(out.read_text())
-    if args.nproc == 1:
-        return {"seats": [], "problems": [], "warnings": []}
-    return {"seats": [], "problems": [f"{args.nproc} ranks could not be joined; why stands above"], "warnings": []}
+    return found | {"problems": [f"{args.nproc} ranks could not be joined; why stands above"]}
 
 
 def _status(nodes: dict[str, list[Finding]], found: dict) -> int:

@@ -136,17 +136,13 @@ def _cores() -> Finding:
     return Finding("cores", "ok", found)
 
 
-def memory_limit_bytes() -> int:
+def _memory() -> Finding:
     """The memory that this process may use: the node's, or its control group's limit."""
     limits = [psutil.virtual_memory().total]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         text = _read(Path(path))
         limits += [int(text)] if text.isdigit() else []
-    return min(limits)
-
-
-def _memory() -> Finding:
-    limit, free = memory_limit_bytes(), psutil.virtual_memory().available
+    limit, free = min(limits), psutil.virtual_memory().available
     found = f"{limit / GIB:.0f} GiB, {min(free, limit) / GIB:.0f} free"
     if min(free, limit) < LEAST_MEMORY_GIB * GIB:
         return Finding("memory", "warning", found, f"the lessons want {LEAST_MEMORY_GIB} GiB: close other programs")

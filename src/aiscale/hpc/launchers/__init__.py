@@ -9,7 +9,5 @@ render.py     renders a lesson for a site
 templates/    body.sbatch.j2, the frame of all, and what it includes (X.edit.j2: settings of X); build_environment.sh.j2
 """
 
-from aiscale.hpc.launchers.lessons import LESSONS, Lesson
-from aiscale.hpc.launchers.render import SHIPPED, drift, render, render_all, write
-
-__all__ = ["LESSONS", "SHIPPED", "Lesson", "drift", "render", "render_all", "write"]
+from aiscale.hpc.launchers.lessons import LESSONS
+from aiscale.hpc.launchers.render import SHIPPED, drift, render, render_all

@@ -111,10 +111,7 @@ LESSONS: dict[str, Lesson] = {
             about="DistributedDataParallel: each GPU has the whole model and its own sequences.",
             recipe="gpt2-xl",
             steps=50,
-            settings=(
-                ("loop.micro_batch=6", "of 480 sequences a step; fits 8, 16, 20, 40 and 80 ranks"),
-                _RECOMPUTED,
-            ),
+            settings=(("loop.micro_batch=6", "of 480 sequences a step; fits 8, 16, 20, 40 and 80 ranks"), _RECOMPUTED),
             ranks=16,
             gpu_memory_gb=40,
         ),

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from aiscale.recipes import recipe
 
 BUILD = "build_environment.sh"  #: makes the environment of a site
 SHIPPED = ("frontier", "perlmutter")  #: the sites whose launchers are committed
-_WIDTH = 120
 
 
 def render_all(place: Site) -> dict[str, str]:
@@ -43,19 +42,16 @@ def render(lesson: Lesson, place: Site) -> str:
         place = place.on_cpus().part(lesson.on_cpus)
     job = _Job.of(lesson, place)
     edits, directives = _directives(job)
-    text = (
-        templates()
-        .get_template("body.sbatch.j2")
-        .render(
-            lesson=lesson,
-            site=place,
-            ranks=place.node.ranks_per_node,
-            settings=lesson.layout(place.node.gpus),
-            steps=recipe(lesson.recipe).loop.steps if lesson.recipe else 0,
-            head=head(job),
-            edits=edits,
-            directives=directives,
-        )
+    body = templates().get_template("body.sbatch.j2")
+    text = body.render(
+        lesson=lesson,
+        site=place,
+        ranks=place.node.ranks_per_node,
+        settings=lesson.layout(place.node.gpus),
+        steps=recipe(lesson.recipe).loop.steps if lesson.recipe else 0,
+        head=head(job),
+        edits=edits,
+        directives=directives,
     )
     return _finish(text, place)
 
@@ -109,11 +105,9 @@ def head(job: _Job) -> list[str]:
         again = f"CHAIN=1 sbatch --requeue {name} lets it requeue itself, {lesson.restarts} times at most"
         if lesson.chain:
             starts = lesson.restarts + 1
-            warning = (
-                f"THIS TRAINS FOR DAYS, and requeues itself {lesson.restarts} times at most: {size} x {starts} starts"
-            )
+            warning = f"THIS TRAINS FOR DAYS, and requeues itself {lesson.restarts} times at most"
             first = f"For a first try: CHAIN=0 sbatch -t 30 {name} --set loop.steps=50"
-            lines.insert(0, f"{warning} = {job.price(starts)}. {first}")
+            lines.insert(0, f"{warning}: {size} x {starts} starts = {job.price(starts)}. {first}")
         else:
             lines.append(f"Costs at most {size} = {job.price()}; {again}: {job.price(lesson.restarts + 1)}.")
     else:
@@ -202,7 +196,7 @@ def sources_of(text: str, place: Site) -> str:
 
 def _comment(text: str) -> str:
     paragraph = " ".join(text.split())
-    return textwrap.fill(paragraph, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    return textwrap.fill(paragraph, 120, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
 def _comment_lines(lines: Iterable[str]) -> str:
@@ -232,16 +226,20 @@ def templates() -> jinja2.Environment:
 
 def write(place: Site, out: str | Path) -> list[Path]:
     """Write the launchers of a site to `out`/NAME; returns the files."""
-    folder, files = Path(out) / place.name, []
-    require_writable(folder, "--out")
+    folder, files = Path(out) / place.name, render_all(place)
+    write_files(folder, files, "--out")
+    return [folder / name for name in files]
+
+
+def write_files(folder: Path, files: Mapping[str, str], option: str) -> None:
+    """Write {name: text} into a folder, which `option` of the command names."""
+    require_writable(folder, option)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in render_all(place).items():
-            write_whole(folder / name, text, 0o755 if name == BUILD else 0o644)
-            files.append(folder / name)
+        for name, text in files.items():
+            write_whole(folder / name, text, 0o755 if name.endswith(".sh") else 0o644)
     except OSError as error:
-        raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, '--out')}") from None
-    return files
+        raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, option)}") from None
 
 
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:

@@ -9,5 +9,3 @@ with rehearsal.Cluster(nodes=4, link="100mbit") as nodes:
 
 from aiscale.hpc.rehearsal.cluster import Cluster
 from aiscale.hpc.rehearsal.settings import RehearsalError, why_not
-
-__all__ = ["Cluster", "RehearsalError", "why_not"]

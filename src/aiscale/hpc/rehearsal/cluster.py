@@ -47,7 +47,6 @@ class Cluster:
         if reason := why_not():
             raise RehearsalError(reason)
         self.nodes = nodes
-        self.link = link
         self._site = _name(site)
         # Below /var/tmp, since nodes do not see this machine's /tmp.
         self.folder = Path(tempfile.mkdtemp(prefix="aiscale-rehearsal-", dir="/var/tmp"))
@@ -55,19 +54,19 @@ class Cluster:
             profile = site if isinstance(site, Site) else find(site)
             self.settings = Settings(site=profile, nodes=nodes, folder=self.folder, accounts=tuple(accounts))
             self.settings.write()
-            self._write_plan(share)
+            self._write_plan(link, share)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         self._init: subprocess.Popen | None = None
         self._inside = 0  # pid of process 1, outside its namespace
 
-    def _write_plan(self, share: Sequence[str | Path]) -> None:
+    def _write_plan(self, link: str, share: Sequence[str | Path]) -> None:
         plan = {
             "names": self.settings.names,
             "addresses": [address(i) for i in range(1, self.nodes + 1)],
             "login": LOGIN,
-            "link": self.link,
+            "link": link,
             "nvme": self.settings.habits.nvme,
             "share": _below_tmp([Path.cwd(), sys.prefix, sys.base_prefix, Path(__file__).parents[2], *share]),
         }
@@ -129,7 +128,6 @@ class Cluster:
         self._init.stdin.write(json.dumps({"link": rate, "node": node}) + "\n")
         self._init.stdin.flush()
         self._hear(f"the link could not be set to {rate}")
-        self.link = rate
 
     def login(
         self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: str | Path = "", **options
@@ -138,8 +136,7 @@ class Cluster:
         enter = ["nsenter", f"--target={self._inside}", "--net", "--mount", "--uts", "--pid"]
         if os.geteuid() != 0:
             enter += ["--user", "--preserve-credentials"]
-        # nsenter forks: without setpriv the command would outlive a timeout. Entering the mount namespace goes to /:
-        # cd.
+        # nsenter forks: without setpriv the command would outlive a timeout. It enters the mount namespace at /: cd.
         words = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'cd -- "$0" && exec "$@"', str(cwd or Path.cwd())]
         words += map(str, command)
         return subprocess.run([*enter, "--", *words], env={**self._env(), **(env or {})}, **{"text": True, **options})

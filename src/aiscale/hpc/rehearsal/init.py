@@ -32,10 +32,10 @@ def main() -> int:
     plan = json.loads((folder / "plan.json").read_text())
     try:
         start(folder, plan)
-        _answer("")
+        print(flush=True)
         _serve(plan)
     except Failed as error:
-        _answer(str(error))
+        print(error, flush=True)
     except BrokenPipeError:  # the owner has ended
         pass
     finally:
@@ -101,9 +101,8 @@ def _start_daemons(folder: Path, plan: dict) -> None:
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
-    files = {"key": key, "log": munge / "log", "pid": munge / "pid", "seed": munge / "seed"}
-    words = ["--key-file", files["key"], "--log-file", files["log"], "--pid-file", files["pid"]]
-    do("munged", "--force", "--socket", munge / "munge.sock", *words, "--seed-file", files["seed"])
+    files = ["--key-file", key, "--log-file", munge / "log", "--pid-file", munge / "pid", "--seed-file", munge / "seed"]
+    do("munged", "--force", "--socket", munge / "munge.sock", *files)
     do("slurmctld", "-i")
     # slurmd daemonizes, so each call ends at once; in parallel they take half the time
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -152,7 +151,7 @@ def _serve(plan: dict) -> None:
             said = str(error)
         signal.signal(signal.SIGCHLD, _reap)
         _reap()
-        _answer(said)
+        print(said, flush=True)
 
 
 def end(folder: Path) -> None:
@@ -177,11 +176,6 @@ def _reap(*_: object) -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _answer(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from pathlib import Path
 from aiscale.config import ConfigError
 from aiscale.hpc.sites import Site
 
-HERE = Path(__file__).parent
 LOGIN = "10.77.0.254"
 MAX_NODES = 64
 
@@ -150,32 +149,24 @@ class Settings:
     def _write_scripts(self, etc: Path) -> None:
         prefix, every = self.site.scheduler.qos_prefix, self.site.scheduler.qos
         values = {
-            "folder": self.folder,
+            "folder": str(self.folder),
             "nvme": self.habits.nvme,
             "closest": " ".join(map(str, self.habits.closest)),
             "accounts": " ".join(self.accounts_known),
             "qos": ",".join([*every, *(prefix + name for name in every if prefix)]),
         }
-        for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh"):
-            path = etc / name
-            path.write_text(_At(_template(name)).substitute(values))
-            path.chmod(0o755)
-        shim = self.folder / "shims" / "shim"
-        shim.write_text(_At(_template("shim.sh")).substitute(values))
-        shim.chmod(0o755)
+        for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh", "shim.sh"):
+            text = _template(name)
+            for key, value in values.items():  # as @key@, since shell scripts use $
+                text = text.replace(f"@{key}@", value)
+            (etc / name).write_text(text)
+            (etc / name).chmod(0o755)
         for name in SHIMS:
-            (self.folder / "shims" / name).symlink_to("shim")
+            (self.folder / "shims" / name).symlink_to("../etc/shim.sh")
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
 SHIMS = ("srun", "sbcast", "lfs", "shifter", "singularity", "conda-unpack", "pigz", "sacctmgr")
-
-
-class _At(string.Template):
-    """A template with @name@, since shell scripts use $."""
-
-    delimiter = "@"
-    pattern = r"@(?:(?P<named>[a-z]+)@|(?P<escaped>@@)|(?P<braced>$^)|(?P<invalid>$^))"
 
 
 def address(i: int) -> str:
@@ -191,7 +182,7 @@ def user_name() -> str:
 
 
 def _template(name: str) -> str:
-    return (HERE / "templates" / name).read_text()
+    return (Path(__file__).parent / "templates" / name).read_text()
 
 
 def _lua(value: object) -> str:

@@ -9,5 +9,3 @@ A profile is a data file, NAME.toml in this folder, with a date and a source for
 """
 
 from aiscale.hpc.sites.profile import ENDED, GpuKind, Site, SiteError, find, here, load, names, site
-
-__all__ = ["ENDED", "GpuKind", "Site", "SiteError", "find", "here", "load", "names", "site"]

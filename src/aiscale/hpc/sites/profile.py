@@ -157,13 +157,12 @@ class Shell:
     """Pieces of bash for launchers, each with its reasons and sources as comments."""
 
     modules: str = ""  #: what the site's software stack needs, before an environment is active
+    #: makes `python` the one with aiscale; may read $ENVIRONMENT
     activate: str = (
         'export PATH="$ENVIRONMENT/bin:$PATH" PYTHONNOUSERSITE=1  # a venv or conda environment; nothing of $HOME'
     )
-    #: makes `python` the one with aiscale; may read $ENVIRONMENT
-    python: str = (
-        "python=(python -u)  # -u: what is printed is seen at once"  #: sets the words that start Python in a step
-    )
+    #: sets the words that start Python in a step
+    python: str = "python=(python -u)  # -u: what is printed is seen at once"
     unpack: str = ""  #: a folder on each node's own disk, for an environment that is one .tar.gz
     network: str = ""  #: variables of NCCL, RCCL and libfabric
     master: str = ""  #: sets MASTER_ADDR
@@ -343,17 +342,14 @@ def _build(cls: type, tree: object, prefix: str):
     if not isinstance(tree, dict):
         raise SiteError(f"{prefix.rstrip('.')} is {tree!r}: it must be a table")
     hints, fields = typing.get_type_hints(cls), {each.name: each for each in dataclasses.fields(cls)}
+    valid = f"a profile has {', '.join(fields)} here"
     for key in tree:
         if key not in fields:
-            raise SiteError(f"unknown key {prefix}{key}: {hint(key, fields, _valid(fields))}")
+            raise SiteError(f"unknown key {prefix}{key}: {hint(key, fields, valid)}")
     for name, each in fields.items():
         if name not in tree and each.default is each.default_factory is dataclasses.MISSING:
-            raise SiteError(f"{prefix}{name} is missing: {_valid(fields)}")
+            raise SiteError(f"{prefix}{name} is missing: {valid}")
     return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in tree.items()})
-
-
-def _valid(fields: Mapping[str, object]) -> str:
-    return f"a profile has {', '.join(fields)} here"
 
 
 def _convert(kind, value: object, path: str):

@@ -57,7 +57,10 @@ def run(args: argparse.Namespace) -> int:
     if dry:
         print(job.final(bad_nodes(job)), end="")
         return 0
-    return _submit(job)
+    with tempfile.TemporaryDirectory(prefix="aiscale-submit-") as folder:
+        file = Path(folder) / job.path.name
+        file.write_text(job.final(bad_nodes(job)))
+        return subprocess.run(["sbatch", str(file), *job.args]).returncode
 
 
 def price(job: Launcher) -> Finding:
@@ -82,13 +85,6 @@ def _site(name: str | None, path: Path) -> Site:
     raise ConfigError(
         f"this site is unknown: set --site to {', '.join(names())} or a profile of your own (.toml), before the file"
     )
-
-
-def _submit(job: Launcher) -> int:
-    with tempfile.TemporaryDirectory(prefix="aiscale-submit-") as folder:
-        file = Path(folder) / job.path.name
-        file.write_text(job.final(bad_nodes(job)))
-        return subprocess.run(["sbatch", str(file), *job.args]).returncode
 
 
 # The checks -----------------------------------------------------------------------------------------------------------
@@ -134,35 +130,22 @@ def examine(job: Launcher) -> Iterator[Finding]:
 def environment(job: Launcher) -> Iterator[Finding]:
     """Is the environment there, can aiscale be imported, are its versions those of the lock?"""
     where = job.settings.get("ENVIRONMENT", "")
-    if where == "container":
-        yield Finding("environment", "ok", "a container, which Slurm checks")
-        return
-    build = f"launchers/{job.site.name}/build_environment.sh PREFIX" if job.site.build.create else "build one at PREFIX"
-    remedy = f"{build}, then export AISCALE_ENVIRONMENT=PREFIX"
-    if where.endswith(".tar.gz") and not Path(where).is_file():
-        yield Finding("environment", "wrong", f"{where} is not there", remedy.replace(" PREFIX,", " --pack PREFIX,"))
-        return
     python = Path(where.removesuffix(".tar.gz")) / "bin/python"
     contained = "singularity" in job.site.shell.python  # then it is a link that leads somewhere in the container only
-    if not (os.path.lexists(python) if contained else python.exists()):
+    build = f"launchers/{job.site.name}/build_environment.sh PREFIX" if job.site.build.create else "build one at PREFIX"
+    remedy = f"{build}, then export AISCALE_ENVIRONMENT=PREFIX"
+    if where == "container":
+        yield Finding("environment", "ok", "a container, which Slurm checks")
+    elif where.endswith(".tar.gz") and not Path(where).is_file():
+        yield Finding("environment", "wrong", f"{where} is not there", remedy.replace(" PREFIX,", " --pack PREFIX,"))
+    elif not (os.path.lexists(python) if contained else python.exists()):
         yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
-        return
-    if contained:
+    elif contained:
         yield Finding("environment", "ok", f"{where}, for a container that is not opened here")
-        return
-    if "SCRIPT" in job.settings:
+    elif "SCRIPT" in job.settings:
         yield from script(job, where)
-        return
-    # Modules are not loaded here: a torch of the site's module is not seen, which is no fault.
-    done = _ask([python, "-c", _VERSIONS])
-    if done is None or done.returncode:
-        said = done.stderr.strip().splitlines()[-1] if done and done.stderr.strip() else "no answer"
-        yield Finding("environment", "wrong", f"{python} cannot import aiscale: {said}", remedy)
-        return
-    found = json.loads(done.stdout.splitlines()[-1])
-    shown = ", ".join(f"{name} {version}" for name, version in found.items())
-    yield Finding("environment", "ok", f"{where}" + (f": {shown}" if shown else ""))
-    yield from _against_lock(job, found)
+    else:
+        yield from versions(job, where, python, remedy)
 
 
 def script(job: Launcher, environment: str) -> Iterator[Finding]:
@@ -175,7 +158,16 @@ def script(job: Launcher, environment: str) -> Iterator[Finding]:
         yield Finding("script", "wrong", f"{name} is no file here", f"aiscale submit {job.path} YOUR_SCRIPT.py OPTIONS")
 
 
-def _against_lock(job: Launcher, found: dict[str, str]) -> Iterator[Finding]:
+def versions(job: Launcher, environment: str, python: Path, remedy: str) -> Iterator[Finding]:
+    # Modules are not loaded here: a torch of the site's module is not seen, which is no fault.
+    done = _ask([python, "-c", _VERSIONS])
+    if done is None or done.returncode:
+        said = done.stderr.strip().splitlines()[-1] if done and done.stderr.strip() else "no answer"
+        yield Finding("environment", "wrong", f"{python} cannot import aiscale: {said}", remedy)
+        return
+    found = json.loads(done.stdout.splitlines()[-1])
+    shown = ", ".join(f"{name} {version}" for name, version in found.items())
+    yield Finding("environment", "ok", environment + (f": {shown}" if shown else ""))
     lock = next((p for p in (job.path.parent / "requirements.lock", Path("requirements.lock")) if p.is_file()), None)
     if lock is None:
         return
@@ -272,12 +264,10 @@ def account(job: Launcher) -> Iterator[Finding]:
 
 
 def time_limit(job: Launcher) -> Finding:
-    rules, options = job.site.scheduler, job.options
-    longest = rules.hours_for(job.nodes, options.get("partition", ""), options.get("qos", ""))
-    where = f"{job.nodes} nodes in " + " and ".join(
-        filter(None, [options.get("partition", ""), options.get("qos", "") and f"QOS {options['qos']}"])
-    )
-    where = where.removesuffix(" in ")
+    partition, qos = job.options.get("partition", ""), job.options.get("qos", "")
+    longest = job.site.scheduler.hours_for(job.nodes, partition, qos)
+    places = " and ".join(filter(None, [partition, qos and f"QOS {qos}"]))
+    where = f"{job.nodes} nodes" + f" in {places}" * bool(places)
     if longest is None:
         return Finding("time", "wrong", f"{where}: more nodes than it allows", "ask for fewer: --sbatch '-N NODES'")
     if job.hours > longest + 1e-9:

@@ -165,8 +165,7 @@ def hours_of(time: str) -> float:
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not match:
         raise ConfigError(f"--time is {time}: it must be minutes, MM:SS, H:MM:SS or D-H:MM:SS")
-    days, *parts = (int(part) if part else None for part in match.groups())
-    first, second, third = parts
+    days, first, second, third = (int(part) if part else None for part in match.groups())
     if days is not None:
         return 24 * days + first + (second or 0) / 60 + (third or 0) / 3600
     if third is not None:
