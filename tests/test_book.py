@@ -12,7 +12,7 @@ from nbformat.v4 import new_output
 
 from aiscale import book
 from aiscale.book import command as book_command
-from aiscale.book.pace import Pace, measure
+from aiscale.book.core import Pace, measure
 from aiscale.book.running import Failure, Result, load_results, save_result
 from aiscale.cli import main
 from lessons import HEADER, code, lesson, prose, write

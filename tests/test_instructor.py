@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from aiscale import book, cost
-from aiscale.book.core import place
+from aiscale.book.core import measure, place
 from aiscale.book.gallery import loads
-from aiscale.book.pace import measure
 from aiscale.book.running import to_run
 from aiscale.cli import _parser
 from aiscale.config import ModelConfig

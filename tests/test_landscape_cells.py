@@ -8,8 +8,8 @@ import pytest
 
 from aiscale import published
 from aiscale.book.core import headings
+from aiscale.book.exercise_command import Seat
 from aiscale.book.notebook import Notebook
-from aiscale.book.seat import Seat
 
 
 class Fault(NamedTuple):

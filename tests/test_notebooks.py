@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from aiscale import book
+from aiscale.book.core import measure
 from aiscale.book.gallery import build_gallery
-from aiscale.book.pace import measure
 from answers import given_away
 
 ROOT = Path(__file__).parents[1] / "notebooks"

@@ -144,7 +144,7 @@ def test_training_continues_during_a_write_and_does_not_change_the_checkpoint(en
     gate = Gate(monkeypatch)
     step(engine)
     before = weights(engine)
-    with Saver(engine, tmp_path, keep=2, background=True) as saver:
+    with Saver(engine, tmp_path) as saver:
         saver.save(1)
         step(engine)
         assert checkpoint.latest(tmp_path) is None and not saver.failed
@@ -157,7 +157,7 @@ def test_training_continues_during_a_write_and_does_not_change_the_checkpoint(en
 
 def test_checkpoints_are_written_one_at_a_time_and_in_order(engine, tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
-    with Saver(engine, tmp_path, keep=5, background=True) as saver:
+    with Saver(engine, tmp_path) as saver:
         saver.save(1)
         second = threading.Timer(0.2, gate.open.set)
         second.start()

@@ -8,7 +8,7 @@
     build_gallery()                         # -> build/gallery/index.html
 
 `notebook` reads them, `form` checks them, `running` starts and watches `execute`, which runs papermill, `gallery`
-shows them, `command` is `aiscale notebooks`. `core` knows which cells are optional, `pace` estimates a reader's
+shows them, `command` is `aiscale notebooks`. `core` knows which cells are optional, and estimates a reader's
 minutes, and `guesses` is `predict`, which lessons import. `exercises` is `check`, which exercises import; `grading` and
 `comparing` are what graders are written with, `workbooks` makes the participants' notebooks from the solutions, and
 `exercise_command` is `aiscale exercises`. `gpu` runs GPU kernels on any machine (appendix A2).

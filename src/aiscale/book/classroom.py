@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command with these arguments; returns the exit status."""
     print(args.act(args))
     return 0
 

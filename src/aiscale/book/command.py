@@ -21,10 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from aiscale.book.core import is_optional
+from aiscale.book.core import Pace, is_optional, measure
 from aiscale.book.form import check_form, strip
 from aiscale.book.notebook import BookError, Notebook, notebooks
-from aiscale.book.pace import Pace, measure
 from aiscale.book.results import load_results
 from aiscale.book.running import CELL_TIMEOUT_S, TIMEOUT_S, Progress, Result, to_run
 from aiscale.book.running import run as run_notebooks

@@ -1,16 +1,24 @@
-"""The core path of a notebook: its cells that are not tagged `optional`.
+"""The core path of a notebook, its cells that are not tagged `optional`, and the minutes that a path takes someone.
 
-    check_sections(cells)                        # -> one line for each problem; a part of `aiscale.book.check_form`
-    place(cells, "The ring")                     # -> 33: the index of the cell with this heading
+    place(cells, "The ring")                         # -> 33: the index of the cell with this heading
+    pace = measure(notebook.cells, core=True)        # -> Pace(words=2310, lines=241, figures=6, predictions=5, ...)
+    pace.minutes                                     # words / 100 + lines / 8 + figures + predictions + its cells' time
 
 An optional section is optional as a whole, its heading included, which ends with "(optional)"; it ends at the next
-heading of its level or above. A core section may have optional subsections.
+heading of its level or above. A core section may have optional subsections. What is counted:
+
+- words: of prose, without code blocks, HTML tags, addresses and marks; a formula is one word, as is a `name`
+- lines: of code, without blank lines, comments, magics, imports and parameters, which nobody studies line by line
+- figures: cells that draw (`plots.`, `plt.`), and images in prose
+- predictions: calls of `predict`
+- seconds: of the last run on the same path, if given, else 40
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiscale.book.notebook import BookError, tags
@@ -22,8 +30,13 @@ if TYPE_CHECKING:
 TAG, SUFFIX = "optional", "(optional)"
 _HEADING = re.compile(r"^(#{1,6}) +(.*?)\s*$", re.M)
 _FENCED = re.compile(r"^```.*?^```", re.M | re.S)
-
-Cells = Sequence[tuple[int, "NotebookNode"]]  #: with their numbers
+DRAWS = re.compile(r"\b(plots|plt)\.(?!use_style|close|format_|set_loglevel)\w+\(")
+PREDICTS = re.compile(r"(?<![.\w])predict\(")
+RUN_S = 40.0
+_IMAGE = re.compile(r"!\[[^\]]*\]\([^)]*\)|<img\b[^>]*>|<svg\b.*?</svg>", re.S)
+_FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.S)
+_UNREAD = re.compile(r"^```.*?^```|<[^>]+>|\]\([^)]*\)|https?://\S+", re.M | re.S)
+_UNSTUDIED = re.compile(r"\s*(#|[%!]|import |from \S+ import |$)")
 
 
 def is_optional(cell: NotebookNode) -> bool:
@@ -51,17 +64,36 @@ def place(cells: Sequence[NotebookNode], section: str) -> int:
     raise BookError(f"no section is called {section!r}: {hint(repr(section), there, others)}")
 
 
-def check_sections(cells: Cells) -> Iterator[str]:
-    level, section = 0, ""  # of the optional section that is open
-    for number, cell in cells:
-        for place, (depth, title) in enumerate(headings(cell)):
-            if depth <= level:
-                level = 0
-            if title.endswith(SUFFIX) and not level:
-                level, section = depth, title
-                if place or not cell.source.lstrip().startswith("#"):
-                    yield f"cell {number} holds the heading {title!r} below other text: begin a cell with it"
-        if level and not is_optional(cell):
-            yield f"cell {number} is in the section {section!r}, but it is not tagged {TAG}"
-        if is_optional(cell) and not level:
-            yield f"cell {number} is tagged {TAG}, but the heading of its section does not end with {SUFFIX}"
+# minutes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pace:
+    words: int
+    lines: int
+    figures: int
+    predictions: int
+    seconds: float
+
+    @property
+    def minutes(self) -> int:
+        return round(self.words / 100 + self.lines / 8 + self.figures + self.predictions + self.seconds / 60)
+
+    def describe(self) -> str:
+        text = f"{self.words} words, {self.lines} lines of code, {self.figures} figures, "
+        return f"{text}{self.predictions} predictions, {self.seconds:.0f} s to run"
+
+
+def measure(cells: Sequence[NotebookNode], core: bool, seconds: float | None = None) -> Pace:
+    """What the cells hold: all, or the core path alone."""
+    chosen = [cell for cell in cells if not (core and is_optional(cell))]
+    prose = "\n".join(cell.source for cell in chosen if cell.cell_type == "markdown")
+    code = [cell.source for cell in chosen if cell.cell_type == "code" and "parameters" not in tags(cell)]
+    text = _UNREAD.sub(" ", _FORMULA.sub(" formula ", _IMAGE.sub(" ", re.sub(r"`[^`\n]+`", "name", prose))))
+    return Pace(
+        words=sum(any(map(str.isalnum, word)) for word in text.split()),
+        lines=sum(not _UNSTUDIED.match(line) for source in code for line in source.splitlines()),
+        figures=sum(bool(DRAWS.search(source)) for source in code) + len(_IMAGE.findall(prose)),
+        predictions=sum(len(PREDICTS.findall(source)) for source in code),
+        seconds=RUN_S if seconds is None else seconds,
+    )

@@ -36,6 +36,16 @@ class Shelf:
     items: tuple[Item, ...]
 
 
+_ABOUT = {
+    "exercises": "In JupyterLab, from workshop/exercises: each check says what is wrong; hints come before solutions.",
+    "clinic": (
+        "Programs with one fault each, in workshop/clinic: say what is wrong, mend it, and let the grader run it."
+    ),
+    "puzzles": "In JupyterLab, from workshop/puzzles: move data between simulated ranks within a time and a memory.",
+    "decks": "Arrow keys turn the slides, S opens the speaker's view.",
+    "sheets": "To print, to look things up, and to see what you knew before and after.",
+    "instructor": "What to say, show and let them do.",
+}
 _PAGES = re.compile(r"glossary\.md|(blocks|clinic)/\w+\.md|(exercises|puzzles)/\w+\.ipynb")
 COPIED = ("cheat_sheet.html", "quiz.html")
 #: Writes a page (its title, where its source lies, its cells of Markdown or code) and returns its file name.
@@ -46,35 +56,16 @@ def shelves(workshop: Path, out: Path, folder: Path, page: Page) -> list[Shelf]:
     """The shelves that have something on them; `out` is where decks are, `folder` where the gallery is."""
     clinic = workshop / "clinic"
     guide = [workshop / "README.md", *sorted((workshop / "blocks").glob("*.md"))]
-    found = [
-        Shelf(
-            "exercises",
-            "Exercises",
-            "In JupyterLab, from workshop/exercises: each check says what is wrong; hints come before solutions.",
-            tuple(_notebooks(workshop / "exercises", page)),
-        ),
-        Shelf(
-            "clinic",
-            "Bug clinic",
-            "Programs with one fault each, in workshop/clinic: say what is wrong, mend it, and let the grader run it.",
-            tuple(_texts([clinic / "README.md", *sorted(clinic.glob("[0-9][0-9]_*.md"))], page)),
-        ),
-        Shelf(
-            "puzzles",
-            "Puzzles",
-            "In JupyterLab, from workshop/puzzles: move data between simulated ranks within a time and a memory.",
-            tuple(_notebooks(workshop / "puzzles", page)),
-        ),
-        Shelf("decks", "Decks", "Arrow keys turn the slides, S opens the speaker's view.", tuple(_decks(out, folder))),
-        Shelf(
-            "sheets",
-            "Sheets",
-            "To print, to look things up, and to see what you knew before and after.",
-            tuple(_sheets(workshop, folder, page)),
-        ),
-        Shelf("instructor", "For the instructor", "What to say, show and let them do.", tuple(_texts(guide, page))),
-    ]
-    return [shelf for shelf in found if shelf.items]
+    found = (
+        ("exercises", "Exercises", _notebooks(workshop / "exercises", page)),
+        ("clinic", "Bug clinic", _texts([clinic / "README.md", *sorted(clinic.glob("[0-9][0-9]_*.md"))], page)),
+        ("puzzles", "Puzzles", _notebooks(workshop / "puzzles", page)),
+        ("decks", "Decks", _decks(out, folder)),
+        ("sheets", "Sheets", _sheets(workshop, folder, page)),
+        ("instructor", "For the instructor", _texts(guide, page)),
+    )
+    made = [Shelf(name, heading, _ABOUT[name], tuple(items)) for name, heading, items in found]
+    return [shelf for shelf in made if shelf.items]
 
 
 def page_name(path: Path, workshop: Path) -> str:

@@ -80,9 +80,8 @@ def problems(deck: Deck) -> Iterator[str]:
         if not body.startswith(("# ", "## ")):
             yield f"{where} has no title: begin it with ## "
         prose = re.sub(r"^Source:.*$", "", body, flags=re.M)
-        if (FIGURE.search(prose) or NUMBER.search(prose)) and not re.search(
-            rf"^Source: ({'|'.join(KINDS)})", body, re.M
-        ):
+        sourced = re.search(rf"^Source: ({'|'.join(KINDS)})", body, re.M)
+        if (FIGURE.search(prose) or NUMBER.search(prose)) and not sourced:
             yield f"{where} has a figure or a number, but no line `Source: ` with {', '.join(KINDS)}"
         plain = FIGURE.sub("", re.sub(r"^```.*?^```", "", NUMBER.sub("", body), flags=re.M | re.S))
         if written := _WRITTEN_OUT.search(re.sub(r"`[^`\n]*`", "", plain)):

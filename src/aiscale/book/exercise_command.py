@@ -5,27 +5,38 @@
     aiscale exercises --grade my/03_ddp.ipynb
     aiscale exercises --collect cards/           # cards/anna.json, cards/ben.json, ...: progress/card.json of each
 
+Each answer is graded alone: in an empty namespace, after the set-up and the cells of its exercise only. A second
+`cluster.start` in a process reuses the ranks and empties their namespaces, so that an answer costs tenths of a second.
+
 Exit status: 0 if all is well, 1 if an answer or a grader is not, 2 on bad input.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.io import capture_output
 from rich.console import Console
 from rich.table import Table
+from traitlets.config import Config
 
-from aiscale.book.notebook import BookError, read
-from aiscale.book.seat import Row, Seat, check_graders, grade
-from aiscale.book.workbooks import lessons, make_all, problems, workshop
+from aiscale import cluster
+from aiscale.book.grading import Exercise, Graded
+from aiscale.book.notebook import BookError, Notebook, read
+from aiscale.book.workbooks import answered, exercises, find, lessons, make_all, problems, sections, workshop
 from aiscale.config import require_writable
+
+DRAWS = 5  #: how often a solution is graded: a grader must not refuse it by chance
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command with these arguments; returns the exit status."""
     if args.grade:
         read(args.grade)  # raises BookError
         with Seat() as seat:
@@ -85,6 +95,97 @@ def _report(rows: list[Row], found: Mapping[str, list[str]], as_json: bool) -> i
         if rows:
             print(f"{sum(row.ok for row in rows)} of {len(rows)} ok, in {sum(row.seconds for row in rows):.0f} s")
     return 0 if all(row.ok for row in rows) and not any(found.values()) else 1
+
+
+# grading without a browser ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one answer."""
+
+    exercise: str
+    answer: str  #: solution, stub, the name of a wrong answer, or the notebook that was graded
+    ok: bool
+    state: str
+    said: str
+    seconds: float
+    seed: int
+
+
+class Seat:
+    """A shell whose cells run as a notebook's do; a context manager, which stops the ranks."""
+
+    def __enter__(self) -> Seat:
+        os.environ.setdefault("MPLBACKEND", "agg")
+        quiet = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "NoColor"}})
+        self._shell = InteractiveShell.instance(config=quiet)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        cluster.stop()
+        type(self._shell).clear_instance()
+
+    def run(self, sources: Sequence[str]) -> str:
+        """Run cells; returns the first error, or nothing."""
+        for source in sources:
+            with capture_output():
+                done = self._shell.run_cell(source)
+            if error := done.error_before_exec or done.error_in_exec:
+                if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
+                    raise error
+                return f"{type(error).__name__}: {error}".splitlines()[0]
+        return ""
+
+    def graded(self, task: Exercise, set_up: Sequence[str], cells: Sequence[str], seed: int | None = None) -> Graded:
+        """Run the set-up and an exercise's cells in an empty namespace, and grade it."""
+        self._shell.reset(new_session=False)
+        if error := self.run(set_up):
+            raise BookError(f"the set-up of {task.id} failed: {error}")
+        error = self.run(cells)
+        verdict = self.again(task, seed)
+        if error and verdict.state == "empty":
+            return Graded("wrong", f"its cells stopped at {error}", verdict.seed, verdict.seconds)
+        return verdict
+
+    def again(self, task: Exercise, seed: int | None = None) -> Graded:
+        """Grade what stands in the namespace."""
+        with capture_output():
+            return task.graded(self._shell.user_ns, cluster.current(), seed=seed)
+
+
+def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) -> Iterator[Row]:
+    """Solution right, stub empty and naming its exercise, wrong answers refused with what must be said."""
+    tasks = exercises(root / "graders" / f"{lesson}.py")
+    source, given = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
+    set_up = [cell.source for cell in source[""]]
+    gc.freeze()  # IPython collects at each reset: half a second with torch's objects, nothing without
+    for id, task in tasks.items():
+        attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
+        attempts += [("stub", [cell.source for cell in given[id]], "empty", f'NotImplementedError("{id}")')]
+        attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.said) for wrong in task.refused]
+        for name, cells, state, said in attempts:
+            verdict = seat.graded(task, set_up, cells, seed)
+            for _ in range(1, DRAWS if state == "right" and seed is None else 1):
+                if verdict.state == "right":
+                    verdict = seat.again(task)
+            ok = verdict.state == state and said in verdict.text
+            text = verdict.text if ok else f"{verdict.text} [it must be {state}{f', and say {said!r}' if said else ''}]"
+            yield Row(id, name, ok, verdict.state, text, round(verdict.seconds, 2), verdict.seed)
+
+
+def grade(seat: Seat, path: Path) -> Iterator[Row]:
+    """A participant's own notebook, exercise by exercise; one whose cells are gone is not done."""
+    parts = sections(Notebook(path).cells)
+    ids = [id for id in parts if id]
+    if not ids:
+        raise BookError(f"{path} holds no exercises: name a notebook such as workshop/exercises/03_ddp.ipynb")
+    lesson = find(ids[0])[0]
+    for id, task in exercises(lessons([lesson])[lesson]).items():
+        set_up, cells = ([cell.source for cell in parts.get(part, [])] for part in ("", id))
+        verdict = seat.graded(task, set_up, cells)
+        done = verdict.state == "right"
+        yield Row(id, task.title, done, verdict.state, verdict.text, round(verdict.seconds, 2), verdict.seed)
 
 
 # the class ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Mapping
 
 from aiscale import cluster
 from aiscale.book import progress
@@ -120,18 +119,14 @@ def card() -> None:
         note = f"kept in {progress.write('card.json', {'version': 1, 'lessons': lessons})}; nothing leaves this machine"
     except OSError:
         note = "it cannot be kept: this folder cannot be written"
-    progress.show_table(summary(lessons), table, note)
-
-
-def summary(lessons: Mapping[str, Mapping]) -> str:
-    """One line: exercises done, minutes taken, predictions that held."""
     entries = [entry for lesson in lessons.values() for entry in lesson["exercises"].values()]
-    done = [entry for entry in entries if entry["state"] == "right"]
+    right = [entry for entry in entries if entry["state"] == "right"]
+    minutes = sum(entry.get("taken", 0) for entry in right)
+    title = f"{len(right)} of {len(entries)} exercises that you tried are done, in {minutes:.0f} minutes"
     grades = [made["grade"] for lesson in lessons.values() for made in lesson["predictions"].values() if made["grade"]]
     held = sum(grade in ("exact", "close") for grade in grades)
-    minutes = sum(entry.get("taken", 0) for entry in done)
-    exercises = f"{len(done)} of {len(entries)} exercises that you tried are done, in {minutes:.0f} minutes"
-    return exercises + (f"; {held} of {len(grades)} predictions held" if grades else "")
+    title += f"; {held} of {len(grades)} predictions held" if grades else ""
+    progress.show_table(title, table, note)
 
 
 check.card = card

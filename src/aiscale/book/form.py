@@ -22,13 +22,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.book.core import Cells, check_sections, is_optional
+from aiscale.book.core import DRAWS, SUFFIX, TAG, headings, is_optional
 from aiscale.book.notebook import BookError, Notebook, parse_parameters, read, tags
-from aiscale.book.pace import DRAWS
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
+Cells = Sequence[tuple[int, "NotebookNode"]]  #: with their numbers
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -69,7 +69,7 @@ def check_form(path: str | Path) -> list[str]:
         *_check_file(notebook),
         *notebook.header.problems,
         *_check_parameters(code),
-        *check_sections(cells),
+        *_check_sections(cells),
         *_check_core(notebook),
         *_check_end(cells),
         *check_cells(notebook),
@@ -165,6 +165,22 @@ def _check_lengths(code: Cells) -> Iterator[str]:
         yield f"half of the code cells have over {median:g} lines: at most {LARGEST_MEDIAN_LINES}"
 
 
+def _check_sections(cells: Cells) -> Iterator[str]:
+    level, section = 0, ""  # of the optional section that is open
+    for number, cell in cells:
+        for place, (depth, title) in enumerate(headings(cell)):
+            if depth <= level:
+                level = 0
+            if title.endswith(SUFFIX) and not level:
+                level, section = depth, title
+                if place or not cell.source.lstrip().startswith("#"):
+                    yield f"cell {number} holds the heading {title!r} below other text: begin a cell with it"
+        if level and not is_optional(cell):
+            yield f"cell {number} is in the section {section!r}, but it is not tagged {TAG}"
+        if is_optional(cell) and not level:
+            yield f"cell {number} is tagged {TAG}, but the heading of its section does not end with {SUFFIX}"
+
+
 def _check_turns(cells: Cells) -> Iterator[str]:
     """Prose separates code cells, and prose after a figure interprets it."""
     for (number, cell), (_, following) in zip(cells, [*cells[1:], (0, None)], strict=True):
@@ -201,11 +217,9 @@ def _check_end(cells: Cells) -> Iterator[str]:
 
 def _check_words(cells: Cells) -> Iterator[str]:
     for number, cell in cells:
-        yield from (
-            f"cell {number} has the tag {tag!r}: only {', '.join(KNOWN_TAGS)} mean something"
-            for tag in tags(cell)
-            if tag not in KNOWN_TAGS
-        )
+        for tag in tags(cell):
+            if tag not in KNOWN_TAGS:
+                yield f"cell {number} has the tag {tag!r}: only {', '.join(KNOWN_TAGS)} mean something"
         rules = _IN_CODE if cell.cell_type == "code" else _IN_PROSE
         found = (problem for pattern, problem in rules.items() if re.search(pattern, cell.source, re.M | re.I))
         yield from (f"cell {number} {problem}" for problem in found)

@@ -77,7 +77,7 @@ class Verdict(Shown):
 class Guess(Shown):
     """A prediction of a number; see `predict`."""
 
-    kind = "number"
+    kind, wanted = "number", "a number"
 
     def __init__(self, name: str, guess: object, unit: str = "") -> None:
         self.name, self.unit = name, unit
@@ -108,7 +108,11 @@ class Guess(Shown):
 
     def opening(self) -> str:
         """What the cell shows that asks for the guess."""
-        return f"your guess is {self.say(self.guess)}" if self.guess is not None else _no_guess(self, "a number")
+        if self.guess is not None:
+            return f"your guess is {self.say(self.guess)}"
+        if any(other.guess is None for other in _made.values() if other.name != self.name):
+            return "no guess"
+        return f"no guess: write {self.wanted} in place of None and run the cell again"
 
     def read(self, value: object, what: str) -> object:
         """The value in the form that is compared and saved."""
@@ -151,16 +155,14 @@ class Guess(Shown):
 
 
 class Choice(Guess):
-    kind = "choice"
+    kind, wanted = "choice", "the number of a choice"
 
     def __init__(self, name: str, guess: object, choices: Sequence[str]) -> None:
         self.choices = list(choices)
         super().__init__(name, guess)
 
     def opening(self) -> str:
-        listed = "".join(f"\n  {number}  {choice}" for number, choice in enumerate(self.choices, 1))
-        made = f"your guess is {self.guess}" if self.guess is not None else _no_guess(self, "the number of a choice")
-        return f"{made}{listed}"
+        return super().opening() + "".join(f"\n  {i}  {choice}" for i, choice in enumerate(self.choices, 1))
 
     def read(self, value: object, what: str) -> str:
         if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):
@@ -183,7 +185,7 @@ class Choice(Guess):
 
 
 class Grid(Guess):
-    kind = "grid"
+    kind, wanted = "grid", "what you expect in each cell"
 
     def __init__(self, name: str, guess: Sequence, rows: Names, columns: Names) -> None:
         cells = self.shaped(guess, "the guess")
@@ -194,9 +196,10 @@ class Grid(Guess):
         super().__init__(name, None if all(_nothing(cell) for row in cells for cell in row) else cells)
 
     def opening(self) -> str:
-        filled = sum(not _nothing(cell) for row in self.guess or () for cell in row)
-        done = f"your guess fills {filled} of {sum(self.shape)} cells"
-        return done if self.guess is not None else _no_guess(self, "what you expect in each cell")
+        if self.guess is None:
+            return super().opening()
+        filled = sum(not _nothing(cell) for row in self.guess for cell in row)
+        return f"your guess fills {filled} of {sum(self.shape)} cells"
 
     @staticmethod
     def shaped(value: object, what: str) -> list[list]:
@@ -211,13 +214,6 @@ class Grid(Guess):
             raise GuessError(f"{self.name}: {what} has rows of {shape} cells, but the grid has rows of {self.shape}")
         return cells
 
-    def wrong(self) -> list[tuple[int, int]]:
-        """(row, column) of the cells that differ from the truth."""
-        pairs = [zip(*rows, strict=True) for rows in zip(self.guess, self.measured, strict=True)]
-        return [
-            (r, c) for r, row in enumerate(pairs) for c, (guess, truth) in enumerate(row) if not _same(guess, truth)
-        ]
-
     def against(
         self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
     ) -> Verdict:
@@ -229,13 +225,14 @@ class Grid(Guess):
         return verdict
 
     def compare(self) -> Verdict:
-        wrong, total = self.wrong(), sum(self.shape)
+        pairs = [zip(*rows, strict=True) for rows in zip(self.guess, self.measured, strict=True)]
+        wrong = [(r, c) for r, row in enumerate(pairs) for c, (mine, truth) in enumerate(row) if not _same(mine, truth)]
+        total = sum(self.shape)
         if not wrong:
             return Verdict(f"all {total} cells right", "exact")
         where = ", ".join(f"{self.rows[r]} {self.columns[c]}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
         grade = "near" if 2 * len(wrong) <= total else "off"
-        text = f"{total - len(wrong)} of {total} cells right; wrong: {where}"
-        return Verdict(text, grade)
+        return Verdict(f"{total - len(wrong)} of {total} cells right; wrong: {where}", grade)
 
     def say(self, value: object) -> str:
         return f"{sum(self.shape)} cells"
@@ -306,9 +303,3 @@ def _same(guess: object, truth: object) -> bool:
     if isinstance(guess, Real) and isinstance(truth, Real):
         return math.isclose(guess, truth, rel_tol=1e-6)
     return str(guess).strip().lower() == str(truth).strip().lower()
-
-
-def _no_guess(made: Guess, what: str) -> str:
-    if any(other.guess is None for other in _made.values() if other.name != made.name):
-        return "no guess"
-    return f"no guess: write {what} in place of None and run the cell again"

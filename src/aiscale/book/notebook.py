@@ -27,7 +27,7 @@ The form that every notebook in notebooks/ has (`aiscale.book.form` checks it):
 
 A notebook in the folder appendix/ is called A1_words; it has no core path and no rule for its minutes.
 
-`minutes` is a person's time on the core path (`aiscale.book.pace`), `ranks` the most that the notebook starts, `comes
+`minutes` is a person's time on the core path (`aiscale.book.core`), `ranks` the most that the notebook starts, `comes
 before` the notebook to have read, or `nothing`.
 """
 
@@ -45,7 +45,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale import config
 from aiscale.config import ConfigError, hint
 
 if TYPE_CHECKING:
@@ -212,12 +211,6 @@ def read(path: str | Path) -> NotebookNode:
         raise BookError(f"{path} is not a notebook ({reason}): open and save it in Jupyter, or restore it") from None
 
 
-def write_whole(path: Path, text: str) -> Path:
-    """`config.write_whole`, and its folder if there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return config.write_whole(path, text)
-
-
 def tags(cell: NotebookNode) -> list[str]:
     return cell.metadata.get("tags", [])
 
@@ -279,7 +272,8 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
         tree = ast.parse(source)
     except SyntaxError as error:
         raise BookError(f"the parameters cell is not Python (line {error.lineno}): {error.msg}") from None
-    comments = _comments(source)
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
     found = {}
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
@@ -292,11 +286,6 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
             raise BookError(f"the parameters cell holds {line!r}: write only `name = literal`") from None
         found[target.id] = Parameter(target.id, default, comments.get(node.end_lineno, ""))
     return found
-
-
-def _comments(source: str) -> dict[int, str]:
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
 
 
 def _positive(value: object) -> bool:

@@ -30,16 +30,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiscale.book.notebook import write_whole
+from aiscale.config import write_whole
 
-
-def _folder() -> Path:
-    here = Path.cwd()
-    checkout = next((tree for tree in here.parents if (tree / "workshop" / "exercises").is_dir()), here)
-    return Path(os.environ.get("AISCALE_PROGRESS") or checkout / "progress").absolute()
-
-
-_FOLDER = _folder()  # now: a lesson may change its folder
+_HERE = Path.cwd()  # now: a lesson may change its folder
+_CHECKOUT = next((tree for tree in _HERE.parents if (tree / "workshop" / "exercises").is_dir()), _HERE)
+_FOLDER = Path(os.environ.get("AISCALE_PROGRESS") or _CHECKOUT / "progress").absolute()
 _COLORS = {"exact": "#1b7a41", "close": "#1b7a41", "near": "#b98900", "off": "#b3261e", None: "#8a94a3"}
 
 
@@ -98,7 +93,7 @@ def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
 
 
 def write(name: str, tree: dict) -> Path:
-    """Write a file of the folder."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
     return write_whole(_FOLDER / name, json.dumps(tree, indent=1, default=str) + "\n")
 
 

@@ -45,6 +45,5 @@ def _figure(ax: Axes) -> str:
     file, words = io.BytesIO(), html.escape(plots.describe(ax.figure))
     ax.figure.savefig(file, format="png", dpi=160)
     plt.close(ax.figure)
-    return (
-        f'<figure><img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}" alt="{words}"></figure>'
-    )
+    encoded = base64.b64encode(file.getvalue()).decode()
+    return f'<figure><img src="data:image/png;base64,{encoded}" alt="{words}"></figure>'

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from aiscale.book.notebook import write_whole
+from aiscale.config import write_whole
 
 
 @dataclass(frozen=True)

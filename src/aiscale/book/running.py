@@ -26,6 +26,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -81,15 +82,14 @@ def run(
     CELL_TIMEOUT_S and TIMEOUT_S, plus QUEUE_S if ranks wait in a queue.
     """
     chosen = notebooks(names, root)
-    for notebook in chosen:
-        to_run(notebook, core, until)  # raises BookError
+    cells = [to_run(notebook, core, until) for notebook in chosen]  # raises BookError
     accepted = [notebook.accept(parameters or {}) for notebook in chosen]
     folder = Path(out).absolute() / "notebooks"
     require_writable(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     earlier = load_results(folder) if resume else {}
     results = []
-    for notebook, values in zip(chosen, accepted, strict=True):
+    for notebook, code, values in zip(chosen, cells, accepted, strict=True):
         key = _key(notebook, values, core, until)
         result = earlier.get(notebook.name)
         if result and result.key == key and result.state == "passed" and Path(result.executed).exists():
@@ -97,7 +97,8 @@ def run(
         else:
             save_result(folder, notebook.name, None)  # no result while the notebook runs
             limits_s = limits(cell_timeout_s, timeout_s)
-            result = _execute(notebook, values, folder, key, limits_s, progress, core, until)
+            result = _execute(notebook, code, values, folder, limits_s, progress)
+            result = replace(result, core=core, until=until, key=key)
             save_result(folder, notebook.name, result)
             progress(notebook.name, result.state, 0, result)
         results.append(result)
@@ -125,19 +126,11 @@ def to_run(notebook: Notebook, core: bool, until: str = "") -> list[NotebookNode
 
 
 def _execute(
-    notebook: Notebook,
-    parameters: dict,
-    folder: Path,
-    key: str,
-    limits_s: tuple[float, float],
-    progress: Progress,
-    core: bool,
-    until: str,
+    notebook: Notebook, cells: list, parameters: dict, folder: Path, limits_s: tuple[float, float], progress: Progress
 ) -> Result:
     """Run one notebook; errors become part of its result, and Ctrl-C gives the state "interrupted"."""
     executed, log = folder / f"{notebook.name}.ipynb", folder / f"{notebook.name}.log"
     executed.unlink(missing_ok=True)
-    cells = to_run(notebook, core, until)
     code = [cell.get("id") for cell in cells]
     mark, started, said = uuid.uuid4().hex, time.monotonic(), None
     with tempfile.TemporaryDirectory(prefix="aiscale-book-", ignore_cleanup_errors=True) as private:
@@ -164,9 +157,6 @@ def _execute(
         failure=failure,
         executed=str(executed),
         left_behind=left_behind if by_itself else 0,
-        core=core,
-        until=until,
-        key=key,
     )
 
 
@@ -272,12 +262,10 @@ def _failing_cell(executed: Path, current: str) -> NotebookNode | None:
         cells = [cell for cell in read(executed).cells if cell.cell_type == "code"]
     except BookError:  # killed before or while it was written
         return None
-    failed = (
-        cell
-        for cell in cells
-        if "raises-exception" not in tags(cell) and any(output.output_type == "error" for output in cell.outputs)
-    )
-    return next(failed, None) or next((cell for cell in cells if cell.get("id") == current), None)
+    for cell in cells:
+        if "raises-exception" not in tags(cell) and any(output.output_type == "error" for output in cell.outputs):
+            return cell
+    return next((cell for cell in cells if cell.get("id") == current), None)
 
 
 def _shown(cell: NotebookNode) -> str:

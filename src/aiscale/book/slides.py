@@ -27,14 +27,16 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy
 from markupsafe import Markup
+from pygments.formatters import HtmlFormatter
 
 from aiscale import cost, machines, plots, published
 from aiscale.book.decks import FIGURE, KINDS, NUMBER, Deck, decks, problems
 from aiscale.book.gallery import loads, template, to_html
-from aiscale.book.notebook import BookError, find_root, notebooks, read, write_whole
-from aiscale.config import require_writable
+from aiscale.book.notebook import BookError, find_root, notebooks, read
+from aiscale.config import require_writable, write_whole
 from aiscale.recipes import recipe
 
 SIZE = (1280, 720)  #: of a slide, in pixels
@@ -81,7 +83,9 @@ def build(deck: Deck, out: str | Path = "build", as_is: bool = False) -> Path:
     text = template("slides").render(deck=deck, slides=slides, size=SIZE, ink=ink, **_parts())
     if outside := loads(text):
         raise BookError(f"{deck.name} would load {outside[0]}: a deck is shown offline")
-    return write_whole(Path(out) / "slides" / f"{deck.name}.html", text)
+    folder = Path(out) / "slides"
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_whole(folder / f"{deck.name}.html", text)
 
 
 def _slide(text: str, at: _Place) -> dict[str, object]:
@@ -146,8 +150,6 @@ def _value(expression: str, at: _Place) -> object:
 
 
 def _drawn(expression: str, at: _Place) -> bytes:
-    import matplotlib.pyplot as plt
-
     plt.switch_backend("agg")
     plt.close("all")
     plots.use_style()
@@ -174,8 +176,6 @@ def _shown(name: str, cell_id: str, at: _Place) -> bytes:
 @cache
 def _parts() -> dict[str, Markup]:
     """What all decks share: style, font, syntax colours, and reveal.js with its speaker's view."""
-    from pygments.formatters import HtmlFormatter
-
     spec = find_spec("pyreveal")
     if spec is None:
         raise BookError("reveal.js is not installed: `make setup`, or pip install pyreveal, which contains it")
@@ -224,7 +224,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command with these arguments; returns the exit status."""
     chosen = decks(args.names)
     require_writable(args.out, "--out")
     pdf = bool(find_chromium()) if args.pdf is None else args.pdf
@@ -237,10 +236,6 @@ def run(args: argparse.Namespace) -> int:
     needed = sorted(set().union(*(deck.notebooks for deck in chosen)))
     if needed and not args.as_is and (status := _run_notebooks(needed, args.out)):
         return status
-    return _make(chosen, args, pdf)
-
-
-def _make(chosen: list[Deck], args: argparse.Namespace, pdf: bool) -> int:
     for deck in chosen:
         page = build(deck, args.out, args.as_is)
         page.with_suffix(".pdf").unlink(missing_ok=True)  # of an earlier build

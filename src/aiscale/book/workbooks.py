@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 from aiscale.book.form import check_cells, strip
 from aiscale.book.grading import Exercise
-from aiscale.book.notebook import BookError, Notebook, choose, write_whole
+from aiscale.book.notebook import BookError, Notebook, choose
+from aiscale.config import write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -121,6 +122,7 @@ def make_all(chosen: Sequence[str], root: Path, out: Path) -> Iterator[Path]:
         strip(root / "solutions" / f"{lesson}.ipynb")
         text, target = make(lesson, root), out / f"{lesson}.ipynb"
         if not target.exists() or target.read_text(encoding="utf-8") != text:
+            out.mkdir(parents=True, exist_ok=True)
             yield write_whole(target, text)
 
 

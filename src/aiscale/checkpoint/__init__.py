@@ -5,18 +5,4 @@ staging.py    a copy of the state in host memory, from which a thread writes whi
 integrity.py  checksums of all files
 """
 
-from aiscale.checkpoint.store import (
-    NOTE,
-    READERS,
-    CheckpointError,
-    Saveable,
-    flush,
-    latest,
-    load,
-    load_weights,
-    of_another_run,
-    prepare,
-    quiet,
-    read_note,
-    save,
-)
+from aiscale.checkpoint.store import NOTE, CheckpointError, flush, latest, load, load_weights, prepare, read_note, save

@@ -149,14 +149,7 @@ class _Training:
     def _train(self) -> Result:
         run, result = self.run, Result(path=self.path)
         started, last_finite = time.perf_counter(), None
-        saver = Saver(
-            self.engine,
-            self.path / "checkpoints",
-            keep=run.loop.keep_checkpoints,
-            run_id=self.run_id,
-            background=run.loop.async_checkpoint,
-            note=self.note_saved,
-        )
+        saver = Saver(self.engine, self.path / "checkpoints", run_id=self.run_id, note=self.note_saved)
         longest_s, saved_s = 60 * run.loop.checkpoint_minutes, time.monotonic()
         with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
             for step in range(self.first_step, self.total_steps):

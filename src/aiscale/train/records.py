@@ -130,18 +130,18 @@ class Records:
             "machine": machine(world.device),
             **facts,
         }
-        self._write()
+        self._write_note()
 
     def finish(self, status: str, **facts) -> None:
         self._note.update(status=status, ended=time.strftime("%Y-%m-%dT%H:%M:%S%z"), **facts)
-        self._write()
+        self._write_note()
 
     def rewind(self, step: int) -> None:
         """Drop the metrics after `step`: a resumed run repeats those steps."""
         file = self.path / "metrics.jsonl"
         if file.exists():
             kept = [record for record in _read_lines(file) if record["step"] <= step]
-            _write(file, "".join(json.dumps(record) + "\n" for record in kept))
+            self.write(file.name, "".join(json.dumps(record) + "\n" for record in kept))
 
     def append(self, kind: str, **values) -> None:
         file = self.path / "metrics.jsonl"
@@ -151,11 +151,13 @@ class Records:
             self._metrics.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def write(self, name: str, text: str) -> None:
-        """Write another file of the run, atomically."""
-        _write(self.path / name, text)
+        """Write a file of the run, atomically."""
+        file = self.path / name
+        with _one_line_if_it_fails(file):
+            write_whole(file, text)
 
-    def _write(self) -> None:
-        _write(self.path / "run.json", json.dumps(self._note, indent=2))
+    def _write_note(self) -> None:
+        self.write("run.json", json.dumps(self._note, indent=2))
 
 
 def read_metrics(path: str | Path, kind: str = "train") -> list[dict]:
@@ -222,10 +224,8 @@ def versions() -> dict[str, str]:
     """The versions of Python and the packages that matter, and aiscale's commit if it runs from a checkout."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     here = Path(__file__).parent
     git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True)
     if git.returncode == 0:
@@ -293,11 +293,6 @@ def _clear(path: Path) -> None:
             shutil.rmtree(item)
         elif item.name != _LOCK:
             item.unlink()
-
-
-def _write(file: Path, text: str) -> None:
-    with _one_line_if_it_fails(file):
-        write_whole(file, text)
 
 
 @contextmanager

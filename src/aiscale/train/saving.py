@@ -1,6 +1,6 @@
 """Saves checkpoints while training goes on, and finds the checkpoint to resume from.
 
-    with Saver(engine, path / "checkpoints", keep=2, background=True) as saver:
+    with Saver(engine, path / "checkpoints", run_id=records.run_id) as saver:
         saver.save(step)                # returns when the state has been copied; a thread writes it
         if world.any(saver.failed):     # between steps: a failed write ends the run on all ranks
             saver.finish()
@@ -25,26 +25,21 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from aiscale import checkpoint
-from aiscale.checkpoint import NOTE, CheckpointError, integrity, of_another_run, read_note
+from aiscale.checkpoint import NOTE, CheckpointError, integrity, read_note
 from aiscale.checkpoint.staging import Staging
+from aiscale.checkpoint.store import of_another_run, quiet
 from aiscale.distributed import World, alike
+from aiscale.parallel import Engine
 
 
 class Saver:
     """Writes an engine's checkpoints into a folder. All ranks make one, and call each method together."""
 
     def __init__(
-        self,
-        engine: checkpoint.Saveable,
-        folder: Path,
-        *,
-        keep: int,
-        background: bool,
-        note: str | Path | None = None,
-        run_id: str | None = None,
+        self, engine: Engine, folder: Path, *, run_id: str | None = None, note: str | Path | None = None
     ) -> None:
-        self.engine, self.folder, self.background, self.note = engine, folder, background, note
-        self._facts = {"keep": keep, "run_id": run_id}
+        self.engine, self.folder, self.note = engine, folder, note
+        self._facts = {"keep": engine.run.loop.keep_checkpoints, "run_id": run_id}
         self._writing: _Writing | None = None
         self._apart: World | None = None
         self._staging = Staging()
@@ -73,8 +68,8 @@ class Saver:
             # For a write with `wait`, too: ranks may wait for each other's disks longer than the watchdog allows for a
             # collective. This group's timeout is half an hour.
             self._apart = self._closing.enter_context(self.engine.world.apart())
-            self._closing.enter_context(checkpoint.quiet())  # here, because warning filters are not thread-safe
-        background = self.background and not wait
+            self._closing.enter_context(quiet())  # here, because warning filters are not thread-safe
+        background = self.engine.run.loop.async_checkpoint and not wait
         facts = {**self._facts, "step": step, "staging": self._staging if background else None}
         write = checkpoint.prepare(self.engine, self.folder, **facts)
         if background:

@@ -23,7 +23,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,12 +47,7 @@ BOOTSTRAP_DRAWS = 1000  #: for a perplexity's standard error; lm-eval's 100,000 
 
 
 def evaluate(
-    path: str | Path,
-    tasks: list[str] | tuple[str, ...] = ("radius",),
-    *,
-    limit: int = 0,
-    batch_size: int = 8,
-    device: str = "auto",
+    path: str | Path, tasks: Sequence[str] = ("radius",), *, limit: int = 0, batch_size: int = 8, device: str = "auto"
 ) -> dict:
     """The result of lm-eval's `evaluate`, with `results` by task; raises ConfigError if it cannot run.
 
@@ -73,7 +68,7 @@ def evaluate(
     # this process BOOTSTRAP_DRAWS take seconds.
     os.environ["DISABLE_MULTIPROC"] = "1"
     # The harness prints its progress.
-    with _exported(Path(path)) as folder, contextlib.redirect_stdout(sys.stderr):
+    with _exported(path) as folder, contextlib.redirect_stdout(sys.stderr):
         model = _open(folder, batch_size, device)
         loaded = _load(manager, tasks)
         found = lm_eval.evaluate(model, loaded, limit=limit or None, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False)
@@ -182,22 +177,15 @@ def _device(name: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
-    parser.add_argument(
-        "--tasks",
-        default="radius",
-        help="comma-separated names of lm-eval's tasks; radius or forge: those of the publication (default: radius)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        default=0,
-        metavar="N",
-        help="use only the first N documents of each task; 0: all (default: 0)",
-    )
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="sequences in a batch (default: 8)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    add = parser.add_argument
+    add("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
+    tasks = "comma-separated names of lm-eval's tasks; radius or forge: those of the publication (default: radius)"
+    add("--tasks", default="radius", help=tasks)
+    limit = "use only the first N documents of each task; 0: all (default: 0)"
+    add("--limit", type=int, default=0, metavar="N", help=limit)
+    add("--batch-size", type=int, default=8, metavar="N", help="sequences in a batch (default: 8)")
+    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    add("--json", action="store_true", help="print the results as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -247,12 +235,9 @@ def _bytes():
     """BPE without merges: every byte is a token with its own value as id."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # `tokenizers` writes a byte as such a character
 
-    # The library writes a byte as a printable character: itself if it is one, else one from 256 on, in order.
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    names = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
-    library = Library(models.BPE({names[byte]: byte for byte in range(256)}, []))
+    library = Library(models.BPE({character: byte for byte, character in bytes_to_unicode().items()}, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
     return library
