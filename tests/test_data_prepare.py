@@ -137,6 +137,11 @@ def test_a_file_whose_content_does_not_match_its_suffix_is_refused_in_one_line(n
         prepare_corpus(tmp_path / name, tmp_path / "out", tokenizer="byte", progress=False)
 
 
+def test_shards_without_tokens_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--shard-tokens is 0: it must be at least 1"):
+        prepare_corpus("toy", tmp_path / "out", shard_tokens=0)
+
+
 def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):
     from aiscale.data import shards
 

@@ -61,9 +61,6 @@ def _command(commands, name: str, help: str, example: str, run) -> argparse.Argu
     return parser
 
 
-# train ---------------------------------------------------------------------------------------------------------------
-
-
 def _add_train(commands) -> None:
     parser = _command(
         commands,
@@ -216,9 +213,6 @@ def _print_summary(result, args: argparse.Namespace) -> None:
         print("stopped early: run the same command with --resume to continue", file=sys.stderr)
 
 
-# generate ------------------------------------------------------------------------------------------------------------
-
-
 def _add_generate(commands) -> None:
     parser = _command(
         commands,
@@ -248,18 +242,10 @@ def _generate(args: argparse.Namespace) -> int:
     prompt = torch.tensor([tokenizer.encode(args.prompt)])
     generator = torch.Generator().manual_seed(args.seed)
     text = model.generate(
-        prompt,
-        args.tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        generator=generator,
+        prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, generator=generator
     )
     print(tokenizer.decode(text[0].tolist()))
     return 0
-
-
-# verify --------------------------------------------------------------------------------------------------------------
 
 
 def _add_verify(commands) -> None:
@@ -297,8 +283,6 @@ def _verify(args: argparse.Namespace) -> int:
         Console().print(table(verdicts))
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
-
-# bench, data, notebooks ----------------------------------------------------------------------------------------------
 
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {

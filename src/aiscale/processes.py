@@ -29,7 +29,6 @@ THREAD_VARIABLES = (
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # at import: a forked child should load nothing
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PAUSE_S = 0.05
 
 
 def usable_cores() -> list[int]:
@@ -77,7 +76,7 @@ def kill_marked(variable: str, value: str, timeout_s: float = 5.0) -> bool:
                 pass
         if time.monotonic() > deadline:
             return False
-        time.sleep(_PAUSE_S)
+        time.sleep(0.05)
     return True
 
 

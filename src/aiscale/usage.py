@@ -96,17 +96,12 @@ def _say(who: str, error: Exception) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    """What a user needs to know of an error; empty if only its traceback tells."""
-    ours = type(error).__module__.startswith("aiscale.")
-    return str(error) if ours else of_the_system(error)
-
-
-def of_the_system(error: Exception) -> str:
-    """One line for an error of the file system; empty for any other error."""
-    if not isinstance(error, OSError) or error.errno is None:
-        return ""
-    remedy = next((remedy for remedy, numbers in _REMEDIES.items() if error.errno in numbers), "")
-    if not remedy:
+    """What a user needs to know of an error of ours or of the file system; empty if only its traceback tells."""
+    if type(error).__module__.startswith("aiscale."):
+        return str(error)
+    number = getattr(error, "errno", None)
+    remedy = next((remedy for remedy, numbers in _REMEDIES.items() if number in numbers), "")
+    if not isinstance(error, OSError) or not remedy:
         return ""
     what = f"{error.filename} cannot be used" if error.filename else "a file, or standard output, cannot be written"
     return f"{what} ({error.strerror}): {remedy}"

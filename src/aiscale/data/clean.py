@@ -62,9 +62,6 @@ _ROW = np.dtype([("offset", "<u8")] + [(name, "<u4") for name in ("part", "lengt
 Piece = tuple[str, int, int]  #: of a file: name, first byte, byte after the last; a package has "package:" before it
 
 
-# Documents ------------------------------------------------------------------------------------------------------------
-
-
 def _plan(sources: Sequence[str]) -> tuple[str, list[list[Piece]]]:
     """(identity, parts of about PART_BYTES): JSON lines are divided, other files are not."""
     if list(sources) == ["science"]:
@@ -116,14 +113,11 @@ def _cut(file: Path) -> Iterator[str]:
     yield "".join(held)
 
 
-# One part -------------------------------------------------------------------------------------------------------------
-
-
 def _clean_part(part: tuple[int, list[Piece]], folder: Path, field: str) -> None:
     """Filter a part; writes its documents, their band keys and, last, its counts."""
     (number, pieces), against, counts = part, np.load(folder / AGAINST), Counter()
     rows, keys, offset = [], [], 0
-    with replacing(folder / f"{number:05d}.jsonl") as (lines, keep):
+    with replacing(folder / f"{number:05d}.jsonl") as lines:
         for document in (document for piece in pieces for document in _documents(piece, field)):
             text = unicodedata.normalize("NFC", document["text"]).replace("\r\n", "\n").strip()
             reason = why_dropped(text)
@@ -139,7 +133,6 @@ def _clean_part(part: tuple[int, list[Piece]], folder: Path, field: str) -> None
                 rows.append((offset, number, len(line), n_bytes, *(zlib.crc32(name.encode()) for name in where)))
                 offset += lines.write(line)
                 keys.append(band_keys(text))
-        keep()
     _write(folder / f"{number:05d}.rows.npy", np.array(rows, _ROW))
     _write(folder / f"{number:05d}.keys.npy", np.array(keys, np.uint64).reshape(-1, BANDS).T.copy())
     write_atomically(folder / f"{number:05d}.json", json.dumps([[*key, n] for key, n in counts.items()]).encode())
@@ -176,7 +169,7 @@ def _deduplicate(folder: Path, n_parts: int) -> Counter:
     """Writes the rows of the documents that stay; counts them by domain and by source, and the duplicates."""
     parts = [folder / f"{n:05d}.rows.npy" for n in range(n_parts)]
     again, counts, start = _again(folder, [len(np.load(part, mmap_mode="r")) for part in parts]), Counter(), 0
-    with replacing(folder / KEPT) as (stream, keep):
+    with replacing(folder / KEPT) as stream:
         for part in parts:
             rows = np.load(part)
             gone = again[start : start + len(rows)]
@@ -191,11 +184,7 @@ def _deduplicate(folder: Path, n_parts: int) -> Counter:
                 for name, n_documents, n_bytes in zip(names.tolist(), *sizes, strict=True):
                     counts[kind, name, "documents"] += n_documents
                     counts[kind, name, "bytes"] += int(n_bytes)
-        keep()
     return counts
-
-
-# The corpus -----------------------------------------------------------------------------------------------------------
 
 
 def clean_corpus(
@@ -258,9 +247,8 @@ def _begin(folder: Path, plan: dict, grams: np.ndarray) -> bool:
 
 
 def _write(file: Path, array: np.ndarray) -> None:
-    with replacing(file) as (stream, keep):
+    with replacing(file) as stream:
         np.save(stream, array)
-        keep()
 
 
 def kept(folder: str | Path, domain: str = "") -> Iterator[dict[str, str]]:
@@ -300,9 +288,6 @@ def _write_shards(folder: Path, shard_tokens: int, progress: bool, job: tuple[in
     text = Text(name, key, lambda: (document["text"] + tokenizer.separator for document in kept(folder, domain)))
     with tqdm(desc=name, total=n_bytes, unit="B", unit_scale=True, position=row, disable=not progress) as bar:
         write_corpus(text, tokenizer, folder / name, shard_tokens=shard_tokens, report=lambda n: bar.update(n - bar.n))
-
-
-# The report -----------------------------------------------------------------------------------------------------------
 
 
 def _report(folder: Path, n_parts: int, stayed: Counter) -> dict:

@@ -119,9 +119,6 @@ def _key(*parts: str) -> str:
     return hashlib.sha256("\n".join([str(VERSION), *parts]).encode()).hexdigest()[:16]
 
 
-# The cache -----------------------------------------------------------------------------------------------------------
-
-
 def cache_root() -> Path:
     """The cache folder, as the module docstring says."""
     own, xdg = os.environ.get("AISCALE_CACHE"), os.environ.get("XDG_CACHE_HOME")
@@ -175,9 +172,6 @@ def _remedy(corpus: str) -> str:
     return f"{guess}name a text file, a folder of text files, or one of {', '.join(BUILT_IN)}"
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
-
-
 def find_files(corpus: str) -> list[Path]:
     """That file, or every file below that folder, sorted by name, without hidden ones."""
     path = Path(corpus).expanduser()
@@ -225,8 +219,6 @@ def _read_file(file: Path) -> Iterator[str]:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
 
 
-# The embedded corpus -------------------------------------------------------------------------------------------------
-
 # Typographic characters of the documentation -> ASCII, so that one character is one byte.
 _ASCII = {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "°": " degrees", "ß": "ss"}
 
@@ -254,9 +246,7 @@ def embedded_text() -> str:
                 seen.add(key)
                 kept.append("\n".join(lines))
     text = "\n\n".join(kept) + "\n"
-    for sign, plain in _ASCII.items():
-        text = text.replace(sign, plain)
-    return text.encode("ascii", errors="ignore").decode()
+    return text.translate(str.maketrans(_ASCII)).encode("ascii", errors="ignore").decode()
 
 
 def stdlib_files() -> list[Path]:
@@ -266,9 +256,6 @@ def stdlib_files() -> list[Path]:
     out = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
     files = [path for path in root.rglob("*.py") if out.isdisjoint(path.relative_to(root).parts) and path.is_file()]
     return sorted(files, key=lambda path: hashlib.sha256(path.relative_to(root).as_posix().encode()).digest())
-
-
-# A baseline ----------------------------------------------------------------------------------------------------------
 
 
 def bigram_entropy(text: str) -> float:

@@ -54,9 +54,6 @@ def why_dropped(text: str) -> str:
     return "repeats its lines" if len(lines) - len(set(lines)) > MAX_REPEATED * len(lines) else ""
 
 
-# Hashes ---------------------------------------------------------------------------------------------------------------
-
-
 def ngrams(text: str, n: int) -> np.ndarray:
     """The hashes of every n words in a row, uint64; case, marks and white space do not count."""
     words = _words(text)

@@ -2,15 +2,14 @@
 
     aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
     aiscale data prepare shakespeare --tokenizer char            # out: corpora/shakespeare
-    aiscale train --set data.corpus=corpora/mine data.tokenizer=bpe ...
+    aiscale train --set data.corpus=corpora/mine --set data.tokenizer=bpe ...
     aiscale data prepare science                                 # filtered and without duplicates: `data/clean.py`
 
     prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
 
-Text files and JSON lines are read directly; parquet, packed files and the well-known corpora with the `datasets`
-library (pip install 'aiscale[data]'). The text is streamed, so that neither it nor its tokens need to fit in memory;
-after an interruption the same command continues after the last finished shard. Documents are joined by the tokenizer's
-separator: `<|endoftext|>` for bpe, an empty line for the others.
+The text is streamed (`data/formats.py`), so that neither it nor its tokens need to fit in memory; after an interruption
+the same command continues after the last finished shard. Documents are joined by the tokenizer's separator:
+`<|endoftext|>` for bpe, an empty line for the others.
 
 The well-known corpora need a network. Their addresses come from their publishers and are not tested; reading local
 files in the same formats is.
@@ -87,6 +86,8 @@ def prepare_corpus(
     tokenizer: byte, char, word, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
     Raises ConfigError with one line.
     """
+    if shard_tokens < 1:
+        raise ConfigError(f"--shard-tokens is {shard_tokens}: it must be at least 1")
     sources = [sources] if isinstance(sources, str | Path) else list(sources)
     name, source, documents = _open_sources([str(s) for s in sources], field)
     folder = Path(out) if out else Path("corpora") / name
@@ -148,9 +149,6 @@ def _joined(documents: Iterator[Document], separator: str) -> Iterator[str]:
         yield from document
 
 
-# Sources -------------------------------------------------------------------------------------------------------------
-
-
 def _open_sources(sources: list[str], field: str) -> tuple[str, str, Callable]:
     """(name, identity, a function that starts a pass over the documents)."""
     if len(sources) == 1 and sources[0] in DOWNLOADABLE and not Path(sources[0]).exists():
@@ -182,9 +180,6 @@ def _fetch(url: str) -> Path:
             ) from None
         write_atomically(file, content)
     return file
-
-
-# The command ----------------------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,11 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     prepare.add_argument("--clean", action="store_true", help="filter the documents and drop near duplicates first")
     prepare.add_argument(
-        "--against",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="with --clean: drop what shares 13 words with them",
+        "--against", nargs="+", default=[], metavar="FILE", help="with --clean: drop what shares 13 words with them"
     )
     prepare.add_argument("--processes", type=int, default=1, metavar="N", help="with --clean: work on N parts at once")
     prepare.add_argument("--quiet", action="store_true", help="show no progress")

@@ -99,22 +99,17 @@ class Tokens:
         return self._read(at, at + 1)[0]
 
     def _read(self, start: int, stop: int) -> np.ndarray:
-        first = int(np.searchsorted(self._ends, start, side="right"))
+        first = min(int(np.searchsorted(self._ends, start, side="right")), len(self._files) - 1)
         pieces = []
         for number in range(first, len(self._files)):
             begins = int(self._ends[number]) - len(self._files[number])
             if begins >= stop and pieces:
                 break
             pieces.append(self._files[number][max(start - begins, 0) : max(stop - begins, 0)])
-        if not pieces:
-            return np.empty(0, dtype=self.dtype)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         return np.array(self[:], dtype=dtype)
-
-
-# Reading -------------------------------------------------------------------------------------------------------------
 
 
 def is_corpus(folder: Path) -> bool:
@@ -195,9 +190,6 @@ def _read_text(file: Path) -> str:
         raise ShardError(f"{file} cannot be read: {error}") from None
 
 
-# Writing -------------------------------------------------------------------------------------------------------------
-
-
 def write_corpus(
     text: Text,
     tokenizer: Tokenizer,
@@ -242,9 +234,6 @@ class _Source:
         self.text, self.digest, self.text_bytes, self.blocks = text, hashlib.sha256(), 0, 0
         self._iterator = regroup(text.pieces(), BLOCK_CHARS)
 
-    def __iter__(self) -> Iterator[str]:
-        return self
-
     def __next__(self) -> str:
         block = next(self._iterator)
         raw = block.encode()
@@ -286,42 +275,40 @@ def _read_progress(folder: Path, tokenizer: Tokenizer) -> Manifest | None:
 
 
 def _write_shard(file: Path, source: _Source, tokenizer: Tokenizer, shard_tokens: int, report) -> int:
-    """Write blocks until the shard is full or the text ends; returns the tokens written; with 0 there is no file."""
-    width, count = np.dtype(tokenizer.dtype).itemsize, 0
-    with replacing(file) as (stream, keep):
+    """Write blocks until the shard is full or the text ends; returns the tokens written: 0 if the text was over."""
+    width, count, block = np.dtype(tokenizer.dtype).itemsize, 0, next(source, None)
+    if block is None:
+        return 0
+    with replacing(file) as stream:
         stream.write(bytes(HEADER.size))
-        while count < shard_tokens and (block := next(source, None)) is not None:
+        while block is not None:
             ids = tokenizer.encode_array(block)
             stream.write(ids.astype(f"<u{width}", copy=False).tobytes())
             count += len(ids)
             report(source.text_bytes)
+            block = next(source, None) if count < shard_tokens else None
         stream.seek(0)
         vocabulary = bytes.fromhex(tokenizer.sha256)
         stream.write(HEADER.pack(MAGIC, VERSION, width, count, tokenizer.vocab_size, vocabulary))
-        if count:
-            keep()
     return count
 
 
 def write_atomically(file: Path, content: bytes) -> None:
     """Write all of the content or leave the file unchanged, whatever happens in between."""
-    with replacing(file) as (stream, keep):
+    with replacing(file) as stream:
         stream.write(content)
-        keep()
 
 
 @contextmanager
-def replacing(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
-    """(stream to a temporary file beside `file`, keep): if keep() was called, it replaces `file` at the end."""
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A stream to a temporary file beside `file`, which it replaces at the end, unless there is an error."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-    wanted: list[bool] = []
     try:
         with open(temporary, "wb") as stream:
-            yield stream, lambda: wanted.append(True)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        if wanted:
-            temporary.replace(file)
+        temporary.replace(file)
     except OSError as error:
         raise ShardError(f"{file} cannot be written: {error.strerror or error}") from None
     finally:

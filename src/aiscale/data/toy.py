@@ -17,7 +17,7 @@ from functools import cache
 
 from aiscale.data.tokenizers import WORD
 
-N_BYTES, N_TOKENS, VOCAB_SIZE = 290_599, 52_600, 172
+N_BYTES, N_TOKENS = 290_599, 52_600
 
 WORDS = {
     "name": "Alexandra Benedict Charlotte Dominic Elisabeth Frederick Gabriella Leonardo Margaret Nathaniel",

@@ -26,19 +26,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from aiscale.distributed import wire
+from aiscale.distributed import rendezvous, wire
 from aiscale.distributed.counter import Traffic
 from aiscale.distributed.failing import alike, end_job_on_uncaught_error
 from aiscale.distributed.link import Link
-from aiscale.distributed.rendezvous import (
-    LOOPBACK,
-    ConnectError,
-    Launch,
-    choose_gloo_interface,
-    find_launch,
-    join_store,
-    meeting_point,
-)
+from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch
 
 
 class RankError(RuntimeError):
@@ -82,21 +74,20 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's `value`, in rank order, on every rank."""
-        values: list[Any] = [value]
+        values = [value] * self.size
         if self.size > 1:
-            values *= self.size
             with self.control():
                 dist.all_gather_object(values, value, group=self.group)
         return values
 
     def together(self, make: Callable[[], Any]) -> Any:
         """Run `make` on every rank; if it fails on some, raise RankError on all, so that none waits for another."""
+        if self.size == 1:
+            return make()
         result, failure = None, None
         try:
             result = make()
         except Exception as error:
-            if self.size == 1:
-                raise
             failure = error
         failures = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
         failed = [rank for rank, text in enumerate(failures) if text]
@@ -109,18 +100,18 @@ class World:
 
     def from_rank0(self, make: Callable[[], Any]) -> Any:
         """Run `make` on rank 0 and give its result, or its exception, to every rank."""
+        if self.size == 1:
+            return make()
         parcel: list[Any] = [None]
         if self.is_main:
             try:
                 parcel = [(make(), None)]
-                if self.size > 1:
-                    pickle.dumps(parcel)
+                pickle.dumps(parcel)
             except Exception as error:  # raise it on every rank, or the others hang
-                parcel = [(None, _portable(error) if self.size > 1 else error)]
-        if self.size > 1:
-            with self.control():
-                # Goes over the CPU: every group has a gloo backend there.
-                dist.broadcast_object_list(parcel, src=0, group=self.group)
+                parcel = [(None, _portable(error))]
+        with self.control():
+            # Goes over the CPU: every group has a gloo backend there.
+            dist.broadcast_object_list(parcel, src=0, group=self.group)
         result, error = parcel[0]
         if error is not None:
             raise alike(error)
@@ -182,7 +173,7 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     here = pick_device(device, place, shared=backend == "gloo")
     nccl = here.type == "cuda" and backend != "gloo"
     link = Link("between GPUs NCCL's links are real: leave loop.link_mbit_s at 0, or set loop.backend=gloo" * nccl)
-    metered = wire.backend_for(traffic := Traffic(), here, backend, link)
+    metered = wire.backend_for(traffic := Traffic(), link, nccl=nccl)
     if here.type == "cuda":
         torch.cuda.set_device(here)
     with _greetings_aside():
@@ -275,17 +266,17 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> dist.S
     address = "this process"
     alone = place.size == 1 and place.launcher in ("none", "srun", "mpiexec")
     if alone:
-        choose_gloo_interface(LOOPBACK)
+        rendezvous.choose_gloo_interface(rendezvous.LOOPBACK)
     else:
-        host, port = meeting_point(place)
+        host, port = rendezvous.meeting_point(place)
         # DeepSpeed and others read these; AISCALE_LAUNCHER keeps the launcher's name for a second connect().
         known = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
         known |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
         os.environ.update({key: str(value) for key, value in known.items()}, AISCALE_LAUNCHER=place.launcher)
         address = f"{host}:{port}"
-        choose_gloo_interface(host)
+        rendezvous.choose_gloo_interface(host)
     try:
-        store = dist.HashStore() if alone else join_store(host, port, place, timeout_s)
+        store = dist.HashStore() if alone else rendezvous.join_store(host, port, place, timeout_s)
         timeout = datetime.timedelta(seconds=timeout_s)
         dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
         return store

@@ -98,7 +98,7 @@ def fake_world(size: int, rank: int = 0, *, memory: bool = False) -> Iterator[Wo
     if dist.is_initialized():
         dist.destroy_process_group()
     cpu, traffic = torch.device("cpu"), Traffic()
-    backend = wire.backend_for(traffic, cpu, link=_NoLink(), make=_create_fake_pg)
+    backend = wire.backend_for(traffic, _NoLink(), make=_create_fake_pg)
     dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=size)
     try:
         with ExitStack() as stack:

@@ -214,9 +214,8 @@ class _Watch:
         self.beat_s = min(timeout_s / 8, _LONGEST_BEAT_S)
         self.patience_s = max(timeout_s / 2 - self.beat_s, _SILENT_S)  #: for the store, and for a rank
         self.progress = world.traffic.progress
-        self.awake_since_s = self.heard_s = (
-            time.monotonic()
-        )  #: earlier time does not count; when the store last answered
+        self.awake_since_s = time.monotonic()  #: earlier time does not count
+        self.heard_s = self.awake_since_s  #: when the store last answered
         self.states: dict[int, tuple[int, float, RankState]] = {}  #: by rank: (beat, when read, state)
         self.speaks, self.next_s = False, 0.0  #: this rank reports; not before, since another one does
         self.over, self._beat = threading.Event(), 0

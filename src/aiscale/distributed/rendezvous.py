@@ -113,8 +113,7 @@ def _ask_mpi(place: Launch) -> tuple[str, int]:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
-        same_node = place.local_size == place.size
-        found = (LOOPBACK if same_node else _own_address(), port)
+        found = (LOOPBACK if place.local_size == place.size else _own_address(), port)
     return comm.bcast(found, root=0)
 
 

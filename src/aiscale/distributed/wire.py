@@ -30,7 +30,7 @@ from aiscale.distributed.link import Link
 
 _BACKEND = "metered_gloo"
 #: the worlds of this process, latest last, and what makes their groups' backends
-_joined: list[tuple[Traffic, Link | None, Callable]] = []
+_joined: list[tuple[Traffic, Link, Callable]] = []
 
 #: method of ProcessGroup -> (collective, index of the argument that holds the payload). torch up to 2.12 uses other
 #: names than the `*_single` ones of 2.13; a caller may use either.
@@ -63,30 +63,19 @@ _METHODS = {
 _UNCOUNTED = ("barrier", "monitored_barrier", "_start_coalescing", "_end_coalescing")
 
 
-def _nbytes(value: object) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(_nbytes(item) for item in value)
-
-
 class Wire(dist.ProcessGroup):
     """A process group that counts each call and passes it to the inner group."""
 
-    def __init__(
-        self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...], link: Link | None = None
-    ) -> None:
+    def __init__(self, inner: dist.ProcessGroup, traffic: Traffic, ranks: tuple[int, ...], link: Link) -> None:
         super().__init__(inner.rank(), inner.size())
-        self.inner, self.traffic, self.ranks, self.link = inner, traffic, ranks, link or Link()
-        self._group: Group | None = None
+        self.inner, self.traffic, self.ranks, self.link = inner, traffic, ranks, link
         self._label = ""
 
-    @property
+    @functools.cached_property
     def group(self) -> Group:
         """Its label. torch sets the description after the group is made, so it is read late."""
-        if self._group is None:
-            world_size = dist.get_world_size() if dist.is_initialized() else self.size()
-            self._group = Group(group_name(self.group_desc, self.ranks, world_size), self.ranks)
-        return self._group
+        world_size = dist.get_world_size() if dist.is_initialized() else self.size()
+        return Group(group_name(self.group_desc, self.ranks, world_size), self.ranks)
 
     def getBackendName(self) -> str:
         return self.inner.name()
@@ -96,7 +85,7 @@ class Wire(dist.ProcessGroup):
         # The argument of scatter and gather is one rank's share; the payload is the root's whole buffer.
         shares = self.size() if op in ("scatter", "gather") else 1
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
-        payload_bytes = _nbytes(args[which]) * shares
+        payload_bytes = shares * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[which]))
         self.traffic.add(op, self.group, payload_bytes)
         self.note_progress(op, payload_bytes, peer)
         return payload_bytes
@@ -179,7 +168,6 @@ def _counting(method: str, op: str, which: int):
             return Staged(collective, op, args, kwargs)
         return collective(*args, **kwargs)
 
-    call.__name__ = method
     return call
 
 
@@ -191,7 +179,6 @@ def _handing_on(method: str):
             return self.link.carry(0.0, self.inner.barrier, *args, **kwargs)
         return getattr(self.inner, method)(*args, **kwargs)
 
-    call.__name__ = method
     return call
 
 
@@ -203,16 +190,10 @@ for _method in _UNCOUNTED:
     setattr(Wire, _method, _handing_on(_method))
 
 
-def backend_for(
-    traffic: Traffic,
-    device: torch.device,
-    backend: str = "auto",
-    link: Link | None = None,
-    make: Callable | None = None,
-) -> str:
-    """The backend, for init_process_group, that counts into `traffic` what is sent from the CPU and from `device`.
-    backend gloo: use gloo even from a GPU. `link` slows gloo's groups. `make` makes another backend than gloo."""
-    if device.type == "cuda" and backend != "gloo":
+def backend_for(traffic: Traffic, link: Link, *, nccl: bool = False, make: Callable | None = None) -> str:
+    """The backend, for init_process_group, that counts into `traffic` what is sent over gloo and, if `nccl`, over NCCL.
+    `link` slows gloo's groups. `make` makes another backend than gloo."""
+    if nccl:
         attach(traffic)
         return "cpu:gloo,cuda:nccl"
     if not _joined:
@@ -223,7 +204,6 @@ def backend_for(
 
 
 def _make(options, pg_options) -> Wire:
-    """Make a group when torch asks for one."""
     rank, size = options.group_rank, options.group_size
     ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
     inner = dist.ProcessGroup(options.store, rank, size)

@@ -9,5 +9,3 @@ elastic, elastic_rank, plans   Bamboo, Oobleck, Varuna: jobs that survive the de
 from aiscale.landscape.grid import Grid
 from aiscale.landscape.messages import Passed, message_driven
 from aiscale.landscape.ring import ring_attention, unzigzag, zigzag
-
-__all__ = ["Grid", "Passed", "message_driven", "ring_attention", "unzigzag", "zigzag"]

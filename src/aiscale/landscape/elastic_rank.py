@@ -100,8 +100,6 @@ class Rank:
         weights = {name: p.detach() for copy in self.copies.values() for name, p in copy.parameters.items()}
         torch.save({"losses": self.losses, "weights": weights}, self.folder / f"end-{self.me}.pt")
 
-    # One step -----------------------------------------------------------------------------------------------------
-
     def take_step(self) -> None:
         if not self.done:
             self.note("begin")
@@ -174,8 +172,6 @@ class Rank:
             self.note("killed")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    # After a death ------------------------------------------------------------------------------------------------
-
     def recover(self, text: str) -> None:
         gone = self.world.gone(timeout_s=60)
         if not gone:
@@ -242,8 +238,6 @@ class Rank:
         self.done = set().union(*self.world.gather(mine))
         if self.idea == "bamboo":
             self.done.add("begun")
-
-    # Checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Each stage of the first pipeline writes a file; a checkpoint is complete when all have."""

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -86,10 +87,11 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
     references = {rung.reference: rungs.RUNGS[rung.reference] for rung in chosen}
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory(prefix="aiscale-verify-") as folder, Jobs() as jobs:
-        climber = _Climber(jobs, Path(folder))
+        done: dict[str, Left] = {}  #: of the references
+        reading = threading.Lock()
 
         def judge(rung: Rung) -> None:
-            verdicts[rung.name] = climber.verdict(rung)
+            verdicts[rung.name] = _verdict(rung, jobs, Path(folder), done, reading)
             if rung in chosen:
                 report(verdicts[rung.name])
 
@@ -102,8 +104,7 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """The verdicts for a terminal: one row per rung, with its differences in loss, evaluation, gradient norm and
-    weights, and the tolerance. Show it with `Console().print(table(climb()))`."""
+    """The verdicts for a terminal: one row per rung, with its differences and the tolerance."""
     errors = [f"{verdict.rung.name}: {verdict.error}" for verdict in verdicts if verdict.error]
     count = f"{sum(verdict.holds for verdict in verdicts)} of {len(verdicts)} hold"
     # As Text, because an error may contain what rich takes for markup.
@@ -130,31 +131,25 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
     return [rungs.RUNGS[name] for name in rungs.RUNGS if name in chosen]
 
 
-class _Climber:
-    def __init__(self, jobs: Jobs, folder: Path) -> None:
-        self.jobs, self.folder = jobs, folder
-        self.left: dict[str, Left] = {}  #: results by reference
-        self._reading = threading.Lock()
-
-    def verdict(self, rung: Rung) -> Verdict:
-        start = time.perf_counter()
-        failed = partial(Verdict, rung, *[float("nan")] * 4)
-        is_reference = rung.name == rung.reference
-        if not is_reference and rung.reference not in self.left:
-            return failed(0.0, f"its reference {rung.reference} failed")
-        error = "" if rung.played else self.jobs.run(rung, self.folder)
-        if error:
-            return failed(time.perf_counter() - start, error)
-        try:
-            with self._reading:
-                left = play(rung) if rung.played else _read(self.folder / rung.name, rung)
-            if is_reference:
-                self.left[rung.name] = left
-            differences = _differences(left, self.left[rung.reference])
-        except Exception as error:
-            what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            return failed(time.perf_counter() - start, what)
-        return Verdict(rung, *differences, time.perf_counter() - start)
+def _verdict(rung: Rung, jobs: Jobs, folder: Path, references: dict[str, Left], reading: threading.Lock) -> Verdict:
+    start = time.perf_counter()
+    failed = partial(Verdict, rung, *[float("nan")] * 4)
+    is_reference = rung.name == rung.reference
+    if not is_reference and rung.reference not in references:
+        return failed(0.0, f"its reference {rung.reference} failed")
+    error = "" if rung.played else jobs.run(rung, folder)
+    if error:
+        return failed(time.perf_counter() - start, error)
+    try:
+        with reading:
+            left = play(rung) if rung.played else _read(folder / rung.name, rung)
+        if is_reference:
+            references[rung.name] = left
+        differences = _differences(left, references[rung.reference])
+    except Exception as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return failed(time.perf_counter() - start, what)
+    return Verdict(rung, *differences, time.perf_counter() - start)
 
 
 def _differences(left: Left, true: Left) -> tuple[float, float, float, float]:
@@ -193,9 +188,6 @@ def _read(path: Path, rung: Rung) -> Left:
     return metrics, read_metrics(path, "eval"), weights
 
 
-# Running the jobs -----------------------------------------------------------------------------------------------------
-
-
 TIMEOUT_S = 180
 #: Strategies whose library changes torch when it is imported: each gets its own process.
 _APART = ("zero", "megatron")
@@ -205,34 +197,25 @@ _WARM_UP = "import aiscale.train, aiscale.parallel as p; [p.preload(strategy) fo
 _SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| failed with exit status| died: signal 15)")
 
 
-class Jobs:
+class Jobs(ExitStack):
     def __init__(self) -> None:
+        super().__init__()
         self._starters: dict[tuple[str, ...], tuple[Starter, Path]] = {}  #: strategies -> starter, its log
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Jobs:
-        return self
-
-    def __exit__(self, *_) -> None:
-        for starter, _log in self._starters.values():
-            starter.close()
 
     def run(self, rung: Rung, folder: Path) -> str:
         """Run the rung's job, with results below `folder`; returns its error in one line, or ""."""
         log = folder / f"{rung.name}.log"
         try:
             if rung.launcher:
-                status = self._by_its_launcher(rung, log)
+                with log.open("ab") as file:
+                    files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                    status = subprocess.call(rung.command(folder), env=_environment(), timeout=TIMEOUT_S, **files)
             else:
                 status = self.start(rung.strategy, rung.arguments(folder), log)
         except subprocess.TimeoutExpired:
             return f"no end after {TIMEOUT_S} s"
         return _explain(log, status) if status else ""
-
-    def _by_its_launcher(self, rung: Rung, log: Path) -> int:
-        with log.open("ab") as file:
-            files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-            return subprocess.call(rung.command(log.parent), env=_environment(), timeout=TIMEOUT_S, **files)
 
     def start(self, strategy: str, arguments: list[str], log: Path) -> int:
         """The exit status of `aiscale ARGUMENTS`, which trains with `strategy` and writes its output to `log`."""
@@ -250,7 +233,7 @@ class Jobs:
                 log = folder / f"starter-{strategies[0]}.log"
                 with log.open("ab") as file:
                     starter = Starter(_WARM_UP.format(strategies), env=_environment(), python=rungs.PYTHON, stderr=file)
-                self._starters[strategies] = starter, log
+                self._starters[strategies] = self.enter_context(starter), log
             return self._starters[strategies]
 
 

@@ -92,7 +92,6 @@ class Rung:
 
     @property
     def reference(self) -> str:
-        """The rung that this one must equal."""
         return self.compared_with or f"serial-{self.model}-{self.precision}"
 
     def settings(self) -> list[str]:
@@ -122,6 +121,7 @@ def _serial(model: str, precision: str) -> Rung:
     return Rung(name=f"serial-{model}-{precision}", model=model, precision=precision)
 
 
+_INTERLEAVED = "pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3"
 _ALL = (
     *(_serial(model, precision) for model in MODELS for precision in ("fp64", "fp32")[: 1 + (model not in _PAIRS)]),
     Rung("serial-accumulated", options="loop.micro_batch=3"),
@@ -171,18 +171,10 @@ _ALL = (
     Rung("pp2-1f1b", "pipeline", 2, "pp=2 loop.micro_batch=3"),
     Rung("pp2-dp2-1f1b", "pipeline", 4, "pp=2 loop.micro_batch=2"),
     Rung("pp2-1f1b-llama", "pipeline", 2, "pp=2 loop.micro_batch=3", model="llama"),
-    Rung(
-        "pp4-interleaved", "pipeline", 4, "pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3", model="deep"
-    ),
+    Rung("pp4-interleaved", "pipeline", 4, _INTERLEAVED, model="deep"),
     Rung("pp4-zero-bubble", "pipeline", 4, "pp=4 schedule=zero-bubble loop.micro_batch=3"),
     Rung("pp2-megatron", "megatron", 2, "pp=2 loop.micro_batch=3"),
-    Rung(
-        "pp4-interleaved-megatron",
-        "megatron",
-        4,
-        "pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3",
-        model="deep",
-    ),
+    Rung("pp4-interleaved-megatron", "megatron", 4, _INTERLEAVED, model="deep"),
     Rung("tp2-pp2-dp2", "megatron", 8, "tp=2 pp=2 loop.micro_batch=2"),
     Rung(
         "tp2-pp2-dp2-zero1", "megatron", 8, "tp=2 pp=2 loop.micro_batch=2 distributed_optimizer=true", precision="fp32"
