@@ -57,9 +57,6 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     return kind(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
 
 
-# LARS, LAMB, Muon ----------------------------------------------------------------------------------------------------
-
-
 class ByTensor(torch.optim.Optimizer):
     """Optimizers whose step depends on a whole tensor at once: a group's `rule` is lars, lamb, muon or adamw.
 
@@ -177,9 +174,6 @@ def _norm(local: Tensor, like: Tensor) -> Tensor:
         parts = [Partial() if place.is_shard() else Replicate() for place in like.placements]
         square = DTensor.from_local(square, like.device_mesh, parts).full_tensor()
     return square.sqrt()
-
-
-# The learning rate ---------------------------------------------------------------------------------------------------
 
 
 def lr_at(step: int, total_steps: int, config: OptimizerConfig) -> float:

@@ -12,15 +12,3 @@ from aiscale.model.build import HFModel, build_model, count_parameters
 from aiscale.model.gpt import ACTIVATIONS, GPT
 from aiscale.model.kernels import cross_entropy, cross_entropy_plain
 from aiscale.model.positions import place, rotary_angles
-
-__all__ = [
-    "ACTIVATIONS",
-    "GPT",
-    "HFModel",
-    "build_model",
-    "count_parameters",
-    "cross_entropy",
-    "cross_entropy_plain",
-    "place",
-    "rotary_angles",
-]

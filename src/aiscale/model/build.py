@@ -117,17 +117,13 @@ class HFModel(nn.Module):
         super().__init__()
         self.config = config
         inner = _instantiate(config, transformers_config(config), weights)
-        self._inner = (inner,)  # in a tuple: hidden from nn.Module
+        self.__dict__["inner"] = inner  # as an attribute it would be a submodule
         for name, child in inner.named_children():
             self.add_module(name, child)
         if config.activation_checkpointing:
             enable = getattr(inner, "activation_checkpointing_enable", None) or inner.gradient_checkpointing_enable
             enable({"use_reentrant": False, "preserve_rng_state": False})  # there is no dropout to repeat
         self.train()
-
-    @property
-    def inner(self) -> nn.Module:
-        return self._inner[0]
 
     @property
     def blocks(self) -> list[nn.Module]:

@@ -56,17 +56,23 @@ def generate(
     (0: all), top_p the fewest whose probabilities add up to it; generator makes sampling reproducible.
     """
     _check(model, prompts, max_new_tokens, temperature, top_k, top_p)
-    # The copy takes as long as a few steps, so it does not pay for a short text.
+    # A copy for one-token steps. It takes as long as a few of them, so it does not pay for a short text.
     stepper = stream_by_columns(model) if use_cache and max_new_tokens >= 16 else model
+    window, length = model.config.max_seq_len, prompts.shape[1] + max_new_tokens
     with torch.inference_mode():
-        text = _extend(
-            model,
-            stepper,
-            prompts.to(model.head_weight.device),
-            max_new_tokens,
-            use_cache,
-            lambda z: sample(z, temperature, top_k, top_p, generator),
-        )
+        prompts = prompts.to(model.head_weight.device)
+        text = torch.cat([prompts, prompts.new_empty(len(prompts), max_new_tokens)], dim=1)
+        head = lie_by_columns(model.head_weight) if stepper is not model else model.head_weight
+        cache = None
+        for end in range(prompts.shape[1], length):
+            if cache is None or cache[0].length == cache[0].capacity:
+                seen = text[:, window_start(end, window) : end]
+                capacity = min(window, seen.shape[1] + length - end - 1)
+                cache = [LayerCache(capacity) for _ in range(model.config.n_layer)] if use_cache else None
+                x = model.hidden(seen, cache=cache)
+            else:
+                x = stepper.hidden(text[:, end - 1 : end], cache=cache)
+            text[:, end] = sample(F.linear(x[:, -1], head), temperature, top_k, top_p, generator)
     return text.clone()  # outside inference mode, so that the caller can use it in training
 
 
@@ -89,25 +95,6 @@ def sample(
     return torch.multinomial(p, 1, generator=generator)[:, 0]
 
 
-def _extend(model, stepper, prompts: Tensor, new: int, use_cache: bool, choose) -> Tensor:
-    """The generation loop: prompts (B,T) -> (B,T+new); without a cache, every step computes the whole window. `stepper`
-    is the model or its copy for one-token steps; `choose` picks a token from logits."""
-    window, length = model.config.max_seq_len, prompts.shape[1]
-    text = torch.cat([prompts, prompts.new_empty(len(prompts), new)], dim=1)
-    head = lie_by_columns(model.head_weight) if stepper is not model else model.head_weight
-    cache = None
-    for end in range(length, length + new):
-        if cache is None or cache[0].length == cache[0].capacity:
-            seen = text[:, window_start(end, window) : end]
-            capacity = min(window, seen.shape[1] + length + new - end - 1)
-            cache = [LayerCache(capacity) for _ in range(model.config.n_layer)] if use_cache else None
-            x = model.hidden(seen, cache=cache)
-        else:
-            x = stepper.hidden(text[:, end - 1 : end], cache=cache)
-        text[:, end] = choose(F.linear(x[:, -1], head))
-    return text
-
-
 def window_start(length: int, window: int) -> int:
     """The first visible token of a text of `length` tokens: the window moves by half its width when it is full."""
     hop = max(1, window // 2)
@@ -115,7 +102,6 @@ def window_start(length: int, window: int) -> int:
 
 
 def _check(model, prompts: Tensor, max_new_tokens: int, temperature: float, top_k: int, top_p: float) -> None:
-    """Raise ConfigError for invalid arguments."""
     rules = [
         (max_new_tokens >= 0, f"max_new_tokens is {max_new_tokens}: it must not be negative"),
         (temperature >= 0, f"temperature is {temperature}: it must not be negative (0 takes the likeliest token)"),

@@ -26,12 +26,7 @@ from aiscale.config import ConfigError, ModelConfig
 from aiscale.config.choices import ACTIVATIONS as CHOICES
 from aiscale.model import generation, hf
 from aiscale.model.generation import LayerCache
-from aiscale.model.kernels import (
-    Linear,
-    causal_attention,
-    cross_entropy,
-    cross_entropy_plain,  # noqa: F401  beside cross_entropy, to compare
-)
+from aiscale.model.kernels import Linear, causal_attention, cross_entropy
 from aiscale.model.positions import distance_scores, place, rotate, sinusoids
 
 ACTIVATIONS = {
@@ -82,10 +77,7 @@ class Attention(nn.Module):
         if mask is None and q.shape[2] == k.shape[2]:
             y = causal_attention(q, k, v)
         else:
-            grouped = self.kv_heads != self.n_head
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=grouped
-            )
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.kv_heads != self.n_head)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 
 

@@ -45,16 +45,6 @@ def write(folder, config: ModelConfig, state: dict[str, Tensor]) -> None:
     (folder / "config.json").write_text(json.dumps({**raw, "dtype": dtype}, indent=2) + "\n")
 
 
-_GPT2 = [
-    ("attn_norm", "ln_1"),
-    ("attn.qkv", "attn.c_attn"),
-    ("attn.out", "attn.c_proj"),
-    ("mlp_norm", "ln_2"),
-    ("mlp.up", "mlp.c_fc"),
-    ("mlp.down", "mlp.c_proj"),
-]
-
-
 def _gpt2(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str, Tensor]]:
     # In GPT-2's vocabulary the last token ends a text; for another vocabulary we do not know.
     end = config.vocab_size - 1 if config.vocab_size == GPT2_VOCAB_SIZE else None
@@ -78,8 +68,10 @@ def _gpt2(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
     }
     names = {"token_embedding": "transformer.wte", "position_embedding": "transformer.wpe"}
     names |= {"norm": "transformer.ln_f", "head": "lm_head"}
+    inner = {"attn_norm": "ln_1", "attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj"}
+    inner |= {"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
     for layer in range(config.n_layer):
-        names |= {f"blocks.{layer}.{ours}": f"transformer.h.{layer}.{theirs}" for ours, theirs in _GPT2}
+        names |= {f"blocks.{layer}.{ours}": f"transformer.h.{layer}.{theirs}" for ours, theirs in inner.items()}
     tensors = {}
     for name, tensor in state.items():
         module, _, kind = name.rpartition(".")
@@ -89,21 +81,8 @@ def _gpt2(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
 
 
 def _is_gpt2(config: ModelConfig) -> bool:
-    wanted = {"norm": "layernorm", "position": "learned", "parallel_residual": False, "bias": True}
-    same = all(getattr(config, key) == value for key, value in wanted.items())
-    return same and not config.gated and config.kv_heads == config.n_head
-
-
-# Models with rotary positions -----------------------------------------------------------------------------------------
-
-_NEOX = [
-    ("attn_norm", "input_layernorm"),
-    ("mlp_norm", "post_attention_layernorm"),
-    ("attn.qkv", "attention.query_key_value"),
-    ("attn.out", "attention.dense"),
-    ("mlp.up", "mlp.dense_h_to_4h"),
-    ("mlp.down", "mlp.dense_4h_to_h"),
-]
+    same = config.norm == "layernorm" and config.position == "learned" and config.bias
+    return same and not config.parallel_residual and not config.gated and config.kv_heads == config.n_head
 
 
 def _problems(config: ModelConfig) -> list[str]:
@@ -153,8 +132,11 @@ def _neox(config: ModelConfig, state: dict[str, Tensor]) -> tuple[dict, dict[str
         "hidden_dropout": 0.0,
     }
     names = {"token_embedding": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"}
+    inner = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    inner |= {"attn.qkv": "attention.query_key_value", "attn.out": "attention.dense"}
+    inner |= {"mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h"}
     for layer in range(config.n_layer):
-        names |= {f"blocks.{layer}.{ours}": f"gpt_neox.layers.{layer}.{theirs}" for ours, theirs in _NEOX}
+        names |= {f"blocks.{layer}.{ours}": f"gpt_neox.layers.{layer}.{theirs}" for ours, theirs in inner.items()}
     tensors = {}
     for name, tensor in state.items():
         module, _, kind = name.rpartition(".")

@@ -6,8 +6,8 @@
     wide = stream_by_columns(model)                        # a copy of a model for one-token steps of generation
 
 Each has a plain version, which the tests compare it with and which runs where the fast one does not apply.
-`aiscale bench model` measures steps with and without each (`with without("attention")`); one that gains less than 3 %
-of a step in every size is not worth having (our own GELU in bf16 gained 2 %).
+`aiscale bench model` measures steps with and without each (`ON`); one that gains less than 3 % of a step in every size
+is not worth having (our own GELU in bf16 gained 2 %).
 
 The library that multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD,
 MKL on all others (`ONEDNN_IS_FASTER`). bf16 attention up to 512 tokens rounds differently from torch's fused kernel.
@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -29,18 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
-#: kernels that `without` turns off
+#: a kernel that is off runs plain torch, to measure what it gains
 ON = dict.fromkeys(("products", "attention", "slices", "columns", "cross-entropy"), True)
-
-
-@contextmanager
-def without(kernel: str) -> Iterator[None]:
-    """Run plain torch instead of one kernel of `ON`, to measure what it gains."""
-    ON[kernel] = False
-    try:
-        yield
-    finally:
-        ON[kernel] = True
 
 
 # Products in fp32 --------------------------------------------------------------------------------------------------
@@ -275,14 +263,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if with_grad:
                     part.copy_(log_p.exp_().scatter_add_(1, target, log_p.new_full(target.shape, -1.0)))
             if with_grad:
-                d_logits = logits
-                torch.mm(d_logits, w, out=d_hidden[rows])
+                torch.mm(logits, w, out=d_hidden[rows])
                 if d_weight is None:
-                    d_weight = (d_logits.t() @ x[rows]).to(wide)
+                    d_weight = (logits.t() @ x[rows]).to(wide)
                 elif low == wide:
-                    d_weight.addmm_(d_logits.t(), x[rows])
+                    d_weight.addmm_(logits.t(), x[rows])
                 else:
-                    d_weight += d_logits.t() @ x[rows]
+                    d_weight += logits.t() @ x[rows]
         ctx.dtypes, ctx.tokens = (hidden.dtype, weight.dtype), len(x)
         ctx.save_for_backward(d_hidden, d_weight)
         return total / len(x)

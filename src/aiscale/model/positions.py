@@ -65,9 +65,6 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     return (x * rope[0] + torch.cat([-second, first], dim=-1) * rope[1]).to(x.dtype)
 
 
-# Added to the embeddings ---------------------------------------------------------------------------------------------
-
-
 def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """positions (T,) or (B,T) -> (...,T,D): sines at even channels, cosines at odd ones, of wave lengths 2 pi to 10000
     x 2 pi (Vaswani et al. 2017, section 3.5)."""
@@ -75,9 +72,6 @@ def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     channel = torch.arange(0, width, 2, device=positions.device, dtype=wide)
     angle = positions.to(wide)[..., None] * 10_000.0 ** (-channel / width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2).to(dtype)
-
-
-# Added to the scores -------------------------------------------------------------------------------------------------
 
 
 def alibi_slopes(n_head: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -123,7 +123,6 @@ class DDPEngine(Engine):
 
     def close(self) -> None:
         del self.module  # it holds the process group
-        super().close()
 
     @property
     def _compresses(self) -> bool:

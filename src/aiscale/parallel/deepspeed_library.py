@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -33,9 +34,8 @@ def import_deepspeed(device: torch.device):
         from deepspeed.accelerator import get_accelerator, set_accelerator
 
         if get_accelerator().device_name() != device.type:  # an earlier engine used the other device
-            name = {"cpu": "CPU", "cuda": "CUDA"}[device.type]
             module = importlib.import_module(f"deepspeed.accelerator.{device.type}_accelerator")
-            set_accelerator(getattr(module, f"{name}_Accelerator")())
+            set_accelerator(getattr(module, f"{device.type.upper()}_Accelerator")())
     for handler in logging.getLogger("DeepSpeed").handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)  # by default DeepSpeed logs to stdout, where results go
@@ -102,14 +102,10 @@ class DelayedFiles:
 
         Without it a full disk would fail rank 0 in the middle of DeepSpeed's save, with the others in a collective.
         """
-        scripts = engine._copy_recovery_script
-        engine.checkpoint_engine = self
-        engine._copy_recovery_script = lambda folder: self._writing.append(lambda: scripts(folder))
-        try:
+        copy = engine._copy_recovery_script
+        copy_later = patch.object(engine, "_copy_recovery_script", lambda to: self._writing.append(lambda: copy(to)))
+        with patch.object(engine, "checkpoint_engine", self), copy_later:
             yield
-        finally:
-            engine.checkpoint_engine = self.real
-            del engine._copy_recovery_script
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -111,8 +111,7 @@ class _Watch(TorchDispatchMode):
         if (life := self._now.pop(storage_id, None)) is not None:
             life.end_s = time.perf_counter()
 
-    @contextmanager
-    def resizing(self) -> Iterator[None]:
+    def resizing(self) -> AbstractContextManager:
         """Record storage resizes: FSDP frees gathered parameters by resizing to 0, which no dispatch mode sees."""
         resize = UntypedStorage.resize_
 
@@ -121,11 +120,7 @@ class _Watch(TorchDispatchMode):
             self._begin(storage)
             return result
 
-        UntypedStorage.resize_ = noted
-        try:
-            yield
-        finally:
-            UntypedStorage.resize_ = resize
+        return patch.object(UntypedStorage, "resize_", noted)
 
     def result(self, zero: float, end: float) -> StepMemory:
         """The lifetimes as bytes held over time, between two moments."""

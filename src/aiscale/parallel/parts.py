@@ -50,9 +50,6 @@ class Part(nn.Module):
             if isinstance(module, Linear):
                 module.__class__ = nn.Linear
 
-    def num_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def forward(self, x: Tensor) -> Tensor:
         """First part: tokens (B,T) -> activations (B,T,D). Others: activations (B,T,D) -> activations (B,T,D)."""
         with self._autocast(x.device):

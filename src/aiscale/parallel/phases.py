@@ -46,7 +46,6 @@ class Executed:
     gradients: dict[str, Tensor] = field(default_factory=dict)  #: of the mean loss, under GPT's own names
     events: list[Event] = field(default_factory=list)
     weight_bytes: int = 0  #: most bytes of weights in the processor's memory at once
-    stored_bytes: int = 0  #: weights in the streaming memory
     moved_bytes: int = 0  #: weights and activations between the two memories
 
 
@@ -109,14 +108,12 @@ class _Rank:
         self.inputs: dict[tuple[int, int], Tensor] = {}  # (phase, micro-batch): what the phase began with
         self.outputs: dict[tuple[int, int], Tensor] = {}  # and its output, with the graph
         self.waiting: dict[tuple[str, int, int], Tensor] = {}  # handed over within this rank
-        whole, size = GPT(run.model), run.model.n_layer // phases
+        self.whole, size = GPT(run.model), run.model.n_layer // phases
         self.shape = (len(micro_batches[0][0]), run.loop.seq_len, run.model.d_model)
-        self.whole = whole
         self.mine = [p for p in range(phases) if place(mode, p, world.rank) == world.rank]
-        self.parts = {p: Part(whole, range(p * size, (p + 1) * size), None) for p in self.mine}
+        self.parts = {p: Part(self.whole, range(p * size, (p + 1) * size), None) for p in self.mine}
         held = {name: weight for part in self.parts.values() for name, weight in part.named_parameters()}
         self.stored = {name: weight.data for name, weight in held.items()} if self.streams else {}
-        self.done.stored_bytes = sum(weight.nbytes for weight in self.stored.values())
         if self.streams:
             for weight in held.values():
                 weight.data = torch.empty(0)
@@ -237,7 +234,7 @@ def predicted(run: Run, mode: str, ranks: int) -> dict:
     with torch.device("meta"):
         whole, size = GPT(run.model), run.model.n_layer // phases
         parts = [Part(whole, range(p * size, (p + 1) * size), None) for p in range(phases)]
-    weights, streams = [4 * part.num_parameters() for part in parts], "phased" in mode
+    weights, streams = [4 * sum(p.numel() for p in part.parameters()) for part in parts], "phased" in mode
     mine = [p for p in range(phases) if place(mode, p, 0) == 0]
     activations = 4 * run.loop.micro_batches(1)[1] * run.loop.seq_len * run.model.d_model * n_micro
     # Fetched for each pass, gradients sent back; the last phase stays for its backward pass.

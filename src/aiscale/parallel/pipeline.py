@@ -67,7 +67,8 @@ class PipelineEngine(Engine):
         # The scaler takes its device from the first loss, but only the last stage has losses.
         self.scaler.scale(torch.zeros((), device=world.device))
         # One buffer for all gradients: cleared at once, and averaged over dp by one all-reduce.
-        self.gradients = torch.zeros(self.model.num_parameters(), dtype=self.dtype, device=world.device)
+        numbers = sum(p.numel() for p in self.model.parameters())
+        self.gradients = torch.zeros(numbers, dtype=self.dtype, device=world.device)
         self._attach_gradients()
         self._schedules: dict[tuple, tuple] = {}
         self._loss_sum = torch.zeros((), device=world.device, dtype=torch.float64)
@@ -108,8 +109,6 @@ class PipelineEngine(Engine):
         parameters = list(self.model.parameters())
         for p, flat in zip(parameters, self.gradients.split([p.numel() for p in parameters]), strict=True):
             p.grad = flat.view_as(p)
-
-    # One step ------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
         self.gradients.zero_()
@@ -190,8 +189,6 @@ class PipelineEngine(Engine):
                 squares -= _square_norm(self.model.token_embedding.weight.grad)
         return math.sqrt(self.world.sum(squares))
 
-    # Evaluation ----------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def evaluate(self, micro_batches: Iterable[MicroBatch]) -> tuple[float, int]:
         total, tokens = torch.zeros((), device=self.world.device, dtype=torch.float64), 0
@@ -221,8 +218,6 @@ class PipelineEngine(Engine):
         for message in sent:
             message.wait()
         return total
-
-    # Checkpoints ---------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
         """As serial's; buffers are the receive buffers, one for each micro-batch."""

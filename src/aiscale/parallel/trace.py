@@ -16,7 +16,6 @@ delayed message for a slow network.
 """
 
 # No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +43,7 @@ class Trace:
     """Events of this rank, in seconds from start()."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.rank, self._events, self._lock, self._zero = dist.get_rank(), [], threading.Lock(), 0.0
+        self.rank, self._events, self._zero = dist.get_rank(), [], 0.0  # other threads append, too
         self._waits_for_gpu = device is not None and device.type == "cuda"
 
     def start(self) -> None:
@@ -64,13 +63,11 @@ class Trace:
     def mark(self, name: str, began_s: float, kind: str, until_s: float | None = None) -> float:
         """Record `name` from `began_s` to `until_s` (default: now); returns the end."""
         end = self.now() if until_s is None else until_s
-        with self._lock:
-            self._events.append(Event(self.rank, name, began_s, end, kind))
+        self._events.append(Event(self.rank, name, began_s, end, kind))
         return end
 
     def stop(self) -> list[Event]:
-        with self._lock:
-            return sorted(self._events, key=lambda event: event.start_s)
+        return sorted(self._events, key=lambda event: event.start_s)
 
 
 class StepTrace(Trace):
@@ -116,8 +113,7 @@ class PipelineTrace(Trace):
         """The context of one pass; micro_batch -1 continues the pass before it (the loss after a forward pass)."""
         if micro_batch < 0:
             yield
-            with self._lock:
-                self._events[-1] = self._events[-1]._replace(end_s=self.now())
+            self._events[-1] = self._events[-1]._replace(end_s=self.now())
             return
         began = self.now()
         yield

@@ -47,7 +47,9 @@ def deepspeed_config(run: Run, world_size: int) -> dict:
     of parameters; here they are set to this model's size."""
     layout, loop = run.parallel, run.loop
     n_micro, micro_batch = loop.micro_batches(layout.data_parallel(world_size))
-    bucket = _bucket_elements(run)
+    # The largest block or tensor, rounded up to even: DeepSpeed aligns 16-bit messages to 4 bytes.
+    largest = max(sum(cost.layer_parameters(run.model).values()), run.model.vocab_size * run.model.d_model)
+    bucket = min(_LARGEST_BUCKET, 2 * math.ceil(largest / 2))
     zero = {
         "stage": layout.zero_stage,
         "reduce_bucket_size": bucket,  # elements per all-reduce; at stage 2 the most that is unsharded at a time
@@ -80,12 +82,6 @@ def deepspeed_config(run: Run, world_size: int) -> dict:
     if loop.precision in ("bf16", "fp16"):
         config[loop.precision] = {"enabled": True}
     return config
-
-
-def _bucket_elements(run: Run) -> int:
-    """Size of the largest block or tensor, rounded up to even: DeepSpeed aligns 16-bit messages to 4 bytes."""
-    block = sum(cost.layer_parameters(run.model).values())
-    return min(_LARGEST_BUCKET, 2 * math.ceil(max(block, run.model.vocab_size * run.model.d_model) / 2))
 
 
 class ZeROEngine(Engine):
@@ -123,8 +119,6 @@ class ZeROEngine(Engine):
             for state in self.optimizer.state.values():
                 for value in state.values():
                     value.zero_()
-
-    # The step ------------------------------------------------------------------------------------------------------
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
         with calling(self.world):
@@ -171,8 +165,6 @@ class ZeROEngine(Engine):
         with calling(self.world), self.world.control():  # stage 3 gathers the weights here too
             return super().evaluate(micro_batches)
 
-    # Held tensors --------------------------------------------------------------------------------------------------
-
     def held(self) -> dict[str, list[Tensor]]:
         """This rank's tensors by category. fp32 masters count as optimizer states, as in the ZeRO paper. DeepSpeed
         frees the gradients in the update. After that, one meta tensor of the same size stands for them."""
@@ -197,8 +189,6 @@ class ZeROEngine(Engine):
         found += [getattr(zero, name, None) for name in _GRADIENTS]
         found += [master.grad for master in _tensors([getattr(zero, name, []) for name in _MASTERS])]
         return _tensors(found)
-
-    # States and checkpoints ----------------------------------------------------------------------------------------
 
     def state(self, full: bool = False) -> dict:
         """`full`: the whole model under GPT's names, from the fp32 masters, on the CPU of every rank. Collective."""
@@ -256,7 +246,6 @@ class ZeROEngine(Engine):
         self.engine.destroy()
         del self.engine, self._reduce
         forget_groups()
-        super().close()
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ class Compressor:
     def register(self, module: DistributedDataParallel) -> None:
         """Register the hook with DDP, unless DDP without a hook does the same."""
         if not self.config.is_default:
-            module.register_comm_hook(self, _hook)
+            module.register_comm_hook(self, type(self).hook)
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Send a full bucket; the future holds its buffer with the means."""
@@ -191,10 +191,6 @@ class Compressor:
         """All steps of the optimizer, including those before this method was used."""
         taken = [state["step"] for state in self.optimizer.state.values() if "step" in state]
         return int(taken[0]) if taken else self.step
-
-
-def _hook(compressor: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
-    return compressor.hook(bucket)
 
 
 def build_compressor(run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> Compressor:

@@ -38,8 +38,17 @@ class PowerSGD(Compressor):
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        _check(run, world)
         config = run.compression
+        if config.wire != "same":
+            raise ConfigError(
+                f"compression.wire {config.wire} with compression.method powersgd: torch's hook sends its factors "
+                "in the gradients' own precision: set wire=same"
+            )
+        if world.device.type == "cpu" and torch.cuda.is_available():
+            raise ConfigError(
+                "compression.method powersgd with loop.device=cpu where torch sees a GPU: torch's hook waits for the "
+                "GPU after every bucket: set CUDA_VISIBLE_DEVICES= to hide it"
+            )
         self.powersgd = PowerSGDState(
             process_group=None,
             matrix_approximation_rank=config.rank,
@@ -138,16 +147,3 @@ class PowerSGD(Compressor):
         self.factors = {name: state["factors"][name].clone() for name in self.factors}
         self.powersgd.iter = self.step
         self.layouts = {}  # torch's memory is rebuilt from the pieces
-
-
-def _check(run: Run, world: World) -> None:
-    if run.compression.wire != "same":
-        raise ConfigError(
-            f"compression.wire {run.compression.wire} with compression.method powersgd: torch's hook sends its factors "
-            "in the gradients' own precision: set wire=same"
-        )
-    if world.device.type == "cpu" and torch.cuda.is_available():
-        raise ConfigError(
-            "compression.method powersgd with loop.device=cpu where torch sees a GPU: torch's hook waits for the GPU "
-            "after every bucket: set CUDA_VISIBLE_DEVICES= to hide it"
-        )

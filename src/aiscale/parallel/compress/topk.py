@@ -16,7 +16,7 @@ Shapes: N entries of a tensor, K entries of a message that are sent, n ranks.
 """
 
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -140,75 +140,63 @@ class RandomK(Sparse):
                 place.copy_(part)
 
 
-@dataclass
-class Message:
-    """One message: its parameters, and the buffers that receive it."""
-
-    chosen: list[nn.Parameter] = field(default_factory=list)  #: sent in part
-    whole: list[nn.Parameter] = field(default_factory=list)
-    works: list[dist.Work] = field(default_factory=list)
-    sent: list[Tensor] = field(default_factory=list)  #: keeps the send buffers alive
-    arrived: dict[str, Tensor] = field(default_factory=dict)  #: values and indices of all ranks, the mean of the others
-
-
 class TopK(Sparse):
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(run, world, model, optimizer)
-        self._messages: list[Message] = []
+        self._arriving: list[Callable[[], None]] = []  #: each waits for a message and puts its means into gradients
 
     def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
         if not self.sparse:
             return super().hook(bucket)
-        self._send(bucket.parameters(), bucket.gradients())
+        parameters, gradients = bucket.parameters(), bucket.gradients()
+        self.check_finite(parameters, gradients)
+        flat = {p: gradient.reshape(-1) for p, gradient in zip(parameters, gradients, strict=True)}
+        if offered := {p: self.unsent[p].offer(gradient) for p, gradient in flat.items() if p in self.unsent}:
+            self._send_chosen(offered)
+        if whole := {p: gradient for p, gradient in flat.items() if p not in self.unsent}:
+            self._send_whole(whole)
         return self.finished(bucket.buffer())  # still this rank's gradients; after_backward replaces them
 
     def after_backward(self) -> None:
-        for message in self._messages:
-            for work in message.works:
-                work.wait()
-            self._fill(message)
-        self._messages = []
+        for arrive in self._arriving:
+            arrive()
+        self._arriving = []
         super().after_backward()
 
-    def _send(self, parameters: list[nn.Parameter], gradients: list[Tensor]) -> None:
-        self.check_finite(parameters, gradients)
-        flat = {p: gradient.reshape(-1) for p, gradient in zip(parameters, gradients, strict=True)}
-        offered = {p: self.unsent[p].offer(gradient) for p, gradient in flat.items() if p in self.unsent}
-        whole = [p for p in flat if p not in self.unsent]
-        message = Message(list(offered), whole)
-        if offered:
-            self._send_chosen(message, list(offered.values()))
-        if whole:
-            mean = message.arrived["mean"] = self.share(torch.cat([flat[p] for p in whole]))
-            message.works.append(dist.all_reduce(mean, async_op=True))
-        self._messages.append(message)
+    def _send_whole(self, gradients: dict[nn.Parameter, Tensor]) -> None:
+        parameters, mean = list(gradients), self.share(torch.cat(list(gradients.values())))
+        work = dist.all_reduce(mean, async_op=True)
 
-    def _send_chosen(self, message: Message, offered: list[Tensor]) -> None:
+        def arrive() -> None:
+            work.wait()
+            _fill_gradients(parameters, mean)
+
+        self._arriving.append(arrive)
+
+    def _send_chosen(self, offered: dict[nn.Parameter, Tensor]) -> None:
         """Choose entries, update `unsent`, and all-gather values and indices."""
-        pairs = zip(message.chosen, offered, strict=True)
-        chosen = [values.abs().topk(self.k(p), sorted=False).indices for p, values in pairs]
-        starts = itertools.accumulate(map(len, offered), initial=0)
-        values = self.to_wire(torch.cat([v[i] for v, i in zip(offered, chosen, strict=True)]))
+        parameters = list(offered)
+        chosen = [values.abs().topk(self.k(p), sorted=False).indices for p, values in offered.items()]
+        starts = itertools.accumulate(map(len, offered.values()), initial=0)
+        values = self.to_wire(torch.cat([v[i] for v, i in zip(offered.values(), chosen, strict=True)]))
         places = torch.cat([i + start for i, start in zip(chosen, starts, strict=False)]).to(torch.int32)
-        for parameter, i, out in zip(message.chosen, chosen, values.split(list(map(len, chosen))), strict=True):
+        for parameter, i, out in zip(parameters, chosen, values.split(list(map(len, chosen))), strict=True):
             self.unsent[parameter].sent(i, out)
-        for name, mine in (("values", values), ("indices", places)):
-            everyone = message.arrived[name] = mine.new_empty(self.world.size * len(mine))
-            message.works.append(_all_gather(everyone, mine, async_op=True))
-            message.sent.append(mine)
+        sent = [values, places]  # which must live until the works are done
+        everyone = [mine.new_empty(self.world.size * len(mine)) for mine in sent]
+        works = [_all_gather(out, mine, async_op=True) for out, mine in zip(everyone, sent, strict=True)]
 
-    def _fill(self, message: Message) -> None:
-        """Put the means over ranks into the gradients."""
-        if message.chosen:
-            gradient = message.chosen[0].grad
-            total = gradient.new_zeros(sum(p.numel() for p in message.chosen))
+        def arrive() -> None:
+            for work in works:
+                work.wait()
+            sent.clear()
+            total = parameters[0].grad.new_zeros(sum(p.numel() for p in parameters))
             # Rank by rank, so that all ranks add in the same order and stay identical.
-            indices, values = (message.arrived[name].chunk(self.world.size) for name in ("indices", "values"))
-            for at, value in zip(indices, values, strict=True):
+            for value, at in zip(*(part.chunk(self.world.size) for part in everyone), strict=True):
                 total.index_add_(0, at, value.to(total.dtype))
-            _fill_gradients(message.chosen, total / self.world.size)
-        if message.whole:
-            _fill_gradients(message.whole, message.arrived["mean"])
+            _fill_gradients(parameters, total / self.world.size)
+
+        self._arriving.append(arrive)
 
 
 def _fill_gradients(parameters: list[nn.Parameter], flat: Tensor) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -53,51 +54,33 @@ def _replacements() -> list[tuple[object, str, object]]:
     """(object, attribute, replacement on the CPU)."""
     from megatron.core.tensor_parallel import random
 
-    def set_state(state, *_, **__):
-        torch.set_rng_state(state)
-
     return [
         (torch.cuda, "current_device", lambda: _CPU),
         (torch.cuda, "synchronize", lambda *_, **__: None),
         (torch.cuda, "get_rng_state", lambda *_, **__: torch.get_rng_state()),
         (torch.cuda, "manual_seed", torch.manual_seed),
         (random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state()),
-        (random, "_set_cuda_rng_state", set_state),
+        (random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state)),
     ]
-
-
-def _keep_double(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Megatron-Core's calculate_logits_max without its cast to fp32."""
-    return logits, logits.max(dim=-1)[0]
 
 
 @contextmanager
 def adapted(device: torch.device, *, double: bool = False) -> Iterator[None]:
     """Make Megatron-Core run on `device`, in fp64 if `double`, until the context ends."""
     with ExitStack() as stack, warnings.catch_warnings():
-        _quieten()
+        # Hide what only Megatron-Core's authors can act on: advice on fused kernels and CUDA settings, deprecations.
+        warnings.filterwarnings("ignore", module="megatron")
+        warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
+        # Without masters, the distributed optimizer updates views of the parameters.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         if device.type == "cpu":
             for owner, name, replacement in _replacements():
-                _replace(stack, owner, name, replacement)
+                stack.enter_context(patch.object(owner, name, replacement))
             stack.enter_context(_CudaMeansCpu())
         if double:
             from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 
-            _replace(stack, VocabParallelCrossEntropy, "calculate_logits_max", staticmethod(_keep_double))
+            wide = staticmethod(lambda logits: (logits, logits.max(dim=-1)[0]))  # the same without a cast to fp32
+            stack.enter_context(patch.object(VocabParallelCrossEntropy, "calculate_logits_max", wide))
             stack.enter_context(_SoftmaxKeepsDouble())
         yield
-
-
-def _replace(stack: ExitStack, owner: object, name: str, value: object) -> None:
-    stack.callback(setattr, owner, name, vars(owner)[name])
-    setattr(owner, name, value)
-
-
-def _quieten() -> None:
-    """Hide warnings that only Megatron-Core's authors can act on."""
-    warnings.filterwarnings("ignore", module="megatron")  # advice on fused kernels and CUDA settings
-    warnings.filterwarnings("ignore", message=".*torch.distributed.*deprecated", category=FutureWarning)
-    # Without masters, the distributed optimizer updates views of the parameters.
-    warnings.filterwarnings(
-        "ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning
-    )

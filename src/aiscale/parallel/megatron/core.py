@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from aiscale.config import ModelConfig, Run
 from aiscale.config.choices import ACTIVATIONS as CHOICES
 from aiscale.model import ACTIVATIONS
+from aiscale.model.gpt import make_norm
 from aiscale.model.positions import sinusoids
 from aiscale.optim import FUSED_DEVICES
 from aiscale.parallel.megatron.layout import Grid, Slot, padded_vocab
@@ -31,22 +32,16 @@ with warnings.catch_warnings():  # about missing Apex and Transformer Engine, wh
     warnings.simplefilter("ignore")
     from megatron.core import optimizer as megatron_optimizer
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import (
-        DistributedDataParallel,
-        DistributedDataParallelConfig,
-        finalize_model_grads,
-    )
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: F401  for engine
     from megatron.core.transformer.module import Float16Module
     from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
-
-__all__ = ["build_chunks", "build_optimizer", "end_groups", "get_forward_backward_func", "start_groups"]
 
 if not hasattr(moe_utils, "te_general_gemm"):  # its router reads this name even without Transformer Engine
     moe_utils.te_general_gemm = None
@@ -78,21 +73,18 @@ def end_groups() -> None:
 
 
 class Norm(nn.Module):
-    """nn.LayerNorm or nn.RMSNorm, with the constructor that the layer spec calls. With sequence parallelism,
-    Megatron-Core sums its gradients over the tensor-parallel ranks."""
+    """GPT's norm, with the constructor that the layer spec calls. With sequence parallelism, Megatron-Core sums its
+    gradients over the tensor-parallel ranks."""
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float, bias: bool = True, **_) -> nn.Module:
-        if config.normalization == "RMSNorm":
-            norm = nn.RMSNorm(hidden_size, eps=eps)
-        else:
-            norm = nn.LayerNorm(hidden_size, eps=eps, bias=bias)
+    def __new__(cls, config: TransformerConfig, model: ModelConfig, **_) -> nn.Module:
+        norm = make_norm(model)
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
         return norm
 
 
 def transformer_config(run: Run) -> TransformerConfig:
-    """Megatron-Core's configuration of `run`. Its fused kernels need CUDA extensions, so they are off everywhere."""
+    """Megatron-Core's configuration of `run`. Its fused kernels, which need CUDA extensions, are off by default."""
     model, layout, precision = run.model, run.parallel, run.loop.precision
     dtype = DTYPES.get(precision, torch.float32)
     activation = CHOICES[model.activation]
@@ -129,12 +121,6 @@ def transformer_config(run: Run) -> TransformerConfig:
         deallocate_pipeline_outputs=True,
         init_method=_leave,
         output_layer_init_method=_leave,
-        embedding_init_method=_leave,
-        gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        apply_rope_fusion=False,
         **(recompute if model.activation_checkpointing else {}),
         **(experts if model.n_expert else {}),
     )
@@ -146,16 +132,15 @@ def build_chunks(run: Run, device: torch.device) -> list[DistributedDataParallel
     config = transformer_config(run)
     pieces = [_gpt(run.model, config, chunk) for chunk in range(run.parallel.virtual_stages)]
     if run.loop.precision == "fp64" and run.model.position == "rotary":
-        for piece in pieces:
-            _exact_angles(piece, run.model)
+        channel = torch.arange(0, run.model.d_head, 2, dtype=torch.float64)
+        for piece in pieces:  # Megatron-Core computes the frequencies in fp32
+            piece.rotary_pos_emb.inv_freq = run.model.rope_theta ** (-channel / run.model.d_head)
     pieces = [piece.to(device, config.params_dtype) for piece in pieces]
     if config.bf16:
         pieces = [Float16Module(config, piece) for piece in pieces]
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.bf16,
         use_distributed_optimizer=run.parallel.distributed_optimizer,
-        overlap_grad_reduce=False,
-        check_for_nan_in_grad=False,
     )
     wrapped = [DistributedDataParallel(config, ddp, piece) for piece in pieces]
     config.finalize_model_grads_func = finalize_model_grads
@@ -199,11 +184,6 @@ def gpt_model(chunk: DistributedDataParallel) -> GPTModel:
     return inner.module if isinstance(inner, Float16Module) else inner
 
 
-def causal_mask(n_tokens: int, device: torch.device) -> Tensor:
-    """(1, 1, T, T): True where attention is masked."""
-    return torch.ones(1, 1, n_tokens, n_tokens, dtype=torch.bool, device=device).triu(1)
-
-
 def _leave(weight: Tensor) -> Tensor:
     """An init_method that does nothing: the weights come from our GPT."""
     return weight
@@ -213,7 +193,7 @@ def _gpt(model: ModelConfig, config: TransformerConfig, chunk: int) -> GPTModel:
     has_chunks = config.virtual_pipeline_model_parallel_size is not None
     place = {"vp_stage": chunk} if has_chunks else {}
     ends = {"ignore_virtual": not has_chunks, **place}
-    norm = ModuleSpec(module=Norm, params={"bias": model.bias})
+    norm = ModuleSpec(module=Norm, params={"model": model})
     layer = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     pieces = config.pipeline_model_parallel_size * (config.virtual_pipeline_model_parallel_size or 1)
@@ -264,15 +244,6 @@ class _Sinusoids(nn.Module):
         return sinusoids(positions, self.width, self.dtype)
 
 
-def _exact_angles(gpt: GPTModel, model: ModelConfig) -> None:
-    """Rotary frequencies in fp64; Megatron-Core computes them in fp32."""
-    channel = torch.arange(0, model.d_head, 2, dtype=torch.float64)
-    gpt.rotary_pos_emb.inv_freq = model.rope_theta ** (-channel / model.d_head)
-
-
-# Optimizer states --------------------------------------------------------------------------------------------------
-
-
 def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], tables: list[dict[str, Slot]]):
     """A Shard for every parameter of this rank: the range that this rank's optimizer updates, and its state."""
     inner = optimizer.chained_optimizers[0]
@@ -294,13 +265,6 @@ def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], t
                     start, end = held.start, held.end
             state = {} if main is None else states.get(main, {})
             yield Shard(stage, name, slots[name], parameter.detach(), main, start, end, state)
-
-
-def share_parameters(chunks: list[DistributedDataParallel]) -> None:
-    """With the distributed optimizer: all-gather the parameters that each data-parallel rank has updated."""
-    if chunks[0].ddp_config.use_distributed_optimizer:
-        for chunk in chunks:
-            chunk.start_param_sync()
 
 
 def workspace(chunks: list[DistributedDataParallel]) -> list[Tensor]:

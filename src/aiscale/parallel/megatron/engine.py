@@ -105,11 +105,8 @@ class MegatronEngine(Engine):
             self._schedule = self.core.get_forward_backward_func()
         self.stages = [self.grid.stage(self.pp_rank, chunk) for chunk in range(self.grid.virtual)]
         self.is_last = self.stages[-1] == self.grid.stages - 1
-        self._mask = self.core.causal_mask(run.loop.seq_len, world.device)
-        self._positions = torch.arange(run.loop.seq_len, device=world.device)[None]
-        self._fill(initial)
-
-    # One step -------------------------------------------------------------------------------------------------------
+        self._set_length(run.loop.seq_len)
+        self._fill(initial.__getitem__)
 
     def accumulate(self, micro_batches: list[MicroBatch]) -> float:
         self._check_tokens(micro_batches)
@@ -150,8 +147,7 @@ class MegatronEngine(Engine):
         """Run the schedule; returns each micro-batch's loss on the last stage."""
         B, T = micro_batches[0][0].shape
         if self._positions.shape[1] != T:
-            self._mask = self.core.causal_mask(T, self.world.device)
-            self._positions = torch.arange(T, device=self.world.device)[None]
+            self._set_length(T)
         iterators = [iter(micro_batches) for _ in self.chunks]
         found = self._schedule(
             forward_step_func=self._forward_step,
@@ -163,6 +159,10 @@ class MegatronEngine(Engine):
             forward_only=forward_only,
         )
         return [loss.item() for loss in found] if self.is_last else []
+
+    def _set_length(self, T: int) -> None:
+        self._mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=self.world.device).triu(1)  # True: not attended
+        self._positions = torch.arange(T, device=self.world.device)[None]
 
     def _forward_step(self, iterator: Iterator[MicroBatch], chunk):
         """Megatron-Core's forward_step_func: one micro-batch on one piece of the model."""
@@ -187,8 +187,6 @@ class MegatronEngine(Engine):
             dist.all_reduce(squares, group=optimizer.get_grad_stats_parallel_group())
             total += squares.item()
         return math.sqrt(total)
-
-    # State ----------------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, list[Tensor]]:
         """The tensors that live between steps, by category; fp32 masters count as optimizer states."""
@@ -224,8 +222,10 @@ class MegatronEngine(Engine):
             shard.parameter.view(-1)[shard.start : shard.end].copy_(shard.main.detach().reshape(-1))
             kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
             states[shard.main][shard.main] = kept
-        with self.world.control(), self._adapted():
-            self.core.share_parameters(self.chunks)
+        if self.run.parallel.distributed_optimizer:  # gather what the other data-parallel ranks hold
+            with self.world.control(), self._adapted():
+                for chunk in self.chunks:
+                    chunk.start_param_sync()
 
     def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
         """Copy the shards that only this rank writes; the returned function writes them to one file."""
@@ -236,13 +236,22 @@ class MegatronEngine(Engine):
 
     def read(self, folder: Path, note: dict) -> None:
         saved = self.world.together(lambda: self._open(folder))
-        self._fill_from(saved)
+        self._fill(saved.tensor)
+        states = self._states()
+        for shard in self._shards():
+            if shard.main is None:
+                continue
+            moments, counts = saved.state(shard.slot.source)
+            device = shard.main.device  # a fused optimizer needs its step count on the device too
+            state = {key: torch.tensor(count, dtype=torch.float32, device=device) for key, count in counts.items()}
+            for key in moments:
+                part = self._part(shard, saved.tensor(shard.slot.source, key))
+                state[key] = part.to(shard.main, copy=True)
+            states[shard.main][shard.main] = state
 
     def close(self) -> None:
         self.chunks, self.optimizer, self._schedule = [], None, None
         self.core.end_groups()
-
-    # Inside ---------------------------------------------------------------------------------------------------------
 
     def _adapted(self) -> AbstractContextManager[None]:
         return adapted(self.world.device, double=self.run.loop.precision == "fp64")
@@ -266,31 +275,13 @@ class MegatronEngine(Engine):
         return {p: optimizer.state for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
 
     @torch.no_grad()
-    def _fill(self, full: dict[str, Tensor]) -> None:
-        """Set the weights, and masters in full precision, from GPT's state dict."""
+    def _fill(self, whole: Callable[[str], Tensor]) -> None:
+        """Set the weights, and masters in full precision; `whole` gives GPT's tensor of a name."""
         for shard in self._shards():
-            self._fill_one(shard, full[shard.slot.source])
-
-    @torch.no_grad()
-    def _fill_from(self, saved: Saved) -> None:
-        states = self._states()
-        for shard in self._shards():
-            source = shard.slot.source
-            self._fill_one(shard, saved.tensor(source))
-            if shard.main is None:
-                continue
-            moments, counts = saved.state(source)
-            device = shard.main.device  # a fused optimizer needs its step count on the device too
-            state = {key: torch.tensor(count, dtype=torch.float32, device=device) for key, count in counts.items()}
-            for key in moments:
-                part = self._part(shard, saved.tensor(source, key))
-                state[key] = part.to(shard.main, copy=True)
-            states[shard.main][shard.main] = state
-
-    def _fill_one(self, shard: Shard, full: Tensor) -> None:
-        shard.parameter.copy_(shard.slot.cut(full, self.tp_rank))
-        if shard.main is not None:
-            shard.main.copy_(self._part(shard, full))
+            full = whole(shard.slot.source)
+            shard.parameter.copy_(shard.slot.cut(full, self.tp_rank))
+            if shard.main is not None:
+                shard.main.copy_(self._part(shard, full))
 
     def _part(self, shard: Shard, full: Tensor) -> Tensor:
         """The range of GPT's tensor that shard.main covers."""

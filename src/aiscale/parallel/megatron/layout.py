@@ -51,12 +51,6 @@ class Grid:
         """(tp, dp, pp) coordinates."""
         return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
 
-    def experts_of(self, rank: int, n_expert: int) -> range:
-        """The experts of each block that a rank holds; meaningless in a dense model."""
-        each = n_expert // self.ep
-        first = self.coordinates(rank)[1] % self.ep * each
-        return range(first, first + each)
-
     def stage(self, pp_rank: int, chunk: int) -> int:
         """The stage of a pipeline rank's chunk-th piece: rank 0 holds stages 0, pp, 2 pp, ..."""
         return chunk * self.pp + pp_rank
@@ -114,7 +108,9 @@ def slots(model: ModelConfig, grid: Grid, stage: int, rank: int = 0) -> dict[str
 
     rank: decides which experts are included; otherwise all ranks of a stage are alike.
     """
-    experts = grid.experts_of(rank, model.n_expert)
+    each = model.n_expert // grid.ep
+    first = grid.coordinates(rank)[1] % grid.ep * each
+    experts = range(first, first + each)
     found: dict[str, Slot] = {}
     vocabulary = torch.arange(padded_vocab(model.vocab_size, grid.tp))
     vocabulary[model.vocab_size :] = PADDING

@@ -78,12 +78,4 @@ class SimulatedRanks(Engine):
 
 
 def _place(rank: int, size: int) -> World:
-    return _Place(
-        rank=rank,
-        size=size,
-        local_rank=rank,
-        device=torch.device("cpu"),
-        launcher="none",
-        backend="gloo",
-        traffic=Traffic(),
-    )
+    return _Place(rank, size, rank, torch.device("cpu"), launcher="none", backend="gloo", traffic=Traffic())
