@@ -18,8 +18,8 @@ from aiscale.bench.model import (
     bench_model,
     checks,
     peak_bytes,
+    show_model,
 )
-from aiscale.bench.model_tables import show_model
 from aiscale.bench.timing import machine_facts, paired
 from aiscale.model import GPT
 

@@ -178,7 +178,7 @@ def test_coinciding_curves_stay_visible():
 
 
 def test_a_run_equal_bit_for_bit_is_labelled():
-    ax = plots.loss_difference({"mpi x2": [0.0, 0.0], "ddp x2": [0.0, 1e-13]})
+    ax = plots.loss_difference({"mpi x2": [0.0, 0.0], "ddp x2": [0.0, 1e-13]}, tolerance=1e-10)
     legend = [text.get_text() for text in ax.figure.legends[0].texts]
     assert legend == ["mpi x2 (equal bit for bit)", "ddp x2"]
 
@@ -356,8 +356,8 @@ def test_memory_of_a_step_is_stacked_in_mebibytes():
         (lambda: plots.matrices({"": np.ones((40, 2))}), "at most 16 x 16 numbers: cut a corner out"),
         (lambda: plots.speedup([1, 2], {"ddp": [1.0]}, {}), "1 values"),
         (lambda: plots.attention_masks({"a": np.ones((2, 3))}), r"has shape \(2, 3\): it must be square"),
-        (lambda: plots.memory_bars(), "nothing to draw: give memory_bars predicted"),
-        (lambda: plots.traffic_bars(), "nothing to draw: give traffic_bars predicted"),
+        (lambda: plots.memory_bars({}), "nothing to draw: give predicted bytes"),
+        (lambda: plots.traffic_bars({}), "nothing to draw: give predicted bytes"),
         (lambda: plots.timeline(), "nothing to draw: give timeline"),
         (lambda: plots.zero_stages(9), "9 ranks: from 1 to 8 can be drawn"),
     ],

@@ -19,7 +19,7 @@ from aiscale.book.report import study_page
 from aiscale.config import ConfigError
 
 LESSON = nbformat.read(Path(__file__).parents[1] / "notebooks/09_benchmarks.ipynb", 4)
-TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "loop.seq_len": 16}
+TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "loop.seq_len": 16, "loop.device": "cpu"}
 
 
 def tiny(**tables) -> dict:
@@ -62,7 +62,7 @@ def played(monkeypatch):
     """Runs whose seconds are made up; the list of cells that were run."""
     made = []
 
-    def attempt(study, cell, folder, limit, probe=False, *, device="auto"):
+    def attempt(study, cell, folder, limit, probe=False):
         made.append(study.label(cell))
         if cell["batch"] == 4:
             return {"status": "out of memory", "error": "no room"}
@@ -189,7 +189,7 @@ def test_changing_a_cell_of_a_published_table_changes_figure_and_text_of_the_les
 def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
     tree = tiny(vary={"precision": ["fp64"], "phase": ["inference"]}, cross=[{"ranks": [2], "strategy": ["ddp"]}])
     tree |= {"memory_limit_mib": 0.6, "largest": {"limit_mib": 1, "width": 32}}
-    found = {entry["cell"]: entry for entry in summary(run_study(study_of(tree), tmp_path / "a.csv", device="cpu"))}
+    found = {entry["cell"]: entry for entry in summary(run_study(study_of(tree), tmp_path / "a.csv"))}
     assert found["precision fp64"]["status"] == "out of memory"
     assert found["base"]["peak_bytes"] > found["phase inference"]["peak_bytes"]
     parameters = next(row["parameters"] for row in load(tmp_path / "a.csv"))
@@ -201,8 +201,8 @@ def test_a_study_measures_on_real_ranks_and_records_a_crash(tmp_path):
 @pytest.mark.extended
 def test_the_largest_model_by_search_needs_the_predicted_memory_within_5_percent(tmp_path):
     search = {"limit_mib": 96, "width": 128, "batch": [16]}  # below, temporary tensors of the loss weigh more
-    tree = {"name": "largest", "repeats": 1, "base": {"strategy": "serial"}, "largest": search}
-    row = run_study(study_of(tree), tmp_path / "a.csv", device="cpu")[-1]
+    tree = {"name": "largest", "repeats": 1, "base": {"strategy": "serial", "loop.device": "cpu"}, "largest": search}
+    row = run_study(study_of(tree), tmp_path / "a.csv")[-1]
     assert row["peak_bytes"] == pytest.approx(row["predicted_bytes"], rel=0.05) and row["peak_bytes"] <= 96 * 2**20
     assert abs(row["largest_layers"] - row["predicted_layers"]) <= 1
 

@@ -14,10 +14,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
+from aiscale import cost
 from aiscale.bench.ranks import BenchError, Report, on_ranks, random_batch, silent
 from aiscale.bench.tables import check, heading, table
 from aiscale.bench.timing import machine_facts
+from aiscale.config import Run
 from aiscale.distributed.starter import Starter
+from aiscale.meter import held_bytes
+from aiscale.parallel import build
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
 
@@ -40,9 +46,7 @@ class Case:
     micro_batches: int = 2  #: per data-parallel rank and step
     library: str = "torch"  #: cases of different libraries run in different processes, because libraries patch torch
 
-    def run(self, world_size: int):
-        from aiscale.config import Run
-
+    def run(self, world_size: int) -> Run:
         run = Run().override(*_MODEL, *_LOOP, *self.settings)
         dp = run.parallel.data_parallel(world_size)
         return run.override(f"loop.global_batch={dp * self.micro_batches}")
@@ -168,8 +172,7 @@ def compare(plan: Iterable[tuple[Case, int]], *, report: Report = silent) -> lis
 
 
 def show_bytes(result: dict) -> None:
-    """Print the result of bench_bytes: all rows of rank 0, and rows of other ranks that differ from their
-    prediction."""
+    """Print all rows of rank 0, and rows of other ranks that differ from their prediction."""
     heads = ("case", "ranks", "rank", "what", "predicted", "measured", "")
     shown = [
         (
@@ -189,15 +192,8 @@ def show_bytes(result: dict) -> None:
     print(f"{len(result['rows'])} rows of all ranks, {result['checks'][0]['value']} differ")
 
 
-def _launch(n: str, *names: str) -> None:
-    """Print the rows of these cases on n ranks, forked from this process, which has imported their library."""
-    print(json.dumps(on_ranks(int(n), "aiscale.bench.bytes:measure", names)))
-
-
 def measure(world, names: list[str]) -> list[dict]:
     """Runs on each rank: the rows of all ranks for the cases with these names."""
-    import torch
-
     torch.set_num_threads(1)
     everyone = world.gather([row for case in CASES if case.name in names for row in rows_of(case, world)])
     return [row for rows in everyone for row in rows]
@@ -211,8 +207,6 @@ def rows_of(case: Case, world) -> list[dict]:
 def predicted_and_counted(run, world, steps: int = 3) -> list[dict]:
     """Rows {kind, what, predicted, measured, calls} of this rank in the last of `steps` steps. `world` may be one of
     `distributed.fake`; calls: of the collective, 0 for what is held."""
-    from aiscale import cost
-
     sent, calls, held = _last_step(run, world, steps)
     sent_predicted = cost.step_traffic(run, world.size, world.rank)
     held_predicted = cost.held_bytes(run, world.size, world.rank)
@@ -231,11 +225,6 @@ def predicted_and_counted(run, world, steps: int = 3) -> list[dict]:
 
 def _last_step(run, world, steps: int) -> tuple[Counter, Counter, dict]:
     """(payload bytes and calls by (collective, group) of the last step, bytes held after it by category)."""
-    import torch
-
-    from aiscale.meter import held_bytes
-    from aiscale.parallel import build
-
     engine = build(run, world)
     torch.manual_seed(engine.data_rank)
     batch = random_batch(run, engine.data_world)
@@ -253,4 +242,5 @@ def _last_step(run, world, steps: int) -> tuple[Counter, Counter, dict]:
 
 
 if __name__ == "__main__":
-    _launch(*sys.argv[1:])
+    world_size, *case_names = sys.argv[1:]  # the ranks are forked from this process, which has imported their library
+    print(json.dumps(on_ranks(int(world_size), "aiscale.bench.bytes:measure", case_names)))

@@ -2,46 +2,28 @@
 
 `bench study`, `compare` and `report` work on files: see `aiscale.bench.study`.
 
-A benchmark is a function (quick=..., report=...) that returns a dictionary with a list "checks" (may be empty), and a
-function that prints this dictionary. The exit status is 0 if the benchmark ran and met every check.
+A benchmark NAME is `aiscale.bench.NAME`, imported when needed, with bench_NAME(quick=..., report=...), which returns a
+dictionary with a list "checks" (may be empty), and show_NAME, which prints it. The exit status is 0 if the benchmark
+ran and met every check.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import json
-import pkgutil
 import sys
 
 from aiscale.config import ConfigError
 
-#: name -> (what it measures, function that measures, function that prints); both are imported when needed
+#: name -> what it measures
 BENCHMARKS = {
-    "model": (
-        "training and generation against transformers' GPT-2, with the floor of the matrix products",
-        "aiscale.bench.model:bench_model",
-        "aiscale.bench.model_tables:show_model",
-    ),
-    "bytes": (
-        "bytes predicted and measured for every strategy, by collective and by category",
-        "aiscale.bench.bytes:bench_bytes",
-        "aiscale.bench.bytes:show_bytes",
-    ),
-    "radius": (
-        "Radius against dense all-reduces and competitors, on a link as slow as published",
-        "aiscale.bench.radius.study:bench_radius",
-        "aiscale.bench.radius.study:show_radius",
-    ),
-    "plan": (
-        "the planner's steps and bytes against our own, on links slowed to three rates",
-        "aiscale.bench.plan:bench_plan",
-        "aiscale.bench.plan:show_plan",
-    ),
-    "gpu": (
-        "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",
-        "aiscale.bench.gpu:bench_gpu",
-        "aiscale.bench.gpu:show_gpu",
-    ),
+    "model": "training and generation against transformers' GPT-2, with the floor of the matrix products",
+    "bytes": "bytes predicted and measured for every strategy, by collective and by category",
+    "radius": "Radius against dense all-reduces and competitors, on a link as slow as published",
+    "plan": "the planner's steps and bytes against our own, on links slowed to three rates",
+    "gpu": "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",
 }
 
 #: those that work on files -> what they do
@@ -56,9 +38,7 @@ _OWN = {"sizes": ("--size", "gpu"), "batch": ("--batch", "gpu"), "link": ("--lin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    names = "; ".join(
-        f"{name}: {what}" for name, what in {**{n: e[0] for n, e in BENCHMARKS.items()}, **STUDIES}.items()
-    )
+    names = "; ".join(f"{name}: {what}" for name, what in {**BENCHMARKS, **STUDIES}.items())
     parser.add_argument("name", choices=[*BENCHMARKS, *STUDIES], metavar="BENCHMARK", help=names)
     parser.add_argument("files", nargs="*", metavar="FILE", help="of study, compare and report")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -97,20 +77,17 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"bench {args.name} takes no file, --out, --list or --budget: those are for bench {', '.join(STUDIES)}"
         )
-    _, measure, show = BENCHMARKS[args.name]
     own = {name: getattr(args, name) for name in _OWN if getattr(args, name) is not None}
     for flag, owner in (_OWN[name] for name in own):
         if owner != args.name:
             raise ConfigError(f"bench {args.name} takes no {flag}: only bench {owner} does")
     if own.get("batch", 1) < 1:
         raise ConfigError(f"--batch is {args.batch}: it must be at least 1")
-
-    def report(message: str) -> None:
-        print(message, file=sys.stderr, flush=True)
-
-    result = pkgutil.resolve_name(measure)(quick=args.quick, report=report, **own)
+    report = functools.partial(print, file=sys.stderr, flush=True)
+    benchmark = importlib.import_module(f"aiscale.bench.{args.name}")
+    result = getattr(benchmark, f"bench_{args.name}")(quick=args.quick, report=report, **own)
     if args.json:
         print(json.dumps(result, indent=2))
     else:
-        pkgutil.resolve_name(show)(result)
+        getattr(benchmark, f"show_{args.name}")(result)
     return 0 if all(check["met"] for check in result["checks"]) else 1

@@ -32,11 +32,7 @@ JUDGED = ("H100", "H200")
 
 
 def bench_gpu(
-    *,
-    quick: bool = False,
-    report: Report = silent,
-    sizes: Sequence[str] = ("124M", "355M"),
-    batch: int | None = None,
+    *, quick: bool = False, report: Report = silent, sizes: Sequence[str] = ("124M", "355M"), batch: int | None = None
 ) -> dict:
     """One row per size, and the check on 355M if the card is in JUDGED. quick: a tiny model, no check.
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -25,7 +26,7 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from aiscale.bench.ranks import Report, silent
-from aiscale.bench.tables import check
+from aiscale.bench.tables import check, checks_table, heading, table
 from aiscale.bench.timing import Paired, machine_facts, paired
 from aiscale.config import ModelConfig, OptimizerConfig
 from aiscale.meter import allocated_bytes, has_bf16_instructions
@@ -74,8 +75,8 @@ QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, 
 def bench_model(*, quick: bool = False, report: Report = silent) -> dict:
     """Measure everything; quick uses a tiny model and checks nothing. `report` is called with each stage's name."""
     sizes, new_tokens, rounds = (QUICK_SIZES, 8, 2) if quick else (SIZES, 256, 8)
-    result = {"benchmark": "model", "quick": quick, "machine": machine_facts(), "training": [], "generation": []}
-    result["kernels"] = []
+    result = {"benchmark": "model", "quick": quick, "machine": machine_facts()}
+    result |= {"training": [], "generation": [], "kernels": []}
     for size in sizes:
         report(f"training {size.name}")
         result["training"].append(_bench_training(size))
@@ -163,7 +164,7 @@ def _bench_kernels(size: Size, new_tokens: int) -> list[dict]:
     }
 
     def turned_off(kernel: str, act: Callable) -> None:
-        with kernels.without(kernel):
+        with patch.dict(kernels.ON, {kernel: False}):
             act()
 
     rows = []
@@ -314,3 +315,52 @@ def _row_products(model: GPT, new_tokens: int) -> Callable[[], None]:
             torch.mm(row, head)
 
     return products
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def show_model(result: dict) -> None:
+    heading(result)
+    for row in result["training"]:
+        _show_training(row)
+    for row in result["generation"]:
+        _show_generation(row)
+    _show_kernels(result["kernels"])
+    checks_table(result["checks"])
+
+
+def _show_training(row: dict) -> None:
+    title = f"training {row['size']}: {row['parameters'] / 1e6:.1f} M parameters, vocabulary {row['vocab_size']}, "
+    title += f"{row['batch']} x {row['seq_len']} tokens a step, median of {row['rounds']} rounds"
+    rows = []
+    for name, seconds in row["seconds"].items():
+        memory = row["peak_memory_bytes"].get(name)
+        peak = f"{memory / 2**20:,.0f} MiB" if memory else ""
+        rows.append((name, f"{row['tokens_per_s'][name]:,.0f}", f"{seconds:.3f}", *_relative(row, name), peak))
+    table(title, ("", "tokens/s", "s/step", "time / ours", "range over rounds", "peak memory"), rows)
+
+
+def _show_generation(row: dict) -> None:
+    title = f"generation {row['size']}: {row['new_tokens']} tokens, greedy, one text, vocabulary {row['vocab_size']}, "
+    title += f"median of {row['rounds']} rounds; the two texts {'are the same' if row['same_text'] else 'DIFFER'}"
+    rows = []
+    for name, seconds in row["seconds"].items():
+        per_token = f"{1e3 * seconds / row['new_tokens']:.2f}"
+        rows.append((name, f"{row['tokens_per_s'][name]:,.0f}", per_token, *_relative(row, name)))
+    table(title, ("", "tokens/s", "ms/token", "time / ours", "range over rounds"), rows)
+
+
+def _show_kernels(measured: list[dict]) -> None:
+    rows = []
+    for row in measured:
+        spread = f"{min(row['of_each_round']):.2f} to {max(row['of_each_round']):.2f}"
+        rows.append((f"{row['what']} {row['size']}", row["kernel"], f"{row['time_without']:.3f}", spread))
+    table("our kernels", ("", "kernel", "time without / with", "range over rounds"), rows)
+
+
+def _relative(row: dict, name: str) -> tuple[str, str]:
+    if name == "ours":
+        return "1", ""
+    ratios = row["speedup_of_each_round"][name]
+    return f"{row['speedup'][name]:.3f}", f"{min(ratios):.2f} to {max(ratios):.2f}"

@@ -31,8 +31,7 @@ def heading(result: dict, *lines: str) -> None:
     about = f"{machine['date']}  {machine['command']}\n{machine['processor']}, {machine['threads']} threads of "
     about += f"{machine['cores']} cores, load {machine['load_average']}; torch {machine['torch']}, "
     about += f"transformers {machine['transformers']}, python {machine['python']}"
-    for line in (about, *lines):
-        _console().print(line, markup=False)
+    _console().print(about, *lines, sep="\n", markup=False)
 
 
 def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -44,16 +43,9 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> No
 
 
 def checks_table(checks: list[dict]) -> None:
-    if checks:
-        rows = [
-            (each["name"], f"{each['value']:.3f}", _target(each), "[green]met" if each["met"] else "[red]missed")
-            for each in checks
-        ]
+    rows = []
+    for each in checks:
+        target = f"{'at most' if each['at_most'] else 'at least'} {each['target']:g}"
+        rows.append((each["name"], f"{each['value']:.3f}", target, "[green]met" if each["met"] else "[red]missed"))
+    if rows:
         table("", ("promise", "measured", "target", ""), rows)
-
-
-def _target(each: dict) -> str:
-    if isinstance(each["target"], list):
-        low, high = each["target"]
-        return f"{low:g} to {high:g}"
-    return f"{'at most' if each['at_most'] else 'at least'} {each['target']:g}"

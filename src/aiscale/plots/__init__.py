@@ -16,8 +16,7 @@ from aiscale.plots.kernels import product_tiles, thread_blocks, warp_reads
 from aiscale.plots.nodes import node
 from aiscale.plots.numbers import FORMATS, matrices, number_formats, value_range
 from aiscale.plots.one_step import memory_over_time, pipeline, step_memory, timeline
-from aiscale.plots.placement import fsdp_step, mlp_cut, rank_grid, shards, zero_stages
-from aiscale.plots.rendezvous import rendezvous
+from aiscale.plots.placement import fsdp_step, mlp_cut, rank_grid, rendezvous, shards, zero_stages
 from aiscale.plots.sparsity import (
     density_times,
     link_speedups,
@@ -28,9 +27,7 @@ from aiscale.plots.sparsity import (
 )
 from aiscale.plots.studies import radius_long_curves, radius_page, study_drift, study_ratios
 from aiscale.plots.style import (
-    EVENT_COLORS,
     MEMORY_COLORS,
-    METHOD_COLORS,
     RANK_COLORS,
     STRATEGY_COLORS,
     draw,

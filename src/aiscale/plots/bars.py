@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from aiscale.config import ConfigError
 from aiscale.plots import style
 
-Groups = Mapping[str, Mapping[str, Mapping[str, float]]]  #: {kind: {configuration: {category: bytes}}}
+Bytes = Mapping[str, Mapping[str, float]]  #: {configuration: {category: bytes}}
 
 #: Colour of a collective, from the palette of ranks, whose colours are distinguishable.
 COLLECTIVE_COLORS = {
@@ -29,21 +29,16 @@ COLLECTIVE_COLORS = {
 
 
 def memory_bars(
-    predicted: Mapping[str, Mapping[str, float]] | None = None,
-    measured: Mapping[str, Mapping[str, float]] | None = None,
-    *,
-    capacity_bytes: float | None = None,
-    ax: Axes | None = None,
+    predicted: Bytes, measured: Bytes | None = None, *, capacity_bytes: float | None = None, ax: Axes | None = None
 ) -> Axes:
     """Bytes by category, stacked; for each configuration one bar for predicted and one for measured.
 
-    Both are {configuration: {category: bytes}}. capacity_bytes draws the device's memory as a line. A category has the
-    same colour in every figure (style.MEMORY_COLORS).
+    capacity_bytes draws the device's memory as a line. A category has the same colour in every figure.
     """
-    groups = _given(predicted, measured, "memory_bars")
+    groups = _groups(predicted, measured)
     totals = [sum(parts.values()) for group in groups.values() for parts in group.values()]
     unit_bytes, unit = style.memory_unit(max(totals))
-    ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax, (0.36, 0.22), 1.6)
+    ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax)
     ax.set_xlim(0, 1.13 * max([*totals, capacity_bytes or 0]) / unit_bytes)
     if capacity_bytes is not None:
         ax.set_ylim(top=0.05)  # room for a line of text over the bars
@@ -56,28 +51,21 @@ def memory_bars(
 
 
 def traffic_bars(
-    predicted: Mapping[str, Mapping[str, float]] | None = None,
-    measured: Mapping[str, Mapping[str, float]] | None = None,
-    *,
-    unit_bytes: float = 2**20,
-    unit: str = "MiB",
-    ax: Axes | None = None,
+    predicted: Bytes, measured: Bytes | None = None, *, unit_bytes: float = 2**20, unit: str = "MiB"
 ) -> Axes:
     """Bytes by collective, stacked; for each configuration one bar for predicted and one for measured.
 
-    Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
+    The axis counts in `unit_bytes`, called `unit`.
     """
-    groups = _given(predicted, measured, "traffic_bars")
-    ax = _stacked(groups, COLLECTIVE_COLORS, unit_bytes, ax, (0.3, 0.16), 1.5)
+    ax = _stacked(_groups(predicted, measured), COLLECTIVE_COLORS, unit_bytes)
     ax.set_xlim(0, 1.13 * ax.dataLim.x1)
     ax.set_xlabel(f"sent by a rank in one step ({unit})")
     return ax
 
 
-def _given(predicted: Mapping | None, measured: Mapping | None, name: str) -> dict[str, Mapping]:
-    groups = {kind: given for kind, given in (("predicted", predicted), ("measured", measured)) if given}
-    style.check_given(groups, f"{name} predicted or measured bytes")
-    return groups
+def _groups(predicted: Bytes, measured: Bytes | None) -> dict[str, Bytes]:
+    style.check_given(predicted, "predicted bytes")
+    return {"predicted": predicted, "measured": measured} if measured else {"predicted": predicted}
 
 
 def _rows(groups: Mapping[str, Mapping[str, object]]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -87,25 +75,17 @@ def _rows(groups: Mapping[str, Mapping[str, object]]) -> tuple[list[str], list[t
 
 
 def _stacked(
-    groups: Groups,
-    palette: Mapping[str, str],
-    unit_bytes: float,
-    ax: Axes | None,
-    inches: tuple[float, float],
-    gap: float,
+    groups: Mapping[str, Bytes], palette: Mapping[str, str], unit_bytes: float, ax: Axes | None = None
 ) -> Axes:
-    """A bar for each configuration and kind, its parts in the order of `palette` and its total at the end.
-
-    inches: height per bar, and extra per configuration; gap: between configurations, in bars.
-    """
+    """A bar for each configuration and kind, its parts in the order of `palette` and its total at the end."""
     labels, rows = _rows(groups)
-    ax = style.new_axes(ax, 7.5, 0.95 + inches[0] * len(rows) + inches[1] * len(labels))
+    ax = style.new_axes(ax, 7.5, 0.95 + 0.33 * len(rows) + 0.19 * len(labels))
     given = dict.fromkeys(part for label, kind in rows for part, nbytes in groups[kind][label].items() if nbytes)
     parts = [part for part in palette if part in given] + [part for part in given if part not in palette]
     colors = {part: palette.get(part, palette["other"]) for part in parts}
     ticks, y = [], 0.0
     for i, (label, kind) in enumerate(rows):
-        y += 1.0 if i == 0 or rows[i - 1][0] == label else gap
+        y += 1.0 if i == 0 or rows[i - 1][0] == label else 1.6
         left = 0.0
         for part in (part for part in parts if groups[kind][label].get(part)):
             width = groups[kind][label][part] / unit_bytes
@@ -131,7 +111,6 @@ def published_vs_measured(
     xlabel: str = "time (s)",
     source: str = "",
     log: bool | None = None,
-    ax: Axes | None = None,
 ) -> Axes:
     """Published values beside measured ones, one group of bars per label, with the value at the bar's end.
 
@@ -143,11 +122,11 @@ def published_vs_measured(
     values = [value for group in groups.values() for value in group.values()]
     if not values or min(values) <= 0:
         raise ConfigError("published_vs_measured draws positive values, and at least one")
-    ax = style.new_axes(ax, 7.5, 0.9 + 0.3 * len(rows) + 0.18 * len(labels))
+    ax = style.new_axes(None, 7.5, 0.9 + 0.3 * len(rows) + 0.18 * len(labels))
     colors = {label: style.STRATEGY_COLORS["ddp"] for label in labels}
     colors |= {label: color for label, color in style.series_colors(labels).items() if style.named(label)}
     log = max(values) > 30 * min(values) if log is None else log
-    left = 10 ** _floor(min(values)) if log else 0
+    left = 10 ** math.floor(math.log10(min(values) / 2)) if log else 0  # so that the shortest bar stays visible
     y, centers = 0.0, {label: [] for label in labels}
     for i, (label, kind) in enumerate(rows):
         y += 1.0 if i and rows[i - 1][0] == label else 1.6
@@ -171,8 +150,3 @@ def _value_bar(ax: Axes, y: float, left: float, value: float, kind: str, color: 
         style.draw(ax, "published", [value], [y], color, clip_on=False)
     place = {"textcoords": "offset points", "xytext": (7, 0), "va": "center", "fontsize": 8.5}
     ax.annotate(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", (value, y), color=style.INK, **place)
-
-
-def _floor(value: float) -> int:
-    """The power of ten at or below half of `value`, so that the shortest bar stays visible."""
-    return math.floor(math.log10(value / 2))

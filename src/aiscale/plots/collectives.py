@@ -68,7 +68,6 @@ def guessed(
     rows: str | Sequence[str] = "rank",
     columns: str | Sequence[str] = "step",
     same: Callable[[object, object], bool] = operator.eq,
-    ax: Axes | None = None,
 ) -> Axes:
     """A participant's grid beside the true one; a cell that is wrong is framed and crossed out. Without a guess, the
     truth alone. rows, columns: a word that is numbered, or a name for each."""
@@ -79,7 +78,7 @@ def guessed(
     unit = min(0.52, 5.9 / span)  # inches per cell
     left_room = 0.25 + 0.085 * max(map(len, names)) / unit  # an inch holds about twelve letters
     head = 0.65 if isinstance(columns, str) else 0.3 + 0.05 * max(map(len, columns)) / unit
-    ax = style.new_axes(ax, unit * (span + left_room + 0.3), unit * (n + 0.65 + head))
+    ax = style.new_axes(None, unit * (span + left_room + 0.3), unit * (n + 0.65 + head))
     for r, name in enumerate(names):
         ax.text(-0.25, n - r - 0.5, name, ha="right", va="center", color=style.MUTED)
     for left, (word, grid) in zip(range(0, 99, width + 1), shown.items(), strict=False):
@@ -116,20 +115,18 @@ def _origins(op: str, before: Grid, after: Grid) -> list[list[list[int]]]:
     If several ranks held equal chunks, prefer the same column, then the rank's own row.
     """
     n = len(before)
+    if op in _REDUCTIONS:
+        return [[list(range(n)) for _ in row] for row in after]
+    held = [(r, c, value) for r, row in enumerate(before) for c, value in enumerate(row) if value is not None]
     found = []
     for rank, row in enumerate(after):
         found.append([])
         for column, value in enumerate(row):
-            if op in _REDUCTIONS:
-                found[-1].append(list(range(n)))
-                continue
-            holders = [
-                (r, c) for r, held in enumerate(before) for c, v in enumerate(held) if v is not None and v == value
-            ]
+            holders = [(r, c) for r, c, there in held if there == value]
             holders.sort(key=lambda place: (place[1] != column, place[0] != rank))
             if op in ("all_gather", "gather"):  # chunks arrive in rank order
-                holders.sort(key=lambda place: place[0] != column * n // max(1, len(row)))
-            found[-1].append([holders[0][0]] if holders else [])
+                holders.sort(key=lambda place: place[0] != column * n // len(row))
+            found[-1].append([r for r, _ in holders[:1]])
     return found
 
 
@@ -147,7 +144,9 @@ def _grid(ax: Axes, left: float, rows: Grid, origins: list[list[list[int]]]) -> 
                 ink = style.text_color(colors[0])
             else:
                 _cell(ax, x, y, facecolor=style.PAPER, edgecolor=style.FAINT)
-                _stripes(ax, x + 0.2, y + 0.19, 0.6, 0.13, colors)
+                part = 0.6 / len(colors)
+                for i, color in enumerate(colors):
+                    ax.add_patch(Rectangle((x + 0.2 + i * part, y + 0.19), part, 0.13, facecolor=color, linewidth=0))
                 ink = style.INK
             size = 9 if len(str(value)) <= 3 else 7.5
             rise = 0.5 if len(colors) == 1 else 0.6
@@ -156,12 +155,6 @@ def _grid(ax: Axes, left: float, rows: Grid, origins: list[list[list[int]]]) -> 
 
 def _cell(ax: Axes, x: float, y: float, **options) -> None:
     style.rounded(ax, (x + 0.07, y + 0.07), 0.86, 0.86, 0.12, **{"edgecolor": "none", "linewidth": 0.9, **options})
-
-
-def _stripes(ax: Axes, x: float, y: float, width: float, height: float, colors: Sequence[str]) -> None:
-    part = width / len(colors)
-    for i, color in enumerate(colors):
-        ax.add_patch(Rectangle((x + i * part, y), part, height, facecolor=color, linewidth=0))
 
 
 # The ring ------------------------------------------------------------------------------------------------------------
@@ -272,7 +265,7 @@ def latency_bandwidth(
         style.draw(right, "predicted", grid, sent / seconds / 1e9, colors[op])
     for ax, label in ((left, "time of one collective (s)"), (right, "sent by each rank (GB/s)")):
         ax.set(xscale="log", yscale="log", xlabel="message size (bytes)", ylabel=label)
-        style.bytes_axis(ax.xaxis, min(sizes), max(sizes), at_most=6)
+        style.bytes_axis(ax.xaxis)
     style.seconds_axis(left.yaxis)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     kinds = [kind for kind, given in (("measured", points), ("predicted", fits), ("published", published)) if given]
@@ -283,11 +276,7 @@ def latency_bandwidth(
 
 
 def message_count(
-    counts: Sequence[int],
-    measured_s: Sequence[float],
-    predicted_s: Sequence[float],
-    *,
-    payload_bytes: int,
+    counts: Sequence[int], measured_s: Sequence[float], predicted_s: Sequence[float], *, payload_bytes: int
 ) -> Axes:
     """Seconds to send `payload_bytes` in total, cut into that many messages; the upper axis shows the size of one
     message."""

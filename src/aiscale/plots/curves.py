@@ -43,12 +43,11 @@ def loss_curves(
     """
     ax = style.new_axes(ax)
     validation = validation or {}
-    labels = list(dict.fromkeys([*runs, *validation]))
-    colors = style.series_colors(labels)
+    colors = style.series_colors(dict.fromkeys([*runs, *validation]))
     many = max(1, len(runs) - 1)
     for i, (label, losses) in enumerate(runs.items()):
         steps, values = xy(losses)
-        width = 1.4 + (4.2 * (len(runs) - 1 - i) / many if len(runs) > 1 else 0)
+        width = 1.4 + 4.2 * (len(runs) - 1 - i) / many
         ax.plot(steps, values, color=colors[label], linewidth=width, zorder=2 + i / 10)
     for label, losses in validation.items():
         steps, values = xy(losses)
@@ -59,7 +58,7 @@ def loss_curves(
         ax.annotate(name, (1, level), xytext=(0, 3), ha="right", va="bottom", fontsize=8.5, **place)
     style.steps_axis(ax.xaxis)
     ax.set(xlabel="optimizer step", ylabel="loss (nats per token)")
-    handles = style.legend_handles({label: colors[label] for label in labels})
+    handles = style.legend_handles(colors)
     if validation:
         handles.append(Line2D([], [], color=style.MUTED, label="training", linewidth=1.6))
         handles.append(Line2D([], [], color=style.MUTED, label="validation", marker="o", linestyle=""))
@@ -68,29 +67,26 @@ def loss_curves(
     return ax
 
 
-def loss_difference(
-    differences: Mapping[str, Series], tolerance: float | None = None, *, ax: Axes | None = None
-) -> Axes:
+def loss_difference(differences: Mapping[str, Series], tolerance: float) -> Axes:
     """Difference of losses from the serial run, per step, on a logarithmic axis.
 
     differences: {label: |loss - serial loss|}; tolerance: the largest difference that counts as equal. A logarithmic
     axis cannot show 0: it is drawn at the lower edge, and a run of zeros only is labelled "equal bit for bit".
     """
-    ax = style.new_axes(ax)
+    ax = style.new_axes(None)
     curves = {label: xy(np.abs(np.asarray(values, dtype=float))) for label, values in differences.items()}
-    positive = [v for _, values in curves.values() for v in values if v > 0] + ([tolerance] if tolerance else [])
-    floor = 10.0 ** (np.floor(np.log10(min(positive, default=1e-16))) - 1)
+    positive = [tolerance, *(v for _, values in curves.values() for v in values if v > 0)]
+    floor = 10.0 ** (np.floor(np.log10(min(positive))) - 1)
     colors = style.series_colors(curves)
     names = {}
     for label, (steps, values) in curves.items():
         ax.plot(steps, np.maximum(values, floor), color=colors[label], marker="o", markersize=3, linewidth=1.2)
         names[label if values.any() else f"{label} (equal bit for bit)"] = colors[label]
-    if tolerance is not None:
-        ax.axhline(tolerance, color=style.INK, linewidth=1, linestyle=":")
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "color": style.MUTED}
-        ax.annotate(f"tolerance {tolerance:g}", (1, tolerance), xytext=(0, -4), ha="right", va="top", **place)
+    ax.axhline(tolerance, color=style.INK, linewidth=1, linestyle=":")
+    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "color": style.MUTED}
+    ax.annotate(f"tolerance {tolerance:g}", (1, tolerance), xytext=(0, -4), ha="right", va="top", **place)
     ax.set_yscale("log")
-    ax.set_ylim(floor * 0.7, max([*positive, floor * 10]) * 5)
+    ax.set_ylim(floor * 0.7, max(positive) * 5)
     style.steps_axis(ax.xaxis)
     ax.set(xlabel="optimizer step", ylabel="difference from serial (nats)")
     style.legend_above(ax, style.legend_handles(names))
@@ -101,9 +97,7 @@ def loss_difference(
 
 
 def speedup(
-    ranks: Sequence[int],
-    measured: Mapping[str, Sequence[float]],
-    predicted: Mapping[str, Sequence[float]],
+    ranks: Sequence[int], measured: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]]
 ) -> Axes:
     """Speed-up over one rank, {label: (len(ranks),)}. The grey line is ideal: n ranks, n times as fast."""
     groups = {"measured": measured, "predicted": predicted}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 
 import matplotlib.pyplot as plt
@@ -36,31 +37,24 @@ class _Way:
     data: tuple[int, ...] = (0, 1, 2, 3)  #: which share of the batch each rank reads
 
 
-def _everything(rank: int, part: str, layer: int, row: int) -> bool:
-    return True
-
-
-def _layer(rank: int, part: str, layer: int, row: int) -> bool:
-    return layer == rank
-
-
 def _row(rank: int, part: str, layer: int, row: int) -> bool:
     return row == rank
 
 
-def _flat(*cut: str) -> Holds:
-    """ZeRO's first stages lay all tensors into one long row and cut that."""
+def _cut(*cut: str) -> Holds:
+    """Ranks share these parts by layers, and each has all of the others."""
     return lambda rank, part, layer, row: part not in cut or layer == rank
 
 
+#: ZeRO's first stages lay all tensors into one long row and cut that.
 _WAYS = {
-    "ddp": _Way("DDP", "gradients, once a step", _everything),
-    "zero1": _Way("ZeRO-1", "gradients, then new weights,\nonce a step", _flat("optimizer states")),
-    "zero2": _Way("ZeRO-2", "each gradient to its owner,\nthen new weights", _flat("optimizer states", "gradients")),
+    "ddp": _Way("DDP", "gradients, once a step", _cut()),
+    "zero1": _Way("ZeRO-1", "gradients, then new weights,\nonce a step", _cut("optimizer states")),
+    "zero2": _Way("ZeRO-2", "each gradient to its owner,\nthen new weights", _cut("optimizer states", "gradients")),
     "zero3": _Way("ZeRO-3", "a layer's weights before each use,\ngradients to their owners", _row),
     "fsdp": _Way("FSDP", "a layer's weights before each use,\ngradients to their owners", _row),
     "tp": _Way("tensor parallel", "activations, in every layer", _row, (0, 0, 0, 0)),
-    "pp": _Way("pipeline parallel", "activations, from stage to stage", _layer, (0, 0, 0, 0)),
+    "pp": _Way("pipeline parallel", "activations, from stage to stage", _cut(*_PARTS), (0, 0, 0, 0)),
     "ep": _Way(
         "expert parallel",
         "tokens to their experts and back,\ngradients of what is copied",
@@ -120,9 +114,7 @@ def _panel(ax: Axes, way: _Way) -> None:
         ax.add_patch(Rectangle((-0.8, top), 0.45, tall, facecolor=color, linewidth=0, label=f"_data {rank}:{share}"))
         for number, part in enumerate(_PARTS):
             left = number * (_LAYERS * _WIDE + _GAP)
-            _part(
-                ax, left, top, tall, part, [[way.holds(rank, part, x, y) for x in range(_LAYERS)] for y in range(_ROWS)]
-            )
+            _part(ax, left, top, tall, part, partial(way.holds, rank, part))
     ax.text(-0.575, -0.12, "data", ha="center", fontsize=6.5, color=style.MUTED)
     bottom = 4 * (_ROWS * _TALL + _BETWEEN) + 0.05
     ax.text(-1.75, bottom, f"sends {way.sends}", ha="left", va="top", fontsize=7.5, color=style.INK, linespacing=1.3)
@@ -132,11 +124,11 @@ def _panel(ax: Axes, way: _Way) -> None:
     ax.set_axis_off()
 
 
-def _part(ax: Axes, left: float, top: float, tall: float, part: str, held: list[list[bool]]) -> None:
+def _part(ax: Axes, left: float, top: float, tall: float, part: str, held: Callable[[int, int], bool]) -> None:
     """Four layers of four rows: filled where held, with an outline around all."""
     wide, row_tall = _LAYERS * _WIDE, tall / _ROWS
     for layer in range(_LAYERS):
-        rows = [row for row in range(_ROWS) if held[row][layer]]
+        rows = [row for row in range(_ROWS) if held(layer, row)]
         if rows:  # one rectangle for all: what a rank holds of a layer lies together
             place = (left + layer * _WIDE, top + rows[0] * row_tall)
             color = style.MEMORY_COLORS[part]

@@ -38,9 +38,8 @@ def _view(ax: Axes, left: float, right: float, bottom: float, top: float) -> Non
 
 def thread_blocks(rows: int = 10, columns: int = 14, block: int = 4) -> np.ndarray:
     """Blocks of block x block threads over a matrix that they do not divide; beside it one block's threads."""
-    figure, (whole, one) = plt.subplots(
-        1, 2, figsize=(7.5, 3.3), layout="constrained", width_ratios=(columns + 2.5, block * 2.6)
-    )
+    ratios = (columns + 2.5, block * 2.6)
+    _, (whole, one) = plt.subplots(1, 2, figsize=(7.5, 3.3), layout="constrained", width_ratios=ratios)
     down, across = -(-rows // block), -(-columns // block)
     by, bx, ty, tx = down // 2, across // 2, block - 1, 1  # the block and the thread that are shown
     _box(whole, 0, 0, across * block, down * block, **_HATCH)

@@ -24,9 +24,7 @@ DIVERGING = LinearSegmentedColormap.from_list(
 )
 
 
-def matrices(
-    values: Mapping[str, np.ndarray], *, digits: int = 2, between: Sequence[str] = (), ax: Axes | None = None
-) -> Axes:
+def matrices(values: Mapping[str, np.ndarray], *, digits: int = 2, between: Sequence[str] = ()) -> Axes:
     """Small matrices side by side on one colour scale, each with its name and shape.
 
     between: text between neighbours, for example "×" and "="; none by default.
@@ -41,14 +39,14 @@ def matrices(
     width = sum(array.shape[1] for array in arrays.values()) + gap * (len(arrays) - 1)
     height = max(array.shape[0] for array in arrays.values())
     unit = min(0.62, 7.4 / width)  # inches per cell
-    ax = style.new_axes(ax, unit * width + 0.1, unit * height + 0.35)
+    ax = style.new_axes(None, unit * width + 0.1, unit * height + 0.35)
     left = 0.0
     for i, (name, array) in enumerate(arrays.items()):
         bottom = (height - array.shape[0]) / 2
         _cells(ax, left, bottom, array, top, digits, 8.5 if unit > 0.5 else 7)
         rows, columns = array.shape
-        caption = f"{name}  ({rows} × {columns})" if name else f"({rows} × {columns})"
-        ax.text(left + columns / 2, bottom - 0.12, caption, ha="center", va="top", color=style.MUTED, fontsize=8.5)
+        place = {"ha": "center", "va": "top", "color": style.MUTED, "fontsize": 8.5}
+        ax.text(left + columns / 2, bottom - 0.12, f"{name}  ({rows} × {columns})", **place)
         left += columns + gap
         if between and i < len(between):
             ax.text(left - gap / 2, height / 2, between[i], ha="center", va="center", fontsize=13)

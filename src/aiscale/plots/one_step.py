@@ -184,9 +184,8 @@ def step_memory(traces: Mapping[str, StepMemory]) -> np.ndarray:
     """Measured bytes over one step, stacked by category, one panel per trace, all on one memory scale."""
     columns = min(2, len(traces))
     rows = ceil(len(traces) / columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(7.5, 0.7 + 2.15 * rows), sharey=True, layout="constrained", squeeze=False
-    )
+    size = (7.5, 0.7 + 2.15 * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, layout="constrained", squeeze=False)
     top = max(np.sum(list(trace.held_bytes.values()), axis=0).max() for trace in traces.values()) / 2**20
     for ax, (label, trace) in zip(axes.flat, traces.items(), strict=False):
         _panel(ax, label, trace, top)

@@ -5,6 +5,7 @@ plots.shards(cost.parameter_shapes(model), 4)             # which rows of which 
 plots.mlp_cut(4)                                          # tensor parallelism: columns of A, rows of B, f and g
 plots.zero_stages(4)                                      # stages 0 to 3 on four ranks, to scale
 plots.fsdp_step(3, 4)                                     # rank 0's weights and gradients, while the step goes on
+plots.rendezvous()                                        # how processes that know nothing of each other become ranks
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 
+import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
@@ -36,10 +39,8 @@ def rank_grid(tp: int, pp: int, dp: int, *, per_node: int, of_rank: int) -> Axes
     ax = style.new_axes(None, min(7.5, 1.2 + 0.6 * dp * panel), 1.0 + 0.6 * pp)
     for rank in range(size):
         t, d, p = _place(rank, tp, dp)
-        shade = (0.12, 0.42)[rank // per_node % 2]
-        ax.add_patch(
-            Rectangle((d * panel + t, p), 0.92, 0.92, facecolor=style.tint(style.MUTED, shade), edgecolor=style.PAPER)
-        )
+        face = style.tint(style.MUTED, (0.12, 0.42)[rank // per_node % 2])
+        ax.add_patch(Rectangle((d * panel + t, p), 0.92, 0.92, facecolor=face, edgecolor=style.PAPER))
         ax.text(d * panel + t + 0.46, p + 0.46, str(rank), ha="center", va="center", fontsize=9, color=style.INK)
     _frame_groups(ax, of_rank, tp, dp, size, panel)
     for d in range(dp):
@@ -242,3 +243,53 @@ def _slices(
 def _check(ranks: int) -> None:
     if not 1 <= ranks <= 8:
         raise ConfigError(f"{ranks} ranks: from 1 to 8 can be drawn")
+
+
+# How ranks meet ------------------------------------------------------------------------------------------------------
+
+_PLACES = {0: (0.0, 0.0), 1: (2.6, 0.0), "store": (1.3, 1.35)}
+
+
+def rendezvous() -> np.ndarray:
+    """Two ranks meet at a store, in three panels: rank 0 waits; rank 1 signs in; both connect."""
+    axes = plt.subplots(1, 3, figsize=(7.5, 2.5), layout="constrained")[1]
+    texts = ("1  rank 0 opens the store, and waits", "2  rank 1 signs in", "3  ranks connect")
+    for ax, text, there in zip(axes, texts, (1, 2, 2), strict=True):
+        ax.text(1.3, 2.15, text, ha="center", fontsize=8.5, color=style.INK)
+        ax.set_xlim(-0.75, 3.35)
+        ax.set_ylim(-0.75, 2.4)
+        style.bare(ax)
+        _store(ax, "\n".join(f"rank {rank}: here" for rank in range(there)))
+        for rank in (0, 1):
+            _rank(ax, rank, rank < there)
+    _arrow(axes[0], 0, "signs in")
+    for rank, text in ((0, "reads"), (1, "signs in, reads")):
+        _arrow(axes[1], rank, text)
+    axes[2].annotate("", (2.05, 0), (0.55, 0), arrowprops={"arrowstyle": "<->", "color": style.INK, "lw": 1.6})
+    axes[2].text(1.3, -0.16, "data", ha="center", va="top", fontsize=7.5, color=style.INK)
+    return axes
+
+
+def _rank(ax: Axes, rank: int, there: bool) -> None:
+    x, y = _PLACES[rank]
+    color = style.RANK_COLORS[rank]
+    look = {"facecolor": color} if there else {"facecolor": style.PAPER, "edgecolor": style.MUTED, "linestyle": ":"}
+    style.rounded(ax, (x - 0.52, y - 0.26), 1.04, 0.52, 0.04, **look)
+    text = f"rank {rank}" if there else "not yet"
+    ax.text(x, y, text, ha="center", va="center", fontsize=8, color=style.text_color(color) if there else style.MUTED)
+
+
+def _store(ax: Axes, text: str) -> None:
+    x, y = _PLACES["store"]
+    look = {"facecolor": style.tint(style.MUTED, 0.15), "edgecolor": style.MUTED}
+    style.rounded(ax, (x - 0.77, y - 0.35), 1.54, 0.7, 0.04, **look)
+    ax.text(x, y, text, ha="center", va="center", fontsize=7.5, color=style.INK)
+
+
+def _arrow(ax: Axes, rank: int, text: str) -> None:
+    (x, y), (x1, y1) = _PLACES[rank], _PLACES["store"]
+    side = -1 if x < x1 else 1
+    arrow = {"arrowstyle": "->", "color": style.INK, "lw": 1.2}
+    ax.annotate("", (x1 + side * 0.35, y1 - 0.38), (x, y + 0.3), arrowprops=arrow)
+    place = {"ha": "right" if side < 0 else "left", "fontsize": 7.5}
+    ax.text((x + x1) / 2 + side * 0.3, (y + y1) / 2 - 0.05, text, color=style.INK, **place)

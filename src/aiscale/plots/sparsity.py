@@ -22,16 +22,14 @@ from aiscale.config import ConfigError
 from aiscale.plots import style
 from aiscale.plots.curves import Series, xy
 
+Points = Sequence[tuple[float, float]]
+
 # Which entries -------------------------------------------------------------------------------------------------------
 
 
-def mask_overlap(overlaps: Mapping[float, Sequence[tuple[float, float]]], *, ax: Axes | None = None) -> Axes:
-    """Share of the selected entries that would be selected again, over the steps in between, {density: [(steps,
-    share)]}.
-
-    Dashed: by chance, which is the density.
-    """
-    ax = style.new_axes(ax, 7.5, 3.4)
+def mask_overlap(overlaps: Mapping[float, Points]) -> Axes:
+    """Share of a choice that is chosen again, {density: [(steps in between, share)]}; dashed: by chance."""
+    ax = style.new_axes(None, 7.5, 3.4)
     names = {f"d {density:g}": style.METHOD_COLORS.get(f"radius d {density:g}", style.MUTED) for density in overlaps}
     for (density, points), color in zip(overlaps.items(), names.values(), strict=True):
         style.draw(ax, "measured", *xy(points), color)
@@ -110,12 +108,7 @@ def _averaged(steps: np.ndarray, values: np.ndarray, window: int) -> tuple[np.nd
 
 
 def density_times(
-    measured: Sequence[tuple[float, float]] = (),
-    predicted: Sequence[tuple[float, float]] = (),
-    published: Sequence[tuple[float, float]] = (),
-    *,
-    source: str = "",
-    ax: Axes | None = None,
+    measured: Points = (), predicted: Points = (), published: Points = (), *, source: str = "", ax: Axes | None = None
 ) -> Axes:
     """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius is faster."""
     given = {"measured": measured, "predicted": predicted, "published": published}
@@ -132,10 +125,7 @@ def density_times(
 
 
 def link_speedups(
-    measured: Mapping[str, Sequence[tuple[float, float]]],
-    *,
-    marks: Mapping[str, float] | None = None,
-    ax: Axes | None = None,
+    measured: Mapping[str, Points], *, marks: Mapping[str, float] | None = None, ax: Axes | None = None
 ) -> Axes:
     """Speed-up over the baseline by link rate, {label: [(Mbit/s, speed-up)]}; marks: {label: rate}."""
     ax = style.new_axes(ax, 7.5, 3.8)

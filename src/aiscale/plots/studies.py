@@ -18,8 +18,7 @@ from matplotlib.axes import Axes
 
 from aiscale.config import ConfigError
 from aiscale.plots import sparsity, style
-
-Points = Sequence[tuple[float, float]]
+from aiscale.plots.sparsity import Points
 
 _AT_ONCE = "dense, fp32, at once"
 _LINKS = {

@@ -14,7 +14,6 @@ The palettes are distinguishable under simulated protanopia, deuteranopia and tr
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -27,7 +26,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from aiscale.config import ConfigError
 from aiscale.plots.describe import keep_descriptions
@@ -241,13 +240,13 @@ def format_bytes(nbytes: float, digits: int = 3) -> str:
     """1536 -> '1.5 KiB'; `digits` significant ones."""
     if nbytes == 0:
         return "0"
-    power = min(5, max(0, int(math.log(abs(nbytes), 1024) + 1e-9)))
-    return f"{_significant(nbytes / 1024**power, digits)} {('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')[power]}"
+    unit_bytes, unit = memory_unit(abs(nbytes))
+    return f"{_significant(nbytes / unit_bytes, digits)} {unit}"
 
 
 def memory_unit(largest: float) -> tuple[int, str]:
     """(bytes, name) of the unit in which the largest value is above 1."""
-    units = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+    units = ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
     return next(((nbytes, name) for nbytes, name in units if largest >= nbytes), (1, "B"))
 
 
@@ -255,18 +254,16 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     """0.00025 -> '250 µs'."""
     if seconds == 0:
         return "0"
-    for scale, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
-        if abs(seconds) >= scale * (1 - 1e-9) or unit == "ns":
-            return f"{_significant(seconds / scale, digits)} {unit}"
-    raise AssertionError
+    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    scale, unit = next((unit for unit in units if abs(seconds) >= unit[0] * (1 - 1e-9)), (1e-9, "ns"))
+    return f"{_significant(seconds / scale, digits)} {unit}"
 
 
 def format_count(number: float, digits: int = 3) -> str:
     """124439808 -> '124 M'."""
-    for scale, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"), (1, "")):
-        if abs(number) >= scale:
-            return _significant(number / scale, digits) + unit
-    return _significant(number, digits)
+    units = ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k"))
+    scale, unit = next((unit for unit in units if abs(number) >= unit[0]), (1, ""))
+    return _significant(number / scale, digits) + unit
 
 
 def _significant(value: float, digits: int) -> str:
@@ -275,12 +272,9 @@ def _significant(value: float, digits: int) -> str:
     return f"{value:.{digits}g}"
 
 
-def bytes_axis(axis: Axis, low: float, high: float, at_most: int = 8) -> None:
-    """Ticks of a logarithmic axis at powers of two, written as KiB, MiB."""
-    first, last = math.ceil(math.log2(max(low, 1)) - 1e-9), math.floor(math.log2(high) + 1e-9)
-    step = next(s for s in (1, 2, 5, 10, 20) if (last - first) / s < at_most)
-    start = -(-first // step) * step
-    axis.set_major_locator(FixedLocator([2.0**p for p in range(start, last + 1, step)]))
+def bytes_axis(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at powers of two, at most five, written as KiB, MiB."""
+    axis.set_major_locator(LogLocator(base=2, numticks=5))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: format_bytes(value))
 

@@ -153,8 +153,7 @@ def attention_masks(masks: Mapping[str, np.ndarray], *, tokens: Sequence[str] | 
     masks: {label: (T, T) booleans or numbers}; row: the query token, column: the key token. Numbers (attention
     weights) are drawn as shades. tokens: the T words, written along the axes.
     """
-    if not masks:
-        raise ConfigError("no masks: give attention_masks {label: (T, T) array}")
+    style.check_given(masks, "attention_masks {label: (T, T) array}")
     size = (min(7.5, 3.6 * len(masks)), 3.7)
     _, axes = plt.subplots(1, len(masks), figsize=size, squeeze=False, layout="constrained")
     shades = ListedColormap([style.tint(style.STRATEGY_COLORS["ddp"], s) for s in np.linspace(0.08, 1, 64)])

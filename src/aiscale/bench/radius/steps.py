@@ -50,11 +50,8 @@ class Contender:
         detail += f" turns {self.turns}" if self.turns else ""
         method = "dense" if self.method == "none" else self.method
         dense = ", dense step" if self.dense_step else ""
-        return f"{method}{detail}{dense}, {self.wire_name}, {'overlapped' if self.overlap else 'at once'}"
-
-    @property
-    def wire_name(self) -> str:
-        return "bf16" if self.wire == "bf16" else "fp32"
+        wire = "bf16" if self.wire == "bf16" else "fp32"
+        return f"{method}{detail}{dense}, {wire}, {'overlapped' if self.overlap else 'at once'}"
 
     @property
     def settings(self) -> tuple[str, ...]:

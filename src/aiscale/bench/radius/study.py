@@ -24,12 +24,12 @@ from aiscale.bench.ranks import Report, on_ranks, silent
 from aiscale.bench.tables import check, checks_table, heading, table
 from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError
+from aiscale.published.reader import DENSE_SHARE
 
 RANKS = 4
 SAVING_TARGET = 0.1855  #: published at density 0.4: of a whole run, against a dense all-reduce that is not overlapped
 MASKING_TARGET = 0.15  #: at most, of the all-reduce time saved
 HELD_TARGET = 5  #: bytes per entry: an fp32 residual and a byte of mask
-DENSE_SHARE = 0.2  #: of the published run's steps were dense, before the switch to Radius
 BASELINES = ("dense, fp32, at once", "dense, fp32, overlapped", "dense, bf16, at once", "dense, bf16, overlapped")
 
 
@@ -50,7 +50,7 @@ def bench_radius(*, quick: bool = False, report: Report = silent, link: str = "e
 def reckon(measured: dict) -> dict:
     """Turn what `steps.measure` returned (seconds of every round) into the rows of `bench_radius`."""
     sizes = measured["contenders"]
-    seconds = _averaged(measured["seconds"], sizes, INTERVAL)
+    seconds = _averaged(measured["seconds"], sizes)
     rows = [_row(name, turns, seconds, sizes[name], measured) for name, turns in seconds.items()]
     facts = ("ranks", "parameters", "tokens", "rounds", "link", "link_mbit_s", "compute_s")
     return {
@@ -80,7 +80,7 @@ def checks(result: dict) -> list[dict]:
     ]
 
 
-def _averaged(seconds: dict[str, list[float]], sizes: dict[str, dict], interval: int) -> dict[str, list[float]]:
+def _averaged(seconds: dict[str, list[float]], sizes: dict[str, dict]) -> dict[str, list[float]]:
     """Seconds of an average step; for Radius, ((T - 1) sparse + dense) / T.
 
     The dense step is measured at one density and used for all with the same wire format and overlap: it sends the same
@@ -91,7 +91,7 @@ def _averaged(seconds: dict[str, list[float]], sizes: dict[str, dict], interval:
     averaged = {}
     for name, turns in seconds.items():
         if sizes[name]["method"] == "radius" and not sizes[name]["dense_step"]:
-            turns = [((interval - 1) * turn + dense[_way(sizes[name])]) / interval for turn in turns]
+            turns = [((INTERVAL - 1) * turn + dense[_way(sizes[name])]) / INTERVAL for turn in turns]
         averaged[name] = turns
     return averaged
 

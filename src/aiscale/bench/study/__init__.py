@@ -10,7 +10,5 @@ another program's second does not move.
 """
 
 from aiscale.bench.study.engine import run_study
-from aiscale.bench.study.grid import AXES, Study, read_study
+from aiscale.bench.study.grid import read_study
 from aiscale.bench.study.results import load, side_by_side, summary
-
-__all__ = ["AXES", "Study", "load", "read_study", "run_study", "side_by_side", "summary"]

@@ -184,9 +184,9 @@ def main(spec_file: str, out: str) -> None:
     spec = json.loads(Path(spec_file).read_text())
     signal.setitimer(signal.ITIMER_REAL, spec["limit_s"])  # ends the rank, whatever it waits for
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))  # Ctrl-C is no result of this cell
-    world = connect(spec["device"])
+    cell = spec["cell"]
     try:
-        cell = spec["cell"]
+        world = connect(run_of(cell).loop.device)
         found = measure(world, cell, spec["data"], spec["limit_bytes"], spec["probe"])
     except Exception as error:
         no_room = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate" in str(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from aiscale.bench.study.engine import run_study, turns
 from aiscale.bench.study.grid import read_study
 from aiscale.bench.study.results import agreement, facts, load, show, show_side_by_side, side_by_side, summary
-from aiscale.config import ConfigError, require_writable
+from aiscale.config import ConfigError, require_writable, write_whole
 
 #: name -> (files it takes, the options that it has)
 COMMANDS = {"study": (1, ("out", "budget", "list")), "compare": (2, ()), "report": (1, ("out",))}
@@ -66,7 +66,7 @@ def _report(args: argparse.Namespace) -> int:
     require_writable(out.parent, "--out")
     text = pkgutil.resolve_name(args.study_page)(rows)
     try:
-        out.write_text(text, encoding="utf-8")
+        write_whole(out, text)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written ({error.strerror}): name another file with --out") from None
     print(out)

@@ -50,7 +50,7 @@ class Turn(NamedTuple):
 
 
 def run_study(
-    study: Study, out: str | Path, *, budget_minutes: float | None = None, device: str = "auto", report: Report = silent
+    study: Study, out: str | Path, *, budget_minutes: float | None = None, report: Report = silent
 ) -> list[dict]:
     """Make the runs that the file `out` lacks, until the budget is used up; returns all rows of the file.
 
@@ -58,7 +58,9 @@ def run_study(
     """
     out = Path(out)
     require_writable(out.parent, "--out")
-    rows = _of_this_study(load(out) if out.exists() else [], study, out)
+    rows = load(out) if out.exists() else []
+    if other := next((row["study"] for row in rows if row["study"] != study.name), None):
+        raise ConfigError(f"{out} holds results of study {other}, not {study.name}: name another file with --out")
     done = {(row["id"], row["round"], row["turn"]) for row in rows}
     waiting = [turn for turn in turns(study) if (_id(turn), turn.round, turn.turn) not in done]
     minutes = budget_minutes or study.budget_minutes
@@ -71,7 +73,7 @@ def run_study(
                     f"the budget of {minutes:g} minutes is used up, {len(waiting) - number} runs are left: run it again"
                 )
                 break
-            row = _run(study, turn, Path(folder), device)
+            row = _run(study, turn, Path(folder))
             rows.append(row)
             _append(out, row)
             report(f"{number + 1} of {len(waiting)}, round {turn.round + 1}: {row['cell']}: {_said(row)}")
@@ -82,7 +84,7 @@ def turns(study: Study) -> Iterator[Turn]:
     """All runs, in their order: in each round the base, the cells shuffled, and the base again after every few."""
     for number in range(study.repeats):
         cells = list(study.cells)
-        random.Random(f"{study.seed} {number}").shuffle(cells)
+        random.Random(f"1 {number}").shuffle(cells)  # the same each time, so that the study resumes
         order = [study.base]
         for i, cell in enumerate(cells, 1):
             order += [cell] + [study.base] * (i % BASE_EVERY == 0 or i == len(cells))
@@ -95,17 +97,16 @@ def _id(turn: Turn) -> str:
     return identity(turn.cell) if turn.limit_bytes is None else f"{identity(turn.cell)}-{turn.limit_bytes / 2**20:g}"
 
 
-def _run(study: Study, turn: Turn, folder: Path, device: str) -> dict:
+def _run(study: Study, turn: Turn, folder: Path) -> dict:
     """The row of one run."""
     started, load_before = time.perf_counter(), os.getloadavg()[0]
-    searched = turn.limit_bytes is not None
-    if searched:
-        cell, found = _largest(study, turn, folder, device)
+    if turn.limit_bytes is not None:
+        cell, found = _largest(study, turn, folder)
         label = f"largest in {turn.limit_bytes / 2**20:g} MiB, {study.label({**turn.cell, 'size': study.base['size']})}"
     else:
         cell, label = turn.cell, study.label(turn.cell)
         limit = study.memory_limit_mib and study.memory_limit_mib * 2**20
-        found = {"status": "ok", "limit_bytes": limit or ""} | attempt(study, cell, folder, limit, device=device)
+        found = {"status": "ok", "limit_bytes": limit or ""} | attempt(study, cell, folder, limit)
     more = {key: value for key, value in cell.items() if key not in AXES}
     row = {
         **{"study": study.name, "cell": label, "id": _id(turn), "round": turn.round, "turn": turn.turn},
@@ -117,19 +118,21 @@ def _run(study: Study, turn: Turn, folder: Path, device: str) -> dict:
     return {column: row.get(column, "") for column in COLUMNS}
 
 
-def attempt(
-    study: Study, cell: Cell, folder: Path, limit: float | None, probe: bool = False, *, device: str = "auto"
-) -> dict:
+def attempt(study: Study, cell: Cell, folder: Path, limit: float | None, probe: bool = False) -> dict:
     """What the ranks of this cell measured, or the status and the error that ended them."""
+    from aiscale.distributed import launch  # loads torch, which a study without a run left does not need
+    from aiscale.parallel import preload
+
     data = folder / f"{cell['data_kib']}.bytes"
     if not data.exists():
         _write_text(run_of(cell).data.corpus, int(cell["data_kib"]) * 1024, data)
     spec, out = folder / "spec.json", folder / "out.json"
-    settings = {"cell": cell, "data": str(data), "limit_bytes": limit, "probe": probe, "device": device}
+    settings = {"cell": cell, "data": str(data), "limit_bytes": limit, "probe": probe}
     spec.write_text(json.dumps({**settings, "limit_s": 60 * study.cell_minutes}))
     for old in folder.glob("out.json*"):
         old.unlink()
-    status = _start(int(cell["ranks"]), ["-m", "aiscale.bench.study.cell", str(spec), str(out)])
+    argv = ["-m", "aiscale.bench.study.cell", str(spec), str(out)]
+    status = launch(int(cell["ranks"]), argv, warm_up=functools.partial(preload, "ddp"))
     failed = Path(f"{out}.failed")
     if status == INTERRUPTED:
         raise KeyboardInterrupt
@@ -144,14 +147,14 @@ def attempt(
     return {"status": "out of memory" if killed else "failed", "error": f"a rank ended with status {status}{killed}"}
 
 
-def _largest(study: Study, turn: Turn, folder: Path, device: str) -> tuple[Cell, dict]:
+def _largest(study: Study, turn: Turn, folder: Path) -> tuple[Cell, dict]:
     """Search the most layers whose step stays below the limit, by doubling and halving; and predict them."""
     start, width = (int(part) for part in str(turn.cell["size"]).split("x"))  # a pipeline's stages divide the layers
     peaks: dict[int, float] = {}
 
     def fits(layers: int) -> bool:
         cell = {**turn.cell, "size": f"{layers}x{width}"}
-        peaks[layers] = attempt(study, cell, folder, turn.limit_bytes, True, device=device).get("peak_bytes", math.inf)
+        peaks[layers] = attempt(study, cell, folder, turn.limit_bytes, True).get("peak_bytes", math.inf)
         return peaks[layers] <= turn.limit_bytes
 
     def predicted_fits(layers: int) -> bool:
@@ -189,17 +192,6 @@ def _predicted(cell: Cell) -> dict:
     return {"parameters": cost.parameter_count(run.model), "predicted_bytes": nbytes if trains else ""}
 
 
-# Processes -----------------------------------------------------------------------------------------------------------
-
-
-def _start(ranks: int, argv: list[str]) -> int:
-    """`python ARGV` as connected ranks on this machine; the exit status."""
-    from aiscale.distributed import launch
-    from aiscale.parallel import preload
-
-    return launch(ranks, argv, warm_up=functools.partial(preload, "ddp"))
-
-
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
@@ -219,12 +211,6 @@ def _write_text(corpus: str, nbytes: int, path: Path) -> None:
     path.write_bytes(buffer.getvalue()[:nbytes])
 
 
-def _of_this_study(rows: list[dict], study: Study, out: Path) -> list[dict]:
-    if other := next((row["study"] for row in rows if row["study"] != study.name), None):
-        raise ConfigError(f"{out} holds results of study {other}, not {study.name}: name another file with --out")
-    return rows
-
-
 def _append(out: Path, row: dict) -> None:
     """Append a row and fsync it. If the disk is full, what is there stays whole."""
     text = io.StringIO()
@@ -232,12 +218,10 @@ def _append(out: Path, row: dict) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("ab+", buffering=0) as file:  # a buffer would be written once more when the file is closed
         end = file.seek(0, os.SEEK_END)
-        if end:
-            file.seek(end - 1)
-            torn = file.read(1) != b"\n"
-        else:
+        file.seek(max(end - 1, 0))
+        torn = file.read(1) not in (b"", b"\n")
+        if not end:
             writer.writeheader()
-            torn = False
         writer.writerow(row)
         data = b"\n" * torn + text.getvalue().encode()
         try:

@@ -29,11 +29,9 @@ import hashlib
 import itertools
 import json
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 
 from aiscale.config import ConfigError, Run, hint
 from aiscale.recipes import RECIPES, recipe
@@ -49,21 +47,19 @@ STRATEGIES = {
     "pp": ("parallel.strategy=pipeline", "parallel.pp={ranks}", "parallel.schedule=gpipe"),
 }
 #: axis -> (its value in a base that leaves it out, the values there are; None: see `_check_value`)
-AXES: Mapping[str, tuple] = MappingProxyType(
-    {
-        "size": ("4x128", None),
-        "precision": ("fp32", ("fp32", "tf32", "bf16", "fp16", "fp64")),
-        "batch": (8, None),
-        "micro": (0, None),
-        "ranks": (1, None),
-        "strategy": ("ddp", tuple(STRATEGIES)),
-        "data_kib": (32, None),
-        "place": ("memory", ("memory", "mapped", "spooled", "staged")),
-        "compile": (False, (True, False)),
-        "phase": ("training", ("training", "fine-tuning", "inference")),
-        "model": ("gpt", ("gpt", "bert")),
-    }
-)
+AXES: dict[str, tuple] = {
+    "size": ("4x128", None),
+    "precision": ("fp32", ("fp32", "tf32", "bf16", "fp16", "fp64")),
+    "batch": (8, None),
+    "micro": (0, None),
+    "ranks": (1, None),
+    "strategy": ("ddp", tuple(STRATEGIES)),
+    "data_kib": (32, None),
+    "place": ("memory", ("memory", "mapped", "spooled", "staged")),
+    "compile": (False, (True, False)),
+    "phase": ("training", ("training", "fine-tuning", "inference")),
+    "model": ("gpt", ("gpt", "bert")),
+}
 NEEDS_WHOLE_MODEL = ("serial", "ddp")  #: strategies whose ranks hold an ordinary module
 FACTS = ("device", "cores", "threads_per_rank", "python", "torch", "commit")  #: of the machine, in each row
 MOST_RANKS = 64  #: on one machine
@@ -71,6 +67,7 @@ MOST_RANKS = 64  #: on one machine
 _OWNED = {"loop.precision": "precision", "loop.global_batch": "batch", "loop.micro_batch": "micro"}
 _OWNED |= {"loop.compile": "compile", "parallel.strategy": "strategy", "parallel.zero_stage": "strategy"}
 _OWNED |= {"model.n_layer": "size", "model.d_model": "size", "parallel.tp": "ranks", "parallel.pp": "ranks"}
+_FOLDER = resources.files("aiscale.bench.study") / "studies"
 
 Cell = dict[str, object]  #: axis or setting -> value
 
@@ -82,33 +79,27 @@ class Study:
     name: str
     base: Cell
     cells: tuple[Cell, ...]  #: without the base
+    largest: tuple[tuple[Cell, float], ...]  #: cells of which to search the most layers, and the limit in bytes
     repeats: int
-    seed: int
-    budget_minutes: float | None
-    cell_minutes: float  #: a run that takes longer is ended, and recorded as such
-    memory_limit_mib: float | None  #: a rank that needs more than this is out of memory
-    largest: tuple[tuple[Cell, float], ...] = ()  #: cells of which to search the most layers, and the limit in bytes
+    budget_minutes: float | None = None
+    cell_minutes: float = 5  #: a run that takes longer is ended, and recorded as such
+    memory_limit_mib: float | None = None  #: a rank that needs more than this is out of memory
 
     def label(self, cell: Cell) -> str:
         """What is different from the base: "precision bf16, ranks 2"."""
-        return (
-            ", ".join(f"{key} {_word(value)}" for key, value in cell.items() if value != self.base.get(key)) or "base"
-        )
+        changed = [f"{key} {_word(value)}" for key, value in cell.items() if value != self.base.get(key)]
+        return ", ".join(changed) or "base"
 
 
 def shipped() -> list[str]:
-    return sorted(entry.name[:-5] for entry in _folder().iterdir() if entry.name.endswith(".toml"))
-
-
-def _folder():
-    return resources.files("aiscale.bench.study") / "studies"
+    return sorted(entry.name[:-5] for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
 
 
 def read_study(source: str | Path) -> Study:
     """The study of a TOML file, or one that the kit ships, by name. Raises ConfigError with one line."""
     known, file = shipped(), Path(source)
     if str(source) in known:
-        text = (_folder() / f"{source}.toml").read_text(encoding="utf-8")
+        text = (_FOLDER / f"{source}.toml").read_text(encoding="utf-8")
     else:
         try:
             text = file.read_text(encoding="utf-8")
@@ -126,8 +117,8 @@ def read_study(source: str | Path) -> Study:
 
 def study_of(tree: dict) -> Study:
     """The study of a TOML file's contents."""
-    fields = ("name", "repeats", "seed", "budget_minutes", "cell_minutes", "memory_limit_mib")
-    _known("study", tree, (*fields, "base", "vary", "cross", "largest"))
+    amounts = ("repeats", "budget_minutes", "cell_minutes", "memory_limit_mib")
+    _known(tree, ("name", *amounts, "base", "vary", "cross", "largest"))
     base = {**{axis: default for axis, (default, _) in AXES.items()}, **_table(tree, "base")}
     vary, crossed = _table(tree, "vary"), tree.get("cross", [])
     if not isinstance(crossed, list):
@@ -138,36 +129,26 @@ def study_of(tree: dict) -> Study:
     search = _searches(base, _table(tree, "largest"))
     if not cells and not search:
         raise ConfigError("study: its grid is empty: give axes and values in [vary], [[cross]] or [largest]")
-    numbers = {name: tree.get(name) for name in ("budget_minutes", "memory_limit_mib") if name in tree}
-    numbers |= {"repeats": tree.get("repeats", 3), "cell_minutes": tree.get("cell_minutes", 5)}
+    numbers = {"repeats": 3, **{name: tree[name] for name in amounts if name in tree}}
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise ConfigError(f"study: {name} is {value!r}: it must be a number above 0")
+    numbers["repeats"] = int(numbers["repeats"])
     for cell in (base, *cells.values(), *(cell for cell, _ in search)):
         check(cell)
-    return Study(
-        name=str(tree["name"]),
-        base=base,
-        cells=tuple(cells.values()),
-        repeats=int(numbers["repeats"]),
-        seed=int(tree.get("seed", 1)),
-        budget_minutes=numbers.get("budget_minutes"),
-        cell_minutes=numbers["cell_minutes"],
-        memory_limit_mib=numbers.get("memory_limit_mib"),
-        largest=tuple(search),
-    )
+    return Study(name=str(tree["name"]), base=base, cells=tuple(cells.values()), largest=tuple(search), **numbers)
 
 
 def run_of(cell: Cell) -> Run:
     """The run that a cell trains. Raises ConfigError if its settings contradict each other."""
-    size, ranks, settings = str(cell["size"]), cell["ranks"], []
+    size, ranks = str(cell["size"]), cell["ranks"]
     if size in RECIPES:
         run = recipe(size)
     else:
         layers, width = (int(part) for part in size.split("x"))
         run = Run().override(f"model.n_layer={layers}", f"model.d_model={width}", f"model.n_head={max(1, width // 32)}")
         run = run.override("model.position=learned", "loop.seq_len=64")
-    settings += [setting.format(ranks=ranks) for setting in STRATEGIES[cell["strategy"]]]
+    settings = [setting.format(ranks=ranks) for setting in STRATEGIES[cell["strategy"]]]
     settings += [f"{key}={_word(value)}" for key, value in cell.items() if "." in key]
     data_ranks = 1 if cell["strategy"] in ("tp", "pp") else ranks
     settings += [
@@ -187,9 +168,11 @@ def check(cell: Cell) -> None:
         if key in _OWNED:
             raise ConfigError(f"study: {key} is set by the axis {_OWNED[key]}: vary that")
         if "." not in key:
-            _known("study", {key: value}, tuple(AXES))
+            _known({key: value}, tuple(AXES))
             _check_value(key, value)
-    where = f"study, cell {', '.join(f'{key} {_word(value)}' for key, value in cell.items() if _differs(key, value))}"
+    always = ("size", "ranks", "strategy")
+    said = [key for key, value in cell.items() if key in always or "." in key or value != AXES[key][0]]
+    where = f"study, cell {', '.join(f'{key} {_word(cell[key])}' for key in said)}"
     strategy, ranks, whole = cell["strategy"], cell["ranks"], cell["strategy"] in NEEDS_WHOLE_MODEL
     reasons = {
         f"strategy {strategy} with {ranks} ranks: serial has one": strategy == "serial" and ranks > 1,
@@ -219,10 +202,6 @@ def identity(cell: Cell) -> str:
     return hashlib.sha256(_key(cell).encode()).hexdigest()[:10]
 
 
-def _differs(key: str, value: object) -> bool:
-    return "." in key or value != AXES[key][0] or key in ("size", "ranks", "strategy")
-
-
 def _check_value(axis: str, value: object) -> None:
     choices = AXES[axis][1]
     if choices and value not in choices:
@@ -244,7 +223,7 @@ def _product(base: Cell, grid: object) -> list[Cell]:
         raise ConfigError("study: its grid is empty: give axes and values in [vary], [[cross]] or [largest]")
     for axis, values in grid.items():
         if "." not in axis:
-            _known("study", {axis: values}, tuple(AXES))
+            _known({axis: values}, tuple(AXES))
         if not isinstance(values, list) or not values:
             raise ConfigError(f"study: {axis} has no values: write {axis} = [...] with at least one")
     return [{**base, **dict(zip(grid, values, strict=True))} for values in itertools.product(*grid.values())]
@@ -269,11 +248,11 @@ def _table(tree: dict, name: str) -> dict:
     return table
 
 
-def _known(what: str, given: dict, names: tuple[str, ...]) -> None:
+def _known(given: dict, names: tuple[str, ...]) -> None:
     for key in given:
         if key not in names:
             said = hint(key, names, f"it may be {', '.join(names)}, or a setting: model.norm")
-            raise ConfigError(f"{what}: unknown axis or field {key}: {said}")
+            raise ConfigError(f"study: unknown axis or field {key}: {said}")
 
 
 def _key(cell: Cell) -> str:
