@@ -9,7 +9,6 @@ plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +16,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
-from matplotlib.ticker import LogLocator
 
 from aiscale import cost
 from aiscale.config import ConfigError
@@ -286,9 +284,6 @@ def message_count(
     ax.set(xscale="log", yscale="log", ylabel="time for all of them (s)")
     ax.set_xlabel(f"number of messages that {style.format_bytes(payload_bytes)} are cut into")
     style.ranks_axis(ax.xaxis, counts)
-    values = [*measured_s, *predicted_s]
-    decades = math.log10(max(values) / min(values))
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
     style.seconds_axis(ax.yaxis)
     sizes = ax.secondary_xaxis("top")
     sizes.set_xticks(counts, [style.format_bytes(payload_bytes / n) for n in counts])

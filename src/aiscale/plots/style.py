@@ -14,6 +14,7 @@ The palettes are distinguishable under simulated protanopia, deuteranopia and tr
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -280,7 +281,10 @@ def bytes_axis(axis: Axis) -> None:
 
 
 def seconds_axis(axis: Axis) -> None:
-    """Ticks written as µs, ms, s."""
+    """Ticks of a logarithmic axis written as µs, ms, s: the fewer decades, the more in each."""
+    low, high = axis.get_data_interval()
+    decades = math.log10(high / low)
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
     axis.set_major_formatter(lambda value, _: format_seconds(value))
     axis.set_minor_locator(NullLocator())
 
