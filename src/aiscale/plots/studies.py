@@ -117,7 +117,7 @@ def _over(row: Mapping) -> tuple[float, float, float]:
 
 def study_ratios(cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str] = ()) -> Axes:
     """A mark at the median and a line over the interval, for each study: {cell: [{"median", "low", "high"}, ...]}."""
-    ax = style.new_axes(None, 7.5, 0.9 + 0.3 * len(cells))
+    ax = style.new_axes(None, 7.5, 0.9 + 0.21 * len(cells))
     for y, studies in enumerate(cells.values()):
         for i, ratio in enumerate(studies):
             look = {"color": (style.INK, style.RANK_COLORS[6])[i], "marker": "os"[i], "markersize": 5}
