@@ -28,7 +28,7 @@ def study_page(rows: Sequence[dict]) -> str:
         f"<p>{html.escape(facts(rows))}</p><h2>Median step of the second epoch, times its steps, over the base's</h2>",
         "<p>A dot is a median of runs, a line its interval; each run is divided by the base's runs beside it.</p>",
         _figure(plots.study_ratios(ratios)) if ratios else "<p>No cell has been timed.</p>",
-        f'<h2>Every cell</h2><div class="wide"><table>{_row("th", HEADS)}',
+        f'<h2>Every cell</h2><div class="wide figures" tabindex="0"><table>{_row("th", HEADS)}',
         *(_row("td", cells(entry)) for entry in entries),
         "</table></div><h2>The base through the study</h2><p>The same run, again and again: what moves here is the ",
         "machine, and no effect smaller than this can be seen without the division above.</p>",
