@@ -9,10 +9,7 @@ of every file (`integrity`) and the id of the run, so that a damaged checkpoint,
 
 Weights are stored under GPT's own names with their full shapes, so a run may resume with another number of ranks or
 another strategy. DeepSpeed and Megatron-Core write formats of their own, as the note says: such a run resumes only in
-the layout that wrote it, but `load_weights` reads its weights everywhere. Their engines have two more methods, which
-all ranks call: `write_later(folder, staging)` copies the state now (without `staging` it will not change) and returns a
-function that writes and flushes it, from any thread and without a collective; `read(folder, note)` loads that, or
-raises CheckpointError before anything is changed.
+the layout that wrote it, but `load_weights` reads its weights everywhere.
 """
 
 from __future__ import annotations
@@ -26,17 +23,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from aiscale.checkpoint import integrity
 from aiscale.checkpoint.staging import Staging
+from aiscale.config import Run
 from aiscale.distributed import RankError, World, alike
-
-if TYPE_CHECKING:
-    from aiscale.parallel import Engine
 
 FORMAT_VERSION = 1
 #: format -> "module:function" that reads its weights: function(folder) -> {GPT's name: tensor}
@@ -45,18 +40,43 @@ NOTE = "aiscale.json"  #: written last
 _OTHER = "it is of another model or optimizer: give this run the settings of that one"
 
 
+class Saveable(Protocol):
+    """What a checkpoint needs of an engine: a state for DCP, or a format of its own."""
+
+    run: Run
+    world: World
+    checkpoint_format: str  #: "dcp", or one of READERS
+
+    def note(self) -> dict:
+        """Extra entries of the note."""
+
+    def state(self) -> dict: ...
+
+    def loadable(self, note: dict) -> dict:
+        """A state to be filled from a folder with this note; raises CheckpointError if it cannot be. DCP only."""
+
+    def load(self, state: dict) -> None: ...
+
+    def write_later(self, folder: Path, staging: Staging | None) -> Callable[[], None]:
+        """Copy the state now (without `staging` it will not change); the returned function writes and flushes it, from
+        any thread and without a collective. All ranks call both; not for DCP."""
+
+    def read(self, folder: Path, note: dict) -> None:
+        """Load what was written, or raise CheckpointError before anything is changed. Not for DCP."""
+
+
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read or written; the message is one line that says what to do."""
 
 
-def save(engine: Engine, folder: str | Path, **facts) -> Path:
+def save(engine: Saveable, folder: str | Path, **facts) -> Path:
     """Write the engine's state now. All ranks call it, with the arguments of `prepare`."""
     with quiet():
         return prepare(engine, folder, **facts)(engine.world)
 
 
 def prepare(
-    engine: Engine,
+    engine: Saveable,
     folder: str | Path,
     *,
     step: int,
@@ -93,7 +113,7 @@ def prepare(
     return write
 
 
-def _filling(engine: Engine, partial: Path, staging: Staging | None) -> Callable[[World], None]:
+def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callable[[World], None]:
     """A function that fills the empty folder, called on every rank."""
     if engine.checkpoint_format != "dcp":
         finish = engine.write_later(partial, staging)
@@ -121,7 +141,7 @@ def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]
             raise
 
 
-def load(engine: Engine, path: str | Path) -> int:
+def load(engine: Saveable, path: str | Path) -> int:
     """Load the checkpoint `path` into the engine; returns the number of optimizer steps taken."""
     path, world = Path(path), engine.world
     note = world.together(lambda: _readable_note(engine, path))
@@ -135,7 +155,7 @@ def load(engine: Engine, path: str | Path) -> int:
     return note["step"]
 
 
-def _readable_note(engine: Engine, path: Path) -> dict:
+def _readable_note(engine: Saveable, path: Path) -> dict:
     note = read_note(path)
     if note["format"] != engine.checkpoint_format:
         wrote = note["layout"]["strategy"]
@@ -241,7 +261,7 @@ def _start(partial: Path) -> None:
     partial.mkdir()
 
 
-def _note(engine: Engine, step: int) -> dict:
+def _note(engine: Saveable, step: int) -> dict:
     return {
         "format_version": FORMAT_VERSION,
         "format": engine.checkpoint_format,
