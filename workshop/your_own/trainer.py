@@ -7,6 +7,8 @@
 On CPUs add --use_cpu --ddp_backend gloo, or each process trains alone.
 """
 
+import time
+
 import torch
 from model import TEXT, read_windows
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
@@ -18,4 +20,5 @@ if __name__ == "__main__":
     windows = [{"input_ids": window[:-1], "labels": window[:-1]} for window in read_windows(TEXT)]
     Trainer(model=model, args=args, train_dataset=windows).train()
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # left to Python's end, a thread of gloo may abort the process
+        torch.distributed.destroy_process_group()
+        time.sleep(0.5)  # gloo's thread lets go of the last message; if Python ends in that moment, it aborts
