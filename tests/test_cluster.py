@@ -190,14 +190,14 @@ def test_one_rank_that_raises_does_not_leave_the_others_hanging(ranks):
 
 
 def test_ranks_that_raise_the_same_are_shown_once(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.cells.GRACE_S", 30)  # a busy machine may delay one of them
+    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)  # a busy machine may delay one of them
     with pytest.raises(RankError, match="^ranks 0-2 raised ZeroDivisionError: division by zero") as caught:
         ranks.execute("1 / 0")
     assert "".join(caught.value.__notes__).count("Traceback") == 1
 
 
 def test_an_unknown_variable_is_reported_without_internal_frames(ranks, monkeypatch):
-    monkeypatch.setattr("aiscale.cluster.cells.GRACE_S", 30)
+    monkeypatch.setattr("aiscale.cluster.ranks.GRACE_S", 30)
     with pytest.raises(RankError, match="ranks 0-2 raised NameError: name 'nothing' is not defined") as caught:
         ranks["nothing"]
     assert "kernel.py" not in "".join(caught.value.__notes__)
@@ -328,7 +328,7 @@ class TestStop:
 
     @pytest.mark.extended
     def test_ranks_that_do_not_answer_are_replaced(self, kernel):
-        kernel.run("from aiscale.cluster import cells; cells.ANSWER_S = 3")  # the ranks will not answer in time
+        kernel.run("from aiscale.cluster import ranks as module; module.ANSWER_S = 3")  # they will not answer in time
         shown = kernel.run("%%px\nprint('in')\ndist.recv(torch.ones(1), 1 - rank)", stop_at=BOTH_IN)
         assert "ranks 0-1 did not answer and had to be killed; the next cell starts new ranks" in shown
         began = time.monotonic()

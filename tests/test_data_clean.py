@@ -241,6 +241,8 @@ def test_a_bad_source_is_refused_in_words(tmp_path):
         clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", progress=False)
     with pytest.raises(ConfigError, match="--processes is 0: it must be at least 1"):
         clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", processes=0, progress=False)
+    with pytest.raises(ConfigError, match="--shard-tokens is 0: it must be at least 1"):
+        clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", shard_tokens=0, progress=False)
     with pytest.raises(ConfigError, match="package:nowhere .*is not installed"):
         clean_corpus("package:nowhere", tmp_path / "none", progress=False)
     (tmp_path / "short.txt").write_text("the end")

@@ -47,7 +47,8 @@ def test_a_run_writes_its_records_to_disk(tmp_path):
     assert result.path == tmp_path / "tiny" and len(result.losses) == 6
     note = json.loads((result.path / "run.json").read_text())
     assert note["status"] == "finished" and Run.from_dict(note["run"]) == TINY
-    assert len(note["corpus"]["sha256"]) == 64 and torch.__version__.startswith(note["versions"]["torch"])
+    assert len(note["corpus"]["sha256"]) == 64
+    assert note["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert note["summary"]["tokens"] == 6 * 4 * 32
     lines = read_metrics(result.path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]

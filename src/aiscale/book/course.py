@@ -36,15 +36,23 @@ class Shelf:
     items: tuple[Item, ...]
 
 
-_ABOUT = {
-    "exercises": "In JupyterLab, from workshop/exercises: each check says what is wrong; hints come before solutions.",
-    "clinic": (
-        "Programs with one fault each, in workshop/clinic: say what is wrong, mend it, and let the grader run it."
+#: Of each shelf, in their order, its heading and what it says of itself.
+_SHELVES = {
+    "exercises": (
+        "Exercises",
+        "In JupyterLab, from workshop/exercises: each check says what is wrong; hints come before solutions.",
     ),
-    "puzzles": "In JupyterLab, from workshop/puzzles: move data between simulated ranks within a time and a memory.",
-    "decks": "Arrow keys turn the slides, S opens the speaker's view.",
-    "sheets": "To print, to look things up, and to see what you knew before and after.",
-    "instructor": "What to say, show and let them do.",
+    "clinic": (
+        "Bug clinic",
+        "Programs with one fault each, in workshop/clinic: say what is wrong, mend it, and let the grader run it.",
+    ),
+    "puzzles": (
+        "Puzzles",
+        "In JupyterLab, from workshop/puzzles: move data between simulated ranks within a time and a memory.",
+    ),
+    "decks": ("Decks", "Arrow keys turn the slides, S opens the speaker's view."),
+    "sheets": ("Sheets", "To print, to look things up, and to see what you knew before and after."),
+    "instructor": ("For the instructor", "What to say, show and let them do."),
 }
 _PAGES = re.compile(r"glossary\.md|(blocks|clinic)/\w+\.md|(exercises|puzzles)/\w+\.ipynb")
 COPIED = ("cheat_sheet.html", "quiz.html")
@@ -56,15 +64,15 @@ def shelves(workshop: Path, out: Path, folder: Path, page: Page) -> list[Shelf]:
     """The shelves that have something on them; `out` is where decks are, `folder` where the gallery is."""
     clinic = workshop / "clinic"
     guide = [workshop / "README.md", *sorted((workshop / "blocks").glob("*.md"))]
-    found = (
-        ("exercises", "Exercises", _notebooks(workshop / "exercises", page)),
-        ("clinic", "Bug clinic", _texts([clinic / "README.md", *sorted(clinic.glob("[0-9][0-9]_*.md"))], page)),
-        ("puzzles", "Puzzles", _notebooks(workshop / "puzzles", page)),
-        ("decks", "Decks", _decks(out, folder)),
-        ("sheets", "Sheets", _sheets(workshop, folder, page)),
-        ("instructor", "For the instructor", _texts(guide, page)),
-    )
-    made = [Shelf(name, heading, _ABOUT[name], tuple(items)) for name, heading, items in found]
+    items = {
+        "exercises": _notebooks(workshop / "exercises", page),
+        "clinic": _texts([clinic / "README.md", *sorted(clinic.glob("[0-9][0-9]_*.md"))], page),
+        "puzzles": _notebooks(workshop / "puzzles", page),
+        "decks": _decks(out, folder),
+        "sheets": _sheets(workshop, folder, page),
+        "instructor": _texts(guide, page),
+    }
+    made = [Shelf(name, *words, tuple(items[name])) for name, words in _SHELVES.items()]
     return [shelf for shelf in made if shelf.items]
 
 

@@ -114,7 +114,10 @@ class Row:
 
 
 class Seat:
-    """A shell whose cells run as a notebook's do; a context manager, which stops the ranks."""
+    """A shell whose cells run as a notebook's do, with at most one set of ranks, which ends with the context.
+
+    with Seat() as seat: for row in check_graders(seat, "03_ddp", root): ...
+    """
 
     def __enter__(self) -> Seat:
         os.environ.setdefault("MPLBACKEND", "agg")

@@ -1,7 +1,7 @@
 """Real ranks under a notebook: `ranks = cluster.start(4)`, then `%%px` cells run on every rank.
 
-ranks.py       start, stop, variables; joins, reuses and restarts ranks
-cells.py       the `%%px` magics: send a cell, wait, interrupt, show output in rank order
+ranks.py       start, stop, variables; joins, interrupts, reuses and restarts ranks
+cells.py       the `%%px` magics: send a cell, wait, show output in rank order
 errors.py      what a rank raised, with its own traceback
 processes.py   all processes of a cluster
 local.py       ranks and controller on this machine, also under mpiexec

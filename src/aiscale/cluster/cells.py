@@ -1,12 +1,10 @@
-"""Runs a cell on ranks: sends it, waits, interrupts, and shows its output.
+"""Runs a cell on ranks: sends it, waits, and shows its output.
 
     %%px                       every rank
     %%px --targets 0:2         ranks 0 and 1
 
 The flags are ipyparallel's. In a notebook output is live; it is labelled `[rank 0]`, `[rank 1]`, ..., and shown and
-stored in rank order. Stop reaches a rank in a loop as well as one that hangs in a collective. When a rank raises, the
-others usually wait for it in a collective: after a short grace they are interrupted. Those that answer close their
-connections, which makes the ones that hang in gloo fail too. If any still hangs, the caller kills all ranks.
+stored in rank order.
 """
 
 from __future__ import annotations
@@ -23,11 +21,6 @@ from IPython.display import DisplayHandle, display
 
 from aiscale.cluster.errors import Failure, own_frames
 
-#: How long the other ranks may take to finish or fail by themselves after one has failed.
-GRACE_S = 1.0
-#: How long a rank may take to answer a signal, and then closed connections: its first traceback is slow.
-SIGNAL_ANSWER_S = 0.5
-ANSWER_S = 15.0
 #: How long output may take to arrive after every rank has answered: it comes over another socket.
 OUTPUT_S = 30.0
 
@@ -35,8 +28,6 @@ _TICK_S = 0.05
 _REFRESH_S = 0.2
 _CHARACTERS_PER_S = 200_000
 _PLAIN = "text/plain"
-#: Words in a rank's error that mean that its process group is broken and must not be used again.
-BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
 
 
 class RankMagics(ParallelMagics):

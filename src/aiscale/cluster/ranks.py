@@ -13,6 +13,10 @@ ranks.stop()
 
 A dead rank fails the cell within 20 s, and the error says what happened to the others. The next cell works again, on
 the same ranks if they are alive, else on new ones. The call is the same on a laptop, under MPI and in a job.
+
+Stop reaches a rank in a loop as well as one that hangs in a collective. When a rank raises, the others usually wait for
+it in a collective: after a short grace they are interrupted. Those that answer close their connections, which makes the
+ones that hang in gloo fail too. If any still hangs, all are killed.
 """
 
 from __future__ import annotations
@@ -30,6 +34,14 @@ from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInter
 from aiscale.cluster.job import Job
 from aiscale.cluster.processes import LAUNCHERS, Processes, TryAgainError
 from aiscale.processes import usable_cores
+
+#: How long the other ranks may take to finish or fail by themselves after one has failed.
+GRACE_S = 1.0
+#: How long a rank may take to answer a signal, and then closed connections: its first traceback is slow.
+SIGNAL_ANSWER_S = 0.5
+ANSWER_S = 15.0
+#: Words in a rank's error that mean that its process group is broken and must not be used again.
+_BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
 
 _current: Ranks | None = None
 
@@ -280,12 +292,12 @@ class Ranks:
             pending.wait(None, tick, until_failure=True)
             if not pending.failures():
                 return
-            pending.wait(cells.GRACE_S, tick)
+            pending.wait(GRACE_S, tick)
             failures = pending.failures()
             note = self._interrupt(pending) if pending.ranks() else ""
         except KeyboardInterrupt:
             raise RanksInterrupted(self._interrupt(pending) or "all ranks had finished") from None
-        broken = any(word in f"{f.name} {f.message}".lower() for f in failures for word in cells.BROKEN_GROUP)
+        broken = any(word in f"{f.name} {f.message}".lower() for f in failures for word in _BROKEN_GROUP)
         if broken and not self._lost:
             self._must_join = True
         raise RankError.of(failures, note)
@@ -297,11 +309,11 @@ class Ranks:
             return ""
         try:
             self._processes.signal(busy, signal.SIGINT)
-            if not pending.wait(cells.SIGNAL_ANSWER_S):
+            if not pending.wait(SIGNAL_ANSWER_S):
                 client, waiting = self._processes.client, pending.ranks()
                 if free := [rank for rank in client.ids if rank not in waiting]:  # they leave the process group
                     client.direct_view(free).apply_async(engine.leave)
-                pending.wait(cells.ANSWER_S)
+                pending.wait(ANSWER_S)
         except KeyboardInterrupt:  # Stop pressed again
             pass
         if deaf := pending.ranks():

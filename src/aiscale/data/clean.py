@@ -204,8 +204,9 @@ def clean_corpus(
     record's domain is its field of that name, or the folder it lies in. Raises ConfigError with one line.
     """
     sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
-    if processes < 1:
-        raise ConfigError(f"--processes is {processes}: it must be at least 1")
+    for option, number in (("--processes", processes), ("--shard-tokens", shard_tokens)):
+        if number < 1:
+            raise ConfigError(f"{option} is {number}: it must be at least 1")
     folder, texts = Path(out), list(against)
     source, parts = _plan(sources)
     plan = {"source": source, "field": field, "bpe": bpe_vocab_size, "shard": shard_tokens}

@@ -11,8 +11,8 @@ The text is streamed (`data/formats.py`), so that neither it nor its tokens need
 the same command continues after the last finished shard. Documents are joined by the tokenizer's separator:
 `<|endoftext|>` for bpe, an empty line for the others.
 
-The well-known corpora need a network. Their addresses come from their publishers and are not tested; reading local
-files in the same formats is.
+The well-known corpora need a network and the library `datasets` (`pip install 'aiscale[data]'`). Their addresses come
+from their publishers and are not tested; reading local files in the same formats is.
 """
 
 from __future__ import annotations

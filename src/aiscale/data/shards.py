@@ -214,6 +214,7 @@ def write_corpus(
         name = f"{len(shards):05d}.tokens"
         count = _write_shard(folder / name, source, tokenizer, shard_tokens, report)
         if not count:
+            (folder / name).unlink(missing_ok=True)
             break
         tokens += count
         shards.append(name)
@@ -275,7 +276,7 @@ def _read_progress(folder: Path, tokenizer: Tokenizer) -> Manifest | None:
 
 
 def _write_shard(file: Path, source: _Source, tokenizer: Tokenizer, shard_tokens: int, report) -> int:
-    """Write blocks until the shard is full or the text ends; returns the tokens written: 0 if the text was over."""
+    """Write blocks until the shard is full or the text ends; returns the tokens written: 0 if the rest had none."""
     width, count, block = np.dtype(tokenizer.dtype).itemsize, 0, next(source, None)
     if block is None:
         return 0

@@ -67,8 +67,10 @@ def install(spec: Spec, where: Path) -> Path:
     if folder.exists() and not _ours(folder):
         raise ConfigError(f"{folder} is a kernel that aiscale has not made: choose another with --name")
     files = {"start.sh": start_script(spec), "kernel.json": json.dumps(_kernel_json(spec), indent=1) + "\n"}
+    new = not folder.exists()
     write_files(folder, files, "--prefix, or --user")
-    folder.chmod(0o755)  # whatever the umask: others in a class may use it, but not change it
+    if new:
+        folder.chmod(0o755)  # whatever the umask: others in a class may use it, but not change it
     return folder
 
 

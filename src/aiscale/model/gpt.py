@@ -76,7 +76,7 @@ class Attention(nn.Module):
             mask = where if mask is None else where.masked_fill(~mask, -torch.inf)
         if mask is None and q.shape[2] == k.shape[2]:
             y = causal_attention(q, k, v)
-        else:
+        else:  # without a mask, one token after a cache, which may attend to all
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.kv_heads != self.n_head)
         return self.out(y.transpose(1, 2).reshape(B, T, D))
 

@@ -67,8 +67,8 @@ class PipelineEngine(Engine):
         # The scaler takes its device from the first loss, but only the last stage has losses.
         self.scaler.scale(torch.zeros((), device=world.device))
         # One buffer for all gradients: cleared at once, and averaged over dp by one all-reduce.
-        numbers = sum(p.numel() for p in self.model.parameters())
-        self.gradients = torch.zeros(numbers, dtype=self.dtype, device=world.device)
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        self.gradients = torch.zeros(n_parameters, dtype=self.dtype, device=world.device)
         self._attach_gradients()
         self._schedules: dict[tuple, tuple] = {}
         self._loss_sum = torch.zeros((), device=world.device, dtype=torch.float64)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from aiscale.config import ConfigError
 from aiscale.plots import style
 
-Bytes = Mapping[str, Mapping[str, float]]  #: {configuration: {category: bytes}}
+Bytes = Mapping[str, Mapping[str, float]]  #: {configuration: {category or collective: bytes}}
 
 #: Colour of a collective, from the palette of ranks, whose colours are distinguishable.
 COLLECTIVE_COLORS = {
@@ -33,9 +33,10 @@ def memory_bars(
 ) -> Axes:
     """Bytes by category, stacked; for each configuration one bar for predicted and one for measured.
 
-    capacity_bytes draws the device's memory as a line. A category has the same colour in every figure.
+    Both are {configuration: {category: bytes}}, with the categories of style.MEMORY_COLORS, whose colours are the same
+    in every figure. capacity_bytes draws the device's memory as a line.
     """
-    groups = _groups(predicted, measured)
+    groups = _groups("memory_bars", predicted, measured)
     totals = [sum(parts.values()) for group in groups.values() for parts in group.values()]
     unit_bytes, unit = style.memory_unit(max(totals))
     ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax)
@@ -55,16 +56,16 @@ def traffic_bars(
 ) -> Axes:
     """Bytes by collective, stacked; for each configuration one bar for predicted and one for measured.
 
-    The axis counts in `unit_bytes`, called `unit`.
+    Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
     """
-    ax = _stacked(_groups(predicted, measured), COLLECTIVE_COLORS, unit_bytes)
+    ax = _stacked(_groups("traffic_bars", predicted, measured), COLLECTIVE_COLORS, unit_bytes)
     ax.set_xlim(0, 1.13 * ax.dataLim.x1)
     ax.set_xlabel(f"sent by a rank in one step ({unit})")
     return ax
 
 
-def _groups(predicted: Bytes, measured: Bytes | None) -> dict[str, Bytes]:
-    style.check_given(predicted, "predicted bytes")
+def _groups(figure: str, predicted: Bytes, measured: Bytes | None) -> dict[str, Bytes]:
+    style.check_given(predicted, f"{figure} predicted bytes")
     return {"predicted": predicted, "measured": measured} if measured else {"predicted": predicted}
 
 

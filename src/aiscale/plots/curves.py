@@ -75,7 +75,7 @@ def loss_difference(differences: Mapping[str, Series], tolerance: float) -> Axes
     """
     ax = style.new_axes(None)
     curves = {label: xy(np.abs(np.asarray(values, dtype=float))) for label, values in differences.items()}
-    positive = [tolerance, *(v for _, values in curves.values() for v in values if v > 0)]
+    positive = [v for v in (tolerance, *(v for _, values in curves.values() for v in values)) if v > 0] or [1e-16]
     floor = 10.0 ** (np.floor(np.log10(min(positive))) - 1)
     colors = style.series_colors(curves)
     names = {}

@@ -46,9 +46,9 @@ def _cut(*cut: str) -> Holds:
     return lambda rank, part, layer, row: part not in cut or layer == rank
 
 
-#: ZeRO's first stages lay all tensors into one long row and cut that.
 _WAYS = {
     "ddp": _Way("DDP", "gradients, once a step", _cut()),
+    # ZeRO's first stages lay all tensors into one long row and cut that, which looks like a cut by layers.
     "zero1": _Way("ZeRO-1", "gradients, then new weights,\nonce a step", _cut("optimizer states")),
     "zero2": _Way("ZeRO-2", "each gradient to its owner,\nthen new weights", _cut("optimizer states", "gradients")),
     "zero3": _Way("ZeRO-3", "a layer's weights before each use,\ngradients to their owners", _row),

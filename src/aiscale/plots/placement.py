@@ -1,4 +1,4 @@
-"""Where each rank sits in the parallel grid, and which part of each tensor it holds.
+"""Where each rank sits in the parallel grid, which part of each tensor it holds, and how ranks meet.
 
 plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)  # rank = tp + tp (dp + dp pp), Megatron-Core's order
 plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor are on which rank
@@ -247,7 +247,7 @@ def _check(ranks: int) -> None:
 
 # How ranks meet ------------------------------------------------------------------------------------------------------
 
-_PLACES = {0: (0.0, 0.0), 1: (2.6, 0.0), "store": (1.3, 1.35)}
+_MEETING = {0: (0.0, 0.0), 1: (2.6, 0.0), "store": (1.3, 1.35)}
 
 
 def rendezvous() -> np.ndarray:
@@ -271,7 +271,7 @@ def rendezvous() -> np.ndarray:
 
 
 def _rank(ax: Axes, rank: int, there: bool) -> None:
-    x, y = _PLACES[rank]
+    x, y = _MEETING[rank]
     color = style.RANK_COLORS[rank]
     look = {"facecolor": color} if there else {"facecolor": style.PAPER, "edgecolor": style.MUTED, "linestyle": ":"}
     style.rounded(ax, (x - 0.52, y - 0.26), 1.04, 0.52, 0.04, **look)
@@ -280,14 +280,14 @@ def _rank(ax: Axes, rank: int, there: bool) -> None:
 
 
 def _store(ax: Axes, text: str) -> None:
-    x, y = _PLACES["store"]
+    x, y = _MEETING["store"]
     look = {"facecolor": style.tint(style.MUTED, 0.15), "edgecolor": style.MUTED}
     style.rounded(ax, (x - 0.77, y - 0.35), 1.54, 0.7, 0.04, **look)
     ax.text(x, y, text, ha="center", va="center", fontsize=7.5, color=style.INK)
 
 
 def _arrow(ax: Axes, rank: int, text: str) -> None:
-    (x, y), (x1, y1) = _PLACES[rank], _PLACES["store"]
+    (x, y), (x1, y1) = _MEETING[rank], _MEETING["store"]
     side = -1 if x < x1 else 1
     arrow = {"arrowstyle": "->", "color": style.INK, "lw": 1.2}
     ax.annotate("", (x1 + side * 0.35, y1 - 0.38), (x, y + 0.3), arrowprops=arrow)

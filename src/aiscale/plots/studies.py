@@ -121,7 +121,7 @@ def study_ratios(cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequ
     for y, studies in enumerate(cells.values()):
         for i, ratio in enumerate(studies):
             look = {"color": (style.INK, style.RANK_COLORS[6])[i], "marker": "os"[i], "markersize": 5}
-            at = y + 0.3 * (i - (len(studies) - 1) / 2)
+            at = y + 0.44 * (i - (len(studies) - 1) / 2)
             ax.plot([ratio["low"], ratio["high"]], [at, at], color=look["color"])
             ax.plot(ratio["median"], at, **look, linestyle="", label="" if y or not names else names[i])
     ax.axvline(1, color=style.MUTED, linestyle=":", zorder=0)

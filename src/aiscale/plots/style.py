@@ -274,14 +274,16 @@ def _significant(value: float, digits: int) -> str:
 
 
 def bytes_axis(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at powers of two, at most five, written as KiB, MiB."""
-    axis.set_major_locator(LogLocator(base=2, numticks=5))
+    """At most seven ticks at powers of two, written as KiB, MiB; called after drawing."""
+    first, last = (round(math.log2(end)) for end in axis.get_data_interval())
+    step = next(step for step in (1, 2, 5, 10, 20) if (last - first) / step < 7)
+    axis.set_major_locator(FixedLocator([2.0**power for power in range(-(-first // step) * step, last + 1, step)]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: format_bytes(value))
 
 
 def seconds_axis(axis: Axis) -> None:
-    """Ticks of a logarithmic axis written as µs, ms, s: the fewer decades, the more in each."""
+    """Ticks of a logarithmic axis written as µs, ms, s: the fewer decades, the more in each; called after drawing."""
     low, high = axis.get_data_interval()
     decades = math.log10(high / low)
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))

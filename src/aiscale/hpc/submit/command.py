@@ -159,6 +159,7 @@ def script(job: Launcher, environment: str) -> Iterator[Finding]:
 
 
 def versions(job: Launcher, environment: str, python: Path, remedy: str) -> Iterator[Finding]:
+    """Can aiscale be imported there, and are its libraries those of the lock?"""
     # Modules are not loaded here: a torch of the site's module is not seen, which is no fault.
     done = _ask([python, "-c", _VERSIONS])
     if done is None or done.returncode:

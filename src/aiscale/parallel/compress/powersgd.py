@@ -18,6 +18,8 @@ The first two steps are always dense: torch needs DDP's final buckets first.
 Shapes: n rows, m columns of a matrix, r = min(n, m, compression.rank).
 """
 
+# No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn

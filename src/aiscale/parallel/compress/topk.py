@@ -15,6 +15,8 @@ The messages start in the backward pass, bucket by bucket; top-k fills in the me
 Shapes: N entries of a tensor, K entries of a message that are sent, n ranks.
 """
 
+# No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
+
 import itertools
 from collections.abc import Callable
 

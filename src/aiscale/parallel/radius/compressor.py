@@ -18,7 +18,6 @@ none waits for the next dense step. `moments=wait`: AdamW does not touch unsent 
 Shapes: N entries of a bucket, K of them chosen.
 """
 
-# No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
 from collections.abc import Iterable
 
 import torch

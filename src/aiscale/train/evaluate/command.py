@@ -179,10 +179,10 @@ def _device(name: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="RUN", help="a run folder, such as runs/laptop, or a Hugging Face folder")
-    tasks = "comma-separated names of lm-eval's tasks; radius or forge: those of the publication (default: radius)"
-    add("--tasks", default="radius", help=tasks)
-    limit = "use only the first N documents of each task; 0: all (default: 0)"
-    add("--limit", type=int, default=0, metavar="N", help=limit)
+    which = "comma-separated names of lm-eval's tasks; radius or forge: those of the publication (default: radius)"
+    add("--tasks", default="radius", help=which)
+    how_many = "use only the first N documents of each task; 0: all (default: 0)"
+    add("--limit", type=int, default=0, metavar="N", help=how_many)
     add("--batch-size", type=int, default=8, metavar="N", help="sequences in a batch (default: 8)")
     add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
     add("--json", action="store_true", help="print the results as JSON")
