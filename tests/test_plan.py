@@ -210,15 +210,16 @@ def test_an_answer_can_be_checked_by_hand():
 
 def test_rows_are_answered_with_the_stated_defaults_and_a_broken_row_says_why():
     row = dict.fromkeys(rows.DEFAULTS, "") | {"id": "a", "gpus": "16", "zero_stage": "1"}
-    wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}]
-    good, bad, odd, negative = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
+    wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}, {"gpu": "B300"}]
+    good, bad, odd, negative, unknown = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
     same = next(rows.answers([{"id": "a", "gpus": "16", "zero_stage": "1"}]))
     assert good == same and good["fits"] in (True, False)
     assert good["params_B"] == pytest.approx((32 * (12 * 4096**2 + 2 * 4096) + 2 * 50304 * 4096 + 4096) / 1e9, abs=1e-4)
     assert good["tokens_per_s_per_gpu"] == pytest.approx(2048 * 1 / good["step_time_s"], rel=1e-3)
     assert bad["error"] == "dp 5 x tp 3 x pp 1 = 15, but gpus is 16: change one of them" and bad["step_time_s"] is None
     assert odd["error"] == "layers is 'many': it must be a whole number, 0 or more"
-    assert negative["error"] == "network_gbit_per_node is '-1': it must be a number of Gb/s, at least 0"
+    assert negative["error"] == "the network of a node is -1 Gb/s: it must be at least 0, and finite"
+    assert unknown["error"].startswith("unknown accelerator 'B300'")
 
 
 def test_a_hugging_face_models_tied_table_counts_once():

@@ -26,7 +26,8 @@ ACTIVATIONS = {
     "gelu": Activation("GELU", "gelu", 2),  # Hendrycks and Gimpel 2016
     "relu": Activation("ReLU", "relu", 1),  # Glorot et al. 2011; its output tells where it was positive
     "silu": Activation("Swish", "silu", 2),  # Ramachandran et al. 2017, with beta 1
-    "reglu": Activation("ReGLU", "relu", 4, gated=True),  # this and the next two: Shazeer 2020
+    # Shazeer 2020; kept are gate, value, activated gate and their product.
+    "reglu": Activation("ReGLU", "relu", 4, gated=True),
     "geglu": Activation("GEGLU", "gelu", 4, gated=True),
     "swiglu": Activation("SwiGLU", "silu", 4, gated=True),
 }

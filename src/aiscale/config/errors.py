@@ -17,12 +17,14 @@ class ConfigError(ValueError):
 
 
 def hint(word: str, known: Iterable[str], none: str = "", prefix: str = "") -> str:
-    """`did you mean X?` for the nearest known word; else `none`, or the list of all. prefix: before each, as in model.
-    of model.n_layer."""
+    """`did you mean X?` for the nearest known word; where none is near enough, `none` or the list of all. prefix:
+    before each, as in model. of model.n_layer."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    said = [prefix + name for name in near or known]
-    return f"did you mean {said[0]}?" if near else none or f"it may be one of {', '.join(said)}"
+    guess = f"did you mean {prefix}{near[0]}?" if near else ""
+    if difflib.get_close_matches(word, near, cutoff=0.6):
+        return guess
+    return f"{guess} {none or 'it may be one of ' + ', '.join(prefix + name for name in known)}".strip()
 
 
 def require(condition: bool, message: str) -> None:
@@ -57,6 +59,10 @@ def remedy(error: OSError, option: str) -> str:
 
 def write_whole(file: Path, text: str, mode: int | None = None) -> Path:
     """Write all of the text or leave the file unchanged, whatever happens in between; returns the file."""
+    if file.exists() and not file.is_file():  # such as /dev/stdout
+        file.write_text(text, encoding="utf-8")
+        return file
+    file = file.resolve()  # a link stays one
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

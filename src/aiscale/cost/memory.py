@@ -157,8 +157,11 @@ def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_he
     """Input of qkv (D), its output ((H + 2G) C), attention's output (D), and the fused kernel's log-sum-exp for each
     head; rotated q and k are kept in addition, since v is a view of the unrotated qkv."""
     D, C, H, G = model.d_model, model.d_head, model.n_head, model.kv_heads
+    kept = narrow * (2 * D + (H + 2 * G) * C)
+    if by_heads:
+        return kept
     rotated = (H + G) * C if model.position == "rotary" else 0
-    return narrow * (2 * D + (H + 2 * G) * C) + (0 if by_heads else narrow * rotated + wide * H)
+    return kept + narrow * rotated + wide * H
 
 
 def activation_bytes(model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32") -> int:

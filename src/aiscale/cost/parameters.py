@@ -190,6 +190,7 @@ def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, 
 
 
 def norm_shapes(name: str, model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Of one norm: its weight (D,) and, unless it is RMS or the model has none, its bias (D,)."""
     has_bias = model.norm != "rmsnorm" and model.bias
     return {f"{name}.weight": (model.d_model,), **({f"{name}.bias": (model.d_model,)} if has_bias else {})}
 

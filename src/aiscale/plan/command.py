@@ -117,11 +117,14 @@ def batch_of(args: argparse.Namespace) -> int:
 def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
     """ "tp=4,pp=2,fsdp=true" as a layout of `gpus` devices; dp is what remains."""
     known = get_type_hints(Layout)
-    for option in ("software", "global_batch", "precision"):
-        del known[option]
+    elsewhere = {"precision": "--precision", "global_batch": "--batch"}
+    for key in ("software", *elsewhere):
+        del known[key]
     values: dict[str, object] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
+        if key in elsewhere:
+            raise ConfigError(f"--layout: {key} is no part of a layout: set it with {elsewhere[key]}")
         if key not in known:
             raise ConfigError(f"--layout: unknown key {key!r}: {hint(key, known)}")
         values[key] = as_type(known[key], value, f"--layout: {key}")

@@ -287,7 +287,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
-    """The planner's view of a model of a recipe."""
+    """The planner's view of a model of a recipe. Raises ConfigError where our GPT has no such shape."""
     model = model if isinstance(model, ModelConfig) else model.shape
     return Shape(
         layers=model.n_layer,

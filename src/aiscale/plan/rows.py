@@ -81,8 +81,7 @@ def read(row: dict[str, str]):
 @lru_cache(maxsize=256)
 def _platform(name: str, devices: int, gbit: str) -> Platform:
     try:
-        if not float(gbit) >= 0:
-            raise ValueError
-        return platform(name, gpus_per_node=max(1, devices), node_gbit_s=float(gbit))
+        network = float(gbit)
     except ValueError:
-        raise ConfigError(f"network_gbit_per_node is {gbit!r}: it must be a number of Gb/s, at least 0") from None
+        raise ConfigError(f"network_gbit_per_node is {gbit!r}: it must be a number of Gb/s") from None
+    return platform(name, gpus_per_node=max(1, devices), node_gbit_s=network)

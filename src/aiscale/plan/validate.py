@@ -68,7 +68,7 @@ def halves() -> list[Score]:
 
 def _errors(chosen: Iterable[Run], c: SimpleNamespace) -> dict[str, list]:
     """What these runs add to a score: errors, whether each was said to run, (rank correlation, layouts) of models."""
-    found: dict[str, list] = defaultdict(list)
+    found: dict[str, list] = {name: [] for name in ("ran", "crashed", "step", "all steps", "memory", "ranks")}
     layouts: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for run in chosen:
         found["ran" if run.ran else "crashed"].append(said_to_run(run, c))

@@ -87,11 +87,11 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
     references = {rung.reference: rungs.RUNGS[rung.reference] for rung in chosen}
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory(prefix="aiscale-verify-") as folder, Jobs() as jobs:
-        done: dict[str, Left] = {}  #: of the references
-        reading = threading.Lock()
+        true: dict[str, Left] = {}  #: of the references
+        reading = threading.Lock()  #: a rung that is played seeds torch's one generator
 
         def judge(rung: Rung) -> None:
-            verdicts[rung.name] = _verdict(rung, jobs, Path(folder), done, reading)
+            verdicts[rung.name] = _verdict(rung, jobs, Path(folder), true, reading)
             if rung in chosen:
                 report(verdicts[rung.name])
 
@@ -104,7 +104,10 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """The verdicts for a terminal: one row per rung, with its differences and the tolerance."""
+    """The verdicts for a terminal: one row per rung, with its differences and the tolerance.
+
+    Console().print(table(climb()))
+    """
     errors = [f"{verdict.rung.name}: {verdict.error}" for verdict in verdicts if verdict.error]
     count = f"{sum(verdict.holds for verdict in verdicts)} of {len(verdicts)} hold"
     # As Text, because an error may contain what rich takes for markup.
@@ -131,11 +134,11 @@ def _choose(patterns: Iterable[str]) -> list[Rung]:
     return [rungs.RUNGS[name] for name in rungs.RUNGS if name in chosen]
 
 
-def _verdict(rung: Rung, jobs: Jobs, folder: Path, references: dict[str, Left], reading: threading.Lock) -> Verdict:
+def _verdict(rung: Rung, jobs: Jobs, folder: Path, true: dict[str, Left], reading: threading.Lock) -> Verdict:
     start = time.perf_counter()
     failed = partial(Verdict, rung, *[float("nan")] * 4)
     is_reference = rung.name == rung.reference
-    if not is_reference and rung.reference not in references:
+    if not is_reference and rung.reference not in true:
         return failed(0.0, f"its reference {rung.reference} failed")
     error = "" if rung.played else jobs.run(rung, folder)
     if error:
@@ -144,8 +147,8 @@ def _verdict(rung: Rung, jobs: Jobs, folder: Path, references: dict[str, Left], 
         with reading:
             left = play(rung) if rung.played else _read(folder / rung.name, rung)
         if is_reference:
-            references[rung.name] = left
-        differences = _differences(left, references[rung.reference])
+            true[rung.name] = left
+        differences = _differences(left, true[rung.reference])
     except Exception as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return failed(time.perf_counter() - start, what)

@@ -92,6 +92,7 @@ class Rung:
 
     @property
     def reference(self) -> str:
+        """The rung that this one must equal."""
         return self.compared_with or f"serial-{self.model}-{self.precision}"
 
     def settings(self) -> list[str]:
