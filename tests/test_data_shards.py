@@ -186,6 +186,7 @@ def test_resuming_with_another_text_or_tokenizer_is_refused(tmp_path, small_bloc
 def test_a_text_without_characters_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="corpus test is empty"):
         write_corpus(source(""), BYTE, tmp_path)
+    assert not list(tmp_path.glob("*.tokens"))
 
 
 # Opening a corpus ----------------------------------------------------------------------------------------------------

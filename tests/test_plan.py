@@ -210,8 +210,9 @@ def test_an_answer_can_be_checked_by_hand():
 
 def test_rows_are_answered_with_the_stated_defaults_and_a_broken_row_says_why():
     row = dict.fromkeys(rows.DEFAULTS, "") | {"id": "a", "gpus": "16", "zero_stage": "1"}
-    wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}, {"gpu": "B300"}]
-    good, bad, odd, negative, unknown = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
+    wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}]
+    wrong += [{"network_gbit_per_node": "inf"}, {"gpu": "B300"}]
+    good, bad, odd, negative, endless, unknown = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
     same = next(rows.answers([{"id": "a", "gpus": "16", "zero_stage": "1"}]))
     assert good == same and good["fits"] in (True, False)
     assert good["params_B"] == pytest.approx((32 * (12 * 4096**2 + 2 * 4096) + 2 * 50304 * 4096 + 4096) / 1e9, abs=1e-4)
@@ -219,6 +220,7 @@ def test_rows_are_answered_with_the_stated_defaults_and_a_broken_row_says_why():
     assert bad["error"] == "dp 5 x tp 3 x pp 1 = 15, but gpus is 16: change one of them" and bad["step_time_s"] is None
     assert odd["error"] == "layers is 'many': it must be a whole number, 0 or more"
     assert negative["error"] == "the network of a node is -1 Gb/s: it must be at least 0, and finite"
+    assert endless["error"] == "the network of a node is inf Gb/s: it must be at least 0, and finite"
     assert unknown["error"].startswith("unknown accelerator 'B300'")
 
 
@@ -268,6 +270,7 @@ def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
         ("--model forge-m --machine frontier --batch -1", "--batch is -1: it must be at least 1 and at most 10^8 seq"),
         ("--model forge-m --machine frontier --layout tp=3", "--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but"),
         ("--model forge-m --machine frontier --layout tq=2", "--layout: unknown key 'tq': did you mean tp?"),
+        ("--model forge-m --machine frontier --layout precision=fp16", "--layout: precision is no part of a layout"),
         ("--model forge-m --machine frontier --layout fsdp=2", "--layout: fsdp is '2': it must be true or false"),
         ("--model forge-m --machine frontier --tokens 0", "--tokens is 0: it must be greater than 0 and less"),
         ("--rows nowhere.csv", "--rows nowhere.csv cannot be read: "),
