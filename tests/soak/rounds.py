@@ -47,7 +47,7 @@ class Outcome:
 def reference(testbed: Testbed, name: str) -> Reference:
     """The undisturbed run, from the same launcher; reused if it has already finished."""
     if testbed.described(name).get("status") != "finished":
-        shutil.rmtree(testbed.run(name), ignore_errors=True)
+        testbed.forget(name)
         _finish(testbed, testbed.submit(name))
     return Reference.of(testbed.run(name))
 
@@ -58,8 +58,7 @@ def play(testbed: Testbed, name: str, events: Sequence[Event], wanted: Reference
     for _ in range(_ATTEMPTS):
         outcome = Outcome(folder=testbed.folder)
         testbed.cancel_all()  # jobs of a round that went wrong
-        shutil.rmtree(testbed.run(name), ignore_errors=True)
-        (testbed.folder / f"{name}.out").unlink(missing_ok=True)
+        testbed.forget(name)
         try:
             _disturb(testbed, name, events, outcome)
             outcome.wrong = _taken_twice(outcome) or difference(testbed.run(name), wanted)
@@ -79,6 +78,8 @@ def _disturb(testbed: Testbed, name: str, events: Sequence[Event], outcome: Outc
     job = testbed.submit(name)
     ranks = _started(testbed, job, name, None)
     for event in events:
+        _taken(testbed, job, name, event.step)
+        _spare(testbed, job)
         taken = _taken(testbed, job, name, event.step)
         job = testbed.strike(event, job, name)
         outcome.hits.append([event.kind, taken, 0])
@@ -109,6 +110,13 @@ def _taken(testbed: Testbed, job: str, name: str, step: int) -> int:
 
     _seen(testbed, job, lambda: last() >= step, f"has not come to step {step}")
     return last()
+
+
+def _spare(testbed: Testbed, job: str) -> None:
+    """Wait for a checkpoint if the start before saved none: after two such starts in a row a launcher gives up."""
+    *before, last, _ = [0, *testbed.saved(job)]
+    if before and last <= max(before):
+        _seen(testbed, job, lambda: testbed.saved(job)[-1] > max(before), "saves nothing")
 
 
 def _seen(testbed: Testbed, job: str, look: Callable[[], T], what: str) -> T:

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -151,13 +152,14 @@ class Testbed:
         return self.submit(name)  # a failed job is not requeued: its user submits again
 
     def _await_requeue(self, event: Event, job: str, before: Job) -> None:
-        def requeued() -> bool:
-            now = self.job(job)
-            if now.state in ENDED:
-                raise _over(event, job, now.state)
-            return now.restarts > before.restarts
+        missing = f"job {job} has not been requeued after: {KINDS[event.kind]}"
+        until(lambda: self._at_work(event, job).restarts > before.restarts, missing, _ASK_EVERY_S)
 
-        until(requeued, f"job {job} has not been requeued after: {KINDS[event.kind]}", _ASK_EVERY_S)
+    def _at_work(self, event: Event, job: str) -> Job:
+        now = self.job(job)
+        if now.state in ENDED:
+            raise _over(event, job, now.state)
+        return now
 
     def _signal(self, event: Event, job: str, name: str, before: Job) -> None:
         self._ask("scancel", "--signal=USR1", job)
@@ -175,7 +177,7 @@ class Testbed:
             self._ask("scontrol", "update", f"nodename={before.node}", "state=DOWN", "reason=soak")
             self._await_requeue(event, job, before)
             elsewhere = f"job {job} does not run on the other node"
-            until(lambda: self.job(job).state == "RUNNING", elsewhere, _ASK_EVERY_S)
+            until(lambda: self._at_work(event, job).state == "RUNNING", elsewhere, _ASK_EVERY_S)
         finally:
             self._ask("kill", "-CONT", daemon)
 
@@ -189,6 +191,24 @@ class Testbed:
         """run.json; empty before there is one."""
         path = self.run(name) / "run.json"
         return json.loads(path.read_text()) if path.exists() else {}
+
+    def forget(self, name: str) -> None:
+        """Delete the run, its output, and what the launcher noted of its starts."""
+        shutil.rmtree(self.run(name), ignore_errors=True)
+        (self.folder / f"{name}.out").unlink(missing_ok=True)
+        self._chain.unlink(missing_ok=True)
+
+    def saved(self, job: str) -> list[int]:
+        """The step that each start saved last, as the launcher noted it; 0 is none. The last start is that of `job`."""
+        starts = self._chain.read_text().splitlines() if self._chain.exists() else []
+        noted = [start.split()[4] for start in starts[:-1]]
+        note = self.folder / "runs" / f".saved-{job}"
+        noted += re.findall(r"step_(\d+)$", note.read_text() if note.exists() else "", re.MULTILINE)[-1:] or ["-"]
+        return [0 if step == "-" else int(step) for step in noted]
+
+    @property
+    def _chain(self) -> Path:
+        return self.folder / "runs" / ".chain-ddp"
 
 
 def _over(event: Event, job: str, state: str) -> SoakError:
