@@ -9,6 +9,7 @@ A run that was cut off goes on from its last checkpoint, on the same number of r
 import argparse
 import itertools
 import json
+import time
 from pathlib import Path
 
 import deepspeed
@@ -55,6 +56,7 @@ def main(args):
             engine.save_checkpoint(args.save, client_state={"steps": step + 1})  # on all ranks: each has a part
     engine.destroy()
     dist.destroy_process_group()
+    time.sleep(0.5)  # gloo's thread lets go of the last message; if Python ends in that moment, it aborts
 
 
 if __name__ == "__main__":
