@@ -1,7 +1,7 @@
 # Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab workshop slides class test test-more test-all soak study setup lock clean distclean
+.PHONY: help lab workshop slides class test test-skipped test-more test-all soak study setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
@@ -46,6 +46,9 @@ endif
 
 test: setup  ## run the tests: every promise once, on real processes (a quarter of an hour on two cores)
 	@$(PYTEST) -n 3 -m "not extended" $(ARGS)  # many wait for processes: a third keeps two cores busy
+
+test-skipped: setup
+	@$(PYTEST) -n 2 -m "not extended" @$(BUILD)/skipped.txt $(ARGS)  # what .ci/run had written there
 
 test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults
 	@$(PYTEST) -n 2 -m extended $(ARGS)

@@ -1,4 +1,8 @@
-"""Rules for all tests: without a GPU, tests that need one are skipped; in CI nothing else may skip.
+"""Rules for all tests: what a test needs and this machine lacks (a GPU, Slurm, a browser) skips it.
+
+AISCALE_NO_SKIPS=1 fails a test that skips for any reason but a GPU: .ci/run sets it once it has installed everything.
+`--skipped-to FILE` writes the names of the tests that skipped, to run them later as `pytest @FILE`; `--changed-since
+COMMIT` leaves out the tests whose file names nothing that has changed since.
 
 `make test` runs three tests at a time (pytest-xdist), `make test-more` two, which have more ranks; each file on one
 worker, the longest files first. A test marked `alone`, because it asserts on seconds, and every notebook run while no
@@ -9,8 +13,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OUT_OF_TIME = "out of time"
-IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+NO_SKIPS = os.environ.get("AISCALE_NO_SKIPS") == "1"
 #: Files that take more than half a minute, longest first: then both workers end at about the same time.
 LONG = (
     "verify",
@@ -40,7 +46,14 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--skipped-to", type=Path, help="a file for the names of the tests that skipped, one a line")
+    parser.addoption("--changed-since", help="a commit: only tests whose file names what has changed since")
+
+
+def pytest_collection_modifyitems(config, items):
+    if commit := config.getoption("--changed-since"):
+        _keep_touched(config, items, commit)
     _skip_without_gpu(items)
     _skip_without_slurm(items)
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -58,6 +71,32 @@ def _alone(item) -> bool:
     return any(item.get_closest_marker(name) for name in ("alone", "notebook"))
 
 
+def _keep_touched(config, items, commit):
+    """Keep a test if its file has changed, or has the stem of a changed file in it as a word (for `__init__.py`, the
+    folder's name); of the notebooks, those that have changed."""
+    command = ["git", "-C", Path(__file__).parent, "diff", "--name-only", commit, "HEAD"]
+    diff = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    changed = [Path(name) for name in diff.splitlines()]
+    stems = {path.parent.name if path.stem == "__init__" else path.stem for path in changed}
+    words = re.compile(rf"\b({'|'.join(map(re.escape, sorted(stems)))})\b" if stems else r"(?!)")
+    texts = {path: path.read_text() for path in {item.path for item in items}}
+    names = {path.name for path in changed}
+    kept = [i for i in items if i.path.name in names or words.search(f"{i.name} {texts[i.path]}")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--changed-since"):
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if path := config.getoption("--skipped-to"):
+        skipped = {report.nodeid for report in terminalreporter.stats.get("skipped", [])}
+        path.write_text("".join(f"{name}\n" for name in sorted(skipped)))
+
+
 def _skip_without_gpu(items):
     if not any(item.get_closest_marker("gpu") for item in items):
         return
@@ -70,9 +109,8 @@ def _skip_without_gpu(items):
 
 
 def _skip_without_slurm(items):
-    """In CI, tests that need Slurm fail without it, because CI installs it."""
     marked = [item for item in items if item.get_closest_marker("slurm")]
-    if marked and not IN_CI:
+    if marked:
         from aiscale.hpc import rehearsal
 
         if why_not := rehearsal.why_not():
@@ -126,12 +164,12 @@ def pytest_make_collect_report(collector):
 
 
 def _no_skip(report):
-    """Fail a test that skips in CI: CI installs what tests need, and nobody would notice the skip."""
-    if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
+    """Fail a test that skips where all that tests need is installed: nobody would notice the skip."""
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         if OUT_OF_TIME not in reason:
             report.outcome = "failed"
-            report.longrepr = f"skipped, which CI does not allow: {reason}"
+            report.longrepr = f"skipped, though AISCALE_NO_SKIPS is set: {reason}"
     return report
 
 

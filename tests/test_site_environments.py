@@ -27,7 +27,6 @@ from aiscale.hpc import rehearsal
 from aiscale.hpc.launchers.render import BUILD, SHIPPED
 from aiscale.hpc.sites import site
 from centre import Cluster
-from conftest import IN_CI
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -328,7 +327,7 @@ def test_help_prints_the_head_of_the_file(name):
 # A class --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(rehearsal.why_not()) and not IN_CI, reason=rehearsal.why_not() or "-")
+@pytest.mark.skipif(bool(rehearsal.why_not()), reason=rehearsal.why_not() or "-")
 def test_a_class_sets_variables_and_edits_no_launcher():
     with Cluster(site="perlmutter", nodes=2, accounts=["m77_g"]) as nodes:
         made = "reservation=lesson starttime=now duration=60 users=root nodes=ALL".split()
