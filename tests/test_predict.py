@@ -30,7 +30,7 @@ def kept(tmp_path, monkeypatch):
     [
         (3 * MiB, 3 * MiB, "bytes", "measured 3 MiB (3,145,728 bytes): exactly right"),
         (5000, 5123.4, "tokens/s", "guessed 5,000 tokens/s, measured 5,123 tokens/s, guess / measured = 0.976: within"),
-        (0.010, 0.013, "s", "guessed 10 ms, measured 13 ms, guess / measured = 0.769: within a factor of 2"),
+        (0.010, 0.013, "s", "guessed 10 ms, measured 13 ms, guess / measured = 0.769: off by a factor of 1.3"),
         (0.3, 0.00031, "s", "measured 310 µs, guess / measured = 968: off by a factor of 968"),
         (10, 20, "", "= 0.5: off by a factor of 2. Do both directions, or both halves, count?"),
         (20, 10, "", "off by a factor of 2. Is something counted twice?"),
@@ -114,13 +114,23 @@ def test_the_card_lists_every_comparison_and_a_cell_run_again_replaces_its_own(c
     capsys.readouterr()
     predict.card()
     title, heads, *rows = capsys.readouterr().out.splitlines()
-    assert title == "2 of 4 right or within 10 %, 1 without a guess"
+    assert title == "2 of 4 right or close, 1 without a guess"
     assert [[cell.strip() for cell in row.split("|")] for row in rows] == [
         ["a", "29", "30", "0.967"],
         ["b", "", "5", ""],
         ["c", "x", "x", "right"],
         ["d", "2 cells", "2 cells", "1 of 2 cells right"],
     ]
+
+
+def test_a_time_within_the_factor_that_is_good_for_it_is_no_miss_on_the_card(capsys, kept):
+    verdict = predict("one over many", 20, within=2).against(33)
+    assert "within a factor of 2, which is good here" in verdict.text and verdict.grade == "close"
+    assert predict("one over many, again", 16, within=2).against(33).grade == "off"
+    assert predict("a count", 20).against(33).grade == "near"
+    predict.card()
+    assert "1 of 3 right or close" in capsys.readouterr().out
+    assert json.loads(kept.read_text())["predictions"]["one over many"]["grade"] == "close"
 
 
 def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monkeypatch):

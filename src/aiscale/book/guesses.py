@@ -12,7 +12,8 @@ A number. The participant replaces None by a number; with None the notebook goes
         guess / measured = 0.5: off by a factor of 2. All-reduce sends in both its halves
 
 `unit` is "bytes", "s", any other word, or nothing for a count. A key of `hints` is measured / guess, its text is what
-was probably missed. A factor of exactly 2 (of bytes also 4 or 8) is explained without hints.
+was probably missed. A factor of exactly 2 (of bytes also 4 or 8) is explained without hints. Seconds are never exact:
+`within=2` in `predict` counts a guess as held within a factor of 2.
 
 A choice, by its number or its text:
 
@@ -29,7 +30,7 @@ A grid, row by row; None stands for a cell that is left open, and in the truth f
 
 `rows` and `columns` may also be lists of names, as columns=["all-reduce", "all-gather"].
 
-At the end of a lesson, each prediction with guess, measured value and ratio, under "6 of 9 right or within 10 %":
+At the end of a lesson, each prediction with guess, measured value and ratio, under "6 of 9 right or close":
 
     predict.card()
 
@@ -54,7 +55,6 @@ KiB, MiB, GiB = 2**10, 2**20, 2**30
 _HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something counted twice?"}
 _BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes", 1 / 8: "Bytes or bits?"}
 _HINT_WITHIN = 0.02
-_GRADES = {"exact": "exactly right", "close": "within 10 %", "near": "within a factor of 2"}
 
 Names = str | Sequence[str]  #: one word that is numbered, or a name for each
 
@@ -79,8 +79,8 @@ class Guess(Shown):
 
     kind, wanted = "number", "a number"
 
-    def __init__(self, name: str, guess: object, unit: str = "") -> None:
-        self.name, self.unit = name, unit
+    def __init__(self, name: str, guess: object, unit: str = "", within: float = 1.1) -> None:
+        self.name, self.unit, self.within = name, unit, within
         self.guess = None if guess is None else self.read(guess, "the guess")
         self.measured, self.verdict, self.found, self.hints = None, None, "measured", {}
 
@@ -135,10 +135,11 @@ class Guess(Shown):
             return Verdict(f"{said}: off", "off")
         ratio = guess / measured
         factor = max(ratio, 1 / ratio)
-        grade = "close" if factor <= 1.1 else "near" if factor <= 2 else "off"
+        grade = "close" if factor <= self.within else "near" if factor <= 2 else "off"
         hints = {**_HINTS, **(_BYTE_HINTS if self.unit == "bytes" else {}), **self.hints}
         hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= _HINT_WITHIN), "")
-        what = f"off by a factor of {factor:.3g}" if grade == "off" or hint and factor > 1.5 else _GRADES[grade]
+        good = "within 10 %" if factor <= 1.1 else f"within a factor of {self.within:g}, which is good here"
+        what = good if grade == "close" else f"off by a factor of {factor:.3g}"
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
         return Verdict(f"{said}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
 
@@ -243,17 +244,21 @@ def predict(
     guess: object = None,
     *,
     unit: str = "",
+    within: float = 1.1,
     choices: Sequence[str] | None = None,
     rows: Names = "row",
     columns: Names = "column",
 ) -> Guess:
-    """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made."""
+    """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made.
+
+    within: the factor within which a guess of a number counts as held, larger than 1.1 for what a clock measures.
+    """
     if choices is not None:
         made = Choice(name, guess, choices)
     elif isinstance(guess, list | tuple):
         made = Grid(name, guess, rows, columns)
     else:
-        made = Guess(name, guess, unit)
+        made = Guess(name, guess, unit, within)
     opening = made.opening()
     _made[name] = made
     show(f"{name}: {opening}", None, predict=name)
@@ -266,7 +271,7 @@ def card() -> None:
     compared = [made for made in _made.values() if made.verdict]
     guessed = [made for made in compared if made.guess is not None]
     right = sum(made.verdict.grade in ("exact", "close") for made in guessed)
-    title = f"{right} of {len(compared)} right or within 10 %"
+    title = f"{right} of {len(compared)} right or close"
     title += f", {len(compared) - len(guessed)} without a guess" if len(guessed) < len(compared) else ""
     table = [("prediction", "guess", "measured", "guess / measured")]
     for made in compared:

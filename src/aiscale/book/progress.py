@@ -10,8 +10,9 @@ notebook's folder. It holds guesses and what was checked, and no name of a perso
     {"version": 1, "lesson": "03_ddp", "predictions": {NAME: {
         "kind": "number" | "choice" | "grid", "unit": "bytes", "guess": 1572864, "measured": 3145728 | null,
         "ratio": 0.5 | null,                                              guess / measured, of numbers
-        "grade": "exact" | "close" | "near" | "off" | null,               close: within 10 %; near: a factor of 2, or
-                                                                          at least half the cells; null: not measured
+        "grade": "exact" | "close" | "near" | "off" | null,               close: within 10 %, or what `predict` allows;
+                                                                          near: a factor of 2, or at least half the
+                                                                          cells; null: not measured
         "at": "2026-11-22T13:30:00+00:00"}},
      "exercises": {"03.1": {
         "state": "right" | "wrong", "title": "Unequal shares", "tries": 3, "hints": 1, "solution": false,
