@@ -25,6 +25,7 @@ _LINKS = {
     "dense, bf16, overlapped": "dense bf16, overlapped",
     "radius d 0.4, fp32, at once": "radius d 0.4",
     "radius d 0.4, fp32, overlapped": "radius d 0.4, overlapped",
+    "radius d 0.4, bf16, overlapped": "radius d 0.4, bf16, overlapped",
 }
 _CASES = {
     "radius d 0.4": "radius d 0.4 T 200 sum",

@@ -27,7 +27,7 @@ from aiscale.config import ConfigError
 from aiscale.published.reader import DENSE_SHARE
 
 RANKS = 4
-SAVING_TARGET = 0.1855  #: published at density 0.4: of a whole run, against a dense all-reduce that is not overlapped
+SAVING_TARGET = 1 - 5.43 / 6.44  #: published days at density 0.4 and with a dense all-reduce that is not overlapped
 MASKING_TARGET = 0.15  #: at most, of the all-reduce time saved
 HELD_TARGET = 5  #: bytes per entry: an fp32 residual and a byte of mask
 BASELINES = ("dense, fp32, at once", "dense, fp32, overlapped", "dense, bf16, at once", "dense, bf16, overlapped")
