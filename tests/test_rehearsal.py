@@ -130,7 +130,7 @@ POLICY = "Job violates accounting/QOS policy"
 @pytest.mark.parametrize(
     "words, text",
     [
-        ("-t 5", ACCOUNT),
+        ("-t 5", f"--account=ABC123.*\n.*{ACCOUNT}"),
         ("-A XYZ999 -t 5", ACCOUNT),
         ("-A ABC123", TIME),
         ("-A ABC123 -t 2:01:00", TIME),  # batch, fewer than 92 nodes

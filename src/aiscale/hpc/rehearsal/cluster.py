@@ -44,8 +44,6 @@ class Cluster:
         accounts: Sequence[str] = (),
         share: Sequence[str | Path] = (),
     ):
-        if reason := why_not():
-            raise RehearsalError(reason)
         self.nodes = nodes
         self._site = _name(site)
         # Below /var/tmp, since nodes do not see this machine's /tmp.
@@ -53,6 +51,8 @@ class Cluster:
         try:
             profile = site if isinstance(site, Site) else find(site)
             self.settings = Settings(site=profile, nodes=nodes, folder=self.folder, accounts=tuple(accounts))
+            if reason := why_not():  # after the checks of the arguments, which hold on every machine
+                raise RehearsalError(reason)
             self.settings.write()
             self._write_plan(link, share)
         except BaseException:

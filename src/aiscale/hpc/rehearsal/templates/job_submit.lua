@@ -35,7 +35,7 @@ local shares = false -- whether others may have the rest of the job's nodes
 local function check_options(job)
   local known = not missing(job.account) and site.accounts[string.lower(job.account)]
   if not known and (site.required.account or not missing(job.account)) then
-    return refuse(INVALID_ACCOUNT, site.account_hint ~= "" and "account: " .. site.account_hint or nil)
+    return refuse(INVALID_ACCOUNT, "account: " .. site.account_hint .. " (here --account=" .. site.account_example .. ")")
   end
   if site.required.time and missing(job.time_limit) then return refuse(INVALID_TIME) end
   if site.required.constraint and missing(job.features) then
