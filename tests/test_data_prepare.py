@@ -204,5 +204,10 @@ def test_the_command_prints_its_result_and_shows_it_again(tmp_path, capsys, monk
     assert (
         capsys.readouterr().out == "corpora/words: 4 tokens of a vocabulary of 3, from 7 bytes of text, in 1 shards\n"
     )
+    assert cli.main(["data", "prepare", "words.txt", "--tokenizer", "word"]) == 0
+    train = capsys.readouterr().out.splitlines()[-1].split()
+    assert train[:2] == ["aiscale", "train"] and cli.main([*train[1:], "--show"]) == 0
+    run = json.loads(capsys.readouterr().out)
+    assert (run["data"]["corpus"], run["data"]["tokenizer"], run["model"]["vocab_size"]) == ("corpora/words", "word", 3)
     assert cli.main(["data", "prepare", "nowhere.txt"]) == 2
     assert capsys.readouterr().err.startswith("aiscale: corpus 'nowhere.txt' does not exist")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shlex
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -237,9 +238,10 @@ def run(args: argparse.Namespace) -> int:
         _print(manifest, args.folder, args.json)
         return 0
     if args.clean or args.source == ["science"]:
+        folder = Path(args.out or f"corpora/{Path(args.source[0]).stem}")
         report = clean_corpus(
             args.source,
-            args.out or f"corpora/{Path(args.source[0]).stem}",
+            folder,
             against=[text for file in args.against for text in texts_in(Path(file))],
             bpe_vocab_size=args.vocab_size or 8192,
             field=args.field,
@@ -247,7 +249,7 @@ def run(args: argparse.Namespace) -> int:
             shard_tokens=args.shard_tokens,
             progress=not args.quiet,
         )
-        print(json.dumps(report, indent=2) if args.json else describe(report))
+        print(json.dumps(report, indent=2) if args.json else f"{describe(report)}\n{_train_line(folder / 'all')}")
         return 0
     manifest = prepare_corpus(
         args.source,
@@ -258,8 +260,17 @@ def run(args: argparse.Namespace) -> int:
         shard_tokens=args.shard_tokens,
         progress=not args.quiet,
     )
-    _print(manifest, args.out or f"corpora/{manifest.name}", args.json)
+    folder = args.out or f"corpora/{manifest.name}"
+    _print(manifest, folder, args.json)
+    if not args.json:
+        print(_train_line(Path(folder)))
     return 0
+
+
+def _train_line(folder: Path) -> str:
+    tokenizer = read_tokenizer(folder)
+    settings = f"data.corpus={folder}", f"data.tokenizer={tokenizer.kind}", f"model.vocab_size={tokenizer.vocab_size}"
+    return shlex.join(["aiscale", "train", *(word for setting in settings for word in ("--set", setting))])
 
 
 def _print(manifest: Manifest, folder: str, as_json: bool) -> None:
