@@ -184,10 +184,8 @@ def test_bad_input_ends_in_one_line(trained, arguments, line, capsys, monkeypatc
 def test_an_unknown_task_names_the_nearest(monkeypatch, trained):
     index = SimpleNamespace(all_tasks=["lambada_openai", "wikitext"])
     monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **options: index)
-    with pytest.raises(
-        ConfigError, match="^no task of lm-eval is called 'lambada_opena': did you mean lambada_openai\\?$"
-    ):
-        evaluate(trained, ["lambada_opena"])
+    with pytest.raises(ConfigError, match="^no task of lm-eval is called 'nosuch': the nearest are .*wikitext"):
+        evaluate(trained, ["nosuch"])
 
 
 def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_path):

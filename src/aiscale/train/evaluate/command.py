@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import fnmatch
 import json
 import logging
@@ -27,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.config import ConfigError, hint
+from aiscale.config import ConfigError
 from aiscale.data import Tokenizer
 from aiscale.data.formats import first_line
 from aiscale.train.export import export
@@ -160,8 +161,10 @@ def _tasks(names: list[str]):
         unknown = [name for name in names if not fnmatch.filter(manager.all_tasks, name)]
         if not unknown:
             return manager
-    told = hint(unknown[0], manager.all_tasks, f"name one of the {len(manager.all_tasks)}")
-    raise ConfigError(f"no task of lm-eval is called {unknown[0]!r}: {told}")
+    near = ", ".join(difflib.get_close_matches(unknown[0], manager.all_tasks, n=3, cutoff=0))
+    raise ConfigError(
+        f"no task of lm-eval is called {unknown[0]!r}: the nearest are {near}; `lm-eval ls tasks` lists all"
+    )
 
 
 def _device(name: str) -> str:
