@@ -25,7 +25,9 @@ FOLDER = ROOT / "launchers"
 PROGRAMS = {
     "sacctmgr": 'echo "m1234_g|gpu_regular,gpu_debug"; echo "m1234|regular"',
     "sbatch": 'echo "$*" >> "$CALLS"; cp "${2:-$1}" "$CALLS.file" 2> /dev/null || cp "$1" "$CALLS.file"; '
-    '[[ "$*" != *--test-only* ]] || echo "sbatch: Job 7 to start at now" >&2',
+    '[[ "$*" != *--test-only* ]] || echo "sbatch: Job 7 to start at now" >&2; '
+    '[ -z "$LAPTOP" ] || { printf "sbatch: %s\\n" "error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host" '
+    '"fatal: Could not establish a configuration source" >&2; exit 1; }',
     "lfs": 'echo "     /x  ${LFS_USED:-1}  ${LFS_QUOTA:-0} ${LFS_QUOTA:-0}  -  5 0 0 -"',
 }
 STATES = {"✓": "ok", "!": "warning", "✗": "wrong"}
@@ -114,6 +116,7 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             "49 h on 4 nodes in QOS regular, which allows 48 h → --sbatch '-t 2880'",
         ),
         ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 / dp 16 = 30"),
+        ("Slurm", {"LAPTOP": "yes"}, [], "that of Perlmutter (NERSC) does not answer here → submit from a login node"),
         ("modules", {"MISSING": "yes"}, [], "pytorch/2.13.0 cannot be loaded: The following module(s) are unknown"),
     ],
 )

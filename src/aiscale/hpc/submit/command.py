@@ -300,6 +300,9 @@ def slurm(job: Launcher) -> Finding:
     if done is None:
         return Finding("Slurm", "wrong", "sbatch is not here, or does not answer", "submit from a login node")
     said = [re.sub(r"^sbatch: (error: )?", "", line) for line in done.stderr.strip().splitlines()]
+    # sbatch's last words where it finds no slurm.conf, by DNS neither, and where nobody listens
+    if done.returncode and re.search("configuration source|[Uu]nable to contact slurm controller", done.stderr):
+        return Finding("Slurm", "wrong", f"that of {job.site.title} does not answer here", "submit from a login node")
     if done.returncode:
         return Finding("Slurm", "wrong", f"refuses it: {'; '.join(said)}", "see the lines above, or the site's policy")
     return Finding("Slurm", "ok", said[-1] if said else "accepts it")
