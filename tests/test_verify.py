@@ -142,5 +142,5 @@ def test_a_job_that_times_out_is_killed(monkeypatch):
 def test_rungs_are_chosen_by_name_or_pattern():
     with pytest.raises(ConfigError, match=r"unknown rung 'ddp-x9': did you mean ddp-x4\?"):
         climb(["ddp-x9"])
-    done = aiscale("verify", "--list")
-    assert done.stdout.split() == list(RUNGS)
+    assert aiscale("verify", "--list").stdout.split() == list(RUNGS)
+    assert aiscale("verify", "fsdp*", "--list").stdout.split() == [name for name in RUNGS if name.startswith("fsdp")]

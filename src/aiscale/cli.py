@@ -258,16 +258,16 @@ def _add_verify(commands) -> None:
     )
     parser.add_argument("rungs", nargs="*", metavar="RUNG", help="the rungs to run, such as 'zero*' (default: all)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.add_argument("--list", action="store_true", help="list the rungs and exit")
+    parser.add_argument("--list", action="store_true", help="list the rungs, or those that match, and exit")
 
 
 def _verify(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from aiscale.verify import RUNGS, climb, table
+    from aiscale.verify import choose, climb, table
 
     if args.list:
-        print(*RUNGS, sep="\n")
+        print(*(rung.name for rung in choose(args.rungs)), sep="\n")
         return 0
     progress, done = Console(stderr=True, highlight=False), []
 

@@ -83,7 +83,7 @@ class Verdict:
 def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lambda verdict: None) -> list[Verdict]:
     """Run the named rungs (`zero*` names several; default: all) and compare each with its serial run. `report` is
     called after each. Raises ConfigError for an unknown name."""
-    chosen = _choose(names)
+    chosen = choose(names)
     references = {rung.reference: rungs.RUNGS[rung.reference] for rung in chosen}
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory(prefix="aiscale-verify-") as folder, Jobs() as jobs:
@@ -123,7 +123,8 @@ def table(verdicts: Sequence[Verdict]) -> Table:
     return result
 
 
-def _choose(patterns: Iterable[str]) -> list[Rung]:
+def choose(patterns: Iterable[str]) -> list[Rung]:
+    """The rungs that match, all without a pattern; raises ConfigError for a pattern that matches none."""
     chosen = {}
     for pattern in list(patterns) or ["*"]:
         found = fnmatch.filter(rungs.RUNGS, pattern)
