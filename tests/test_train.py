@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -342,6 +343,7 @@ def test_the_command_line_trains_and_prints_its_results(tmp_path):
     assert json.loads(done.stdout)["steps"] == 3
     done = aiscale("generate", str(tmp_path / "laptop"), "--prompt", "abc", "--tokens", "5", "--temperature", "0")
     assert done.returncode == 0 and done.stdout.startswith("abc"), done.stderr
+    assert aiscale("--version").stdout.strip() == version("aiscale")
 
 
 @pytest.mark.parametrize(
@@ -356,6 +358,7 @@ def test_the_command_line_trains_and_prints_its_results(tmp_path):
         (["--set", "parallel.strategy=mpi"], "parallel.strategy mpi needs ranks that MPI started"),
         (["--config", "/nowhere.json"], "--config /nowhere.json cannot be read as JSON"),
         (["--resume"], "holds no run to resume"),
+        (["--set", "model.n_layer=100000000"], "the model's weights take 73,862.1 GiB, with gradients and"),
     ],
 )
 def test_bad_input_to_the_command_line_is_one_line(arguments, message, tmp_path):

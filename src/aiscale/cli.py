@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiscale.processes import usable_cores
-from aiscale.usage import INTERRUPTED, Parser, ended
+from aiscale.usage import INTERRUPTED, Parser, ended, may_be_a_rank
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser = _parser(argv[0] if argv else "")
     args = parser.parse_args(argv)
+    if args.version:
+        from importlib.metadata import version
+
+        print(version("aiscale"))
+        return 0
     if not hasattr(args, "run"):
         parser.print_help()
         return 0
@@ -42,6 +47,7 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
         description="Train language models, from one process to many, and run the lessons about it.",
         epilog="Each command has its own --help with an example.",
     )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in (_add_train, _add_generate, _add_verify):
         add(commands)
@@ -104,6 +110,7 @@ def _train(args: argparse.Namespace) -> int:
     if args.show:
         print(run.to_json())
         return 0
+    _check_memory(run)
     if args.nproc is not None:
         return _train_here(args, run)
     from aiscale.distributed import end_now
@@ -146,6 +153,20 @@ def _configured(args: argparse.Namespace):
     else:
         run = recipe(args.recipe or "laptop")
     return run.override(*args.set)
+
+
+def _check_memory(run) -> None:
+    """Refuse a model that cannot be built here, before the minutes that building it would take."""
+    from aiscale.config import ModelConfig
+
+    if isinstance(run.model, ModelConfig) and not may_be_a_rank():  # ranks on other machines may hold a part
+        import psutil
+
+        from aiscale.cost import check_fits
+
+        here = psutil.virtual_memory().total
+        if warning := check_fits(run.model, run.optimizer.name, run.loop.precision, here):
+            print(f"aiscale: {warning}", file=sys.stderr)
 
 
 def _train_here(args: argparse.Namespace, run) -> int:
