@@ -24,7 +24,7 @@ from aiscale.config import ConfigError, hint
 
 PRECISIONS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8")
 LIBRARIES = ("nccl", "rccl", "gloo")  #: those whose latencies are known; others are taken as NCCL's
-TOPOLOGIES = ("fat-tree", "dragonfly", "dragonfly+", "torus", "bcube")
+TOPOLOGIES = ("fat-tree", "dragonfly", "dragonfly+", "torus")
 VERIFICATIONS = ("primary", "secondary", "measured")
 
 
