@@ -230,6 +230,19 @@ def test_ranks_that_only_waited_for_another_one_are_not_the_cause(raised, said):
     assert said in task.graded({}, ranks).text
 
 
+def test_a_cell_without_px_is_told_so_and_an_older_answer_on_the_ranks_is_not_graded():
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    kept = TransformerManager().transform_cell
+    px, plain = map(kept, ("%%px\nimport os\n\ndef f(x):\n    return x", "def f(x):\n    return 2"))
+    ranks = Mock(run=Mock(side_effect=[[False, True], [True, True], [(1, {}), (1, {})]]), __len__=lambda self: 2)
+    task = exercise("09.1", "t", "f", minutes=1, hints=[], ranks=True)(lambda f: same(f(1)[0], 1, "x"))
+    said = [task.graded({"In": ["", *cells, "f(1)"]}, ranks).text for cells in ((px, plain), (), (plain, px))]
+    assert "ran in the notebook, not on the ranks: begin it with `%%px`" in said[0]
+    assert "no function f on the ranks" in said[1] and "begins with `%%px`" in said[1]
+    assert said[2].startswith("right") and ranks.run.call_count == 3
+
+
 def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
     drawn = []
     torch.manual_seed(0), random.seed(0)
@@ -360,7 +373,7 @@ def test_every_solution_passes_and_every_stub_and_wrong_answer_is_refused():
 
 @extended
 def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
-    """In a real kernel, with answers of the participant's: one right, one wrong, one not written."""
+    """In a real kernel, with answers of the participant's: one right, one wrong, one without %%px."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -372,12 +385,13 @@ def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
     for cell in notebook.cells:
         for id, text in answers.items():
             cell.source = cell.source.replace(f'raise NotImplementedError("{id}")', text)
+        cell.source = cell.source.replace("%%px\ndef all_reduce_in_buckets", "def all_reduce_in_buckets")
     path = tmp_path / "mine.ipynb"
     nbformat.write(notebook, path)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
     outputs = [out.data["text/plain"] for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
     shown = "\n".join(outputs)
-    assert "03.1: ✓ right" in shown and "03.2: not yet: " in shown and "03.3: nothing written yet" in shown
+    assert "03.1: ✓ right" in shown and "03.2: not yet: " in shown and "03.3: the cell that defines" in shown
     assert "1 of 2 exercises that you tried are done" in shown
     kept = json.loads((tmp_path / "progress/card.json").read_text())["lessons"]["03_ddp"]["exercises"]
     assert {id: entry["state"] for id, entry in kept.items()} == {"03.1": "right", "03.2": "wrong"}

@@ -48,6 +48,8 @@ def unequal_shares(average_unequal):
         parts = [serial_gradient(model, *share) for share in zip(x.split(sizes), y.split(sizes), strict=True)]
         found = average_unequal.each(parts, sizes)
         mean, total, n = sum(parts) / len(parts), sum(sizes), len(sizes)
+        elsewhere = "`gradient` is as it was: its numbers must change, so a new or a returned tensor does not count"
+        unchanged = elsewhere if average_unequal.sent[0] else "nothing has arrived from the other ranks"
         scales = {
             1 / n: "the weights add up to 1 already, so nothing is left to divide by",
             total: "divide by all samples",
@@ -55,7 +57,7 @@ def unequal_shares(average_unequal):
         causes = {
             "this is the mean of the ranks: a rank with 1 sample counts as much as one with 8": [mean] * n,
             "this is the sum of the ranks' means": [sum(parts)] * n,
-            "nothing has arrived from the other ranks": parts,
+            unchanged: parts,
             "each rank divides by its own number of samples, not by that of all ranks": [
                 whole * total / s for s in sizes
             ],
@@ -105,15 +107,17 @@ unequal_shares.refuses(
     """,
 )
 unequal_shares.refuses(
-    "a new tensor, not in place",
-    "nothing has arrived",
+    "returned, not in place",
+    "a returned tensor does not count",
     """
     total = torch.tensor(n_samples)
     dist.all_reduce(total)
     gradient = gradient * n_samples / total
     dist.all_reduce(gradient)
+    return gradient
     """,
 )
+unequal_shares.refuses("nothing sent", "nothing has arrived", "gradient *= 1")
 unequal_shares.refuses(
     "hard-coded for the shown 8 samples",
     "times what it should be",
@@ -229,6 +233,28 @@ send_once.refuses(
 # 03.3 ---------------------------------------------------------------------------------------------------------------
 
 
+def watch() -> None:
+    """On a rank: from now on keep the numbers of each tensor that goes to all_reduce."""
+    import torch.distributed as dist
+
+    dist.messages = []
+    dist.unwatched = real = getattr(dist, "unwatched", dist.all_reduce)
+
+    def all_reduce(tensor, *args, **kwargs):
+        dist.messages.append(tensor.flatten().tolist())
+        return real(tensor, *args, **kwargs)
+
+    dist.all_reduce = all_reduce
+
+
+def watched() -> list[list[float]]:
+    """On a rank: what all_reduce was given; from now on it is not watched."""
+    import torch.distributed as dist
+
+    dist.all_reduce = dist.unwatched
+    return dist.messages
+
+
 def fill(sizes: list[int], cap: int) -> list[list[int]]:
     """The sizes of the tensors in each bucket, filled greedily, from the last tensor to the first."""
     buckets: list[list[int]] = []
@@ -262,7 +288,9 @@ def buckets_by_hand(all_reduce_in_buckets):
         cap = random.choice([384, 448, 512])
         gradients = [[torch.randn(shape).double() for shape in shapes] for _ in range(n)]
         expected = [torch.stack(tensors).mean(0) for tensors in zip(*gradients, strict=True)]
+        all_reduce_in_buckets.on_ranks(watch)
         found = all_reduce_in_buckets.each(gradients, [cap] * n)
+        messages = all_reduce_in_buckets.on_ranks(watched)[0]
         calls, nbytes = all_reduce_in_buckets.sent[0].get("all_reduce", (0, 0))
         for i, mean in enumerate(expected):
             causes = {
@@ -277,9 +305,12 @@ def buckets_by_hand(all_reduce_in_buckets):
             nbytes == sum(sizes), f"right, but a rank handed over {nbytes} bytes, and the gradients have {sum(sizes)}"
         )
         require(calls < len(sizes), f"right, but {calls} messages for {len(sizes)} tensors: that is one for each")
-        require(
-            calls >= fewest, f"right, but in {calls} messages of more than {cap} bytes: {fewest} buckets are needed"
-        )
+        largest = max(sizes)
+        together = [nbytes for nbytes in (8 * len(message) for message in messages) if cap < nbytes != largest]
+        told = f"right, but {together[0] if together else 0} bytes travel in one message, which may have {cap}"
+        require(not together, told)
+        told = "right, but the last tensor, whose gradient is ready first, is not in the first message: begin with it"
+        require(not messages or set(gradients[0][-1].flatten().tolist()) <= set(messages[0]), told)
         require(
             calls <= fewest + 2,
             f"right, but in {calls} messages, and {fewest} would do: fill a bucket before you send it",
@@ -297,7 +328,7 @@ buckets_by_hand.refuses(
 )
 buckets_by_hand.refuses(
     "one bucket for everything",
-    "of more than",
+    "bytes travel in one message",
     """
     flat = torch.cat([g.reshape(-1) for g in gradients])
     dist.all_reduce(flat)
@@ -337,7 +368,7 @@ buckets_by_hand.refuses(
 )
 buckets_by_hand.refuses(
     "hard-coded for the shown cap, by count of tensors",
-    "right, but in",
+    "bytes travel in one message",
     """
     for k in range(0, len(gradients), 4):
         flat = torch.cat([g.reshape(-1) for g in gradients[k : k + 4]])
@@ -346,4 +377,28 @@ buckets_by_hand.refuses(
         for g, piece in zip(gradients[k : k + 4], flat.split([g.numel() for g in gradients[k : k + 4]])):
             g.copy_(piece.view_as(g))
     """,
+)
+_UNPACK = """
+    flat /= world_size
+    for g, piece in zip(bucket, flat.split([g.numel() for g in bucket])):
+        g.copy_(piece.view_as(g))
+"""
+buckets_by_hand.refuses(
+    "the first tensor first",
+    "is not in the first message",
+    _BUCKETS.replace("reversed(gradients)", "gradients") + _UNPACK,
+)
+buckets_by_hand.accepts(
+    "each tensor in the first bucket with room",
+    """
+buckets = []
+for g in reversed(gradients):
+    room = [b for b in buckets if sum(t.nbytes for t in b) + g.nbytes <= cap_bytes]
+    if room:
+        room[0].append(g)
+    else:
+        buckets.append([g])
+"""
+    + _BUCKETS[_BUCKETS.index("for bucket") :]
+    + _UNPACK,
 )

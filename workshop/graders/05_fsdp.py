@@ -14,7 +14,7 @@ def shares(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
 
 
 def compare_shapes() -> None:
-    """On a rank: from now on refuse a collective of tensors that differ in shape, which would end the process."""
+    """On a rank: from now on refuse a collective of tensors that differ in shape: gloo would end the process."""
     import torch
     import torch.distributed as dist
     from IPython import get_ipython
@@ -29,6 +29,10 @@ def compare_shapes() -> None:
             calls = [None] * dist.get_world_size()
             with world.control():
                 dist.all_gather_object(calls, (name, mine))
+            uneven = next((set(shapes) for op, shapes in calls if op in lists and len(set(shapes)) > 1), None)
+            if uneven:
+                shapes = " and ".join(map(str, sorted(uneven)))
+                raise ValueError(f"{name} of tensors of {shapes}: all must have the same shape, so pad here too")
             other = next((r for r, call in enumerate(calls) if call != calls[0]), None)
             if other is not None:
                 told = [f"rank {r} {calls[r][0]} of {sorted(set(calls[r][1]))}" for r in (0, other)]
@@ -37,7 +41,8 @@ def compare_shapes() -> None:
 
         return compared
 
-    names = ("all_gather", "reduce_scatter", "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+    lists = ("all_gather", "reduce_scatter")
+    names = (*lists, "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
     if not hasattr(dist, "uncompared"):
         dist.uncompared = {name: getattr(dist, name) for name in names}
     for name, real in dist.uncompared.items():
@@ -45,10 +50,10 @@ def compare_shapes() -> None:
 
 
 def compare_no_more() -> None:
-    """On a rank: collectives as they were."""
+    """On a rank: collectives as they were; a rank that was started meanwhile has nothing to restore."""
     import torch.distributed as dist
 
-    for name, real in dist.uncompared.items():
+    for name, real in getattr(dist, "uncompared", {}).items():
         setattr(dist, name, real)
 
 
@@ -172,6 +177,11 @@ borrowed_layer.refuses(
     dist.reduce_scatter(mine, list((d_y.T @ x / world_size).chunk(world_size)))
     return d_y @ torch.cat(pieces), mine
     """,
+)
+borrowed_layer.refuses(
+    "shards padded, gradients not",
+    "so pad here too",
+    _LAYER.format(**_RIGHT).replace("each * world_size - rows", "0"),
 )
 borrowed_layer.refuses(
     "hard-coded for 10 rows on 4 ranks",

@@ -31,11 +31,15 @@ def columns_then_rows(parallel_mlp):
         y = functional.gelu(x @ a) @ b
         columns, rows = list(a.chunk(n, 1)), list(b.chunk(n, 0))
         own = [functional.gelu(x @ left) @ right for left, right in zip(columns, rows, strict=True)]
+        mixed = [functional.gelu(sum(x @ left for left in columns)) @ right for right in rows]
+        added = "the sum came before GELU: it adds different columns of A. Add up what the rows of B give"
         late = functional.gelu(sum(x @ left @ right for left, right in zip(columns, rows, strict=True)))
         causes = {
             "this is each rank's own contribution: nothing has arrived from the others": own,
             "GELU was taken at the end, but it belongs between the two products": [late] * n,
             "there is no GELU between the two products": [x @ a @ b] * n,
+            added: mixed,
+            f"{added}, once": [sum(mixed)] * n,
         }
         scales = {1 / n: "contributions add up: nothing is left to divide by"}
         found = parallel_mlp.each([x] * n, columns, rows)
@@ -61,6 +65,26 @@ columns_then_rows.refuses(
     y = x @ columns @ rows
     dist.all_reduce(y)
     return gelu(y)
+    """,
+)
+columns_then_rows.refuses(
+    "sum before GELU",
+    "came before GELU",
+    """
+    hidden = x @ columns
+    dist.all_reduce(hidden)
+    return gelu(hidden) @ rows
+    """,
+)
+columns_then_rows.refuses(
+    "sum before GELU, and at the end",
+    "came before GELU",
+    """
+    hidden = x @ columns
+    dist.all_reduce(hidden)
+    y = gelu(hidden) @ rows
+    dist.all_reduce(y)
+    return y
     """,
 )
 columns_then_rows.refuses(

@@ -158,7 +158,7 @@ class Seat:
 
 
 def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) -> Iterator[Row]:
-    """Solution right, stub empty and naming its exercise, wrong answers refused with what must be said."""
+    """Solution and other right ones right, stub empty and naming its exercise, wrong ones refused and told why."""
     tasks = exercises(root / "graders" / f"{lesson}.py")
     source, given = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
     set_up = [cell.source for cell in source[""]]
@@ -167,6 +167,7 @@ def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) 
         attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
         attempts += [("stub", [cell.source for cell in given[id]], "empty", f'NotImplementedError("{id}")')]
         attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.said) for wrong in task.refused]
+        attempts += [(name, answered(source[id], other), "right", "") for name, other in task.accepted.items()]
         for name, cells, state, said in attempts:
             verdict = seat.graded(task, set_up, cells, seed)
             for _ in range(1, DRAWS if state == "right" and seed is None else 1):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import secrets
 import signal
 import textwrap
@@ -42,6 +43,7 @@ from aiscale.cluster import RankError, Ranks
 from aiscale.config import ConfigError
 
 TIME_LIMIT_S = 30.0
+_PX = "get_ipython().run_cell_magic('px'"  #: how IPython keeps a cell that begins with %%px
 __all__ = ["Exercise", "Graded", "Refused", "exercise", "require", "same", "same_on_ranks"]
 
 
@@ -80,6 +82,7 @@ class Exercise:
     ranks: bool = False  #: the function lives on the ranks
     inplace: bool = False  #: a call returns the first argument as the function left it
     refused: list[Refused] = field(default_factory=list)
+    accepted: dict[str, str] = field(default_factory=dict)  #: right answers other than the solution, by name
 
     @property
     def heading(self) -> str:
@@ -89,6 +92,10 @@ class Exercise:
     def refuses(self, name: str, said: str, source: str) -> None:
         """Record a wrong answer, which `aiscale exercises --check` tries."""
         self.refused.append(Refused(name, said, textwrap.dedent(source).strip("\n")))
+
+    def accepts(self, name: str, source: str) -> None:
+        """Record a right answer that differs from the solution, which `aiscale exercises --check` tries."""
+        self.accepted[name] = textwrap.dedent(source).strip("\n")
 
     def graded(
         self, namespace: Mapping, ranks: Ranks | None, *, seed: int | None = None, limit_s: float = TIME_LIMIT_S
@@ -140,15 +147,21 @@ class _Answer:
         return len(self._ranks)
 
     def find(self) -> None:
-        name, there = self._task.function, "here"
-        if self._task.ranks:
-            if self._ranks is None:
-                raise Empty("no ranks are running: run the set-up cell at the top, and the cells of this exercise")
-            there, known = "on the ranks", self._ranks.run(_knows, name)
-        else:
-            known = [callable(self._namespace.get(name))]
-        if not all(known):
-            raise Empty(f"there is no function {name} {there}: run the cell above that defines it")
+        name = self._task.function
+        if not self._task.ranks:
+            if not callable(self._namespace.get(name)):
+                raise Empty(f"there is no function {name} here: run the cell above that defines it")
+            return
+        if self._ranks is None:
+            raise Empty("no ranks are running: run the set-up cell at the top, and the cells of this exercise")
+        # Without %%px a cell defines the function in the notebook alone, and the ranks may still have an older one.
+        defines = re.compile(rf"(^|\\n|['\"])def {name}\(", re.M)  # IPython keeps the text of a %%px cell as a literal
+        cells = [cell for cell in self._namespace.get("In", ()) if defines.search(cell)]
+        if cells and not cells[-1].startswith(_PX):
+            raise Empty(f"the cell that defines {name} ran in the notebook, not on the ranks: begin it with `%%px`")
+        if not all(self._ranks.run(_knows, name)):
+            again = "run the set-up, then the cell above that defines it, which begins with `%%px`"
+            raise Empty(f"there is no function {name} on the ranks: {again}")
 
     def __call__(self, *args: Any) -> Any:
         """The function's result; on ranks a list of results, each of a call with these arguments."""
