@@ -208,7 +208,7 @@ def test_people_get_so_much_memory_and_so_many_cores_and_a_class_starts_by_and_b
     assert 0 < hub.JupyterHub.concurrent_spawn_limit < 30 and hub.JupyterHub.spawn_throttle_retry_range == (5, 15)
 
 
-def test_with_an_account_of_slurm_each_server_is_a_job_that_copies_the_lessons(tmp_path, monkeypatch):
+def test_with_an_account_of_slurm_each_server_is_a_job_that_copies_what_a_class_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "batchspawner", SimpleNamespace())
     hub = configured(tmp_path, 0, AISCALE_HUB_SLURM="abc123", AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME="30:00")
     asked = hub.SlurmSpawner
@@ -218,9 +218,16 @@ def test_with_an_account_of_slurm_each_server_is_a_job_that_copies_the_lessons(t
         and asked.req_options == "--account=abc123 -p small"
         and (asked.req_runtime, asked.req_memory) == ("30:00", "2G")
     )
-    (tmp_path / "home").mkdir()
-    subprocess.run(["bash", "-euc", asked.req_prologue], cwd=tmp_path / "home", check=True)
-    assert (tmp_path / "home/notebooks/03_ddp.ipynb").exists()
+    home = tmp_path / "home"
+    for _ in range(2):
+        (home / "notebooks").mkdir(parents=True, exist_ok=True)
+        (home / "notebooks/03_ddp.ipynb").write_text("changed")
+        subprocess.run(["bash", "-euc", asked.req_prologue], cwd=home, check=True)
+    assert (home / "notebooks/04_zero.ipynb").exists() and (home / "notebooks/03_ddp.ipynb").read_text() == "changed"
+    assert (home / "workshop/exercises/03_ddp.ipynb").exists() and (home / "workshop/puzzles/puzzles.ipynb").exists()
+    subprocess.run([sys.executable, "-c", "import simulated"], cwd=home / "workshop/puzzles", check=True)
+    command = [sys.executable, "workshop/clinic/clinic.py", "hint", "03"]
+    assert "1 of 4: " in subprocess.run(command, cwd=home, check=True, capture_output=True, text=True).stdout
 
 
 #: Beside the configuration: someone who needs no password, and no sudo, since a rehearsal has one user.
@@ -305,7 +312,7 @@ def test_a_screenshot_is_saved(seen):
 def test_everyone_has_the_lessons_and_keeps_their_changes(seen):
     hub, _ = seen
     lessons = {path.name: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
-    theirs = {path.name: path.read_bytes() for path in (hub.home("grace") / "notebooks").iterdir()}
+    theirs = {path.name: path.read_bytes() for path in (hub.home("grace") / "notebooks").glob("*.ipynb")}
     assert theirs.keys() == lessons.keys()
     assert [name for name in lessons if theirs[name] != lessons[name]] == ["03_ddp.ipynb"]
 

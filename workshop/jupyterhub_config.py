@@ -85,9 +85,11 @@ else:
 # What each gets ------------------------------------------------------------------------------------------------------
 
 # Copied by the participant's own process, with their rights; what they have changed is never overwritten.
-COPY = 'for folder in notebooks workshop/exercises; do mkdir -p "$folder"; '
-COPY += 'for each in "$AISCALE_TREE/$folder"/*.ipynb; '
-COPY += 'do mine="$folder/${each##*/}"; [ -e "$mine" ] || cp "$each" "$mine"; done; done; '
+COPY = '(cd "$AISCALE_TREE" && find notebooks workshop/exercises workshop/clinic workshop/puzzles -type f '
+COPY += '! -path "*/.*" ! -path "*/__pycache__/*" ! -path "*/mine/*" ! -path "*/progress/*") | while read -r each; '
+COPY += 'do [ -e "$each" ] || { mkdir -p "${each%/*}" && cp "$AISCALE_TREE/$each" "$each"; }; done; '
+# The clinic's checks are beside its solutions.
+COPY += 'mkdir -p workshop/solutions && ln -sfn "$AISCALE_TREE/workshop/solutions/clinic" workshop/solutions/clinic; '
 c.Spawner.cmd = ["/bin/sh", "-c", COPY + 'exec "$AISCALE_SERVER" "$@"', "sh"]
 c.Spawner.environment = {
     "PATH": f"{BIN}:{os.environ.get('PATH', os.defpath)}",  # mpiexec, torchrun and aiscale are called by name
