@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiscale import book, cost
+from aiscale.book import workbooks
 from aiscale.book.core import measure, place
 from aiscale.book.gallery import loads
 from aiscale.book.running import to_run
@@ -90,11 +91,20 @@ def test_a_block_has_the_title_the_sections_and_the_numbers_of_its_lesson():
     for number, text in BLOCKS.items():
         title = re.match(rf"# {number} · (.*)\n", text)[1]
         assert title == LESSONS[number].header.title
-        parts = ("**Say.**", "**Show.**", "**Let them do.**", "| what comes out |", "**Misconceptions.**", "| card |")
-        assert [part for part in parts if part not in text] == [], number
         for section in re.findall(r'--until "(.*?)"', text) + re.findall(r"under \*(.*?)\* ", text):
             assert place(LESSONS[number].cells, section), section
-        assert len(text.split()) < 450, f"block {number} is longer than a page"
+
+
+def test_the_core_exercises_that_a_block_names_are_those_that_have_graders():
+    named = {
+        number: re.findall(r"\*(.+?)\*", part)
+        for number, text in BLOCKS.items()
+        for part in re.findall(r"Core exercises?:(.+?)\.\n\n", text, re.S)
+    }
+    assert named.keys() == BLOCKS.keys() - {"08"} and all(named.values()), "08 ends with scripts of their own"
+    for lesson, grader in workbooks.lessons(root=WORKSHOP).items():
+        titles = [task.title for task in workbooks.exercises(grader).values() if task.core]
+        assert [title for title in named.get(lesson[:2], []) if title not in titles] == [], lesson
 
 
 def exact(number: str, what: str) -> str:
