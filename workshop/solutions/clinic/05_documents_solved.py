@@ -12,7 +12,7 @@ REPLIES = {
     "d": "The curves agree where all documents are of one length, on 2 ranks as on 1: so gradients are averaged.",
 }
 HINTS = [
-    "Documents of one length: curves agree. What depends on length, other than the padding?",
+    "Print the number of bytes in each part, on each rank. With documents of one length the curves agree.",
     "Two micro-batches with 10 and 90 tokens: how much does a token of each count in the gradient?",
     "(a/10 + b/90) / 2 is not (a + b) / 100: divide by the tokens of the whole step, and only once.",
     "Count the tokens of all parts, all-reduce the count; DDP takes a mean over ranks, so multiply by their number.",

@@ -16,8 +16,8 @@ REPLIES = {
     "d": "os.replace is atomic, and a file cut short would not open. It opens, with half of the weights.",
 }
 HINTS = [
-    "How large is model.pt, and how large would weights and two moments of the whole model be? (4 bytes x 3 x numbers)",
-    "On rank 1, compare a weight's local slice before saving and after loading: whose is it now?",
+    "How large is model.pt, and how large would weights and two moments of all 42,816 parameters be, 4 bytes each?",
+    "On rank 1, compare `weight.to_local()` before saving and after loading: whose slice is it now?",
     "A state_dict under FSDP holds DTensors; what is pickled is this rank's slice. All ranks must take part in saving.",
     "torch.distributed.checkpoint (dcp.save, dcp.load), or get_model_state_dict(full_state_dict=True) on all ranks.",
 ]

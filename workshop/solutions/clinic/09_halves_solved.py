@@ -16,7 +16,7 @@ REPLIES = {
 }
 HINTS = [
     "Run it with --dropout 0. What remains to look at?",
-    "Which activations are the same on both ranks by design, and which are halves of something?",
+    "Which activations are the same on both ranks by design, and which are halves? Print the sum of each mask.",
     "After Leave all ranks hold the same `out`. What must be true of the mask that is applied to it? And of hidden's?",
     "Two generators: one of the same seed on all ranks, for what all hold; one of a rank's own, for what is divided.",
 ]
