@@ -9,6 +9,10 @@ read this project and its .venv, which therefore lie in no home, but in /opt/ais
 choose a name, and all have the one password that the hub writes to FOLDER/password: everything then runs as the one who
 started the hub, so that is for people who trust each other, and best for an account made for the class.
 
+A centre's login node is not its place: everybody there reaches the loopback. Centres have hubs of their own (see
+workshop/README.md). Not encrypted: without a certificate, what browsers and hub exchange; always, what hub and proxy
+exchange with people's servers (with AISCALE_HUB_SLURM between nodes), and notebooks with their kernels and ranks.
+
 Settings are variables of the environment, so that this file can stay as it is:
 
     AISCALE_HUB=FOLDER              what the hub keeps: database, secrets, homes (default: aiscale-hub in your home)
