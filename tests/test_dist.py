@@ -102,6 +102,17 @@ def test_the_first_host_of_a_slurm_step_is_found_without_scontrol(monkeypatch):
         assert meeting_point(Launch(launcher="srun", size=8))[0] == first
 
 
+def test_steps_of_slurm_that_share_a_node_meet_at_ports_of_their_own(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    ports = []
+    for job, step in (("4300", "0"), ("4300", "1"), ("4301", "0")):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        ports.append(meeting_point(Launch(launcher="srun", size=8))[1])
+    assert len(set(ports)) == 3 and all(1024 < port < 32768 for port in ports), "Linux gives the others to connections"
+
+
 def test_a_port_in_use_is_named(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

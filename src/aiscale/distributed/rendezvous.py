@@ -166,9 +166,9 @@ def _slurm_first_host() -> str:
 
 
 def _slurm_port() -> int:
-    """A port that all ranks of a step compute alike."""
+    """A port that all ranks of a step compute alike, below those that Linux gives to connections (32,768 and up)."""
     job, step = int(os.environ.get("SLURM_JOB_ID", 0)), os.environ.get("SLURM_STEP_ID", "0")
-    return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 20_000
+    return 20_000 + (job * 31 + int(step if step.isdigit() else 0)) % 10_000
 
 
 def is_loopback(host: str) -> bool:
