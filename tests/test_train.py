@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -250,6 +251,22 @@ def test_a_stopped_run_saves_and_does_not_evaluate(tmp_path, monkeypatch):
     assert result.summary["val_loss"] is result.summary["val_perplexity"] is None
     result = train(tmp_path, "name=b", "loop.eval_every=3")
     assert result.stopped and [step for step, _ in result.val_losses] == [3]
+
+
+def test_the_last_checkpoint_can_be_left_out_but_not_that_of_a_run_that_is_stopped(tmp_path, monkeypatch):
+    result = train(tmp_path, "loop.save_last=false")
+    assert len(result.losses) == 6 and not (result.path / "checkpoints").exists()
+    before_each_step(monkeypatch, lambda step: step == 2 and os.kill(os.getpid(), signal.SIGTERM))
+    result = train(tmp_path, "loop.save_last=false", resume=True)
+    assert [path.name for path in (result.path / "checkpoints").iterdir()] == ["step_00000003"]
+
+
+def test_a_hang_is_reported_after_the_time_that_the_run_allows_and_before_the_backend_gives_up(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(loop, "connect", lambda *args, **more: asked.append(args[1]) or connect(*args, **more))
+    monkeypatch.setattr(loop, "watching", lambda world, timeout_s, tell: asked.append(timeout_s) or nullcontext())
+    train(tmp_path, "loop.steps=1", "loop.hang_timeout_s=1200")
+    assert asked == [1260, 1200]
 
 
 def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeypatch):

@@ -178,7 +178,8 @@ class _Training:
             # Do not evaluate a run that was told to stop: it may be killed soon.
             if not result.stopped and not any(step == done for step, _ in result.val_losses):
                 self._evaluate(done, result)
-            saver.save(done, wait=True)
+            if run.loop.save_last or result.stopped:
+                saver.save(done, wait=True)
             if result.stopped:
                 saver.note_stop()
         del bar  # a late Ctrl-C would be lost in its __del__
