@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shlex
@@ -18,13 +19,19 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import cost
+from aiscale import cost, published
 from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
 from aiscale.hpc.job import facts
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
 from aiscale.hpc.launchers.render import fits
 from aiscale.hpc.sites import load, names, site
+from aiscale.hpc.submit.command import checkpoints
+from aiscale.hpc.submit.launcher import Launcher
+from aiscale.machines import find_machine
+from aiscale.plan.answer import plan
+from aiscale.plan.hardware import platform_of
+from aiscale.plan.layout import layout_of, shape_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -92,6 +99,8 @@ class Job:
         for name in PROGRAMS:
             (programs / name).write_text(STUB)
             (programs / name).chmod(0o755)
+        for environment in ("env", ".venv"):
+            shutil.copy(programs / "python", tmp_path / environment / "bin")
         known = {"PATH": f"{programs}:/usr/bin:/bin", "USER": "someone", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
         known |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "77", "SLURM_NNODES": str(self.nodes)}
         known |= {"SLURM_JOB_NODELIST": "node[1-9]", "CALLS": str(self.calls_file)}
@@ -180,8 +189,7 @@ def test_sbatch_reads_every_option_and_expands_none(path):
     lines = (FOLDER / path).read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH")), "sbatch stops at a command"
-    hidden = [line for line in lines if re.match(r"#+\s+SBATCH|##SBATCH", line)]
-    assert [line.split()[1] for line in hidden] == ["--mail-type=END,FAIL"], "sbatch would not see it"
+    assert not [line for line in lines if re.match(r"#+\s+SBATCH|##SBATCH", line)], "sbatch would not see it"
     assert not [line for line in lines if line.startswith("#SBATCH") and "$" in line.partition(" # ")[0]]
     assert lines[0] == "#!/bin/bash"
 
@@ -194,30 +202,61 @@ def test_files_are_short_have_one_block_to_edit_and_one_visible_srun(path):
         0 if LESSONS[Path(path).stem].work in ("notebook", "engines", "study") else 1
     )
     block = text.partition("# EDIT")[2].partition("# ---")[0]
-    assert {"#SBATCH --account", "#SBATCH --time", "##SBATCH --mail-type", "ENVIRONMENT"} <= set(
+    assert {"#SBATCH --account", "#SBATCH --time", "ENVIRONMENT"} <= set(
         re.findall(r"#+SBATCH --[a-z-]+|ENVIRONMENT", block)
     )
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_no_file_trains_for_long_or_requeues_itself_unless_it_says_so_first(path):
+def test_no_file_requeues_itself_unless_asked_and_one_that_trains_for_long_says_so_first(path):
     text, asked, lesson = (FOLDER / path).read_text(), options((FOLDER / path).read_text()), LESSONS[Path(path).stem]
     hours, minutes, _ = map(int, asked["time"].split(":"))
-    first = text.splitlines()[1]
-    if lesson.chain:
-        assert first.startswith("# THIS TRAINS FOR DAYS, and requeues itself 6 times at most")
-        assert "requeue" in asked
+    assert "requeue" not in asked and "CHAIN=1" not in re.sub(r"(?m)^#.*", "", text)
+    assert lesson.work != "train" or "no-requeue" in asked
+    if hours:
+        assert lesson.hours == 24 and text.splitlines()[1].startswith("# Costs at most ")
     else:
-        assert hours == 0 and minutes < 60 and "requeue" not in asked
-        assert lesson.work != "train" or ("no-requeue" in asked and 0 < lesson.steps <= 50)
+        assert minutes < 60 and (lesson.work != "train" or 0 < lesson.steps <= 50)
     place, cpus = place_of(path), int(asked.get("cpus-per-task", "0")) * int(asked["ntasks-per-node"])
-    most = int(asked["nodes"]) * (hours + minutes / 60) * (1 + lesson.restarts * lesson.chain)
+    most = int(asked["nodes"]) * (hours + minutes / 60)
     most *= place.charge_of(cpus, asked.get("partition", ""), asked.get("qos", ""))
     unit = place.scheduler.charge_unit.removesuffix("s")
     told = re.search(rf"([\d.,]+) {unit}", text.replace("\n# ", " "))[1]
     assert float(told.replace(",", "")) == pytest.approx(most, rel=0.05)
     if lesson.work in ("train", "scaling", "study"):
         assert asked["dependency"] == "singleton", "two jobs would write the same folder"
+
+
+@pytest.mark.parametrize("path", TRAINING)
+def test_a_file_says_what_to_expect_and_its_training_is_long_enough_to_learn(path):
+    text, place = (FOLDER / path).read_text().replace("\n# ", " "), place_of(path)
+    job = Launcher.read(FOLDER / path, place)
+    run, ranks = job.run(), job.ranks
+    told = re.search(r"Expect ([\d,]+) tokens/s per GPU and ([\d.]+) (min|h) for ([\d,]+) steps", text)
+    speed, time, steps = (float(told[i].replace(",", "")) for i in (1, 2, 4))
+    seconds = time * {"min": 60, "h": 3600}[told[3]]
+    assert steps == run.loop.steps
+    assert speed * ranks * seconds == pytest.approx(steps * run.loop.global_batch * run.loop.seq_len, rel=0.1)
+    kind = next(kind for kind in place.node.kinds if kind.constraint == job.options["constraint"])
+    platform = platform_of(find_machine(kind.machine or place.machine))
+    assert platform.memory_bytes == kind.memory_gb * 1e9, "planned on the GPUs that it asks for"
+    answer = plan(shape_of(run.model, run.loop.seq_len), layout_of(run, ranks), platform)
+    assert speed == pytest.approx(answer.tokens_per_s, rel=0.05)
+    first = re.search(r"loss from ([\d.]+) = ln ([\d,]+) (?:down|to ([\d.]+) \(published\))", text)
+    assert first[2] == f"{run.model.vocab_size:,}" and first[1] == f"{math.log(run.model.vocab_size):.1f}"
+    assert run.optimizer.warmup_steps <= run.loop.steps / 10
+    if first[3]:
+        rows = [row for row in published.table("radius_perlmutter") if row["hidden"] == run.model.d_model]
+        [known] = [row for row in rows if (row["density_d"], row["update_T"]) == (run.compression.density, 200)]
+        assert float(first[3]) == pytest.approx(math.log(known["val_ppl"]), abs=0.005)
+    else:
+        assert seconds < 0.5 * 3600 * job.hours, "a plan may be wrong by a factor of 2"
+    kept = checkpoints(run)[0] * (12 * cost.parameter_count(run.model))
+    if run.compression.method == "radius":
+        kept += checkpoints(run)[0] * ranks * cost.radius_held(run)
+    told = re.search(r"; (?:(no) checkpoint|([\d.,]+) (GB|TB) in RUNS)\.", text)
+    assert bool(told[1]) == (kept == 0) == Path(path).name.startswith(("3d", "forge"))
+    assert told[1] or float(told[2]) * {"GB": 1e9, "TB": 1e12}[told[3]] == pytest.approx(kept, rel=0.05)
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -289,9 +328,11 @@ def test_the_training_command_parses_and_fits_the_ranks_and_gpu_memory(path, set
         and "label" in step
         and ranks == job.nodes * place.node.ranks_per_node >= lesson.ranks
     )
-    assert int(step["nodes"]) == job.nodes and step["kill-on-bad-exit"] == "1"
+    assert int(step["nodes"]) == job.nodes
     assert int(step["cpus-per-task"]) == place.node.cpus_per_rank
     run = run_of(words)
+    assert run.loop.hang_timeout_s == 1200, "file systems of centres pause for longer than the default allows"
+    assert run.parallel.distributed_optimizer == lesson.name.startswith(("3d", "forge"))
     run.check_world(ranks)
     assert run.loop.steps == 7, "what follows the file's name reaches aiscale train"
     parsed = _parser("train").parse_args(words)
@@ -452,22 +493,40 @@ def test_the_exit_status_of_training_is_the_jobs(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_job_that_stopped_in_time_requeues_itself_only_if_asked(name, tmp_path):
+@pytest.mark.parametrize("lesson", ["ddp", "radius_2b"])
+def test_a_job_that_stopped_in_time_requeues_itself_only_if_asked(name, lesson, tmp_path):
     for chain in ("", "1"):
-        job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="130", NOTES="step_00000004 stopped", CHAIN=chain)
+        job = Job(tmp_path, f"{name}/{lesson}.sbatch", TRAIN_STATUS="130", NOTES="step_00000004 stopped", CHAIN=chain)
         status, errors = job.finish()
         assert status == 130 and (["scontrol", "requeue", "77"] in job.calls()) == bool(chain)
         assert ("step saved last: 4. To go on, submit the file again; with CHAIN=1" in errors) == (not chain)
 
 
-def test_radius_requeues_itself_unless_told_not_to(tmp_path):
-    for i, chain in enumerate(({}, {"CHAIN": "0"})):
-        (tmp_path / str(i)).mkdir()
-        job = Job(
-            tmp_path / str(i), "perlmutter/radius_2b.sbatch", TRAIN_STATUS="130", NOTES="step_00000004 stopped", **chain
-        )
-        job.finish()
-        assert (["scontrol", "requeue", "77"] in job.calls()) == (not chain)
+@pytest.mark.parametrize("path", TRAINING)
+def test_slurm_signals_the_ranks_and_not_the_batch_shell(path):
+    asked, lesson = options((FOLDER / path).read_text()), LESSONS[Path(path).stem]
+    assert asked["signal"] == f"USR1@{lesson.signal_s}", "B: would be for the shell, which saves nothing"
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("lesson", ["ddp", "scaling", "your_own", "engines"])
+def test_every_step_ends_when_one_of_its_ranks_fails(name, lesson, tmp_path):
+    (tmp_path / "engines").mkdir()
+    env = {"AISCALE_FOLDER": str(tmp_path / "engines")}
+    if (name, lesson) == ("frontier", "ddp"):
+        env["AISCALE_ENVIRONMENT"] = str(tmp_path / "env.tar.gz")  # two steps unpack it
+    job = Job(tmp_path, f"{name}/{lesson}.sbatch", **env)
+    assert job.finish()[0] == 0
+    steps = job.calls("srun")
+    assert steps and all("--kill-on-bad-exit=1" in step for step in steps)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("lesson", ["ddp", "your_own", "engines"])
+def test_an_environment_without_python_ends_the_job_before_its_ranks_start(name, lesson, tmp_path):
+    job = Job(tmp_path, f"{name}/{lesson}.sbatch", AISCALE_ENVIRONMENT=f"{tmp_path}/nowhere")
+    status, errors = job.finish()
+    assert status and not job.calls("srun") and errors.endswith("nowhere/bin/python': No such file or directory\n")
 
 
 @pytest.mark.parametrize("status, said", [("143", "stopped"), ("137", "hung")])
@@ -554,8 +613,11 @@ def test_the_log_begins_with_a_banner_and_ends_with_the_price(tmp_path):
 
 
 def test_a_file_trains_without_the_helper(tmp_path):
-    job = Job(tmp_path, "frontier/ddp.sbatch", PYTHONPATH="/nowhere", PYTHONHOME="/nowhere")
+    lost = {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}
+    job = Job(tmp_path, "frontier/ddp.sbatch", **lost)
     assert job.finish()[0] == 0 and len(job.steps("train")) == 1 and not job.steps("doctor")
+    job = Job(tmp_path, "frontier/ddp.sbatch", CHAIN="1", **lost)
+    assert job.finish()[0] == 1 and len(job.steps("train")) == 1, "nobody would count the starts of a chain"
 
 
 def test_a_time_limit_reached_before_training_is_reported(tmp_path):
@@ -582,7 +644,7 @@ def test_a_packed_environment_goes_to_every_nodes_nvme_or_the_job_ends(tmp_path)
     assert job.finish()[0] == 0
     assert job.calls("sbcast")[-1] == ["sbcast", "--preserve", "--force", packed, "/mnt/bb/someone/env.tar.gz"]
     unpacking, fixing = job.calls("srun")[:2]
-    assert "--ntasks-per-node=1" in unpacking and unpacking[-1] == "/mnt/bb/someone/env"
+    assert {"--ntasks-per-node=1", "--cpus-per-task=56"} <= set(unpacking) and unpacking[-1] == "/mnt/bb/someone/env"
     assert fixing[-1] == "conda-unpack"
 
 
@@ -590,7 +652,8 @@ def test_perlmutters_container_is_put_before_python(tmp_path):
     job = Job(tmp_path, "perlmutter/ddp.sbatch", AISCALE_ENVIRONMENT="container")
     assert job.finish()[0] == 0
     [train] = [call for call in job.calls("srun") if "train" in call]
-    assert train[train.index("python") - 1] == "shifter" and not job.calls("module")
+    assert train[train.index("shifter") :][1:3] == [f"--env=PYTHONUSERBASE={tmp_path}/user", "python"]
+    assert not job.calls("module")
 
 
 def test_modules_are_loaded_in_the_sites_order(tmp_path):
@@ -601,6 +664,17 @@ def test_modules_are_loaded_in_the_sites_order(tmp_path):
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+def test_two_jobs_on_a_node_have_two_ports_which_no_connection_takes(name, tmp_path):
+    ports = set()
+    probe, text = tmp_path / "probe.sbatch", (FOLDER / name / "your_own.sbatch").read_text()
+    probe.write_text(text.replace("\nsrun", "\necho $MASTER_PORT > port; srun"))
+    for job in ("12359998", "12359999"):
+        Job(tmp_path, str(probe), AISCALE_ENVIRONMENT=str(tmp_path / "env"), SLURM_JOB_ID=job).finish()
+        ports.add(int((tmp_path / "port").read_text()))
+    assert len(ports) == 2 and all(1024 < port < 32768 for port in ports)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_caches_have_names_that_nobody_can_guess(name, tmp_path):
     seen = set()
     for i in range(2):
@@ -608,7 +682,7 @@ def test_caches_have_names_that_nobody_can_guess(name, tmp_path):
         text = (FOLDER / name / "ddp.sbatch").read_text()
         probe = tmp_path / f"probe{i}.sbatch"
         probe.write_text(text.replace("job doctor", 'echo "$TRITON_CACHE_DIR" > caches; job doctor', 1))
-        Job(tmp_path / str(i), str(probe), AISCALE_ENVIRONMENT=str(tmp_path / "env")).finish()
+        Job(tmp_path / str(i), str(probe), AISCALE_ENVIRONMENT=str(tmp_path / str(i) / "env")).finish()
         seen.add((tmp_path / str(i) / "caches").read_text())
     assert len(seen) == 2 and all(re.match(r"/tmp/someone-[0-9a-f]{16}/triton$", line.strip()) for line in seen)
 

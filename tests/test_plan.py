@@ -18,10 +18,10 @@ from aiscale.config import ConfigError
 from aiscale.machines import find_machine
 from aiscale.plan import rows, validate
 from aiscale.plan.answer import plan, simulate
-from aiscale.plan.command import SHAPES
+from aiscale.plan.command import SHAPES, settings_of
 from aiscale.plan.constants import CONSTANTS, FITTED, LEFT_OUT, TABLE
 from aiscale.plan.hardware import find_accelerator, platform_of
-from aiscale.plan.layout import Layout, Shape, Software, shape_of
+from aiscale.plan.layout import Layout, Shape, Software, layout_of, shape_of
 from aiscale.plan.memory import needed_bytes, one_stage, peak_bytes, stage_memory, stage_parameters
 from aiscale.plan.runs import SOURCES, runs
 from aiscale.plan.search import search
@@ -307,9 +307,20 @@ def test_a_launcher_starts_the_layout_that_was_planned(tmp_path, capsys):
     text = file.read_text()
     for line in ("#SBATCH --nodes=8 ", "--set parallel.tp=2 ", "--set parallel.pp=4 ", "--set loop.micro_batch=3 "):
         assert line in text
+    assert "\nSTEPS=15300 " in text and "tokens/s per GPU" in text
     assert "dp 8, tp 2, pp 4" in capsys.readouterr().out
     assert main([*argv.split()[:2], "gpt3-175b", *argv.split()[3:]]) == 2
     assert "--launcher starts a recipe on a machine" in capsys.readouterr().err
+
+
+def test_a_run_is_planned_in_the_layout_that_it_has():
+    for layout in (
+        Layout(dp=8, tp=2, pp=4, micro_batch=3, global_batch=8064, zero_stage=1, recompute="full", precision="fp16"),
+        Layout(dp=64, micro_batch=9, global_batch=8064, fsdp=True),
+        Layout(dp=64, micro_batch=9, global_batch=8064, zero_stage=3),
+    ):
+        run = recipe("forge-m").override(*settings_of(layout))
+        assert layout_of(run, 64) == layout and layout_of(run, 64).software == Software()
 
 
 def test_the_planner_needs_neither_torch_nor_numpy():

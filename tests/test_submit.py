@@ -16,6 +16,7 @@ from aiscale.hpc.launchers import LESSONS
 from aiscale.hpc.sites import site
 from aiscale.hpc.submit.command import checkpoint_bytes
 from aiscale.hpc.submit.launcher import Launcher, hours_of
+from aiscale.recipes import recipe
 from centre import Cluster
 
 ROOT = Path(__file__).parents[1]
@@ -130,6 +131,23 @@ def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, wor
     assert not [line for line in (login / "calls").read_text().splitlines() if "--test-only" not in line]
 
 
+@pytest.mark.parametrize(
+    "options, starts, most", [("-N4 -t 12:31:00", {}, "50.07"), ("", {"CHAIN": "1", "RESTARTS": "25"}, "52")]
+)
+def test_jobs_above_50_node_hours_are_submitted_only_with_yes(options, starts, most, login, capsys, monkeypatch):
+    for name, value in starts.items():
+        monkeypatch.setenv(name, value)
+    file = str(FOLDER / "perlmutter/fsdp.sbatch")
+    assert main(["submit", "--sbatch", options, file]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"not submitted: up to {most} node-hours, more than 50: if you mean it, aiscale submit --yes {file}"
+    assert main(["submit", "--sbatch", options, file, "--dry-run"]) == 0
+    assert all("--test-only" in line for line in (login / "calls").read_text().splitlines())
+    for words in (["--yes", "--sbatch", options, file], ["--sbatch", options, file, "--yes"]):
+        assert main(["submit", *words]) == 0
+        assert (login / "calls").read_text().splitlines()[-1].endswith("fsdp.sbatch")
+
+
 def test_a_script_of_ones_own_needs_a_python_and_to_be_there(login, capsys):
     file = "perlmutter/your_own.sbatch"
     status, lines, _ = submit("mine.py", "--epochs", "3", capsys=capsys, file=file)
@@ -160,11 +178,11 @@ def test_every_launcher_is_read_without_being_run(path, monkeypatch):
     job = Launcher.read(FOLDER / path, place)
     lines = (FOLDER / path).read_text().splitlines()
     assert job.final().splitlines() == lines, "every option is kept, and nothing else changes"
-    assert job.nodes >= 1 and 0 < job.hours <= 24 and job.starts == 1 + lesson.restarts * lesson.chain
+    assert job.nodes >= 1 and 0 < job.hours <= 24 and job.starts == 1
     run = job.run()
     assert (run is None) == (lesson.work != "train")
     if run:
-        assert run.loop.steps == lesson.steps and run.data.corpus == lesson.corpus
+        assert run.loop.steps == (lesson.steps or recipe(lesson.recipe).loop.steps) and run.data.corpus == lesson.corpus
         run.check_world(job.ranks)
     assert [word for word in job.modules if "/" in word] or "$" in job.text
 

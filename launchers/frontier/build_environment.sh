@@ -89,6 +89,7 @@ if [ "$MODE" = download ]; then LOG="$WHEELHOUSE/download.log"; fi
 # Python -----------------------------------------------------------------------------------------------------------
 # What lies in a home directory must not stand in for what this environment is to have.
 export PYTHONNOUSERSITE=1 PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PIP_NO_CACHE_DIR=1 CONDA_PKGS_DIRS="${WHEELHOUSE:-$work}/conda" # caches would fill a home directory's quota
 unset PYTHONPATH
 # OLCF's recommendation for torch on Frontier. [pytorch]
 module load PrgEnv-gnu/8.7.0
@@ -102,11 +103,8 @@ export LD_LIBRARY_PATH="$CRAY_LD_LIBRARY_PATH:$LD_LIBRARY_PATH"
 say "1 of 5: Python 3.12 (what is done is written to $LOG)"
 {
   conda=(conda create --yes --quiet --prefix "$PREFIX" --channel conda-forge python=3.12 pip conda-pack)
-  case "$MODE" in
-    build) "${conda[@]}" ;;
-    download) CONDA_PKGS_DIRS="$WHEELHOUSE/conda" "${conda[@]}" ;;  # conda's own packages are kept beside the wheels
-    offline) CONDA_PKGS_DIRS="$WHEELHOUSE/conda" "${conda[@]}" --offline ;;
-  esac
+  if [ "$MODE" = offline ]; then conda+=(--offline); fi
+  "${conda[@]}"
 } > "$LOG" 2>&1 || fail "Python was not installed: $(grep -E '[Ee]rror' "$LOG" | tail -n 1); see $LOG"
 python="$PREFIX/bin/python"
 version="$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')"
@@ -188,7 +186,7 @@ chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
 say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX${PACK:+.tar.gz}"
 
-# Rendered by `aiscale launchers` from what the sites' pages said on 2026-07-22:
+# Rendered by `aiscale launchers`; sources, read on 2026-07-22:
 #   [pytorch] OLCF user documentation, software/analytics/pytorch_frontier (same)
 #   [sbcast] OLCF user documentation, software/python/sbcast_conda (same)
 #   [data] OLCF user documentation, data/index (same)

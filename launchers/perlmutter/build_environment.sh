@@ -83,6 +83,7 @@ if [ "$MODE" = download ]; then LOG="$WHEELHOUSE/download.log"; fi
 # Python -----------------------------------------------------------------------------------------------------------
 # What lies in a home directory must not stand in for what this environment is to have.
 export PYTHONNOUSERSITE=1 PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PIP_NO_CACHE_DIR=1 CONDA_PKGS_DIRS="${WHEELHOUSE:-$work}/conda" # caches would fill a home directory's quota
 unset PYTHONPATH
 module load pytorch/2.13.0  # Python 3.12 and torch for CUDA 13; the launchers load the same [users]
 
@@ -126,6 +127,8 @@ say "3 of 5: $(wc -l < "$work/rest.txt") packages of requirements.lock"
 get --no-deps -r "$work/rest.txt"
 
 say "4 of 5: mpi4py $(locked mpi4py), against the site's MPI"
+# They would link libraries for GPUs and for traces of I/O into mpi4py. [users]
+module unload darshan craype-accel-nvidia80
 source_only=(--no-binary=mpi4py --no-cache-dir) # a wheel from elsewhere is made for another MPI
 if [ "$MODE" = offline ]; then source_only=(); fi
 MPICC="cc -shared" get --no-deps "${source_only[@]}" "mpi4py==$(locked mpi4py)"
@@ -155,6 +158,6 @@ chmod -R a-w "$PREFIX"
 rm -f "$PREFIX.unfinished"
 say "done in $((SECONDS / 60)) min $((SECONDS % 60)) s. To use it: export AISCALE_ENVIRONMENT=$PREFIX"
 
-# Rendered by `aiscale launchers` from what the sites' pages said on 2026-11-21:
+# Rendered by `aiscale launchers`; sources, read on 2026-11-21:
 #   [users] scripts and records of NERSC's users in public repositories, July to September 2026: secondary
 #   [common] NERSC documentation, filesystems/global-common (docs.nersc.gov)

@@ -17,9 +17,10 @@ from aiscale.hpc.sites import Site, SiteError, here
 
 
 def facts(site: Site | None, env: Mapping[str, str]) -> dict[str, str]:
-    """What job.sh reads: the charge of a node and an hour, its unit, and the QOS in which chains are forbidden."""
+    """What job.sh reads: the charge of a node and an hour, its unit, the QOS in which chains are forbidden, and the
+    CPUs of a node."""
     if site is None:
-        return {"charge": "1", "unit": "node-hours", "unchained": "debug"}
+        return {"charge": "1", "unit": "node-hours", "unchained": "debug", "cpus": "1"}
     if site.cpus.node.ranks and not env.get("SLURM_GPUS_ON_NODE"):
         site = site.on_cpus()
     cpus = int(re.match(r"\d*", env.get("SLURM_JOB_CPUS_PER_NODE", ""))[0] or 0)
@@ -27,7 +28,8 @@ def facts(site: Site | None, env: Mapping[str, str]) -> dict[str, str]:
     rules = site.scheduler
     unchained = [name for name, qos in rules.qos.items() if not qos.may_chain]
     unchained += [rules.qos_prefix + name for name in unchained if rules.qos_prefix]  # as a job sees them
-    return {"charge": f"{charge:g}", "unit": rules.charge_unit, "unchained": " ".join(unchained)}
+    each = str(site.node.cpus_per_rank * site.node.ranks_per_node)
+    return {"charge": f"{charge:g}", "unit": rules.charge_unit, "unchained": " ".join(unchained), "cpus": each}
 
 
 def main() -> None:

@@ -114,7 +114,8 @@ job_price() { # job_price [last]: what all starts cost that have ended, or only 
 
 job_unpack() {
   case "$ENVIRONMENT" in *.tar.gz) ;; *) return 0 ;; esac
-  local packed="$ENVIRONMENT" each=(--nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1)
+  local packed="$ENVIRONMENT" each=(--nodes="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1)
+  each+=(--ntasks="$SLURM_NNODES" --cpus-per-task="${job_cpus:-1}") # with all cores of a node
   ENVIRONMENT="$1/env"
   # Half a file would fail later, and look like something else.
   sbcast --preserve --force "$packed" "$ENVIRONMENT.tar.gz" || exit 1

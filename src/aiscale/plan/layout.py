@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from aiscale.config import ConfigError, HFModelConfig, ModelConfig
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
 
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zero-bubble")
@@ -301,4 +301,23 @@ def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
         seq=seq,
         experts=model.n_expert,
         active_experts=model.experts_per_token,
+    )
+
+
+def layout_of(run: Run, gpus: int) -> Layout:
+    """The planner's view of how a run is spread over so many devices. Raises ConfigError if it does not fit them."""
+    parallel, compression, dp = run.parallel, run.compression, run.check_world(gpus)
+    return Layout(
+        dp=dp,
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "ep", "virtual_stages", "schedule")},
+        micro_batch=run.loop.micro_batches(dp)[1],
+        global_batch=run.loop.global_batch,
+        zero_stage=parallel.zero_stage or int(parallel.distributed_optimizer),
+        fsdp=parallel.strategy == "fsdp",
+        offload=parallel.offload != "none",
+        recompute="full" if run.model.activation_checkpointing else "none",
+        sequence_parallel=parallel.sequence_parallel,
+        precision=run.loop.precision,
+        density=compression.density if compression.method == "radius" else 1.0,
+        period=compression.interval,
     )

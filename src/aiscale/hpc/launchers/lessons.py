@@ -19,7 +19,8 @@ class Lesson:
     about: str  #: at the head of the file
     work: str = "train"  #: the template of the job's commands
     recipe: str = ""
-    steps: int = 0  #: of a submission as the file stands; 0: all that the recipe has
+    steps: int = 0  #: of a submission as the file stands, a tenth of them warm-up; 0: all that the recipe has
+    perplexity: float = 0  #: of the held-out text after all of the recipe's steps, published
     corpus: str = "stdlib"  #: the default of CORPUS; embedded is too short for windows of 2,048 tokens
     settings: Settings = ()
     layouts: Mapping[int, Settings] = field(default_factory=dict)  #: by GPUs per node; the next lower number is used
@@ -30,16 +31,18 @@ class Lesson:
     gpu_memory_gb: float = 0  #: the least that a GPU must have
     hours: float = 0.5
     signal_s: int = 300  #: this long before the time limit, to save a checkpoint
-    chain: bool = False  #: requeues itself unless told not to
-    restarts: int = 5  #: of a job that requeues itself
     only: str = ""  #: the site that it is for, if not all
+
+    @property
+    def takes_days(self) -> bool:
+        return self.hours > 2
 
     def layout(self, gpus: int) -> Settings:
         fitting = [count for count in self.layouts if count <= gpus]
         return self.settings + (self.layouts[max(fitting)] if fitting else ())
 
 
-def _radius(size: str, title: str, density: str, steps: int, dense_steps: str, memory_gb: float) -> Lesson:
+def _radius(size: str, title: str, density: str, perplexity: float, dense_steps: str, memory_gb: float) -> Lesson:
     """A published run of Radius, and the runs that it is compared with."""
     recipe = f"radius-{size}"
     dense = "compression.method=none"
@@ -49,7 +52,7 @@ def _radius(size: str, title: str, density: str, steps: int, dense_steps: str, m
         about=f"Radius at density {density}, as published for 64 A100 of 80 GB: a new mask every 200 steps, dense "
         f"until step {dense_steps}, sent during the backward pass.",
         recipe=recipe,
-        steps=steps,
+        perplexity=perplexity,
         corpus="corpora/openwebtext",
         settings=(("loop.checkpoint_minutes=30", "what a node that fails may cost"),),
         variants=(
@@ -60,14 +63,14 @@ def _radius(size: str, title: str, density: str, steps: int, dense_steps: str, m
         ranks=64,
         gpu_memory_gb=memory_gb,
         hours=24,
-        chain=True,
-        restarts=6,
     )
 
 
 _BF16 = ("loop.precision=bf16", "the published script has fp16, which needs a loss scale; same speed")
 _RECOMPUTED = ("model.activation_checkpointing=true", "forward passes twice, so that 40 GB suffice")
 _MEGATRON = ("parallel.strategy=megatron", "tensor, pipeline and data parallelism")
+_ZERO1 = ("parallel.distributed_optimizer=true", "optimizer states divided over data-parallel ranks, as in ZeRO-1")
+_NO_LAST = ("loop.save_last=false", "12 bytes a parameter, from which no lesson goes on")
 _ONE_CONNECTION = (("CUDA_DEVICE_MAX_CONNECTIONS=1", "Megatron-Core orders messages and kernels by it"),)
 
 _LAMB = (
@@ -79,7 +82,6 @@ _LAMB = (
 
 def _forge(size: str, ranks: int, steps: int, whole: str, *settings: tuple[str, str]) -> Lesson:
     """The beginning of a published run of FORGE, on as many GCDs."""
-    zero1 = ("parallel.distributed_optimizer=true", "optimizer states divided over data-parallel ranks, as in ZeRO-1")
     return Lesson(
         name=f"forge_{size}",
         title=f"FORGE-{size.upper()}",
@@ -88,7 +90,7 @@ def _forge(size: str, ranks: int, steps: int, whole: str, *settings: tuple[str, 
         "node-hours at the published speed.",
         recipe=f"forge-{size}",
         steps=steps,
-        settings=(*settings, zero1),
+        settings=(*settings, _ZERO1, _NO_LAST),
         exports=_ONE_CONNECTION if _MEGATRON in settings else (),
         ranks=ranks,
         gpu_memory_gb=60,
@@ -141,13 +143,15 @@ LESSONS: dict[str, Lesson] = {
             title="3D parallelism, 22B",
             about="Megatron-Core: 48 layers of 6144, each matrix on 4 GPUs and the layers in 8 stages.",
             recipe="22b",
-            steps=30,
+            steps=50,
             exports=_ONE_CONNECTION,
             settings=(
                 _MEGATRON,
                 ("parallel.tp=4", "every matrix on 4 GPUs of one node"),
                 ("parallel.pp=8", "6 of 48 layers in a stage; whole multiples of tp x pp = 32 ranks fit"),
+                _ZERO1,
                 _BF16,
+                _NO_LAST,
             ),
             ranks=32,
             gpu_memory_gb=40,
@@ -157,9 +161,9 @@ LESSONS: dict[str, Lesson] = {
             title="3D parallelism, 175B",
             about="Megatron-Core: GPT-3's shape, 96 layers of 12288, 175 billion parameters on 96 GPUs.",
             recipe="175b",
-            steps=10,
+            steps=30,
             exports=_ONE_CONNECTION,
-            settings=(_MEGATRON, _BF16),
+            settings=(_MEGATRON, _ZERO1, _BF16, _NO_LAST),
             layouts={
                 8: (
                     ("parallel.tp=8", "every matrix on the 8 GPUs of one node"),
@@ -178,8 +182,8 @@ LESSONS: dict[str, Lesson] = {
         _forge("s", 256, 20, "2,200", *_LAMB),
         _forge("m", 672, 10, "20,000", _MEGATRON, _TP2, _MICRO6),
         _forge("l", 512, 10, "36,000", _MEGATRON, _TP4, _MICRO8),
-        _radius("355m", "GPT-355M", "0.5", 500_000, "80,000", 40),
-        _radius("2b", "GPT-2.0B", "0.4", 300_000, "60,000", 60),
+        _radius("355m", "GPT-355M", "0.5", 14.31, "80,000", 40),
+        _radius("2b", "GPT-2.0B", "0.4", 11.41, "60,000", 60),
         Lesson(
             name="scaling",
             title="Scaling study",

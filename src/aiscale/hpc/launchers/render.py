@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import re
 import shlex
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
-from aiscale.config import remedy, require_writable, write_whole
+from aiscale.config import ConfigError, Run, remedy, require_writable, write_whole
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
+from aiscale.hpc.submit.command import checkpoint_bytes, checkpoints, size_of
+from aiscale.machines import find_machine
+from aiscale.plan.answer import plan
+from aiscale.plan.hardware import platform_of
+from aiscale.plan.layout import layout_of, shape_of
 from aiscale.recipes import recipe
 
 BUILD = "build_environment.sh"  #: makes the environment of a site
@@ -48,7 +55,8 @@ def render(lesson: Lesson, place: Site) -> str:
         site=place,
         ranks=place.node.ranks_per_node,
         settings=lesson.layout(place.node.gpus),
-        steps=recipe(lesson.recipe).loop.steps if lesson.recipe else 0,
+        whole=recipe(lesson.recipe) if lesson.recipe else None,
+        run=job.run() if lesson.work == "train" else None,
         head=head(job),
         edits=edits,
         directives=directives,
@@ -75,7 +83,7 @@ class _Job:
         if kind is None:
             raise SiteError(f"{lesson.name} needs GPUs of {lesson.gpu_memory_gb:g} GB, and {place.name} has none")
         partition = place.partition or rules.default_partition
-        choices = [partition, *rules.partitions] if lesson.chain else [partition]  # days of training: the longest one
+        choices = [partition, *rules.partitions] if lesson.takes_days else [partition]  # the one with the longest time
         allowed = {name: rules.hours_for(nodes, name, place.qos) or 0.0 for name in choices}
         partition = max(allowed, key=lambda name: min(allowed[name], lesson.hours))
         if not allowed[partition]:
@@ -83,10 +91,21 @@ class _Job:
         hours = min(lesson.hours, allowed[partition])
         return cls(lesson, place, nodes, kind, hours, allowed[partition], partition)
 
-    def price(self, starts: int = 1) -> str:
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.place.node.ranks_per_node
+
+    def run(self) -> Run:
+        """The run that it trains, as the file stands."""
+        lesson, settings = self.lesson, [setting for setting, _ in self.lesson.layout(self.place.node.gpus)]
+        if lesson.steps:  # the recipe's warm-up may be longer than the lesson
+            settings += [f"loop.steps={lesson.steps}", f"optimizer.warmup_steps={max(1, lesson.steps // 10)}"]
+        return recipe(lesson.recipe).override(*settings)
+
+    def price(self) -> str:
         """The most that it costs, in words."""
-        rules, hours = self.place.scheduler, self.hours * starts
-        spent, charged = self.nodes * hours, rules.charge(self.nodes, hours, self.place.qos)
+        rules, spent = self.place.scheduler, self.nodes * self.hours
+        charged = rules.charge(self.nodes, self.hours, self.place.qos)
         unit = rules.charge_unit.removesuffix("s") if charged == 1 else rules.charge_unit
         same = f"{charged:,.4g} {unit}"
         return same if spent == charged else f"{spent:,.4g} node-hours (charged: {same})"
@@ -97,30 +116,46 @@ def head(job: _Job) -> list[str]:
     lesson, place, name = job.lesson, job.place, f"{job.lesson.name}.sbatch"
     size = f"{job.nodes} node{'s' * (job.nodes > 1)} x {job.hours:g} h"
     lines = [f"{lesson.title} on {place.title}. {lesson.about}"]
-    calls = [(f"aiscale submit {name}", "checks, then sbatch")] if lesson.work != "engines" else []
+    price = f"Costs at most {size} = {job.price()}"
     if lesson.work == "train":
-        calls.append(
-            (f"sbatch {name} --set loop.seed=1 --set name=NAME", "what follows the name is for `aiscale train`")
-        )
-        again = f"CHAIN=1 sbatch --requeue {name} lets it requeue itself, {lesson.restarts} times at most"
-        if lesson.chain:
-            starts = lesson.restarts + 1
-            warning = f"THIS TRAINS FOR DAYS, and requeues itself {lesson.restarts} times at most"
-            first = f"For a first try: CHAIN=0 sbatch -t 30 {name} --set loop.steps=50"
-            lines.insert(0, f"{warning}: {size} x {starts} starts = {job.price(starts)}. {first}")
-        else:
-            lines.append(f"Costs at most {size} = {job.price()}; {again}: {job.price(lesson.restarts + 1)}.")
+        calls = [(f"aiscale submit {name} --set name=NAME", "checks, then sbatch; the rest is for `aiscale train`")]
+        lines.append(expected(job))
+        price += "; CHAIN=1 sbatch --requeue may start it 6 times"
+        if lesson.takes_days:
+            price += ". For a first try: sbatch -t 30, --set loop.steps=50 --set optimizer.warmup_steps=5"
     else:
+        calls = [(f"aiscale submit {name}", "checks, then sbatch")] if lesson.work != "engines" else []
         call, what = _CALLS[lesson.work]
-        calls.append((call.format(ranks=job.nodes * place.node.ranks_per_node), what))
-        lines.append(f"Costs at most {size} = {job.price()}.")
+        calls.append((call.format(ranks=job.ranks), what))
+    lines.insert(0 if lesson.takes_days else len(lines), f"{price}.")
     lines.append(f"Submit from {place.scratch}.")
-    width = max(len(words) for words, _ in calls if len(words) <= 56)
+    width = max((len(words) for words, _ in calls if len(words) <= 56), default=0)
     shown = [f"  {words:{width}}  {what}" for words, what in calls]
     if lesson.variants:
         shown.append(f"To compare with others: sbatch -J NAME {name} --set name=NAME, and")
         shown += [f"  {' '.join(f'--set {word}' for word in words)}  ({what})" for what, words in lesson.variants]
     return [*lines, *shown]
+
+
+def expected(job: _Job) -> str:
+    """What the file does as it stands: speed and time by the planner, loss, and bytes that stay on the disk."""
+    run, lesson = job.run(), job.lesson
+    loss = f"loss from {math.log(run.model.vocab_size):.1f} = ln {run.model.vocab_size:,} "
+    loss += f"to {math.log(lesson.perplexity):.2f} (published)" if lesson.perplexity else "down"
+    speed, machine = "", job.kind.machine or job.place.machine
+    with suppress(ConfigError):  # no such machine, or a batch that does not divide over its ranks
+        shape, layout = shape_of(run.model, run.loop.seq_len), layout_of(run, job.ranks)
+        answer = plan(shape, layout, platform_of(find_machine(machine)))
+        minutes = run.loop.steps * answer.step.total_s / 60
+        time = f"{_two(minutes)} min" if minutes < 100 else f"{_two(minutes / 60)} h"
+        speed = f"{_two(answer.tokens_per_s)} tokens/s per GPU and {time} for {run.loop.steps:,} steps (planned); "
+    left = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
+    return f"Expect {speed}{loss}; {size_of(left) + ' in RUNS' if left else 'no checkpoint'}."
+
+
+def _two(number: float) -> str:
+    """With two digits, which is all that a plan is good for."""
+    return f"{float(f'{number:.2g}'):,.10g}"
 
 
 #: work -> (how to start it, what that does), beside `aiscale submit`
@@ -168,8 +203,8 @@ def _directives(job: _Job) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         lines.append(
             (f"--signal=USR1@{lesson.signal_s}", f"{lesson.signal_s} s before the end the ranks save and stop")
         )
-        lines.append(("--requeue" if lesson.chain else "--no-requeue", ""))
-        lines.append(("--open-mode=append", "what comes after a requeue goes on in the same file"))
+        lines.append(("--no-requeue", ""))
+        lines.append(("--open-mode=append", "a requeued job goes on in the same file"))
     if lesson.work in ("train", "scaling", "study"):
         lines.append(("--dependency=singleton", "two jobs of one name would write the same folder"))
     return edits, lines
@@ -190,7 +225,7 @@ def sources_of(text: str, place: Site) -> str:
     """The sources named in brackets in a file, as comments for its end."""
     named = {key for group in re.findall(r"\[([a-z0-9, ]+)\]", text) for key in group.split(", ")}
     lines = [f"#   [{key}] {where}" for key, where in place.sources.items() if key in named]
-    by = f"# Rendered by `aiscale launchers` from what the sites' pages said on {place.read}:"
+    by = f"# Rendered by `aiscale launchers`; sources, read on {place.read}:"
     return "\n".join(["", by, *lines, ""]) if lines else ""
 
 

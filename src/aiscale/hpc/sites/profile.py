@@ -41,6 +41,7 @@ class GpuKind:
 
     memory_gb: float  #: of one GPU as torch counts them, 10^9 bytes
     constraint: str = ""  #: for --constraint; empty if none is needed
+    machine: str = ""  #: its name in aiscale.machines, if it is another than the site's
     source: str = ""
 
 

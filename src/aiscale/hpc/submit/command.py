@@ -26,11 +26,14 @@ from aiscale.hpc.doctor.node import PACKAGES, Finding
 from aiscale.hpc.sites import Site, find, here, names
 from aiscale.hpc.submit.launcher import Launcher
 
+ASK_ABOVE = 50  #: node-hours
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="only check, and print the file as it would be submitted"
     )
+    parser.add_argument("--yes", action="store_true", help=f"submit also what may cost over {ASK_ABOVE} node-hours")
     parser.add_argument("--sbatch", default="", metavar="OPTIONS", help="for sbatch, such as '-q debug -t 20'")
     parser.add_argument(
         "--site", metavar="NAME", help="whose rules hold (default: this machine's, or the file's folder)"
@@ -40,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    dry = args.dry_run or "--dry-run" in args.args
-    rest = [word for word in args.args if word != "--dry-run"]
+    dry, yes = args.dry_run or "--dry-run" in args.args, args.yes or "--yes" in args.args
+    rest = [word for word in args.args if word not in ("--dry-run", "--yes")]
     path = Path(args.file)
     if not path.is_file():
         raise ConfigError(f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch")
@@ -57,15 +60,24 @@ def run(args: argparse.Namespace) -> int:
     if dry:
         print(job.final(bad_nodes(job)), end="")
         return 0
+    if node_hours(job) > ASK_ABOVE and not yes:
+        most = f"{node_hours(job):,.4g} node-hours, more than {ASK_ABOVE}"
+        print(f"not submitted: up to {most}: if you mean it, aiscale submit --yes {path}", file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory(prefix="aiscale-submit-") as folder:
         file = Path(folder) / job.path.name
         file.write_text(job.final(bad_nodes(job)))
         return subprocess.run(["sbatch", str(file), *job.args]).returncode
 
 
+def node_hours(job: Launcher) -> float:
+    """The most that it takes, all starts of a chain together."""
+    return job.nodes * job.hours * job.starts
+
+
 def price(job: Launcher) -> Finding:
     """The most that it costs, in node-hours and as the site charges."""
-    place, hours, options = job.place, job.nodes * job.hours * job.starts, job.options
+    place, hours, options = job.place, node_hours(job), job.options
     cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
     charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
     starts = f" x {job.starts} starts" if job.starts > 1 else ""
@@ -212,20 +224,26 @@ def checkpoint_bytes(run: Run, ranks: int) -> float:
     return size
 
 
+def checkpoints(run: Run) -> tuple[int, int]:
+    """(how many stay on the disk after the last step, how many are there at most)"""
+    if 0 < run.loop.checkpoint_every < run.loop.steps or run.loop.checkpoint_minutes:
+        return run.loop.keep_checkpoints, run.loop.keep_checkpoints + 1  # an old one goes when the new one is whole
+    return (int(run.loop.save_last),) * 2
+
+
 def space(job: Launcher, run: Run) -> Finding:
     """Is there room for the checkpoints that this run will write?"""
     runs = Path(job.settings.get("RUNS", "runs"))
-    often = run.loop.checkpoint_every and run.loop.checkpoint_every < run.loop.steps or run.loop.checkpoint_minutes
-    count = run.loop.keep_checkpoints + 1 if often else 1  # an old one goes when the new one is whole
+    _, count = checkpoints(run)
     one = checkpoint_bytes(run, job.ranks)
-    needed = f"{count} checkpoint{'s' * (count > 1)} of {_size(one)} in {runs}"
+    needed = f"{count} checkpoint{'s' * (count != 1)} of {size_of(one)} in {runs}"
     there = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
     rooms = {"free": shutil.disk_usage(there).free, "left of your quota": _quota_left(there)}
     for name, room in rooms.items():
         if room is not None and room < count * one:
             remedy = "free some space, or export AISCALE_RUNS=FOLDER on a larger file system"
-            return Finding("space", "wrong", f"{needed}, and {_size(room)} are {name}", remedy)
-    return Finding("space", "ok", f"{needed}; {_size(min(room for room in rooms.values() if room is not None))} free")
+            return Finding("space", "wrong", f"{needed}, and {size_of(room)} are {name}", remedy)
+    return Finding("space", "ok", f"{needed}; {size_of(min(room for room in rooms.values() if room is not None))} free")
 
 
 def _quota_left(folder: Path) -> float | None:
@@ -324,7 +342,7 @@ def _ask(command: Sequence[str | Path]) -> subprocess.CompletedProcess | None:
         return None
 
 
-def _size(nbytes: float) -> str:
+def size_of(nbytes: float) -> str:
     for unit, size in (("TB", 1e12), ("GB", 1e9)):
         if nbytes >= size:
             return f"{nbytes / size:,.1f} {unit}"

@@ -72,8 +72,8 @@ class Launcher:
     @property
     def starts(self) -> int:
         """How often it may start: more than once where it requeues itself."""
-        chained = self.settings.get("CHAIN", os.environ.get("CHAIN", "0")) == "1" and "requeue" in self.options
-        return 1 + chained * int(self.settings.get("RESTARTS", os.environ.get("RESTARTS", "5")))
+        chained = os.environ.get("CHAIN") == "1" and "requeue" in self.options
+        return 1 + chained * int(os.environ.get("RESTARTS", "5"))
 
     @property
     def place(self) -> Site:
