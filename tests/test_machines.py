@@ -1,6 +1,7 @@
 """Figures of machines agree with their published sources, and look-up by name is forgiving."""
 
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -38,9 +39,18 @@ def test_links_to_all_neighbours_are_not_those_to_the_mate_nor_to_the_network():
 
 def test_most_of_perlmutters_gpu_nodes_have_40_gb():
     common, rare = (machines.find_machine(name) for name in ("perlmutter", "perlmutter-80gb"))
-    assert (common.nodes, common.node.accelerator.memory_gb) == (1536, 40)
-    assert (rare.nodes, rare.node.accelerator.memory_gb) == (256, 80)
+    assert (common.nodes, common.node.accelerator.name) == (1536, "a100-sxm4-40gb")
+    assert (rare.nodes, rare.node.accelerator.name) == (256, "a100-sxm4-80gb")
     assert common.node.bus_gb_s == rare.node.bus_gb_s == machines.find_machine("stanage-a100").node.bus_gb_s
+
+
+def test_memory_is_what_torch_reports_a_little_less_than_the_names_gib():
+    assert machines.find("v100-sxm2-16gb").memory_bytes / 2**30 == pytest.approx(15.78, abs=0.01)
+    assert machines.find("mi250x-gcd").memory_bytes / 2**20 == pytest.approx(65520, rel=1e-4)
+    for name, device in machines.ACCELERATORS.items():
+        if named := re.search(r"-(\d+)gb$", name):
+            nominal_gb = int(named[1])
+            assert nominal_gb * 1e9 < device.memory_bytes < nominal_gb * 2**30, name
 
 
 def test_every_figure_names_its_source():

@@ -8,9 +8,9 @@
 of data sheets, another site) or "measured". A figure without a source is None (a Bow IPU's memory bandwidth, what joins
 Dawn's GPUs). Each accelerator is a file in accelerators/, each system one in systems/.
 
-FLOP/s are dense: data sheets of NVIDIA also print twice that for sparse matrices. A data sheet's GB is taken as 10^9
-bytes, up to 7 % below what the device reports. Bandwidths are in one direction. A system's node may be `like` that of
-another system, with changes. `cost.collective_seconds` says what a collective costs on a machine.
+FLOP/s are dense: data sheets of NVIDIA also print twice that for sparse matrices. Memory is what torch reports: a
+V100 of "16 GB" has 15.78 GiB, which are 16.94 GB of 10^9 bytes. Bandwidths are in one direction. A system's node may be
+`like` that of another system, with changes. `cost.collective_seconds` says what a collective costs on a machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Accelerator:
 
     name: str
     tflops: Mapping[str, float]  #: dense peak by precision, 10^12 FLOP/s
-    memory_gb: float  #: 10^9 bytes
+    memory_gb: float  #: 10^9 bytes, as torch reports them
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
     library: str = "nccl"  #: of its collectives, one of LIBRARIES

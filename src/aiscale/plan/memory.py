@@ -135,5 +135,5 @@ def needed_bytes(shape: Shape, layout: Layout, c) -> float:
 def capacity_bytes(platform: Platform, layout: Layout, c) -> float:
     """What remains for torch: the device's memory less context and communicators."""
     groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
-    whole = platform.memory_bytes * c.usable_share - c.context_bytes - groups * c.communicator_bytes
+    whole = platform.memory_bytes - c.context_bytes - groups * c.communicator_bytes
     return whole * c.reserve_share

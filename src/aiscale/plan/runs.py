@@ -238,14 +238,14 @@ def _internevo(row: dict, index: int) -> Run:
 
 def _torchtitan(row: dict, index: int) -> Run | None:
     """FSDP 2, each block under torch.compile except where the table says otherwise, since 2025 the loss, too; reserved
-    memory; H100s of 500 W and 2.4 TB/s; in a pipeline as many micro-batches as pieces, the default of the time. Float8
-    by row is left out."""
+    memory; H100s of 500 W, 96 GB and 2.4 TB/s; in a pipeline as many micro-batches as pieces, the default of the time.
+    Float8 by row is left out."""
     words, pp = row["techniques"], row["pp"]
     if "rowwise" in words:
         return None
     machine = node("h200-sxm-141gb" if "H200" in row["hardware"] else "h100-sxm5-80gb", 3200.0)
     if "H200" not in row["hardware"]:
-        machine = replace(machine, memory_bytes=96e9, memory_bytes_s=2.4e12)
+        machine = replace(machine, memory_bytes=102e9, memory_bytes_s=2.4e12)
         machine = replace(machine, best_product=machine.best_product * (500 / 700) ** 0.4)
     compiled = words != "FSDP" and "vanilla" not in words
     software = Software(
