@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiscale import checkpoint
+from aiscale import checkpoint, cost
 from aiscale.checkpoint import store
 from aiscale.cli import main
 from aiscale.config import ConfigError, Run
+from aiscale.data import Batches, open_corpus
 from aiscale.distributed import connect
 from aiscale.parallel import build
 from aiscale.train import RunFolderError, TrainingError, fit, loop, open_trained, read_metrics
 from aiscale.train.loop import load_corpus
-from ranks import aiscale, before_each_step, processes_with, wait_until
+from ranks import aiscale, before_each_step, processes_with, run_ranks, wait_until
 
 TINY = Run().override(
     "name=tiny",
@@ -60,6 +62,36 @@ def test_a_run_writes_its_records_to_disk(tmp_path):
         assert line["held_bytes"]["gradients"] == line["held_bytes"]["parameters"]
     assert [line["step"] for line in read_metrics(result.path, "eval")] == [3, 6]
     assert [step for step, _ in result.val_losses] == [3, 6]
+
+
+REPORT = """
+import aiscale.meter
+from aiscale.config import Run
+from aiscale.train import fit
+aiscale.meter.peak_flops = lambda *args, **options: (1e12, "data sheet")
+fit(Run.from_dict(RUN), world, runs_dir=".", progress=False)
+"""
+
+
+def test_two_ranks_report_their_joint_speed_and_the_loss_of_all_validation_batches(tmp_path):
+    run = TINY.override("parallel.strategy=ddp", "loop.micro_batch=1")
+    done = run_ranks(REPORT.replace("RUN", repr(run.to_dict())), 2, tmp_path, strategy="ddp")
+    assert done.returncode == 0, done.stderr
+    lines, evaluated = (read_metrics(tmp_path / "tiny", kind) for kind in ("train", "eval"))
+    summary = json.loads((tmp_path / "tiny/run.json").read_text())["summary"]
+    flops = cost.flops_per_token(run.model, 32)
+    for line in lines:
+        assert line["tokens"] == 128 and line["tokens_per_s"] == pytest.approx(128 / line["step_s"])
+        assert line["mfu"] == pytest.approx(line["tokens_per_s"] * flops / 2e12)
+    assert summary["mfu"] == pytest.approx(6 * 128 / sum(line["step_s"] for line in lines) * flops / 2e12)
+    assert summary["tokens_per_s"] == pytest.approx(6 * 128 / summary["seconds"])
+    model, tokenizer = open_trained(tmp_path / "tiny")
+    batches = Batches(open_corpus(run.data, tokenizer=tokenizer).val, seq_len=32, global_batch=4, seed=None)
+    with torch.no_grad():
+        expected = sum(model(*batches.batch(i)).item() for i in range(2)) / 2
+    assert evaluated[-1]["loss"] == summary["val_loss"] == pytest.approx(expected, rel=1e-6)
+    assert evaluated[-1]["perplexity"] == summary["val_perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+    assert [line["tokens"] for line in evaluated] == [256, 256]
 
 
 def test_training_lowers_the_loss(tmp_path):
@@ -100,6 +132,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
     resumed = train(tmp_path, "name=parts", resume=True)
     assert resumed.losses == whole.losses[2:]  # bit for bit
     assert [line["loss"] for line in read_metrics(tmp_path / "parts")] == whole.losses
+    assert [line["step"] for kind in ("eval", "rank") for line in read_metrics(tmp_path / "parts", kind)] == [3, 6, 6]
     a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -139,27 +172,29 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path):
             checkpoint.read_note(newest)
 
 
-def test_a_checkpoint_just_written_is_kept_despite_a_newer_partial_one(tmp_path):
+def test_a_checkpoint_just_written_is_kept_despite_a_newer_partial_or_damaged_one(tmp_path):
     train(tmp_path, "loop.checkpoint_every=3", "loop.keep_checkpoints=1", "loop.steps=8")
     folder = tmp_path / "tiny/checkpoints"
-    (folder / "step_00000008").rename(folder / "step_00000004")
+    shutil.copytree(folder / "step_00000008", folder / "step_00000004")
+    next((folder / "step_00000008").glob("*.distcp")).write_bytes(b"damaged")
     (folder / "step_00000009").mkdir()  # incomplete: no note
     engine = build(TINY, connect("cpu"))
     checkpoint.save(engine, folder, step=5, keep=1)
-    assert sorted(path.name for path in folder.iterdir()) == ["step_00000005", "step_00000009"]
+    assert sorted(path.name[-1] for path in folder.iterdir()) == ["5", "8", "9"]
 
 
 @pytest.mark.parametrize("settings", [("loop.precision=fp16",), ("optimizer.name=sgd", "optimizer.momentum=0")])
 def test_other_states_resume_to_the_bit_as_well(settings, tmp_path, monkeypatch):
-    # A loss scale that grows every two steps: of the three steps before the checkpoint two are taken, which leaves
-    # moments, and one is skipped, which changes the scale.
+    # A loss scale that grows every two steps: two steps are taken before the checkpoint, which holds twice the initial
+    # scale. The next step is skipped with that scale, and would be taken with the initial one.
     real = torch.amp.GradScaler
     monkeypatch.setattr(torch.amp, "GradScaler", lambda *a, **k: real(*a, **k, growth_interval=2, init_scale=2.0**17))
     whole = train(tmp_path, "name=whole", *settings)
-    train(tmp_path, "name=parts", "loop.checkpoint_every=3", "loop.keep_checkpoints=9", *settings)
-    (tmp_path / "parts/checkpoints/step_00000006/aiscale.json").unlink()
+    train(tmp_path, "name=parts", "loop.checkpoint_every=2", "loop.keep_checkpoints=9", *settings)
+    for newer in ("step_00000006", "step_00000004"):
+        (tmp_path / "parts/checkpoints" / newer / "aiscale.json").unlink()
     resumed = train(tmp_path, "name=parts", *settings, resume=True)
-    assert resumed.losses == whole.losses[3:]
+    assert resumed.losses == whole.losses[2:]
     skipped = [line["skipped"] for line in read_metrics(tmp_path / "whole")]
     assert skipped[:3] == [False, False, "loop.precision=fp16" in settings]
     a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
