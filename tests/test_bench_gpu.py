@@ -21,7 +21,7 @@ def test_its_figures_come_from_the_steps_it_measured(capsys):
     assert row["parameters"] == cost.parameter_count(run.model) and row["loss"] < 6 and not row["compiled"]
     show_gpu({"rows": [{"size": "quick", **row}], "checks": [], "machine": machine_facts()})
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"{row['mfu']:.1%}" in shown and row["peak_source"] in shown
+    assert f"{row['mfu']:.1%}" in shown and row["peak_source"] in shown and f"{1000 * row['step_s']:.1f} ms" in shown
 
 
 def test_the_355m_run_is_gpt2_medium_with_a_vocabulary_for_matrix_units():

@@ -15,6 +15,8 @@ from aiscale.bench.model import (
     _products,
     _require_same_loss,
     _same_in_transformers,
+    _show_generation,
+    _summary,
     bench_model,
     checks,
     peak_bytes,
@@ -54,6 +56,14 @@ def test_the_ratio_is_taken_round_by_round(monkeypatch):
     assert measured.ratio("two", "one") == 2.0
     assert measured.ratios("two", "one") == [2.0] * 5
     assert measured.median_s("one") == 3.0
+
+
+def test_a_contender_half_as_fast_takes_twice_our_time(capsys):
+    row = {"size": "s", "new_tokens": 100, "vocab_size": 1, "rounds": 2, "same_text": True}
+    row |= _summary(timing.Paired(seconds={"ours": [0.5, 0.5], "theirs": [1.0, 1.0]}), 100)
+    assert row["speedup"] == {"theirs": 2.0} and row["tokens_per_s"] == {"ours": 200, "theirs": 100}
+    _show_generation(row)
+    assert "10.00" in capsys.readouterr().out  # ms a token
 
 
 @pytest.mark.extended

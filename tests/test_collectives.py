@@ -114,6 +114,13 @@ def test_small_messages_on_many_nodes_take_the_tree_and_large_ones_the_ring():
     assert (large.algorithm, large.bottleneck) == ("ring", "network adapters")
 
 
+def test_a_tree_over_three_nodes_is_two_deep():
+    """NCCL's protocol LL: 14 steps in the nodes, and up and down 4 between them, each over two further switches."""
+    three = cost.collective_seconds("all_reduce", 8, A100, ranks=24)
+    assert three.algorithm == "tree"
+    assert three.seconds == pytest.approx(6.6e-6 + 14 * 0.6e-6 + 4 * (5e-6 + 2 * 0.35e-6), rel=1e-3)
+
+
 def test_two_devices_of_a_package_exchange_faster_than_strangers_and_direct_links_are_counted():
     mates, eight = (cost.collective_seconds("all_gather", 2**30, FRONTIER, ranks=n) for n in (2, 8))
     assert mates.seconds < eight.seconds / 4

@@ -117,6 +117,8 @@ def test_plans_cover_all_layers_and_micro_batches():
                 assert sorted(m for share in each.shares for m in share) == list(range(6))
                 assert all([n for stage in stages for n in stage.layers] == list(range(6)) for stages in each.pipelines)
     assert template(7, 3) == [(0, 1, 2), (3, 4), (5, 6)]
+    two_and_one = next_plan("oobleck", first_plan("oobleck", ranks=4, **sizes), [0, 1, 3], **sizes)
+    assert two_and_one.shares == ((0, 1, 2, 3), (4, 5)), "in proportion to a pipeline's ranks"
 
 
 def test_bamboo_refuses_to_go_on_without_a_stage_and_its_shadow():
@@ -151,8 +153,14 @@ def beside_an_undisturbed_job(monkeypatch, tmp_path):
 def test_bamboos_neighbour_finishes_the_step_of_a_killed_rank_bit_by_bit(beside_an_undisturbed_job):
     ((hit, difference),) = beside_an_undisturbed_job("bamboo", [(2, 3, 5)])
     assert difference == 0 and hit.steps_repeated == 0 and hit.copies_differ == 0
-    killed = [event for event in hit.events if event["event"] == "killed"]
-    assert [(event["rank"], event["step"]) for event in killed] == [(2, 3)] and hit.recover_s > hit.detect_s > 0
+    (killed,) = (event for event in hit.events if event["event"] == "killed")
+    seen_s, done_s = (
+        {e["rank"]: e["at_s"] for e in hit.events if e["event"] == kind and e["step"] == 3}
+        for kind in ("detected", "done")
+    )
+    assert (killed["rank"], killed["step"]) == (2, 3) and seen_s.keys() == done_s.keys() == {0, 1, 3}
+    assert hit.detect_s == max(seen_s.values()) - killed["at_s"] > 0
+    assert hit.recover_s == max(done_s.values()) - killed["at_s"] > hit.detect_s
 
 
 @pytest.mark.extended

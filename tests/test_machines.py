@@ -37,6 +37,13 @@ def test_links_to_all_neighbours_are_not_those_to_the_mate_nor_to_the_network():
     assert [machines.find(name).link_gb_s for name in ("gaudi2", "gaudi3")] == [262.5, 525]  # 21 of 24 ports
 
 
+def test_adapters_carry_an_eighth_of_the_bits_in_their_name():
+    for name, machine in machines.MACHINES.items():
+        gbit_s = re.search(r"([\d.]+) Gb/s", machine.network.name)
+        assert gbit_s or name not in ("frontier", "perlmutter")
+        assert not gbit_s or 8 * machine.network.nic_gb_s == float(gbit_s[1]), name
+
+
 def test_most_of_perlmutters_gpu_nodes_have_40_gb():
     common, rare = (machines.find_machine(name) for name in ("perlmutter", "perlmutter-80gb"))
     assert (common.nodes, common.node.accelerator.name) == (1536, "a100-sxm4-40gb")

@@ -22,7 +22,7 @@ from aiscale.plan.command import SHAPES, settings_of
 from aiscale.plan.constants import CONSTANTS, FITTED, LEFT_OUT, TABLE
 from aiscale.plan.hardware import find_accelerator, platform_of
 from aiscale.plan.layout import Layout, Shape, Software, layout_of, shape_of
-from aiscale.plan.memory import needed_bytes, one_stage, peak_bytes, stage_memory, stage_parameters
+from aiscale.plan.memory import capacity_bytes, needed_bytes, one_stage, peak_bytes, stage_memory, stage_parameters
 from aiscale.plan.runs import SOURCES, runs
 from aiscale.plan.search import search
 from aiscale.plan.step import product_seconds, seconds, stage_seconds, step_seconds, wave_share
@@ -206,6 +206,10 @@ def test_an_answer_can_be_checked_by_hand():
     tokens_per_s = 128 * 2048 / answer.step.total_s / 8
     assert answer.mfu == pytest.approx(flops * tokens_per_s / 312e12)
     assert answer.node_hours(1e9) == pytest.approx(1e9 / (tokens_per_s * 8) / 3600)
+    assert (answer.memory_gb, answer.hfu) == (needed_bytes(GPT, layout, CONSTANTS) / 1e9, answer.mfu)
+    assert 8 * answer.tokens_per_s == pytest.approx(answer.tokens_per_step / answer.step.total_s)
+    full = plan(GPT, replace(layout, recompute="full"), SELENE)
+    assert full.hfu / full.mfu == pytest.approx(4 / 3, rel=0.05)  # of 3 passes the forward one twice, but the head's
 
 
 def test_rows_are_answered_with_the_stated_defaults_and_a_broken_row_says_why():
@@ -257,7 +261,9 @@ def test_gpt3_on_a_thousand_nodes_is_searched_in_two_seconds_and_losers_have_rea
 
 def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
     found = search(SHAPES["gpt3-175b"], SELENE, 8, 512)
-    with pytest.raises(ConfigError, match=r"needs \d+ GB a device more than there is; it would fit with \d+ nodes"):
+    layout = found.too_large[0][1]
+    over = (needed_bytes(found.shape, layout, CONSTANTS) - capacity_bytes(SELENE, layout, CONSTANTS)) / 1e9
+    with pytest.raises(ConfigError, match=rf"needs {over:.0f} GB a device more than there is; .* fit with \d+ nodes"):
         _ = found.best
 
 
