@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import matplotlib
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 matplotlib.use("Agg")
 
@@ -331,6 +332,8 @@ def test_tensor_parallelism_cuts_an_mlps_first_matrix_by_columns_and_its_second_
     assert {"_x:all", "_y:all", "_A:0", "_A:1", "_B:0", "_B:1"} <= cut.keys()
     assert cut["_A:0"].x1 == pytest.approx(cut["_A:1"].x0) and cut["_A:0"].y0 == cut["_A:1"].y0
     assert cut["_B:0"].y1 == pytest.approx(cut["_B:1"].y0) and cut["_B:0"].x0 == cut["_B:1"].x0
+    colors = {box.get_label(): to_hex(box.get_facecolor()).upper() for box in ax.patches}
+    assert [colors[f"_{part}:{rank}"] for part in "AhB" for rank in (0, 1)] == [*plots.RANK_COLORS[:2]] * 3
     with pytest.raises(ConfigError, match="mlp_cut draws 1 to 8 ranks, not 9"):
         plots.mlp_cut(9)
 

@@ -84,6 +84,12 @@ def lines(ax: Axes, kind: str) -> list[np.ndarray]:
     return [line.get_xydata() for line in ax.lines if line.get_label() == f"_{kind}"]
 
 
+def ranks_of(boxes) -> list[int]:
+    """The rank whose colour each box has; boxes in other colours are left out."""
+    colors = [to_hex(box.get_facecolor()).upper() for box in boxes]
+    return [style.RANK_COLORS.index(color) for color in colors if color in style.RANK_COLORS]
+
+
 def words(ax: Axes) -> list[str]:
     return [text.get_text() for text in ax.texts]
 
@@ -141,10 +147,8 @@ def test_a_collective_shows_every_chunk_before_and_after():
 
 def test_colours_follow_the_data_even_if_values_repeat():
     def colors(*example) -> list[int]:
-        """The rank whose colour each filled chunk has, before and after; a sum has a stripe for each rank."""
-        filled = [patch.get_facecolor() for patch in plots.collective(*example).patches if patch.get_fill()]
-        hexes = [to_hex(color) for color in filled if color[3]]
-        return [style.RANK_COLORS.index(color.upper()) for color in hexes if color.upper() in style.RANK_COLORS]
+        """Of each filled chunk, before and after; a sum has a stripe for each rank."""
+        return ranks_of(box for box in plots.collective(*example).patches if box.get_fill() and box.get_facecolor()[3])
 
     assert colors("all_gather", [[7, None], [None, 7]], [[7, 7], [7, 7]]) == [0, 1, 0, 1, 0, 1]
     assert colors("broadcast", [[5], [None]], [[5], [5]]) == [0, 0, 0]
@@ -159,6 +163,13 @@ def test_the_drawn_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(wo
     complete = [sum(len(cell) == world for cell in row) for row in after_reduce_scatter]
     assert complete == [1] * world
     assert all(len(cell) == world for row in states[-1][0] for cell in row)
+    ax, top = plots.ring_steps(world), world + 2.4
+    stripes = [box for box in ax.patches if box.get_facecolor()[3] and ranks_of([box]) and box.get_x() < world]
+    start = sorted((box for box in stripes if box.get_y() > top), key=lambda box: -box.get_y())
+    assert ranks_of(start) == [rank for rank in range(world) for _ in range(world)]
+    key = [box for box in stripes if box.get_width() == 0.4]
+    names = {round(text.get_position()[1], 6): text.get_text() for text in ax.texts}
+    assert [names[round(box.get_y() + 0.2, 6)] for box in key] == [f"from rank {rank}" for rank in ranks_of(key)]
 
 
 def test_latency_and_bandwidth_match_the_points_and_the_link():
@@ -175,6 +186,11 @@ def test_coinciding_curves_stay_visible():
     widths = [line.get_linewidth() for line in ax.lines]
     assert widths == sorted(widths, reverse=True) and len(set(widths)) == 3
     np.testing.assert_array_equal(ax.lines[0].get_xydata(), [[1, 3], [2, 2]])
+
+
+def test_validation_is_drawn_as_circles_at_its_own_losses():
+    ax = plots.loss_curves({"ddp x2": [3, 2]}, {"ddp x2": [(1, 3.5), (2, 2.5)]})
+    np.testing.assert_array_equal(lines(ax, "measured")[0], [[1, 3.5], [2, 2.5]])
 
 
 def test_a_run_equal_bit_for_bit_is_labelled():
@@ -306,6 +322,8 @@ def test_shards_show_each_ranks_rows_and_the_padding():
     ax = plots.shards({"weight": (67, 8), "bias": (3,)}, 4)
     widths = [[bar.get_width() for bar in group] for group in ax.containers]
     assert widths == [[17], [17], [17], [16], [1], [1], [1], [0]]
+    assert ranks_of(bar for group in ax.containers for bar in group) == [0, 1, 2, 3] * 2
+    assert ranks_of(ax.figure.legends[0].get_patches()) == [0, 1, 2, 3]
     padding = [patch.get_width() for patch in ax.patches if patch.get_label() == "_padding"]
     assert padding == [1, 1]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["weight  (67 × 8)", "bias  (3)"]

@@ -1,10 +1,13 @@
 """Figures of Radius draw the numbers they were given."""
 
+import math
+
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
-from aiscale import plots
+from aiscale import plots, published
 from aiscale.config import ConfigError
 from aiscale.plots import style
 
@@ -83,6 +86,43 @@ def test_perplexity_increase_is_drawn_over_training_length():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["500", "2,000"]
     (bar,) = ax.containers[0].lines[2]
     assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
+
+
+def test_the_page_of_radius_draws_the_stored_ratios_shares_and_intervals():
+    results = published.measured("radius_cpu")
+    axes = plots.radius_page(results, times=[(0.4, 0.8)], perplexities=[(1, 0)], share=0.4)
+    (times, links), (by_bytes, trend) = axes
+    step_s = {row["name"]: row["step_s"]["median"] for row in results["speed"]["rows"]}
+    ratio = step_s["radius d 0.4, fp32, at once"] / step_s["dense, fp32, at once"]
+    assert [0.4, ratio] in lines(times, "measured")[0].get_xydata().tolist()
+    assert lines(times, "predicted")[0].get_xydata().tolist() == [[0, 0.6], [1, 1]]
+    rates = [row for row in results["speed"]["rates"] if row["name"] == "dense, bf16, overlapped"]
+    expected = [[row["link_mbit_s"], row["speedup"]["median"]] for row in rates]
+    assert lines(links, "measured")[0].get_xydata().tolist() == expected
+    radius = [row for row in results["sweep"]["rows"] if row["case"] == "radius d 0.4 T 200 sum switch 0.2"]
+    over = {row["steps"]: row["val_over_dense_pct"] for row in radius}
+    assert [radius[0]["wire_share"], over[2000]["mean"]] in lines(by_bytes, "measured")[0].get_xydata().tolist()
+    (bar,) = trend.containers[0].lines[2]
+    drawn = [segment[:, 1] for segment in bar.get_segments()]
+    np.testing.assert_allclose(drawn, [[each["low"], each["high"]] for _, each in sorted(over.items())])
+
+
+def test_the_long_curves_draw_the_validation_losses_and_the_dense_run_minus_the_other():
+    sweep = published.measured("radius_cpu")["sweep"]
+    loss, error, ppl = plots.radius_long_curves(sweep, {"radius d 0.4": "radius d 0.4 T 200 sum"})
+    steps = loss.lines[0].get_xdata()[-1]
+    dense = next(row for row in sweep["rows"] if (row["case"], row["steps"]) == ("dense", steps))
+    assert loss.lines[0].get_ydata().tolist() == [point[1] for point in dense["train_curve"]]
+    expected = [[point[0], math.exp(point[1])] for point in dense["val_curve"]]
+    np.testing.assert_allclose(lines(ppl, "measured")[0].get_xydata(), expected)
+    radius = next(r for r in sweep["rows"] if (r["case"], r["steps"]) == ("radius d 0.4 T 200 sum switch 0.2", steps))
+    np.testing.assert_allclose(error.lines[0].get_xydata(), [point[:2] for point in radius["error_curve"]])
+
+
+def test_a_studys_ratios_have_a_mark_at_the_median_and_a_line_over_the_interval():
+    ax = plots.study_ratios({"micro 2": [{"median": 2.0, "low": 1.5, "high": 3.0}]})
+    interval, mark = ax.lines[:2]
+    assert (interval.get_xdata().tolist(), mark.get_xdata().tolist()) == ([1.5, 3.0], [2.0])
 
 
 def test_variants_of_a_method_differ_in_line_mark_and_shade():
