@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aiscale import checkpoint
-from aiscale.config import ConfigError, Run
+from aiscale.config import Run
 from aiscale.distributed import connect
 from aiscale.model.build import build_model
 from aiscale.parallel import build
@@ -214,12 +214,6 @@ say(json.dumps([whole, first, rest]))
 def test_a_resumed_run_gives_the_losses_of_one_that_never_stopped(tmp_path):
     for whole, first, rest in ranks(FIT, 2, tmp_path):
         assert len(set(whole)) == 6 and (first, rest) == (whole[:3], whole[3:])  # bit for bit
-
-
-def test_fp16_is_refused_instead_of_trained_as_fp32():
-    run = Run().override(*TINY, "parallel.strategy=fsdp", "loop.precision=fp16")
-    with pytest.raises(ConfigError, match="loop.precision fp16 with parallel.strategy fsdp: .* set bf16"):
-        build(run, connect("cpu"))
 
 
 def _batch(step):

@@ -13,10 +13,11 @@ import pytest
 
 from aiscale import cli, published
 from aiscale.bench.study import engine, load, read_study, results, run_study, side_by_side, summary
-from aiscale.bench.study.grid import check, shipped, study_of
+from aiscale.bench.study.grid import check, run_of, shipped, study_of
 from aiscale.book.gallery import loads
 from aiscale.book.report import study_page
 from aiscale.config import ConfigError
+from aiscale.parallel.megatron import engine as megatron
 
 LESSON = nbformat.read(Path(__file__).parents[1] / "notebooks/09_benchmarks.ipynb", 4)
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "loop.seq_len": 16, "loop.device": "cpu"}
@@ -41,6 +42,10 @@ def tiny(**tables) -> dict:
         ({"vary": {"ranks": [2]}}, "strategy serial with 2 ranks: serial has one"),
         ({"cross": [{"ranks": [65], "strategy": ["ddp"]}]}, "a study runs on one machine: at most 64"),
         ({"vary": {"batch": [512]}}, "data_kib 1 is less than one step reads: set at least 9"),
+        (
+            {"cross": [{"ranks": [2], "strategy": ["fsdp"], "precision": ["fp16"]}]},
+            "loop.precision fp16 with parallel.strategy fsdp: .*: set loop.precision=bf16",
+        ),
         ({"largest": {"width": 32}}, r"\[largest\] needs limit_mib and width"),
     ],
 )
@@ -51,10 +56,12 @@ def test_a_study_that_makes_no_sense_is_refused_in_one_line(tree, message):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_the_kits_studies_are_sound(name):
+def test_every_row_of_the_kits_studies_is_a_setting_that_its_strategy_takes(name):
     study = read_study(name)
-    for cell in (study.base, *study.cells):
+    for cell in (study.base, *study.cells, *(cell for cell, _ in study.largest)):
         check(cell)
+        if (run := run_of(cell)).parallel.strategy == "megatron":
+            megatron.check(run)
 
 
 @pytest.fixture

@@ -7,9 +7,7 @@ import torch
 
 from aiscale import checkpoint, cost
 from aiscale.config import ConfigError, Run
-from aiscale.distributed import connect
 from aiscale.model.build import build_model
-from aiscale.parallel import build
 from aiscale.parallel.zero import deepspeed_config
 from ranks import TRAINING, aiscale, run_ranks
 
@@ -122,7 +120,7 @@ def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_if_it_do
 
 def test_fp64_is_refused_because_deepspeed_would_use_fp32():
     with pytest.raises(ConfigError, match="DeepSpeed keeps its masters and sends gradients in fp32"):
-        build(Run().override(*ZERO, "loop.precision=fp64"), connect("cpu"))
+        Run().override(*ZERO, "loop.precision=fp64")
 
 
 def test_the_deepspeed_configuration_is_valid_and_matches_the_run():

@@ -1,4 +1,4 @@
-"""The named choices of a model and its optimizer: what each one is, and which strategies refuse it, with the reason.
+"""The named choices of a model, its optimizer, its precision: what each is, and which strategies refuse it, and why.
 
     ACTIVATIONS["swiglu"].gated                # True: model/ builds it, cost/ counts it, both from this table
     refuse("megatron", {"model.norm": "deepnorm"})          # raises ConfigError with the reason
@@ -87,6 +87,14 @@ REFUSED = {
     ("optimizer.name", "muon", "pipeline"): (
         "a stage without embeddings lacks one of its groups of weights, in whose order checkpoints are written",
         "parallel.strategy=fsdp, or optimizer.name=lamb",
+    ),
+    ("loop.precision", "fp16", "fsdp"): (
+        "shards overflow on single ranks, whose loss scales would diverge",
+        "loop.precision=bf16",
+    ),
+    ("loop.precision", "fp64", "zero"): (
+        "DeepSpeed keeps its masters and sends gradients in fp32, so the weights would be fp32 in fp64's memory",
+        "loop.precision=bf16, or fp32",
     ),
     ("optimizer.name", "adamw8bit", "serial mpi ddp zero fsdp pipeline megatron"): (
         "the libraries that have it (bitsandbytes, torchao) are not in this environment; cost counts its bytes",

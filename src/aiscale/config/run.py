@@ -72,7 +72,7 @@ class Run:
         self.parallel.check_model(self.model)
         names = {f"optimizer.{key}": value for key, value in vars(self.optimizer).items()}
         names |= {f"model.{key}": value for key, value in vars(self.model).items()}
-        refuse(self.parallel.strategy, names)
+        refuse(self.parallel.strategy, names | {"loop.precision": self.loop.precision})
 
     def override(self, *assignments: str) -> Run:
         """A copy with `section.key=value` applied in order; values are converted to the field's type. A new

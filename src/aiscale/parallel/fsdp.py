@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from aiscale.config import ConfigError, Run
+from aiscale.config import Run
 from aiscale.distributed import World
 from aiscale.parallel.serial import Engine, MicroBatch
 
@@ -30,10 +30,6 @@ class FSDPEngine(Engine):
     """A shard of every tensor on every rank."""
 
     def __init__(self, run: Run, world: World) -> None:
-        if run.loop.precision == "fp16":  # shards overflow on single ranks, whose loss scales would diverge
-            raise ConfigError(
-                "loop.precision fp16 with parallel.strategy fsdp: it takes fp32, tf32, bf16 and fp64; set bf16"
-            )
         super().__init__(run, world)
         self.autocast_dtype = None  # the policy casts parameters before the all-gather, which autocast cannot
 

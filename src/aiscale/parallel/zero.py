@@ -288,11 +288,6 @@ _BUFFERS = (  # for offloading
 
 
 def _check(run: Run, accelerator) -> None:
-    if run.loop.precision == "fp64":
-        raise ConfigError(
-            "loop.precision fp64 with parallel.strategy zero: DeepSpeed keeps its masters and sends gradients in fp32, "
-            "so the weights would be fp32 in fp64's memory: set loop.precision to fp32 or bf16"
-        )
     if run.loop.precision == "fp16" and not accelerator.is_fp16_supported():
         raise ConfigError(
             "loop.precision fp16 with parallel.strategy zero: DeepSpeed finds no fp16 in this device: "
