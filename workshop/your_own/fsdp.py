@@ -30,9 +30,13 @@ def build(device):
     model.to_empty(device=device)
     torch.manual_seed(0)
     # Rank 0 makes the weights of train.py and deals them out, as it would weights from a file.
-    whole = LM().state_dict() if dist.get_rank() == 0 else {}
+    whole = LM() if dist.get_rank() == 0 else None
     deal = states.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    states.set_model_state_dict(model, whole, options=deal)
+    states.set_model_state_dict(model, whole.state_dict() if whole else {}, options=deal)
+    for name, buffer in model.named_buffers():  # to_empty left garbage, and a state dict lacks the non-persistent ones
+        if whole:
+            buffer.copy_(whole.get_buffer(name))
+        dist.broadcast(buffer, src=0)
     return model
 
 
