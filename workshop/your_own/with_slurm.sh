@@ -3,6 +3,6 @@
 #   srun --ntasks-per-node=4 --kill-on-bad-exit=1 bash with_slurm.sh python ddp.py
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 : "${MASTER_ADDR:=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}"  # rank 0's node
-: "${MASTER_PORT:=$((20000 + SLURM_JOB_ID % 10000))}"  # jobs on one node must not meet, nor Linux's own ports from 32768
+: "${MASTER_PORT:=$((20000 + SLURM_JOB_ID % 10000))}"  # two jobs do not meet, nor Linux's ports from 32768
 export MASTER_ADDR MASTER_PORT
 exec "$@"
