@@ -118,6 +118,8 @@ def test_the_stored_sweep_has_the_trend_and_the_grid_with_every_seed():
     for case, steps in [*tuned, *((case, steps) for case in rivals for steps in (500, 1000, 2000))]:
         assert rows[case, steps]["seeds"] == [0, 1, 2] and rows[case, steps]["rates_tried"] == 4, (case, steps)
         assert rows[case, steps]["wire_share"] <= rows[theirs, 500]["wire_share"] or case == "dense"
+    for d in (0.9, 0.5, 0.1):  # in one table with dense and d 0.4, so tuned alike
+        assert rows[f"radius d {d} T 200 sum switch 0.2", published.reader.STEPS]["rates_tried"] == 4
     for d, T, residual, switch in itertools.product((0.9, 0.5, 0.4, 0.1), (50, 200), ("sum", "mean"), (0.2, 0)):
         for steps in (500, 1000, 2000):
             row = rows[f"radius d {d:g} T {T} {residual} switch {switch:g}", steps]
