@@ -1,0 +1,159 @@
+"""`aiscale notebooks`: run the lessons headless, by papermill.
+
+    aiscale notebooks 03_ddp -p n_steps=20      # -> build/notebooks/03_ddp.ipynb, with outputs
+    aiscale notebooks --core                    # all lessons, without their optional cells
+
+Exit status: 0 if every notebook passed, 1 if one failed, 2 on bad input, 130 after Ctrl-C. Plain papermill works too,
+but only warns of a parameter that a notebook does not have, and its error does not hold those of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiscale.config import hint, require_writable
+from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, read
+from aiscale.processes import usable_cores
+
+CELL_TIMEOUT_S = 120
+QUEUE_S = 86400  #: that the job of a notebook's ranks may wait in the queue
+MOST_THREADS = 4
+_COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+    seconds: float
+    executed: str  #: the copy with outputs
+    error: str = ""  #: what the failing cell showed, errors of ranks included; empty if the notebook passed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="a notebook's name, number or path (default: all, in reading order)")
+    add("--list", action="store_true", help="list them: title, minutes, what they need")
+    add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
+    add("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
+    add("--out", default="build", metavar="DIR", help="executed copies go to DIR/notebooks (default: build)")
+    add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
+    add("--cell-timeout", type=float, metavar="S", help=f"seconds that a cell may take (default: {CELL_TIMEOUT_S})")
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = notebooks(args.names, args.root)
+    if args.core and not args.names:
+        chosen = [notebook for notebook in chosen if not notebook.is_appendix]
+    if args.list:
+        for notebook in chosen:
+            header = notebook.header
+            print(f"{notebook.name}: {header.title}")
+            print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
+        return 0
+    try:
+        results = execute(chosen, _parameters(args.parameter), args.out, args.core, args.cell_timeout)
+    except KeyboardInterrupt:
+        return 130
+    for result in results:
+        if result.error:
+            print(f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr)
+    passed = sum(not result.error for result in results)
+    print(f"{passed} of {len(chosen)} notebooks passed in {sum(result.seconds for result in results):.0f} s")
+    return 0 if passed == len(chosen) else 1
+
+
+def _parameters(assignments: Sequence[str]) -> dict[str, object]:
+    """Values as JSON or Python would read them, else as text."""
+    import yaml
+
+    given = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name.strip():
+            raise LessonError(f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20")
+        given[name.strip()] = yaml.safe_load(value)
+    return given
+
+
+def execute(
+    chosen: Sequence[Notebook],
+    parameters: Mapping[str, object] | None = None,
+    out: str | Path = "build",
+    core: bool = False,
+    cell_timeout_s: float | None = None,
+) -> list[Result]:
+    """Run notebooks one after the other, with their folder as working directory; executed copies go to OUT/notebooks.
+
+    With `core`, cells tagged `optional` are left out. Raises LessonError before anything starts if a notebook lacks a
+    parameter, or the folder cannot be written; a notebook that fails is a Result.
+    """
+    from papermill import inspect_notebook  # papermill takes a second to import
+    from tqdm import tqdm
+
+    for notebook in chosen:
+        there = inspect_notebook(str(notebook.path)) if parameters else {}
+        for name in parameters or {}:
+            if name not in there:
+                raise LessonError(f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}")
+    folder = Path(out).absolute() / "notebooks"
+    require_writable(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
+    queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
+    limit_s = cell_timeout_s or CELL_TIMEOUT_S + (QUEUE_S if queues else 0)
+    os.environ.update(_environment())
+    results = []
+    with tempfile.TemporaryDirectory(prefix="aiscale-lesson-") as progress:
+        os.environ["AISCALE_PROGRESS"] = progress  # a participant's own stays as it is
+        for notebook in (bar := tqdm(chosen, unit="notebook", disable=None)):
+            bar.set_description(notebook.name)
+            results.append(_execute(notebook, folder, dict(parameters or {}), core, limit_s))
+    return results
+
+
+def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float) -> Result:
+    import papermill
+
+    executed, started = folder / f"{notebook.name}.ipynb", time.monotonic()
+    executed.unlink(missing_ok=True)
+    try:
+        papermill.execute_notebook(
+            str(notebook.path.resolve()),
+            str(executed),
+            parameters,
+            kernel_name="python3",
+            cwd=str(notebook.path.resolve().parent),
+            execution_timeout=limit_s,
+            progress_bar={"leave": False, "disable": None},
+            **({"skip_cells_with_tag": OPTIONAL} if core else {}),
+        )
+        error = ""
+    except Exception as raised:  # an error in a cell, a dead kernel, a time-out
+        error = shown(executed) or _COLOR.sub("", f"{type(raised).__name__}: {raised}")
+    return Result(notebook.name, round(time.monotonic() - started, 2), str(executed), error)
+
+
+def shown(executed: Path) -> str:
+    """What the failing cell of an executed copy showed: a rank's error may be text, display data or the error."""
+    cells = read(executed).cells if executed.exists() else []
+    failing = [c for c in cells if any(o.output_type == "error" for o in c.get("outputs", []))]
+    parts = [failing[0].source, ""] if failing else []
+    for output in failing[0].outputs if failing else []:
+        data = output.get("data", {})
+        parts.append(output.get("text") or data.get("text/plain") or "\n".join(output.get("traceback", [])))
+    return _COLOR.sub("", "\n".join(parts))
+
+
+def _environment() -> dict[str, str]:
+    """For the kernels: programs of this environment first, few threads, nothing from the hub."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    threads = os.environ.get("OMP_NUM_THREADS") or str(min(MOST_THREADS, len(usable_cores())))
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    return {"PATH": path, "OMP_NUM_THREADS": threads, **offline}

@@ -1,0 +1,99 @@
+"""The site shows every lesson and loads nothing from outside; a class is packed into one archive."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LESSON = "notebooks/00_start_here.ipynb"
+
+
+def make(target: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
+    command = ["make", target, f"BUILD={folder / 'build'}", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site of notebooks that have not been run."""
+    folder = tmp_path_factory.mktemp("site")
+    done = make("site", folder, "-o", "setup")
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    return folder / "build/site"
+
+
+def test_every_lesson_and_what_stands_beside_them_is_a_page_and_no_solution_is(site):
+    index = (site / "index.html").read_text()
+    for path in [*ROOT.glob("notebooks/[0-9]*.ipynb"), *ROOT.glob("notebooks/appendix/*.ipynb")]:
+        page = path.relative_to(ROOT).with_suffix(".html")
+        assert (site / page).exists() and f'href="{page}"' in index
+    for page in (
+        "workshop/README",
+        "workshop/blocks/03",
+        "workshop/clinic/README",
+        "workshop/glossary",
+        "launchers/README",
+    ):
+        assert (site / f"{page}.html").exists()
+    assert not (site / "workshop/solutions").exists()
+
+
+def test_pages_load_nothing_from_outside_and_formulas_are_drawn(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert re.findall(r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="https?:[^"]*"', text) == [], page
+    assert "<math" in (site / "notebooks/00_start_here.html").read_text()
+
+
+def test_links_between_pages_lead_somewhere(site):
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'href="([^"#:?]+\.html)', page.read_text()):
+            assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+# a class -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """The archive of a class with a site, a deck and a wheel."""
+    folder = tmp_path_factory.mktemp("class")
+    for page in ("site/index.html", "slides/hour_1.html"):
+        (folder / "build" / page).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "build" / page).write_text("a page")
+    stand_in = folder / "python"  # for pip: notes what it is asked, and makes one wheel
+    wheels = f"{folder}/build/class/aiscale/wheels"
+    stand_in.write_text(f"""#!/bin/sh
+echo "$@" >> {folder}/asked
+mkdir -p {wheels} && touch {wheels}/a.whl
+cp {folder}/build/class/lessons.txt {folder}
+""")
+    stand_in.chmod(0o755)
+    done = make("class", folder, "WHEELS=yes", f"BIN={folder}")
+    assert done.returncode == 0, done.stderr
+    return folder / "build/class.tar.gz"
+
+
+def test_the_archive_holds_what_a_seat_without_network_needs_and_no_solutions(packed):
+    with tarfile.open(packed) as tar:
+        names = set(tar.getnames())
+    for name in ("Makefile", "requirements.lock", "scripts/setup.sh", LESSON, "build/site/index.html", "wheels/a.whl"):
+        assert f"aiscale/{name}" in names
+    assert "aiscale/build/slides/hour_1.html" in names and "aiscale/src/aiscale/cli.py" in names
+    assert not [name for name in names if name.startswith(("aiscale/tests", "aiscale/workshop/solutions"))]
+    folder = packed.parents[1]
+    rest, torch = (folder / "asked").read_text().splitlines()
+    assert rest.startswith("-m pip wheel -q --no-deps") and torch.endswith("/whl/cpu")
+    lessons = (folder / "lessons.txt").read_text()
+    assert "jupyterlab==" in lessons and "torch==" not in lessons and "pytest==" not in lessons
+
+
+def test_a_class_without_a_site_is_refused_and_leaves_nothing(tmp_path):
+    done = make("class", tmp_path)
+    assert done.returncode and "there is no site: `make workshop`" in done.stderr
+    assert list(tmp_path.iterdir()) == []

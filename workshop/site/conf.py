@@ -1,0 +1,77 @@
+"""The site: lessons as they were executed, and the workshop's pages, by Sphinx with myst-nb. `make site` builds it.
+
+    make site    # build/site/index.html, which opens without a server or a network
+
+The Makefile gathers the pages in build/pages: this folder's two files on top, the tracked pages in their places, and the
+executed copies of the notebooks (build/notebooks) over those without outputs.
+"""
+
+import base64
+import re
+from pathlib import Path
+
+import latex2mathml.converter
+import nbformat
+from docutils import nodes
+
+project = "aiscale"
+html_title = "aiscale"
+extensions = ["myst_nb", "sphinx_design", "sphinx_copybutton"]
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
+myst_heading_anchors = 4
+# Pages link to folders and files of the repository, which the site does not have.
+suppress_warnings = ["myst.xref_missing", "toc.not_included", "misc.highlighting_failure", "design.card_legacy"]
+html_theme = "sphinx_book_theme"
+html_theme_options = {"show_navbar_depth": 1, "home_page_in_toc": False, "use_download_button": False}
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_show_sourcelink = html_show_copyright = html_show_sphinx = False
+
+HERE = Path(__file__).parent
+
+
+def lesson(path: Path) -> dict[str, str]:
+    """Title, first paragraph, table of the header and cover of a notebook."""
+    notebook = nbformat.read(path, as_version=4)
+    title, about, table = notebook.cells[0].source.split("\n\n")[:3]
+    row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
+    covers = [c for c in notebook.cells if "cover" in c.metadata.get("tags", [])]
+    image = next((o.data["image/png"] for c in covers for o in c.outputs if "image/png" in o.get("data", {})), "")
+    if image:
+        (HERE / "covers").mkdir(exist_ok=True)
+        (HERE / "covers" / f"{path.stem}.png").write_bytes(base64.b64decode(image))
+    return {"title": title.removeprefix("# "), "about": about, "minutes": row[0], "ranks": row[1], "image": image}
+
+
+def cards(folder: str) -> str:
+    """A grid of cards, one for each notebook of a folder, in Markdown for sphinx-design."""
+    grid = ["::::{grid} 1 2 2 3", ":gutter: 3", ""]
+    for path in sorted((HERE / folder).glob("*.ipynb")):
+        of = lesson(path)
+        grid += [f":::{{grid-item-card}} {of['title']}", f":link: {folder}/{path.stem}", ":link-type: doc"]
+        grid += [f":img-top: covers/{path.stem}.png"] if of["image"] else []
+        grid += ["", of["about"], "+++", f"{of['minutes']} minutes, ranks: {of['ranks']}", ":::", ""]
+    return "\n".join([*grid, "::::"])
+
+
+def fill(app, doc: str, source: list[str]) -> None:
+    if doc == "index":
+        source[0] = re.sub(r"^\{\{cards (\S+)\}\}$", lambda line: cards(line[1]), source[0], flags=re.M)
+
+
+def mathml(display: str):
+    """Formulas as MathML, which browsers draw by themselves."""
+
+    def visit(writer, node):
+        writer.body.append(latex2mathml.converter.convert(node.astext(), display=display))
+        raise nodes.SkipNode
+
+    return visit
+
+
+def setup(app):
+    app.add_html_math_renderer("mathml", (mathml("inline"), None), (mathml("block"), None))
+    app.connect("source-read", fill)
