@@ -1,7 +1,7 @@
 # Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab workshop slides class test test-skipped test-more test-all soak study setup lock clean distclean
+.PHONY: help lab workshop slides site class test test-skipped test-more test-all soak study setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
@@ -24,17 +24,26 @@ lab:  ## start here: install what the lessons need, and open notebook 00 in Jupy
 	@scripts/setup.sh lessons
 	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS) .
 
-workshop: setup  ## install everything, run every notebook without a browser, and build the gallery
-	@$(BIN)/aiscale notebooks $(NOTEBOOKS) --gallery $(ARGS)
+workshop: setup  ## install everything, run every notebook without a browser, and build the site
+	@$(WITH_PATH) $(BIN)/aiscale notebooks $(NOTEBOOKS) $(ARGS)
+	@$(MAKE) --no-print-directory site
+
+site: setup  ## build the site of the notebooks that have run: build/site/index.html, which needs no network
+	@rm -rf $(BUILD)/pages && mkdir -p $(BUILD)/pages
+	@cp -R COMMANDS.md notebooks workshop launchers $(BUILD)/pages && mv $(BUILD)/pages/workshop/site/* $(BUILD)/pages
+	@rm -r $(BUILD)/pages/workshop/solutions
+	@for copy in $(BUILD)/notebooks/[0-9]*.ipynb; do test ! -f $$copy || cp $$copy $(BUILD)/pages/notebooks; done
+	@for copy in $(BUILD)/notebooks/A*.ipynb; do test ! -f $$copy || cp $$copy $(BUILD)/pages/notebooks/appendix; done
+	@rm -rf $(BUILD)/site && $(BIN)/sphinx-build -q -j auto $(BUILD)/pages $(BUILD)/site && ls $(BUILD)/site/index.html
 
 slides: setup  ## build the decks, with PDFs where there is a Chromium; runs the notebooks whose figures they show
-	@$(BIN)/aiscale slides $(DECKS) $(ARGS)
+	@$(WITH_PATH) $(BIN)/aiscale slides $(DECKS) $(ARGS)
 
-class:  ## pack lessons, exercises, gallery and decks into build/class.tar.gz, for a room without a network
-	@test -f $(BUILD)/gallery/index.html || { echo 'there is no gallery: `make workshop`, or `aiscale notebooks --core --gallery`' >&2; exit 1; }
+class:  ## pack lessons, exercises, site and decks into build/class.tar.gz, for a room without a network
+	@test -f $(BUILD)/site/index.html || { echo 'there is no site: `make workshop`' >&2; exit 1; }
 	@rm -rf $(BUILD)/class && mkdir -p $(BUILD)/class/aiscale/build
 	@git ls-files -z . ':!tests' ':!workshop/solutions' ':!.ci' | tar --null -T - -cf - | tar -x -C $(BUILD)/class/aiscale
-	@cp -R $(BUILD)/gallery $(wildcard $(BUILD)/slides) $(BUILD)/class/aiscale/build
+	@cp -R $(BUILD)/site $(wildcard $(BUILD)/slides) $(BUILD)/class/aiscale/build
 ifdef WHEELS
 	@sed '/^# Beyond the lessons/,$$d; /^torch==/d' requirements.lock > $(BUILD)/class/lessons.txt
 	@$(BIN)/python -m pip wheel -q --no-deps -w $(BUILD)/class/aiscale/wheels -r $(BUILD)/class/lessons.txt

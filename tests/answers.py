@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from aiscale.book.notebook import tags
+from aiscale.lesson.notebook import tags
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

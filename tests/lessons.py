@@ -7,8 +7,6 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from aiscale.book.form import METADATA
-
 HEADER = """# {number} · A small lesson
 
 Two numbers meet, and you will see their sum.
@@ -43,7 +41,7 @@ def lesson(*cells, number: str = "03", imports: str = "import os", parameters: s
         middle += [code(cell), prose()] if isinstance(cell, str) else [cell]
     use = code("print(os.name, steps, lr, label, fused)") if parameters == PARAMETERS else code("print(os.name)")
     made = new_notebook(
-        metadata=METADATA,
+        metadata={"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}},
         cells=[
             prose(HEADER.format(number=number)),
             code(imports),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aiscale.book import workbooks
+from aiscale.lesson import workbooks
 from browser import Browser, Page, find_browser
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"

@@ -67,7 +67,7 @@ def test_the_core_path_leaves_optional_cells_out(tmp_path):
 
 
 def test_a_cell_that_hangs_fails_at_its_time_out(tmp_path):
-    assert "timed out after 3 seconds" in run(tmp_path, "import time; time.sleep(600)", cell_timeout_s=3).error
+    assert "after 3 seconds" in run(tmp_path, "import time; time.sleep(600)", cell_timeout_s=3).error
 
 
 def test_a_kernel_that_dies_fails_the_notebook(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from nbformat.v4 import new_notebook, new_output
 
 from aiscale import plots
-from aiscale.book import MiB, guesses, predict, progress
-from aiscale.book.guesses import GuessError
+from aiscale.lesson import MiB, guesses, predict, progress
+from aiscale.lesson.guesses import GuessError
 from answers import given_away
 from lessons import code, prose
 
@@ -170,7 +170,7 @@ def test_a_damaged_record_is_replaced(kept):
 
 def test_predict_loads_neither_torch_nor_matplotlib():
     program = (
-        "import sys; from aiscale.book import predict; print({'torch', 'matplotlib', 'nbformat'} & set(sys.modules))"
+        "import sys; from aiscale.lesson import predict; print({'torch', 'matplotlib', 'nbformat'} & set(sys.modules))"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from aiscale import cost, plots
-from aiscale.book import exercises, progress
+from aiscale.lesson import exercises, progress
 from puzzle_answers import WRONG
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"

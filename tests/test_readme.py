@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import book
+from aiscale import lesson
 from aiscale.cli import _parser
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +76,6 @@ def test_the_table_of_notebooks_matches_their_headers():
     table = {name: row for name, row in table.items() if not set(name) <= set("-: ")}
     headers = {
         notebook.name: [str(notebook.header.minutes), str(notebook.header.ranks), notebook.header.hardware]
-        for notebook in book.notebooks(root=ROOT / "notebooks")
+        for notebook in lesson.notebooks(root=ROOT / "notebooks")
     }
     assert table == headers

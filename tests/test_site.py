@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def make(target: str, folder: Path, *words: str) -> subprocess.CompletedProcess:
 def site(tmp_path_factory):
     """The site of notebooks that have not been run."""
     folder = tmp_path_factory.mktemp("site")
-    done = make("site", folder, "-o", "setup")
+    done = make("site", folder, "-o", "setup", f"BIN={Path(sys.executable).parent}")
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
     return folder / "build/site"
 

@@ -342,18 +342,13 @@ _DELEGATED = {
         "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
         "aiscale.hpc.rehearsal.cluster",
     ),
-    "class": (
-        "make a seat as new for the next class, or price a class",
-        "aiscale class reset --from class.tar.gz",
-        "aiscale.book.classroom",
-    ),
     "exercises": (
         "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",
         "aiscale exercises --check 03",
-        "aiscale.book.exercise_command",
+        "aiscale.lesson.exercise_command",
     ),
-    "slides": ("build the decks, with figures and numbers of today", "aiscale slides 03_ddp", "aiscale.book.slides"),
-    "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.book.command"),
+    "slides": ("build the decks, with figures and numbers of today", "aiscale slides 03_ddp", "aiscale.lesson.slides"),
+    "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.lesson.runner"),
 }
 
 
@@ -365,8 +360,6 @@ def _add_delegated(commands, wanted: str) -> None:
             face = importlib.import_module(module)
             face.add_arguments(parser)
             parser.set_defaults(run=_plan if name == "plan" else face.run)
-            if name == "bench":  # which imports no figures
-                parser.set_defaults(study_page="aiscale.book.report:study_page")
 
 
 def _plan(args: argparse.Namespace) -> int:

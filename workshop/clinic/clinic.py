@@ -61,7 +61,7 @@ def known(folder):
 
 def note(folder, name, hints=0, gave_up=False, **found):
     """Keep what was shown or found, also for the progress card; returns what is solved of the case."""
-    from aiscale.book.progress import save
+    from aiscale.lesson.progress import save
 
     everything = known(folder)
     entry = everything.setdefault(name, {"done": [], "hints": 0, "tries": 0, "solution": False})

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale.book.grading import exercise, require, same
+from aiscale.lesson.grading import exercise, require, same
 
 # 01.1 ---------------------------------------------------------------------------------------------------------------
 

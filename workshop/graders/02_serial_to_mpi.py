@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from aiscale.book.grading import exercise, require, same, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same, same_on_ranks
 
 # 02.1 ---------------------------------------------------------------------------------------------------------------
 

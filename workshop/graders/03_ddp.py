@@ -5,7 +5,7 @@ import random
 import torch
 from torch import nn
 
-from aiscale.book.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same_on_ranks
 
 
 def serial_gradient(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from aiscale import cost
-from aiscale.book.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same_on_ranks
 
 # 04.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import numpy
 import torch
 from torch.nn import functional
 
-from aiscale.book.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same_on_ranks
 
 # 06.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ import random
 import numpy
 import torch
 
-from aiscale.book.grading import exercise, require, same, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same, same_on_ranks
 
 
 def largest(values: torch.Tensor, k: int, by: torch.Tensor | None = None) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from aiscale.book.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same_on_ranks
 
 # 08.1 ---------------------------------------------------------------------------------------------------------------
 

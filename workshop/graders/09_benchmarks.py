@@ -7,7 +7,7 @@ import statistics
 
 import numpy as np
 
-from aiscale.book.grading import exercise, require, same
+from aiscale.lesson.grading import exercise, require, same
 
 # 09.1 ---------------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import random
 
-from aiscale.book.grading import exercise, require, same
+from aiscale.lesson.grading import exercise, require, same
 
 DEVICES = ((312e12, 2.0e12), (191.5e12, 1.6e12), (989e12, 3.35e12), (125e12, 0.9e12))  # operations/s, bytes/s
 

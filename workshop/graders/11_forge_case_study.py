@@ -6,7 +6,7 @@ import torch
 from sklearn.feature_extraction.text import CountVectorizer
 from transformers import GPT2Config, GPT2LMHeadModel  # here: imports take longer than an answer may
 
-from aiscale.book.grading import exercise, require, same
+from aiscale.lesson.grading import exercise, require, same
 
 WORDS = "iron platinum energy shell pair phase alloy field token model bcc fcc".split()
 

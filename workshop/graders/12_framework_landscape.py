@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from aiscale.book.grading import exercise, require, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same_on_ranks
 
 # 12.1 ---------------------------------------------------------------------------------------------------------------
 

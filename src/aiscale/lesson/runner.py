@@ -10,6 +10,7 @@ but only warns of a parameter that a notebook does not have, and its error does 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -71,15 +72,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parameters(assignments: Sequence[str]) -> dict[str, object]:
-    """Values as JSON or Python would read them, else as text."""
-    import yaml
-
+    """Values as JSON has them, else as text."""
     given = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name.strip():
             raise LessonError(f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20")
-        given[name.strip()] = yaml.safe_load(value)
+        try:
+            given[name.strip()] = json.loads(value)
+        except ValueError:
+            given[name.strip()] = value
     return given
 
 
@@ -136,7 +138,8 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, lim
         )
         error = ""
     except Exception as raised:  # an error in a cell, a dead kernel, a time-out
-        error = shown(executed) or _COLOR.sub("", f"{type(raised).__name__}: {raised}")
+        cell, message = shown(executed), _COLOR.sub("", f"{type(raised).__name__}: {raised}")
+        error = cell if cell and isinstance(raised, papermill.PapermillExecutionError) else f"{message}\n{cell}"
     return Result(notebook.name, round(time.monotonic() - started, 2), str(executed), error)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 
-from aiscale.book.workbooks import answered
+from aiscale.lesson.workbooks import answered
 from simulated.checking import SOLUTIONS
 
 NOTEBOOK = Path(__file__).parents[1] / "puzzles.ipynb"

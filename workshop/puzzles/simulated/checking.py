@@ -4,7 +4,7 @@
 
 New numbers are drawn for each check, and further numbers of ranks are tried. Once solved, our answer is shown: it comes
 from workshop/solutions/puzzles.ipynb, and its figures are measured as the participant's are. `check.card()` shows what
-is solved, beside the exercises (`aiscale.book.exercises`).
+is solved, beside the exercises (`aiscale.lesson.exercises`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aiscale.book.exercises import card, entry_of, keep, tried
-from aiscale.book.grading import Graded
-from aiscale.book.progress import shell, show
+from aiscale.lesson.exercises import card, entry_of, keep, tried
+from aiscale.lesson.grading import Graded
+from aiscale.lesson.progress import shell, show
 from simulated.problems import PUZZLES, Case, Puzzle
 from simulated.ranks import SimulationError
 from simulated.world import World

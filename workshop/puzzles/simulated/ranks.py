@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aiscale import cost
-from aiscale.book import BookError
+from aiscale.lesson import LessonError
 
 if TYPE_CHECKING:
     from simulated.world import World
@@ -31,7 +31,7 @@ _SHORT = {"all_reduce": "sum", "reduce_scatter": "rs", "all_gather": "ag"}
 MOST_WORK = 5000  #: pieces of work of a rank, against loops without end
 
 
-class SimulationError(BookError):
+class SimulationError(LessonError):
     """A program did what ranks cannot do; a notebook shows the one line."""
 
     def _render_traceback_(self) -> list[str]:

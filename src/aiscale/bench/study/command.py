@@ -1,31 +1,30 @@
-"""`aiscale bench study FILE.toml`, `bench compare A.csv B.csv` and `bench report A.csv`: see the package."""
+"""`aiscale bench study FILE.toml` and `bench compare A.csv B.csv`: see the package."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import pkgutil
 import sys
 from pathlib import Path
 
 from aiscale.bench.study.engine import run_study, turns
 from aiscale.bench.study.grid import read_study
 from aiscale.bench.study.results import agreement, facts, load, show, show_side_by_side, side_by_side, summary
-from aiscale.config import ConfigError, require_writable, write_whole
+from aiscale.config import ConfigError
 
 #: name -> (files it takes, the options that it has)
-COMMANDS = {"study": (1, ("out", "budget", "list")), "compare": (2, ()), "report": (1, ("out",))}
+COMMANDS = {"study": (1, ("out", "budget", "list")), "compare": (2, ())}
 
 
 def run(args: argparse.Namespace) -> int:
     count, own = COMMANDS[args.name]
     if len(args.files) != count:
-        words = {"study": "FILE.toml, or the name of a study", "compare": "A.csv B.csv", "report": "A.csv"}[args.name]
+        words = {"study": "FILE.toml, or the name of a study", "compare": "A.csv B.csv"}[args.name]
         raise ConfigError(f"bench {args.name} takes {words}, but {len(args.files)} files are given")
     for option in ("out", "budget", "list"):
         if getattr(args, option) and option not in own:
             raise ConfigError(f"bench {args.name} takes no --{option}")
-    return {"study": _study, "compare": _compare, "report": _report}[args.name](args)
+    return {"study": _study, "compare": _compare}[args.name](args)
 
 
 def _study(args: argparse.Namespace) -> int:
@@ -58,16 +57,4 @@ def _compare(args: argparse.Namespace) -> int:
     else:
         show_side_by_side(entries, (Path(args.files[0]).stem, Path(args.files[1]).stem))
         print(f"ratios to the base agree within 10 % in {near} of {of} cells")
-    return 0
-
-
-def _report(args: argparse.Namespace) -> int:
-    rows, out = load(args.files[0]), Path(args.out or Path(args.files[0]).with_suffix(".html"))
-    require_writable(out.parent, "--out")
-    text = pkgutil.resolve_name(args.study_page)(rows)
-    try:
-        write_whole(out, text)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another file with --out") from None
-    print(out)
     return 0

@@ -31,10 +31,10 @@ from rich.table import Table
 from traitlets.config import Config
 
 from aiscale import cluster
-from aiscale.book.grading import Exercise, Graded
-from aiscale.book.notebook import BookError, Notebook, read
-from aiscale.book.workbooks import answered, exercises, find, lessons, make_all, problems, sections, workshop
 from aiscale.config import require_writable
+from aiscale.lesson.grading import Exercise, Graded
+from aiscale.lesson.notebook import LessonError, Notebook, read
+from aiscale.lesson.workbooks import answered, exercises, find, lessons, make_all, problems, sections, workshop
 
 DRAWS = 5  #: how often a solution is graded: a grader must not refuse it by chance
 
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.grade:
-        read(args.grade)  # raises BookError
+        read(args.grade)  # raises LessonError
         with Seat() as seat:
             return _report(list(grade(seat, Path(args.grade))), {}, args.json)
     if args.collect:
@@ -144,7 +144,7 @@ class Seat:
         """Run the set-up and an exercise's cells in an empty namespace, and grade it."""
         self._shell.reset(new_session=False)
         if error := self.run(set_up):
-            raise BookError(f"the set-up of {task.id} failed: {error}")
+            raise LessonError(f"the set-up of {task.id} failed: {error}")
         error = self.run(cells)
         verdict = self.again(task, seed)
         if error and verdict.state == "empty":
@@ -183,7 +183,7 @@ def grade(seat: Seat, path: Path) -> Iterator[Row]:
     parts = sections(Notebook(path).cells)
     ids = [id for id in parts if id]
     if not ids:
-        raise BookError(f"{path} holds no exercises: name a notebook such as workshop/exercises/03_ddp.ipynb")
+        raise LessonError(f"{path} holds no exercises: name a notebook such as workshop/exercises/03_ddp.ipynb")
     lesson = find(ids[0])[0]
     for id, task in exercises(lessons([lesson])[lesson]).items():
         set_up, cells = ([cell.source for cell in parts.get(part, [])] for part in ("", id))
@@ -236,8 +236,8 @@ def _cards(folder: Path) -> dict[str, dict]:
             for entry in (entry for lesson in card.values() for entry in lesson["exercises"].values()):
                 _ = entry["state"], entry["title"], entry["minutes"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise BookError(f"{path} is not a card: {what}") from None
+            raise LessonError(f"{path} is not a card: {what}") from None
         found[path.stem] = card
     if not found:
-        raise BookError(f"there are no cards in {folder}: {what}")
+        raise LessonError(f"there are no cards in {folder}: {what}")
     return found

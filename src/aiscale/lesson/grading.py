@@ -1,6 +1,6 @@
 """What the graders in workshop/graders/ are written with: exercises, comparisons, and wrong answers that they refuse.
 
-    from aiscale.book.grading import exercise, require, same
+    from aiscale.lesson.grading import exercise, require, same
 
     @exercise("03.1", "Unequal shares", "weighted", minutes=10, hints=["Which share counts more?", "..."])
     def unequal_shares(weighted):                   # the participant's function `weighted`
@@ -36,11 +36,11 @@ from typing import Any
 
 import numpy as np
 
-from aiscale.book.comparing import Wrong, compared, require, same, same_on_ranks
-from aiscale.book.notebook import BookError
-from aiscale.book.progress import Shown
 from aiscale.cluster import RankError, Ranks
 from aiscale.config import ConfigError
+from aiscale.lesson.comparing import Wrong, compared, require, same, same_on_ranks
+from aiscale.lesson.notebook import LessonError
+from aiscale.lesson.progress import Shown
 
 TIME_LIMIT_S = 30.0
 _PX = "get_ipython().run_cell_magic('px'"  #: how IPython keeps a cell that begins with %%px
@@ -100,7 +100,7 @@ class Exercise:
     def graded(
         self, namespace: Mapping, ranks: Ranks | None, *, seed: int | None = None, limit_s: float = TIME_LIMIT_S
     ) -> Graded:
-        """Grade what stands in a notebook's namespace, or on its ranks. Raises BookError on a fault of the grader."""
+        """Grade what stands in a notebook's namespace, or on its ranks. Raises LessonError on a fault of the grader."""
         seed = secrets.randbelow(2**31) if seed is None else seed
         began, state = time.monotonic(), "right"
         answer = _Answer(self, namespace, ranks)
@@ -120,7 +120,9 @@ class Exercise:
             back = f"what {self.function} gives back cannot be used ({type(error).__name__}: {error})"
             state, text = "wrong", f"{back}: is it what its docstring says?"
         if state == "right" and not (answer.calls and compared):
-            raise BookError(f"the grader of {self.id} called {self.function} {answer.calls} times and compared nothing")
+            raise LessonError(
+                f"the grader of {self.id} called {self.function} {answer.calls} times and compared nothing"
+            )
         return Graded(state, text, seed, time.monotonic() - began)
 
 

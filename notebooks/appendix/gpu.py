@@ -1,6 +1,6 @@
 """GPU kernels on any machine: Numba's simulator, and a memory that counts how kernels use it.
 
-    from aiscale.book.gpu import bus, cuda, empty, to_gpu
+    from gpu import bus, cuda, empty, to_gpu
 
     @cuda.jit
     def double(x, y):
@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from aiscale.book.notebook import BookError
+from aiscale.lesson.notebook import LessonError
 
 
-class GpuError(BookError):
+class GpuError(LessonError):
     """Numba is missing, or did not compile; a notebook shows the one line, without a traceback."""
 
 
@@ -44,7 +44,7 @@ try:
 
     if "numba.cuda" in sys.modules and not config.ENABLE_CUDASIM:
         raise GpuError(
-            "numba.cuda is loaded without its simulator: restart the kernel, and import aiscale.book.gpu first"
+            "numba.cuda is loaded without its simulator: restart the kernel, and import gpu first"
         )
     config.ENABLE_CUDASIM = True  # read when numba.cuda is imported: a process has the simulator or the compiler
     from numba import cuda, float32

@@ -2,7 +2,7 @@
 
 A number. The participant replaces None by a number; with None the notebook goes on without a guess:
 
-    from aiscale.book import MiB, predict
+    from aiscale.lesson import MiB, predict
 
     guess = predict("bytes that a rank sends in a step", None, unit="bytes")    # 3 * MiB, 4 * 801_536, ...
     ...                                                                         # cells that measure
@@ -35,7 +35,7 @@ At the end of a lesson, each prediction with guess, measured value and ratio, un
     predict.card()
 
 A cell that is run again replaces its record, by name: give each prediction a name of its own. What was guessed is also
-kept on this machine's disk: see `aiscale.book.progress`.
+kept on this machine's disk: see `aiscale.lesson.progress`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-from aiscale.book.notebook import BookError
-from aiscale.book.progress import Shown, save, shell, show, show_table
+from aiscale.lesson.notebook import LessonError
+from aiscale.lesson.progress import Shown, save, shell, show, show_table
 
 KB, MB, GB = 10**3, 10**6, 10**9
 KiB, MiB, GiB = 2**10, 2**20, 2**30
@@ -61,7 +61,7 @@ Names = str | Sequence[str]  #: one word that is numbered, or a name for each
 _made: dict[str, Guess] = {}  #: this process's predictions by name, in the order in which they were first made
 
 
-class GuessError(BookError):
+class GuessError(LessonError):
     """A guess or a measured value of the wrong type."""
 
 

@@ -1,6 +1,6 @@
 """`check`: a participant's exercises, graded where they stand, with a ladder of hints and a card.
 
-    from aiscale.book import check
+    from aiscale.lesson import check
 
     check("03.2")                   # right, or in which way it is wrong; each further failing try shows one more hint
     check("03.2", hint=2)           # the first two hints
@@ -8,8 +8,8 @@
     check.card()                    # what is done, in how many minutes, and which predictions held
 
 A call grades the function in this notebook, or on its ranks, with newly drawn inputs. It raises nothing for a wrong
-answer, so that the notebook goes on. What it finds is kept on this machine's disk (`aiscale.book.progress`) and goes
-nowhere else. The graders are in workshop/graders/ (`aiscale.book.grading`), the solutions in workshop/solutions/.
+answer, so that the notebook goes on. What it finds is kept on this machine's disk (`aiscale.lesson.progress`) and goes
+nowhere else. The graders are in workshop/graders/ (`aiscale.lesson.grading`), the solutions in workshop/solutions/.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import html
 import time
 
 from aiscale import cluster
-from aiscale.book import progress
-from aiscale.book.grading import Exercise, Graded
-from aiscale.book.workbooks import find, solution_of
+from aiscale.lesson import progress
+from aiscale.lesson.grading import Exercise, Graded
+from aiscale.lesson.workbooks import find, solution_of
 
 _began = time.monotonic()  #: of the exercise at hand: when the one before was done, or this was imported
 _entries: dict[tuple[str, str], dict] = {}  #: of this process, where the disk cannot be written

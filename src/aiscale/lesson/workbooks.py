@@ -24,10 +24,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiscale.book.form import check_cells, strip
-from aiscale.book.grading import Exercise
-from aiscale.book.notebook import BookError, Notebook, choose
 from aiscale.config import write_whole
+from aiscale.lesson.grading import Exercise
+from aiscale.lesson.notebook import LessonError, Notebook, choose
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -41,7 +40,7 @@ def workshop() -> Path:
     trees = [here, *here.parents, Path(__file__).resolve().parents[3]]
     found = next((tree / "workshop" for tree in trees if (tree / "workshop" / "graders").is_dir()), None)
     if found is None:
-        raise BookError("there is no folder workshop/graders here or above: run this in the project's folder")
+        raise LessonError("there is no folder workshop/graders here or above: run this in the project's folder")
     return found
 
 
@@ -66,7 +65,7 @@ def find(id: str) -> tuple[str, Exercise]:
     ((lesson, path),) = lessons([str(id)[:2]]).items()
     there = exercises(path)
     if id not in there:
-        raise BookError(f"there is no exercise {id}: there are {', '.join(there)}")
+        raise LessonError(f"there is no exercise {id}: there are {', '.join(there)}")
     return lesson, there[id]
 
 
@@ -117,9 +116,8 @@ def make(lesson: str, root: Path) -> str:
 
 
 def make_all(chosen: Sequence[str], root: Path, out: Path) -> Iterator[Path]:
-    """Bring the sources into their committed form and write the participants' notebooks that have changed."""
+    """Write the participants' notebooks that have changed."""
     for lesson in chosen:
-        strip(root / "solutions" / f"{lesson}.ipynb")
         text, target = make(lesson, root), out / f"{lesson}.ipynb"
         if not target.exists() or target.read_text(encoding="utf-8") != text:
             out.mkdir(parents=True, exist_ok=True)
@@ -135,9 +133,8 @@ def problems(lesson: str, root: Path) -> list[str]:
     if not source.exists():
         return [f"there is no {source}, but graders for it"]
     tasks, cells = exercises(root / "graders" / f"{lesson}.py"), Notebook(source).cells
-    found = [f"solutions: {problem}" for problem in check_cells(Notebook(source))]
     parts = sections(cells)
-    found += [f"{id} stands in the notebook, but has no grader" for id in parts if id and id not in tasks]
+    found = [f"{id} stands in the notebook, but has no grader" for id in parts if id and id not in tasks]
     for id, task in tasks.items():
         found += [f"{id}: {problem}" for problem in _misfits(task, cells, parts.get(id, []))]
     twice = Counter(task.function for task in tasks.values()) - Counter({task.function for task in tasks.values()})

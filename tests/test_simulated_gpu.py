@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="numba is not installed: make setup")
 
-from aiscale.book import gpu  # noqa: E402
-from aiscale.book.gpu import bus, compiled, cuda, empty, to_gpu  # noqa: E402
+FOLDER = Path(__file__).parents[1] / "notebooks/appendix"
+sys.path.append(str(FOLDER))
+
+import gpu  # noqa: E402
+from gpu import bus, compiled, cuda, empty, to_gpu  # noqa: E402
 
 
 @cuda.jit
@@ -76,12 +80,12 @@ def test_the_same_kernel_runs_in_a_process_of_its_own_and_its_failure_is_one_lin
 
 
 def test_numba_cuda_without_its_simulator_is_refused_in_one_line():
-    program = "from numba import cuda; import aiscale.book.gpu"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    program = "from numba import cuda; import gpu"
+    done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, capture_output=True, text=True)
     assert "GpuError: numba.cuda is loaded without its simulator: restart" in done.stderr.splitlines()[-1]
 
 
 def test_without_numba_one_line_says_how_to_get_it():
-    program = "import sys; sys.modules['numba'] = None; import aiscale.book.gpu"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    program = "import sys; sys.modules['numba'] = None; import gpu"
+    done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, capture_output=True, text=True)
     assert "kernels need numba, which is not installed: run %pip install" in done.stderr.splitlines()[-1]

@@ -1,0 +1,233 @@
+"""`aiscale slides`: decks for a talk, from the Markdown files in slides/, whose figures and numbers the package makes.
+
+    aiscale slides                  # all: build/slides/NAME.html, and PDFs where there is a Chromium
+    aiscale slides 03_ddp --as-is   # one, with the notebooks' figures as they were last run
+
+A deck is one HTML file with reveal.js in it, which opens without a network. Its source:
+
+    title: Data parallelism            front matter; also subtitle, minutes, color (a strategy's)
+    large = recipe("22b")              a name for its expressions
+    ---                                between slides
+    ## Every rank holds everything     the title of a slide; `# ` makes a slide of one sentence
+    GPT-2 has {{ count(cost.parameter_count(recipe("gpt2").model)) }} parameters.
+    |||                                between two columns; with two of them, the first part stands above
+    ![what it shows](plots:field_map())               a figure of `aiscale.plots`
+    ![what it shows](notebook:03_ddp#c20c3268)        the figure of a cell of an executed notebook
+    Source: predicted by `cost`        under the figure: measured here, predicted, published or drawn
+    Note: what the speaker says, until the end of the slide
+
+An expression is Python, with the names of NAMES.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import html
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+import jinja2
+import latex2mathml.converter
+import matplotlib.pyplot as plt
+import numpy
+from markupsafe import Markup
+from nbconvert.filters import markdown2html
+from pygments.formatters import HtmlFormatter
+
+from aiscale import cost, machines, plots, published
+from aiscale.config import require_writable, write_whole
+from aiscale.lesson.notebook import LessonError, choose, find_root, notebooks, read
+from aiscale.lesson.runner import execute
+from aiscale.recipes import recipe
+
+SIZE = (1280, 720)  #: of a slide, in pixels
+KINDS = ("measured here", "predicted", "published", "drawn")  #: of what a source says
+NUMBER = re.compile(r"\{\{(.+?)\}\}", re.S)
+FIGURE = re.compile(r"^!\[([^\]]+)\]\((plots|notebook):(.*?)\)$(?=\n\s*\n|\n*\Z|\n\|\|\||\nSource:)", re.M | re.S)
+_CODE_OR_MATH = re.compile(r"(?P<code>```.*?```|`[^`\n]+`)|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$", re.S)
+NAMES = {
+    "np": numpy,
+    "cost": cost,
+    "machines": machines,
+    "plots": plots,
+    "published": published,
+    "recipe": recipe,
+    "bytes": plots.format_bytes,
+    "count": plots.format_count,
+    "seconds": plots.format_seconds,
+    "gb": lambda nbytes, digits=0: f"{nbytes / 1e9:,.{digits}f} GB",
+    "pct": lambda share, digits=0: f"{100 * share:.{digits}f} %",
+    "row": lambda name, **wanted: next(r for r in published.table(name) if wanted.items() <= r.items()),
+    "excerpt": lambda path, first, lines: _excerpt(path, first, lines),
+    "axes": lambda width, height: plots.style.new_axes(None, width, height),
+}
+
+
+class Deck:
+    """The source of a deck, and what its expressions may name."""
+
+    def __init__(self, path: Path) -> None:
+        head, *self.texts = re.split(r"^---$", path.read_text(encoding="utf-8"), flags=re.M)
+        self.name, self.about = path.stem, dict(re.findall(r"^(\w+): *(.+)$", head, re.M))
+        self.assigned = dict(re.findall(r"^(\w+) = (.+)$", head, re.M))
+        self.color = plots.STRATEGY_COLORS[self.about.get("color", "serial")]
+        self.notebooks = {
+            what.split("#")[0] for t in self.texts for _, kind, what in FIGURE.findall(t) if kind != "plots"
+        }
+
+    def value(self, expression: str) -> object:
+        try:
+            return eval(" ".join(expression.split()), self.names)  # code of this repository, as a notebook's is
+        except Exception as error:
+            raise LessonError(f"{self.name}: {expression.strip()}: {type(error).__name__}: {error}") from None
+
+    def build(self, out: Path, as_is: bool = False) -> Path:
+        """Write OUT/slides/NAME.html; as_is: a figure of a notebook that was not run is an empty frame."""
+        self.names, self.executed, self.as_is = dict(NAMES), out / "notebooks", as_is
+        for name, expression in self.assigned.items():
+            self.names[name] = self.value(expression)
+        page = jinja2.Template((files("aiscale.lesson") / "templates/slides.html.j2").read_text(), autoescape=True)
+        ink = plots.style.text_color(self.color)
+        text = page.render(
+            deck=self, slides=[self.slide(t.strip()) for t in self.texts], size=SIZE, ink=ink, **_parts()
+        )
+        (out / "slides").mkdir(parents=True, exist_ok=True)
+        return write_whole(out / "slides" / f"{self.name}.html", text)
+
+    def slide(self, text: str) -> dict[str, object]:
+        """What the template shows of a slide."""
+        text = NUMBER.sub(lambda number: str(self.value(number[1])), text)
+        body, _, notes = text.partition("\nNote:")
+        title, _, body = body.partition("\n")
+        source = re.search(rf"^Source: ({'|'.join(KINDS)})?[ ,:]*(.*)$", body, re.M)
+        body = body.replace(source[0], "") if source else body
+        columns = re.split(r"^\|\|\|$", body, flags=re.M)
+        lead, columns = (columns[0], columns[1:]) if len(columns) == 3 else ("", columns)
+        return {
+            "title": _inline(title.lstrip("# ")),
+            "statement": title.startswith("# "),  # one sentence, on colour
+            "lead": _html(lead),  # above two columns
+            "columns": [self.column(column) for column in columns],
+            "source": _inline(source[2]) if source else Markup(),
+            "kind": source[1] or "" if source else "",
+            "notes": _html(notes.strip()),
+        }
+
+    def column(self, text: str) -> list[Markup]:
+        """Prose and figures in their order."""
+        parts, end = [], 0
+        for figure in FIGURE.finditer(text):
+            parts.append(_html(text[end : figure.start()]))
+            alt, kind, what = figure.groups()
+            content = self.drawn(what) if kind == "plots" else self.shown(*what.split("#"))
+            uri = f"data:image/{'svg+xml' if kind == 'plots' else 'png'};base64,{base64.b64encode(content).decode()}"
+            alt = html.escape(alt, quote=True)
+            image = f'<img src="{uri}" alt="{alt}">' if content else f"<p>{alt}: not run yet</p>"
+            parts.append(Markup(f"<figure>{image}</figure>"))
+            end = figure.end()
+        return [part for part in [*parts, _html(text[end:])] if part]
+
+    def drawn(self, expression: str) -> bytes:
+        plt.switch_backend("agg")
+        plt.close("all")
+        plots.use_style()
+        self.value(f"plots.{expression}")
+        file = io.BytesIO()
+        with plt.rc_context({"svg.hashsalt": "aiscale"}):  # the same file from the same figure
+            plt.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        return file.getvalue()
+
+    def shown(self, name: str, cell_id: str) -> bytes:
+        copy = self.executed / f"{notebooks([name])[0].name}.ipynb"
+        outputs = (
+            [o for c in read(copy).cells if c.id == cell_id for o in c.get("outputs", ())] if copy.exists() else []
+        )
+        images = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+        if not images and not self.as_is:
+            raise LessonError(f"{self.name}: cell {cell_id} of {copy} has no figure: aiscale notebooks --core {name}")
+        return base64.b64decode(images[0]) if images else b""
+
+
+def decks(names: Sequence[str] = (), root: str | Path | None = None) -> list[Deck]:
+    """The decks of a folder, or those that `names` select by name, number or path."""
+    root = Path(root) if root else find_root().parent / "slides"
+    return [Deck(path) for path in choose("deck", names, sorted(root.glob("*.md")), root)]
+
+
+def _excerpt(path: str, first: str, lines: int) -> str:
+    """`lines` lines of a file of this repository, from the one that begins with `first`."""
+    text = (find_root().parent / path).read_text().splitlines()
+    start = next(number for number, line in enumerate(text) if line.startswith(first))
+    return "\n".join(text[start : start + lines])
+
+
+def _mathml(part: re.Match) -> str:
+    if part["code"]:
+        return part["code"]
+    display = "block" if part["block"] else "inline"
+    return latex2mathml.converter.convert(part["block"] or part["inline"], display=display)
+
+
+def _html(text: str) -> Markup:
+    return Markup(markdown2html(_CODE_OR_MATH.sub(_mathml, text.strip()))) if text.strip() else Markup()
+
+
+def _inline(text: str) -> Markup:
+    return Markup(re.sub(r"^<p>(.*)</p>$", r"\1", str(_html(text)).strip(), flags=re.S))
+
+
+def _parts() -> dict[str, Markup]:
+    """What all decks share: style, font, syntax colours, and reveal.js with its speaker's view."""
+    reveal = Path(find_spec("pyreveal").submodule_search_locations[0]) / "revealjs"  # reveal.js as a wheel
+    css = [(reveal / "dist/reveal.css").read_text()]
+    for weight, cut in ((400, "regular"), (600, "semibold")):
+        font = reveal / f"css/theme/fonts/source-sans-pro/source-sans-pro-{cut}.woff"
+        uri = f"data:font/woff;base64,{base64.b64encode(font.read_bytes()).decode()}"
+        css += [f'@font-face {{ font-family: "Source Sans Pro"; font-weight: {weight}; src: url({uri}); }}']
+    css += [(files("aiscale.lesson") / "templates" / "slides.css").read_text()]
+    css += [HtmlFormatter(style="friendly").get_style_defs(".highlight")]
+    scripts = [(reveal / "dist" / name).read_text() for name in ("reveal.js", "plugin/notes.js")]
+    return {"css": Markup("\n".join(css)), "script": Markup("\n;\n".join(scripts).replace("</script", "<\\/script"))}
+
+
+def print_pdf(page: Path, chromium: str) -> None:
+    """Print the deck as a PDF beside it, a page for each slide."""
+    options = "--headless --disable-gpu --disable-dev-shm-usage --no-pdf-header-footer --virtual-time-budget=5000"
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    target = [f"--print-to-pdf={page.with_suffix('.pdf')}", f"{page.resolve().as_uri()}?print-pdf"]
+    subprocess.run([chromium, *options.split(), *root, *target], check=True, capture_output=True, timeout=180)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="a deck's name, number or path (default: all of slides/)")
+    add("--as-is", action="store_true", help="run no notebook: take their figures as they were last run, or leave room")
+    add("--out", default="build", metavar="DIR", help="the decks go to DIR/slides (default: build)")
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen, out = decks(args.names), Path(args.out)
+    require_writable(out, "--out")
+    needed = notebooks(sorted(set().union(*(deck.notebooks for deck in chosen))))
+    missing = [notebook for notebook in needed if not (out / "notebooks" / f"{notebook.name}.ipynb").exists()]
+    if missing and not args.as_is:
+        for result in execute(missing, out=out, core=True):
+            if result.error:
+                raise LessonError(f"{result.name} failed: aiscale notebooks --core {result.name} shows where")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+    for deck in chosen:
+        page = deck.build(out, args.as_is)
+        if chromium:
+            print_pdf(page, chromium)
+        print(f"{deck.name}: {len(deck.texts) + 1} slides", file=sys.stderr, flush=True)
+    print(f"slides: {(out / 'slides').resolve()}{'' if chromium else ', without PDFs: there is no Chromium here'}")
+    return 0
