@@ -239,7 +239,7 @@ def test_a_file_says_what_to_expect_and_its_training_is_long_enough_to_learn(pat
     assert speed * ranks * seconds == pytest.approx(steps * run.loop.global_batch * run.loop.seq_len, rel=0.1)
     kind = next(kind for kind in place.node.kinds if kind.constraint == job.options["constraint"])
     platform = platform_of(find_machine(kind.machine or place.machine))
-    assert platform.memory_bytes == kind.memory_gb * 1e9, "planned on the GPUs that it asks for"
+    assert 1 <= platform.memory_bytes / (kind.memory_gb * 1e9) < 1.1, "planned on the GPUs that it asks for"
     answer = plan(shape_of(run.model, run.loop.seq_len), layout_of(run, ranks), platform)
     assert speed == pytest.approx(answer.tokens_per_s, rel=0.05)
     first = re.search(r"loss from ([\d.]+) = ln ([\d,]+) (?:down|to ([\d.]+) \(published\))", text)

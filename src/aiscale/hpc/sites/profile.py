@@ -39,7 +39,7 @@ class SiteError(ConfigError):
 class GpuKind:
     """Nodes with a given GPU memory, and the constraint that asks for them."""
 
-    memory_gb: float  #: of one GPU as torch counts them, 10^9 bytes
+    memory_gb: float  #: of one GPU, as its name says: 40, 64, 80; torch reports some per cent more
     constraint: str = ""  #: for --constraint; empty if none is needed
     machine: str = ""  #: its name in aiscale.machines, if it is another than the site's
     source: str = ""
