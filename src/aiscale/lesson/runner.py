@@ -158,5 +158,6 @@ def _environment() -> dict[str, str]:
     """For the kernels: programs of this environment first, few threads, nothing from the hub."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     threads = os.environ.get("OMP_NUM_THREADS") or str(min(MOST_THREADS, len(usable_cores())))
+    runs = str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute())  # where ranks in a job keep their files
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    return {"PATH": path, "OMP_NUM_THREADS": threads, **offline}
+    return {"PATH": path, "OMP_NUM_THREADS": threads, "AISCALE_RUNS": runs, **offline}
