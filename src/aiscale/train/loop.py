@@ -96,42 +96,80 @@ class _Training:
         self.records: Records | None = None  # on rank 0 only
 
     def execute(self, resume: bool, overwrite: bool) -> Result:
-        run, world = self.run, self.world
-        self.corpus = load_corpus(run, world)
-        loop = run.loop
-        self.batches = Batches(
-            self.corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed
-        )
-        self.val_batches = Batches(self.corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
+        """Check and build everything before an earlier run's files are touched, then train."""
+        run, world, loop = self.run, self.world, self.run.loop
+        self.corpus = corpus = load_corpus(run, world)
+        self.batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
+        self.val_batches = Batches(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
         self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
         # Only rank 0 has the files; called on all ranks so that all fail together.
-        sha256 = self.corpus.sha256
-        world.from_rank0(lambda: Records.check(self.path, run, sha256=sha256, resume=resume, overwrite=overwrite))
+        options = {"sha256": corpus.sha256, "resume": resume, "overwrite": overwrite}
+        world.from_rank0(lambda: Records.check(self.path, run, **options))
         self.engine = build(run, world)
         try:
-            # Check everything before an earlier run's files are touched.
             self.run_id = world.from_rank0(lambda: self._claim_folder(overwrite))
             self.first_step = self._resume() if resume else 0
-            self.meter = Meter(
-                world, flops_per_token=cost.flops_per_token(run.model, loop.seq_len), precision=loop.precision
-            )
+            flops = cost.flops_per_token(run.model, loop.seq_len)
+            self.meter = Meter(world, flops_per_token=flops, precision=loop.precision)
             self._describe()
-            return self._train_or_say_why_not()
+            try:
+                return self._train()
+            except BaseException as error:
+                self.note_failure(f"{type(error).__name__}: {error}")
+                raise
         finally:
             self.engine.close()
             if self.records:
                 self.records.close()
 
+    def _train(self) -> Result:
+        run, world, engine, loop = self.run, self.world, self.engine, self.run.loop
+        result, last_finite, started = Result(path=self.path), None, time.perf_counter()
+        saver = Saver(engine, self.path / "checkpoints", run_id=self.run_id, note=self.note_saved)
+        saved_s = time.monotonic()
+        with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
+            for step in range(self.first_step, self.total_steps):
+                world.traffic.progress.step = step + 1
+                micro_batches = self.batches.share(step, engine.data_rank, engine.data_world, self.n_micro)
+                lr = lr_at(step, self.total_steps, run.optimizer)
+                with self.meter.step():
+                    outcome = engine.step(micro_batches, lr)
+                measures = {"lr": lr, **self.meter.record(outcome.tokens)}
+                self._check_finite(outcome, step, last_finite)
+                last_finite = (step, outcome.loss)
+                result.losses.append(outcome.loss)
+                done = step + 1
+                self._log(done, outcome, measures)
+                bar.set_postfix_str(f"loss {outcome.loss:.3f}, {measures['tokens_per_s']:,.0f} tokens/s", refresh=False)
+                bar.update()
+                if loop.eval_every and done % loop.eval_every == 0 and done < self.total_steps:
+                    self._evaluate(done, result)
+                # A signal, or a failed write, is seen by ranks at different steps: agree.
+                if world.any(self.stop.is_set() or saver.failed):
+                    saver.finish()
+                    result.stopped = done < self.total_steps
+                    break
+                due = bool(loop.checkpoint_every) and done % loop.checkpoint_every == 0
+                if loop.checkpoint_minutes and not due:  # the same on all ranks: rank 0's clock counts
+                    due = world.any(world.is_main and time.monotonic() - saved_s >= 60 * loop.checkpoint_minutes)
+                if due and done < self.total_steps:
+                    saver.save(done)
+                    saved_s = time.monotonic()
+            done = self.first_step + len(result.losses)
+            # Do not evaluate a run that was told to stop: it may be killed soon.
+            if not result.stopped and not any(step == done for step, _ in result.val_losses):
+                self._evaluate(done, result)
+            if loop.save_last or result.stopped:
+                saver.save(done, wait=True)
+            if result.stopped:
+                saver.note_stop()
+        del bar  # a late Ctrl-C would be lost in its __del__
+        self._summarize(result, done, time.perf_counter() - started)
+        return result
+
     def _claim_folder(self, overwrite: bool) -> str:
         self.records = Records.open(self.path, overwrite=overwrite)
         return self.records.run_id
-
-    def _train_or_say_why_not(self) -> Result:
-        try:
-            return self._train()
-        except BaseException as error:
-            self.note_failure(f"{type(error).__name__}: {error}")
-            raise
 
     def note_failure(self, what: str) -> None:
         if self.records:
@@ -145,54 +183,6 @@ class _Training:
         if self.note_saved:
             with open(self.note_saved, "a") as file:
                 file.write(" ".join(["hung", *hosts]) + "\n")
-
-    def _train(self) -> Result:
-        run, result = self.run, Result(path=self.path)
-        started, last_finite = time.perf_counter(), None
-        saver = Saver(self.engine, self.path / "checkpoints", run_id=self.run_id, note=self.note_saved)
-        longest_s, saved_s = 60 * run.loop.checkpoint_minutes, time.monotonic()
-        with _setting(self.stop, signal.SIGINT, signal.SIGTERM), self._bar() as bar, saver:
-            for step in range(self.first_step, self.total_steps):
-                outcome, measures = self._step(step)
-                self._check_finite(outcome, step, last_finite)
-                last_finite = (step, outcome.loss)
-                result.losses.append(outcome.loss)
-                self._log(step + 1, outcome, measures)
-                bar.set_postfix_str(f"loss {outcome.loss:.3f}, {measures['tokens_per_s']:,.0f} tokens/s", refresh=False)
-                bar.update()
-                done = step + 1
-                if run.loop.eval_every and done % run.loop.eval_every == 0 and done < self.total_steps:
-                    self._evaluate(done, result)
-                # A signal, or a failed write, is seen by ranks at different steps: agree.
-                if self.world.any(self.stop.is_set() or saver.failed):
-                    saver.finish()
-                    result.stopped = done < self.total_steps
-                    break
-                due = bool(run.loop.checkpoint_every) and done % run.loop.checkpoint_every == 0
-                if longest_s and not due:  # the same on all ranks: rank 0's clock counts
-                    due = self.world.any(self.world.is_main and time.monotonic() - saved_s >= longest_s)
-                if due and done < self.total_steps:
-                    saver.save(done)
-                    saved_s = time.monotonic()
-            done = self.first_step + len(result.losses)
-            # Do not evaluate a run that was told to stop: it may be killed soon.
-            if not result.stopped and not any(step == done for step, _ in result.val_losses):
-                self._evaluate(done, result)
-            if run.loop.save_last or result.stopped:
-                saver.save(done, wait=True)
-            if result.stopped:
-                saver.note_stop()
-        del bar  # a late Ctrl-C would be lost in its __del__
-        self._summarize(result, done, time.perf_counter() - started)
-        return result
-
-    def _step(self, step: int) -> tuple[StepResult, dict]:
-        engine, self.world.traffic.progress.step = self.engine, step + 1
-        micro_batches = self.batches.share(step, engine.data_rank, engine.data_world, self.n_micro)
-        lr = lr_at(step, self.total_steps, self.run.optimizer)
-        with self.meter.step():
-            outcome = engine.step(micro_batches, lr)
-        return outcome, {"lr": lr, **self.meter.record(outcome.tokens)}
 
     def _check_finite(self, outcome: StepResult, step: int, last: tuple[int, float] | None) -> None:
         if math.isfinite(outcome.loss) and (math.isfinite(outcome.grad_norm) or self.run.loop.precision == "fp16"):
