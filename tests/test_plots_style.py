@@ -54,17 +54,6 @@ def test_bars_of_the_three_kinds_look_different():
         style.bar_style("guessed", "#000000")
 
 
-def test_legend_rows_read_from_left_to_right():
-    predicted = {**BYTES, "weight casts": 1e6, "buffers": 1e6, "other": 1e6}
-    ax = plots.memory_bars({"fp32": predicted}, {"fp32": BYTES})
-    figure = ax.figure
-    figure.canvas.draw()
-    entries = [(t.get_text(), t.get_window_extent()) for t in figure.legends[0].texts]
-    by_place = [name for name, box in sorted(entries, key=lambda e: (-round(e[1].y0 / 8), e[1].x0))]
-    assert by_place[:4] == ["parameters", "gradients", "optimizer states", "weight casts"]
-    assert by_place[-2:] == ["measured", "predicted"]
-
-
 # Colours -------------------------------------------------------------------------------------------------------------
 
 #: Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -107,14 +96,6 @@ def test_palettes_are_distinguishable_for_every_kind_of_vision(palette, vision):
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_the_colours_of_a_numbers_fields_are_distinguishable(vision):
-    fields = [patch.get_facecolor() for patch in plots.number_formats().figure.legends[0].get_patches()]
-    assert len(fields) == 4
-    for one, other in itertools.combinations(fields, 2):
-        assert np.linalg.norm(oklab(one, vision) - oklab(other, vision)) > 8, (one, other)
-
-
-@pytest.mark.parametrize("vision", VISION)
 def test_ranks_and_series_are_distinguishable(vision):
     cycle = [entry["color"] for entry in matplotlib.rcParams["axes.prop_cycle"]]
     for palette in (style.RANK_COLORS, cycle):
@@ -142,19 +123,3 @@ def test_seconds_are_written_in_the_unit_that_fits(seconds, word):
 
 
 # a figure in words --------------------------------------------------------------------------------------------------
-
-
-def test_a_chart_is_described_by_its_axes_and_its_legend():
-    ax = plots.speedup([1, 2, 4], {"ddp": [1, 1.9, 2.5]}, {"ddp": [1, 1.8, 2.4]})
-    said = plots.describe(ax.figure)
-    assert said == (
-        "Lines. Across: number of ranks, 1 to 4. Up: speed-up (times one rank), 0 to 4. Labels: ideal. "
-        "Shown: ddp; measured; predicted."
-    )
-
-
-def test_a_drawing_is_described_by_its_labels_each_once():
-    said = plots.describe(plots.field_map()[0].figure)
-    assert said.startswith("9 panels. A drawing, labelled: rank 0; rank 1;") and said.count("rank 0") == 1
-    assert "sends gradients, once a step; DDP" in said and said.endswith("Shown: weights; gradients; Adam.")
-    assert plots.describe(plt.figure()) == "An empty figure."
