@@ -33,16 +33,12 @@ def test_defaults_that_follow_another_field_follow_an_override():
     ("assignment", "message"),
     [
         ("model.n_layr=3", "unknown key model.n_layr: did you mean model.n_layer?"),
-        ("modl.n_layer=3", "unknown key modl: did you mean model?"),
         ("n_layer=3", "unknown key n_layer: did you mean model.n_layer?"),
         ("n_layer", "--set 'n_layer' has no '=': write it as section.key=value"),
         ("model.n_layer=many", "model.n_layer is 'many': it must be a whole number"),
-        ("model.n_layer=2.5", "model.n_layer is '2.5': it must be a whole number"),
         ("model.n_layer=0", "model.n_layer is 0: it must be greater than 0"),
-        ("optimizer.lr=fast", "optimizer.lr is 'fast': it must be a number"),
         ("optimizer.lr=nan", "optimizer.lr is nan: it must be greater than 0"),
         ("model.norm=batch", "model.norm is 'batch': it must be one of layernorm, rmsnorm, deepnorm"),
-        ("model.tied=perhaps", "model.tied is 'perhaps': it must be true or false"),
         ("data.val_fraction=1", "data.val_fraction is 1.0: it must lie between 0 and 1"),
         ("name=a/b", "name is 'a/b': it names a folder below runs/, so it must not be empty, hold / or start with ."),
     ],
@@ -61,25 +57,12 @@ def test_a_bad_setting_is_refused_in_one_line(assignment, message):
             "model.d_model 128 is not divisible by model.n_head 3: every head needs the same width",
         ),
         (
-            lambda: ModelConfig(n_head=4, n_kv_head=3),
-            "model.n_head 4 is not divisible by model.n_kv_head 3: "
-            "every key/value head serves the same number of query heads",
-        ),
-        (
             lambda: Run().override("loop.seq_len=256"),
             "loop.seq_len 256 is longer than model.max_seq_len 128: shorten the first or lengthen the second",
         ),
         (
             lambda: ParallelConfig(strategy="ddp", tp=2),
             "parallel.tp is 2, but parallel.strategy ddp has no such option: set it to 1, or strategy to megatron",
-        ),
-        (
-            lambda: ParallelConfig(strategy="ddp", dp=2).data_parallel(4),
-            "dp 2 x tp 1 x pp 1 = 2 ranks, but this job has 4: change one of them, or start 2",
-        ),
-        (
-            lambda: ParallelConfig(strategy="serial").data_parallel(2),
-            "parallel.strategy serial uses 1 rank, but this job has 2: start 1, or use ddp",
         ),
         (
             lambda: LoopConfig(global_batch=16).micro_batches(3),
@@ -90,7 +73,6 @@ def test_a_bad_setting_is_refused_in_one_line(assignment, message):
             "loop.global_batch 16 / dp 2 = 8 sequences a rank, not a multiple of loop.micro_batch 3: "
             "change one of them",
         ),
-        (lambda: LoopConfig(steps=0), "loop.steps and loop.epochs are both 0: set one of them"),
     ],
 )
 def test_values_that_do_not_fit_together_are_refused_with_the_rule(make, message):

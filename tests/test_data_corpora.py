@@ -103,7 +103,6 @@ def test_a_change_of_a_file_changes_the_identity_of_its_text(tmp_path):
 @pytest.mark.parametrize(
     ("corpus", "message"),
     [
-        ("nowhere.txt", "corpus 'nowhere.txt' does not exist: name a text file, a folder of text files, or one of "),
         ("embeded", "corpus 'embeded' does not exist: did you mean embedded? Else name a text file"),
         ("corpora/shakespeare", "make it with `aiscale data prepare shakespeare --out corpora/shakespeare`"),
     ],

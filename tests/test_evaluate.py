@@ -166,10 +166,8 @@ def test_a_table_is_printed_with_its_errors_and_a_cut_evaluation_says_so(trained
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["nowhere"], r"nowhere is neither a run folder \(run.json\) nor a Hugging Face folder \(config.json\)"),
         (["x", "--tasks", " , "], "--tasks is empty: name at least one task, such as lambada_openai"),
         (["x", "--limit", "-1"], "--limit is -1: it must be at least 0"),
-        (["x", "--batch-size", "0"], "--batch-size is 0: it must be at least 1"),
         (["x", "--device", "cuda:7"], "--device cuda:7, but torch sees no GPU here: use --device cpu"),
     ],
 )

@@ -162,8 +162,6 @@ def test_other_peoples_kernels_are_not_replaced(home):
     [
         (["install", "--name", "a/b"], "kernel name 'a/b': it may have letters, digits, '.', '_' and '-' only"),
         (["install", "--environment", "/nowhere"], "environment /nowhere has no bin/python: name the folder of a venv"),
-        (["install", "--site", "frontir"], "unknown site 'frontir': did you mean frontier?"),
-        (["install", "--prefix", "/proc/none"], "name another folder with --prefix, or --user"),
     ],
 )
 def test_bad_input_is_one_line_with_the_remedy(home, capsys, argv, said):

@@ -135,21 +135,7 @@ def test_an_unknown_device_is_none_not_a_guess():
     [
         ("accelerators/mi210.toml", "memory_gb =", "memory_gib =", "unknown key memory_gib: did you mean memory_gb?"),
         ("accelerators/mi210.toml", "memory_gb =", "#", "key memory_gb is missing"),
-        ("accelerators/mi210.toml", "all =", "link =", "key sources.all is missing: every figure has a source"),
         ("accelerators/mi210.toml", "memory_gb =", "memory_gb", "is not TOML: "),
-        (
-            "systems/frontier.toml",
-            "devices =",
-            "gpus =",
-            "unknown key node.gpus: it may be one of node.accelerator, node.devices,",
-        ),
-        ("systems/frontier.toml", "name =", "#", "key network.name is missing"),
-        (
-            "systems/frontier.toml",
-            "nics = 4",
-            "cards = 4",
-            "unknown key network.cards: it may be one of network.name, network.nics,",
-        ),
         (
             "systems/frontier.toml",
             "taper = 0.57",
@@ -163,26 +149,11 @@ def test_an_unknown_device_is_none_not_a_guess():
             "network.topology 'dragon' is not one of fat-tree, dragonfly,",
         ),
         (
-            "systems/dawn.toml",
-            '"secondary"',
-            '"memory"',
-            "verification 'memory' is not one of primary, secondary, measured",
-        ),
-        ("accelerators/mi210.toml", "bf16 =", "bfloat16 =", "tflops key 'bfloat16' is not one of fp32,"),
-        ("accelerators/mi100.toml", "link =", "links =", "sources key 'links' is not one of all, tflops,"),
-        (
-            "systems/lumi-g.toml",
-            '"frontier"',
-            '"perlmutter"',
-            "node.like: unknown system with a node of its own 'perlmutter'",
-        ),
-        (
             "systems/cosma8-mi300x.toml",
             "[8388608, 161.14], ",
             "[8388608, -161.14], ",
             "node.bus_gb_s must be [[bytes, GB/s], ...], positive, the smallest bytes first",
         ),
-        ("accelerators/mi210.toml", '"rccl"', '"rcl"', "library 'rcl' is not one of nccl, rccl"),
         ("systems/frontier.toml", "mi250x-gcd", "mi250", "node.accelerator: unknown accelerator 'mi250': did you mean"),
     ],
 )

@@ -153,10 +153,6 @@ def test_nothing_of_the_adaptation_is_left_behind(tmp_path):
     [
         (("model.parallel_residual=true",), "Megatron-Core's layers feed the MLP with what attention gave"),
         (("loop.precision=fp16",), "it takes fp32, tf32, bf16 and fp64"),
-        (
-            ("loop.precision=fp64", "parallel.distributed_optimizer=true"),
-            "Megatron-Core's takes fp32, bf16 and fp16 only",
-        ),
         (("optimizer.name=sgd", "parallel.distributed_optimizer=true"), "divides the states of Adam and AdamW only"),
         (("parallel.tp=4", "parallel.sequence_parallel=true", "loop.seq_len=30"), "seq_len 30 is not divisible by"),
     ],

@@ -71,13 +71,8 @@ def test_a_folder_we_write_gives_transformers_our_logits(config, tmp_path):
     "base, change, named",
     [
         (SMALL, {"norm": "rmsnorm"}, "model.position learned with model.norm rmsnorm with model.activation gelu_tanh"),
-        (SMALL, {"n_kv_head": 2}, "model.position learned with model.n_kv_head 2"),
-        (SMALL, {"activation": "swiglu"}, "model.position learned with model.norm layernorm with model.activation"),
         (SMALL, {"parallel_residual": True}, "model.position learned: "),
-        (NEOX, {"n_kv_head": 2}, "model.norm layernorm with model.n_kv_head 2"),
         (NEOX, {"bias": False}, "model.norm layernorm with model.bias false"),
-        (LLAMA, {"parallel_residual": True}, "model.norm rmsnorm with model.parallel_residual true"),
-        (LLAMA, {"activation": "gelu"}, "model.norm rmsnorm with model.activation gelu"),
     ],
 )
 def test_a_model_that_no_format_supports_is_refused_in_one_line(base, change, named, tmp_path):

@@ -63,7 +63,6 @@ def test_what_no_source_tells_stays_unknown():
     ("mode", "ranks", "message"),
     [
         ("phased", 2, "mode 'phased': it must be one of sharded, pipelined"),
-        ("parallel phased", 3, "takes turns between 2 ranks, but there are 3"),
         ("sharded", 3, "model.n_layer 4 is not divisible by 3 phases"),
     ],
 )

@@ -286,7 +286,6 @@ def test_memory_of_a_step_is_stacked_in_mebibytes():
     [
         (lambda: plots.matrices({"": np.ones((40, 2))}), "at most 16 x 16 numbers: cut a corner out"),
         (lambda: plots.speedup([1, 2], {"ddp": [1.0]}, {}), "1 values"),
-        (lambda: plots.timeline(), "nothing to draw: give timeline"),
         (lambda: plots.zero_stages(9), "9 ranks: from 1 to 8 can be drawn"),
     ],
 )

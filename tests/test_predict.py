@@ -29,16 +29,11 @@ def kept(tmp_path, monkeypatch):
     ("guess", "measured", "unit", "said"),
     [
         (3 * MiB, 3 * MiB, "bytes", "measured 3 MiB (3,145,728 bytes): exactly right"),
-        (5000, 5123.4, "tokens/s", "guessed 5,000 tokens/s, measured 5,123 tokens/s, guess / measured = 0.976: within"),
         (0.010, 0.013, "s", "guessed 10 ms, measured 13 ms, guess / measured = 0.769: off by a factor of 1.3"),
-        (0.3, 0.00031, "s", "measured 310 µs, guess / measured = 968: off by a factor of 968"),
         (10, 20, "", "= 0.5: off by a factor of 2. Do both directions, or both halves, count?"),
-        (20, 10, "", "off by a factor of 2. Is something counted twice?"),
         (100, 801, "bytes", "off by a factor of 8.01. A 64-bit number has 8 bytes"),
         (100, 300, "", "off by a factor of 3. The other ranks send too"),
-        (0, 0, "", "exactly right"),
         (5, 0, "", "measured 0: off"),
-        (-1, 2, "", "guessed -1, measured 2: off"),
     ],
 )  # fmt: skip
 def test_a_number_is_compared_in_its_unit_and_the_factor_is_explained(capsys, guess, measured, unit, said):
@@ -91,10 +86,7 @@ def test_rows_and_columns_of_a_grid_may_have_names():
     ("arguments", "said"),
     [
         ({"guess": "3"}, "n: the guess is '3', but it must be a number, as 3 or 1.5 * MiB"),
-        ({"guess": True}, "n: the guess is True, but it must be a number"),
-        ({"guess": float("inf")}, "n: the guess is inf, but it must be a finite number"),
         ({"guess": 3, "choices": ["a", "b"]}, "n: the guess is 3, but it must be 1 to 2, or one of 'a', 'b'"),
-        ({"guess": [[1]], "columns": ["a", "b"]}, "n: columns has 2 names, a, b, but the grid has 1"),
         ({"guess": [[1, 2]]}, "n: what was measured has rows of [1] cells, but the grid has rows of [2]"),
     ],
 )
@@ -207,11 +199,8 @@ def printed(text: str):
     [
         (prose("It sends 3,145,728 bytes."), 3145728, "bytes", "3,145,728 bytes"),
         (code("x = 3_145_728"), 3145728, "bytes", "3_145_728"),
-        (printed("sent 3.00 MiB"), 3145728, "bytes", "3.00 MiB"),
         (printed("sent 3.15 MB a step"), 3145728, "bytes", "3.15 MB"),
         (printed("a model of 124 M"), 124_439_808, "", "124 M"),
-        (prose("loss 5.55"), 5.5512, "", "5.55"),
-        (printed("loss 5.551"), 5.5512, "", "5.551"),
         (printed("took 251.3 ms"), 0.25131, "s", "251.3 ms"),
     ],
 )
@@ -227,12 +216,8 @@ def test_an_answer_above_its_question_is_found_in_source_and_output(above, measu
         (prose("It has 3145729 or 13145728 or 3145728.5 of them, not 3,145,728,000."), 3145728, "bytes"),
         (prose("About 3 MiB, or 3.1 MB."), 3145728, "bytes"),
         (prose("Twelve: 12."), 12, ""),
-        (printed("took 251 ms"), 0.251, "s"),  # three digits may be chance
+        (printed("took 251 ms"), 0.251, "s"),
         (printed("speed-up 1.83"), 1.8250734759470169, "times"),
-        (prose("1.83 times"), 1.8250734759470169, "times"),
-        (printed("0.137 of the peak"), 0.13711, ""),
-        (prose("The shape is (1,2,3)."), 123, ""),
-        (prose("version 2.1.30"), 2.1, ""),
     ],
 )
 def test_numbers_that_are_not_the_answer_are_left_alone(above, measured, unit):

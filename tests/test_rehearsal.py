@@ -131,14 +131,8 @@ POLICY = "Job violates accounting/QOS policy"
     "words, text",
     [
         ("-t 5", f"--account=ABC123.*\n.*{ACCOUNT}"),
-        ("-A XYZ999 -t 5", ACCOUNT),
-        ("-A ABC123", TIME),
-        ("-A ABC123 -t 2:01:00", TIME),  # batch, fewer than 92 nodes
-        ("-A ABC123 -t 5 -p gpu", "invalid partition specified: gpu"),
-        ("-A ABC123 -t 5 -q fast", "Invalid qos specification"),
+        ("-A ABC123 -t 2:01:00", TIME),
         ("-A ABC123 -t 2:01:00 -p extended -q debug", "QOSMaxWallDurationPerJobLimit"),
-        ("-A ABC123 -t 5 -C hbm80g", "Invalid feature specification"),
-        ("-A ABC123 -t 5 -N 3", "Node count specification invalid"),
         ("-A ABC123 -t 5 -q debug --dependency=afterany:1", "QOS debug: chains of jobs are prohibited in it"),
     ],
 )
@@ -151,12 +145,8 @@ def test_frontier_refuses_with_slurms_messages(frontier, words, text):
     "words, text",
     [
         ("-A m9999 -t 5 -C gpu", ACCOUNT),
-        ("-A m9999 -t 5 -C gpu", "your project, m and digits, with or without _g"),
-        ("-A m1234 -t 5 -C gpu -q gpu_debug", "Job request does not match any supported policy"),
         ("-A m1234_g -t 5", "a job must name the kind of its nodes"),
-        ("-A m1234_g -t 31 -C gpu", f"QOSMaxWallDurationPerJobLimit\n.*{POLICY}"),  # debug is the default
         ("-A m1234_g -t 5 -C gpu -q debug -N 9", f"QOSMaxNodePerJobLimit\n.*{POLICY}"),
-        ("-A m1234_g -t 5 -C gpu -q shared -N 2", "QOSMaxNodePerJobLimit"),
     ],
 )
 def test_perlmutter_refuses_with_slurms_messages(perlmutter, words, text):

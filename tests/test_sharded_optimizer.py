@@ -103,8 +103,6 @@ assert (train(engine, 3, 5) - torch.load("{tmp_path}/straight")).abs().max() < 1
     ("strategy", "reason"),
     [
         ("zero", "DeepSpeed averages gradients inside its own engine"),
-        ("megatron", "Megatron-Core averages gradients in buckets of its own"),
-        ("fsdp", "a rank of FSDP keeps only a slice of each gradient"),
     ],
 )
 def test_strategies_without_communication_hooks_refuse(strategy, reason):

@@ -28,22 +28,13 @@ def tiny(**tables) -> dict:
     ("tree", "message"),
     [
         ({}, "its grid is empty: give axes and values"),
-        ({"vary": {"size": []}}, "size has no values"),
         ({"vary": {"presicion": ["bf16"]}}, "unknown axis or field presicion: did you mean precision?"),
-        ({"vary": {"precision": ["fp8"]}}, "precision is 'fp8': it must be one of fp32, tf32, bf16, fp16, fp64"),
-        ({"vary": {"strategy": ["tp"]}}, "strategy tp cuts the model over ranks and needs 2 or more"),
-        ({"vary": {"loop.micro_batch": [2]}}, "loop.micro_batch is set by the axis micro: vary that"),
-        ({"vary": {"micro": [1]}, "budget_minutes": -1}, "budget_minutes is -1: it must be a number above 0"),
         ({"cross": [{"ranks": [3], "strategy": ["pp"]}]}, "model.n_layer 1 is not divisible by parallel.pp 3"),
-        ({"cross": [{"ranks": [2], "strategy": ["zero1"], "model": ["bert"]}]}, "only serial and ddp take a model"),
-        ({"vary": {"ranks": [2]}}, "strategy serial with 2 ranks: serial has one"),
-        ({"cross": [{"ranks": [65], "strategy": ["ddp"]}]}, "a study runs on one machine: at most 64"),
         ({"vary": {"batch": [512]}}, "data_kib 1 is less than one step reads: set at least 9"),
         (
             {"cross": [{"ranks": [2], "strategy": ["fsdp"], "precision": ["fp16"]}]},
             "loop.precision fp16 with parallel.strategy fsdp: .*: set loop.precision=bf16",
         ),
-        ({"largest": {"width": 32}}, r"\[largest\] needs limit_mib and width"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused_in_one_line(tree, message):
