@@ -9,7 +9,6 @@ from aiscale.bench.timing import machine_facts
 from aiscale.config import ConfigError
 from aiscale.distributed import connect
 from aiscale.model import GPT
-from ranks import aiscale
 
 
 def test_its_figures_come_from_the_steps_it_measured(capsys):
@@ -44,15 +43,3 @@ def test_the_compiler_sees_the_whole_model_as_one_graph_and_it_computes_the_same
     torch.compile(model, fullgraph=True, backend="aot_eager")(x, x).backward()
     for parameter, expected in zip(model.parameters(), plain, strict=True):
         torch.testing.assert_close(parameter.grad, expected)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_is_refused_in_one_line():
-    done = aiscale("bench", "gpu")
-    assert done.returncode != 0
-    assert done.stderr == "aiscale: bench gpu needs a GPU, but torch sees none here: run it on a machine with one\n"
-
-
-def test_options_of_another_benchmark_are_refused_in_one_line():
-    done = aiscale("bench", "bytes", "--batch", "4")
-    assert done.stderr == "aiscale: bench bytes takes no --batch: only bench gpu does\n"

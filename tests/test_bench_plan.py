@@ -6,7 +6,6 @@ import pytest
 
 from aiscale.bench import plan
 from aiscale.bench.nodes import why_no_nodes
-from aiscale.config import ConfigError
 from ranks import aiscale
 
 
@@ -35,12 +34,6 @@ def test_a_step_that_the_planner_misses_by_a_fifth_and_a_byte_too_many_fail_the_
     rows[1]["held_bytes"] = [dict(held[0], gradients=held[0]["gradients"] + 1), *held[1:]]
     missed = [check["name"] for check in plan.checks(rows) if not check["met"]]
     assert missed == ["ddp at 100 Mbit/s: step, off by", "fsdp: bytes held, off by"]
-
-
-def test_it_is_refused_where_the_kernel_cannot_slow_links(monkeypatch):
-    monkeypatch.setattr(plan, "why_no_nodes", lambda: "nodes need Linux's unshare, ip and tc")
-    with pytest.raises(ConfigError, match="^bench plan: nodes need Linux's unshare, ip and tc; it needs links"):
-        plan.bench_plan()
 
 
 @pytest.mark.parametrize("name", plan.CASES)

@@ -232,12 +232,6 @@ def test_the_forward_pass_keeps_exactly_the_counted_bytes(choices, precision):
     assert cost.activation_bytes(model.config, 3, 16, precision) == sum(storage.nbytes() for storage in kept.values())
 
 
-@pytest.mark.parametrize("position", ["t5", "shaw", "huang"])
-def test_positions_that_learn_from_scores_have_no_formula_of_activations(position):
-    with pytest.raises(ConfigError, match=f"model.position {position}: torch's attention keeps the scores"):
-        cost.activation_bytes(dataclasses.replace(SMALL, position=position), 3, 16)
-
-
 @pytest.mark.parametrize("position", POSITIONS)
 def test_bf16_and_recomputation_change_little_and_nothing(position):
     torch.manual_seed(0)
@@ -414,7 +408,6 @@ def test_a_strategy_refuses_a_choice_with_the_reason_and_takes_the_one_that_is_n
     ("settings", "says"),
     [
         (("model.norm=deepnorm", "model.parallel_residual=true"), "to which attention and MLP add in turn"),
-        (("model.position=t5", "model.relative_buckets=300"), "half of the buckets are single distances"),
         (
             ("parallel.strategy=ddp", "compression.method=radius", "compression.turns=4", "compression.moments=wait")
             + ("optimizer.name=lamb",),

@@ -91,15 +91,6 @@ def test_a_case_from_copy_to_card(tmp_path):
     assert card["state"] == "right" and card["tries"] == 2 and not card["solution"]
 
 
-def test_wrong_words_are_refused_in_one_line(tmp_path):
-    for words, said in (
-        (("run", "11"), "no case is called '11': it may be one of 01_files"),
-        (("check", "04", "--because", "e"), "--because is 'e': it must be one of the letters on 04_gradients.md"),
-    ):
-        done = clinic(*words, cwd=tmp_path)
-        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
-
-
 @pytest.mark.extended
 @pytest.mark.parametrize("name", NAMES)
 def test_faults_show_repairs_pass_and_wrong_repairs_are_answered(name, tmp_path):

@@ -263,13 +263,6 @@ def test_bad_sizes_are_refused(arguments, message):
         cluster.start(*arguments)
 
 
-def test_bad_options_are_refused():
-    with pytest.raises(cluster.ClusterError, match="engines is 'slrum': it must be one of local, mpi, slurm"):
-        cluster.start(2, engines="slrum")
-    with pytest.raises(cluster.ClusterError, match="threads is -1: it must be at least 1, or 0"):
-        cluster.start(2, threads=-1)
-
-
 # ---- Stop, and the end of the kernel ---------------------------------------------------------------------------------
 
 

@@ -164,19 +164,6 @@ def test_a_missing_figure_is_named_in_one_line():
     assert math.isfinite(seconds("all_reduce", 1e9, machines.find_machine("aurora"), ranks=16, per_node=1))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("all_reduce", 1, A100, {"ranks": 16, "per_node": 9}), "^per_node 9: dgx-a100 has 8 devices a node"),
-        (("allreduce", 1, A100, {"ranks": 16}), "^unknown collective 'allreduce'"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments, message):
-    *given, options = arguments
-    with pytest.raises(ConfigError, match=message):
-        cost.collective_seconds(*given, **options)
-
-
 def test_gloo_knows_rings_only_and_its_reduce_scatter_is_an_all_reduce():
     cores = dataclasses.replace(A100.node.accelerator, library="gloo")
     nodes = dataclasses.replace(A100, node=dataclasses.replace(A100.node, accelerator=cores))

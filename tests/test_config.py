@@ -19,11 +19,6 @@ def test_a_run_cannot_be_changed_in_place():
         Run().name = "other"
 
 
-def test_a_distant_guess_does_not_hide_the_other_keys():
-    with pytest.raises(ConfigError, match=r"eval_batches\? it may be one of loop.steps, .*, loop.global_batch, "):
-        Run().override("loop.batch_size=3")
-
-
 def test_defaults_that_follow_another_field_follow_an_override():
     run = Run().override("model.d_model=256", "model.n_head=8")
     assert (run.model.ff_width, run.model.kv_heads, run.model.d_head) == (1024, 8, 32)

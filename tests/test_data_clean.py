@@ -233,18 +233,3 @@ def test_packages_are_read_as_text_and_named_with_their_licence(tmp_path, capsys
     assert cli.main([*command, "--out", str(tmp_path / "out"), "--vocab-size", "300", "--json"]) == 0
     source = json.loads(capsys.readouterr().out)["sources"]["mpmath"]
     assert source["licence"].startswith("BSD") and source["documents"] > 50
-
-
-def test_a_bad_source_is_refused_in_words(tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\nnot json\n')
-    with pytest.raises(ConfigError, match="has a line that is not JSON"):
-        clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", progress=False)
-    with pytest.raises(ConfigError, match="--processes is 0: it must be at least 1"):
-        clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", processes=0, progress=False)
-    with pytest.raises(ConfigError, match="--shard-tokens is 0: it must be at least 1"):
-        clean_corpus(tmp_path / "bad.jsonl", tmp_path / "out", shard_tokens=0, progress=False)
-    with pytest.raises(ConfigError, match="package:nowhere .*is not installed"):
-        clean_corpus("package:nowhere", tmp_path / "none", progress=False)
-    (tmp_path / "short.txt").write_text("the end")
-    with pytest.raises(ConfigError, match="no document of .* is left"):
-        clean_corpus(tmp_path / "short.txt", tmp_path / "short", progress=False)

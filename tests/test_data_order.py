@@ -78,11 +78,6 @@ def test_tokens_for_one_window_suffice_and_one_fewer_is_refused_with_the_numbers
         batches(tokens=TOKENS[:10])
 
 
-def test_a_batch_not_divisible_by_the_ranks_is_refused_and_a_valid_size_named():
-    with pytest.raises(ConfigError, match="not divisible by 3 data-parallel ranks x 2 .* set loop.global_batch=12"):
-        batches().share(0, rank=0, world=3, n_micro=2)
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 100, 257, 4096, 5000])
 def test_the_order_is_a_permutation(n):
     assert sorted(permute(np.arange(n), n, 1337, 3)) == list(range(n))

@@ -106,27 +106,6 @@ def test_a_corpus_at_a_web_address_is_fetched_once(tmp_path, datasets, monkeypat
         prepare_corpus("shakespeare", tmp_path / "three", tokenizer="char", progress=False)
 
 
-def test_a_corpus_that_cannot_be_fetched_is_refused_in_one_line(datasets, tmp_path, monkeypatch):
-    monkeypatch.setitem(prepare_module.HUB, "oscar", {"path": str(tmp_path / "nowhere")})
-    with pytest.raises(ConfigError) as error:
-        prepare_corpus("oscar", tmp_path / "out", progress=False)
-    assert "oscar cannot be read by `datasets`" in str(error.value) and "\n" not in str(error.value)
-    assert "fetch its files elsewhere and name them instead" in str(error.value)
-
-
-def test_a_missing_library_is_refused_with_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    (tmp_path / "docs.json").write_text('{"text": "a"}\n')
-    with pytest.raises(ConfigError, match="needs the library `datasets`: `make setup` installs it"):
-        prepare_corpus(tmp_path / "docs.json", tmp_path / "out", progress=False)
-
-
-def test_a_record_without_the_field_is_refused_and_its_fields_named(tmp_path, datasets):
-    (tmp_path / "docs.jsonl").write_text('{"body": "a", "id": 1}\n')
-    with pytest.raises(ConfigError, match="has no text in field 'text': its fields are body, id; name .* --field"):
-        prepare_corpus(tmp_path / "docs.jsonl", tmp_path / "out", tokenizer="byte", progress=False)
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [("docs.json", "docs.json cannot be read"), ("docs.jsonl", "docs.jsonl has a line that is not JSON: b")],
@@ -135,11 +114,6 @@ def test_a_file_whose_content_does_not_match_its_suffix_is_refused_in_one_line(n
     (tmp_path / name).write_text("{broken\n")
     with pytest.raises(ConfigError, match=says):
         prepare_corpus(tmp_path / name, tmp_path / "out", tokenizer="byte", progress=False)
-
-
-def test_shards_without_tokens_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="--shard-tokens is 0: it must be at least 1"):
-        prepare_corpus("toy", tmp_path / "out", shard_tokens=0)
 
 
 def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):

@@ -76,16 +76,6 @@ def test_unknown_characters_and_words_are_refused_by_name(kind, message):
     assert message in str(error.value) and "use tokenizer byte or bpe" in str(error.value)
 
 
-def test_a_character_above_the_largest_known_one_is_refused():
-    with pytest.raises(ConfigError, match="character '世' is not among"):
-        learn("char", ["abc"]).encode("a世")
-
-
-def test_a_word_known_only_behind_a_space_is_named():
-    with pytest.raises(ConfigError, match=r"word 'b' is not among the 2 words .*\(it knows ' b'\)"):
-        learn("word", ["a b"]).encode("b")
-
-
 def test_a_word_vocabulary_starts_with_the_most_frequent():
     assert learn("word", ["b a a a, b"]).words == [" a", " b", ",", "b"]
 

@@ -154,15 +154,6 @@ def test_one_rank_evaluates_a_checkpoint_of_four_radius_ranks(tmp_path, capsys):
     assert 4 < bits < 8, "six steps: better than chance"
 
 
-def test_a_table_is_printed_with_its_errors_and_a_cut_evaluation_says_so(trained, capsys):
-    assert (
-        cli.main(["evaluate", str(trained), "--tasks", "aiscale_last_word", "--limit", "4", "--batch-size", "3"]) == 0
-    )
-    out, err = capsys.readouterr()
-    assert [line.split()[:2] for line in out.splitlines()] == [["aiscale_last_word", m] for m in ("perplexity", "acc")]
-    assert "(4 documents)" in out and "±" in out and "first 4 documents of each task only" in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -186,18 +177,6 @@ def test_an_unknown_task_names_the_nearest(monkeypatch, trained):
         evaluate(trained, ["nosuch"])
 
 
-def test_an_unreachable_hub_is_reported_in_one_line(monkeypatch, trained, tmp_path):
-    monkeypatch.setattr(command, "OURS", tmp_path)
-    (tmp_path / "far.yaml").write_text("task: far\ndataset_path: far/away\noutput_type: loglikelihood_rolling\n")
-    monkeypatch.setattr(
-        "datasets.load_dataset", lambda *args, **options: (_ for _ in ()).throw(ConnectionError("no\nhub"))
-    )
-    with pytest.raises(
-        ConfigError, match=r"^the documents of far cannot be read \(no\): connect to a network, or name"
-    ):
-        evaluate(trained, ["far"])
-
-
 @pytest.mark.extended
 def test_the_ten_tasks_of_forge_are_lm_evals_and_without_a_network_one_line_says_so(monkeypatch, trained, capsys):
     def refuse(*args, **options):
@@ -218,9 +197,3 @@ def test_an_encoder_is_refused_since_it_predicts_no_next_token(tmp_path):
     (tmp_path / "aiscale_tokenizer.json").write_text(ByteTokenizer().to_json())
     with pytest.raises(ConfigError, match="^BERT guesses hidden tokens, and lm-eval scores the next one"):
         evaluate(tmp_path, ["aiscale_rolling"], device="cpu")
-
-
-def test_without_the_harness_one_line_says_how_to_get_it(trained, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert cli.main(["evaluate", str(trained)]) == 2
-    assert capsys.readouterr().err.endswith("the lm-eval harness: `make setup` installs it\n")

@@ -199,23 +199,6 @@ def test_a_checkpoint_resumes_exactly_and_opens_under_other_ranks_ddp_and_serial
     assert train(alone, 3, 6) == expected
 
 
-FIT = """
-from aiscale.train import fit
-run = base.override("parallel.strategy=fsdp", "optimizer.schedule=constant", "loop.eval_every=0", "loop.eval_batches=1",
-                    "model.vocab_size=256", "loop.micro_batch=3")
-whole = fit(run.override("name=whole", "loop.steps=6"), world, runs_dir="runs", progress=False).losses
-first = fit(run.override("name=parts", "loop.steps=3"), world, runs_dir="runs", progress=False).losses
-rest = fit(run.override("name=parts", "loop.steps=6"), world, runs_dir="runs", resume=True, progress=False).losses
-say(json.dumps([whole, first, rest]))
-"""
-
-
-@pytest.mark.extended
-def test_a_resumed_run_gives_the_losses_of_one_that_never_stopped(tmp_path):
-    for whole, first, rest in ranks(FIT, 2, tmp_path):
-        assert len(set(whole)) == 6 and (first, rest) == (whole[:3], whole[3:])  # bit for bit
-
-
 def _batch(step):
     tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
     return [(tokens[:, :-1], tokens[:, 1:])]

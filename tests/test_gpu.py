@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from aiscale.config import ConfigError, Run
 from aiscale.distributed import ConnectError, Launch
 from aiscale.distributed.connect import pick_device
 from aiscale.recipes import recipe
@@ -168,8 +167,3 @@ def test_ranks_share_gpus_only_when_asked_to(monkeypatch):
         pick_device("cuda", places[0])
     assert [pick_device("cuda", place, shared=True).index for place in places] == [0, 1, 0, 1]
     assert pick_device("cpu", places[3], shared=True).type == "cpu"
-
-
-def test_compiling_is_refused_if_layers_have_hooks():
-    with pytest.raises(ConfigError, match="loop.compile is true, but parallel.strategy fsdp hooks into every layer"):
-        Run().override("parallel.strategy=fsdp", "loop.compile=true")

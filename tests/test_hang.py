@@ -17,7 +17,7 @@ import pytest
 from aiscale.distributed import HANG_STATUS, rank_environment
 from aiscale.distributed.counter import Group, Progress, latest, members, message
 from aiscale.distributed.hangs import RankState, find
-from ranks import HEADER, aiscale, begun, run_ranks, wait_until, without_greetings
+from ranks import HEADER, begun, run_ranks, wait_until, without_greetings
 
 T = 6  #: seconds; a busy machine must not look like a hang
 #: what ranks do after a few all-reduces; each scene ends in a wait for a rank that never comes
@@ -284,12 +284,6 @@ def test_no_rank_is_named_while_one_is_computing():
     assert find({0: ahead, 1: RankState(busy=True, age_s=100)}, timeout_s=10).missing == [1]
 
 
-def test_many_missing_ranks_make_a_short_line():
-    ranks = {rank: RankState(begun={"w 0-99": entry(2 if rank == 0 else 1)}) for rank in range(100)}
-    hang = find(ranks, timeout_s=10)
-    assert "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 91 more did not come to it" in hang.text and len(hang.text) < 300
-
-
 def test_progress_counts_by_group():
     progress = Progress()
     for _ in range(3):
@@ -333,8 +327,3 @@ def test_nccls_started_collectives_are_read_from_its_flight_recorder():
         "all_reduce",
         4000,
     ]
-
-
-def test_a_timeout_below_zero_is_refused(tmp_path):
-    done = aiscale("train", "--quiet", "--nproc", "2", "--set", "loop.hang_timeout_s=-1", cwd=tmp_path)
-    assert done.returncode == 2 and "loop.hang_timeout_s is -1" in done.stderr

@@ -208,12 +208,6 @@ def test_a_configuration_transformers_cannot_build_is_refused_in_one_line(config
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_missing_folder_is_named(tmp_path):
-    config = HFModelConfig(model_type="gpt2", folder=str(tmp_path / "gone"), **TINY)
-    with pytest.raises(ConfigError, match="gone has no config.json: bring it back"):
-        build_model(config)
-
-
 # Training ------------------------------------------------------------------------------------------------------------
 
 

@@ -59,11 +59,6 @@ def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
         assert int(minutes) == LESSONS[number].header.minutes, row
 
 
-def test_two_days_have_every_block_up_to_ten_once_in_order():
-    days = AGENDAS["Two days, first day"] + AGENDAS["Two days, second day"]
-    assert re.findall(r"blocks/(\d\d)", str(days)) == sorted(number for number in BLOCKS if number <= "10")
-
-
 # pages ---------------------------------------------------------------------------------------------------------------
 
 

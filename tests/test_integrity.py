@@ -116,6 +116,10 @@ def test_a_changed_note_counts_as_damage(trained, tmp_path):
     (path / "aiscale.json").write_text(json.dumps(note | {"step": 3}))
     with pytest.raises(checkpoint.CheckpointError, match="step_00000006 is damaged: aiscale.json is not what was writ"):
         checkpoint.read_note(path)
+    for text in ("[]", "{}", "nonsense"):
+        (path / "aiscale.json").write_text(text)
+        with pytest.raises(checkpoint.CheckpointError, match="is not a checkpoint of aiscale"):
+            checkpoint.read_note(path)
 
 
 def test_if_all_checkpoints_are_damaged_the_run_is_refused_and_nothing_is_changed(trained, tmp_path):

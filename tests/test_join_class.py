@@ -87,9 +87,7 @@ def test_joining_again_adds_what_is_new_and_keeps_what_was_changed(shared, tmp_p
     "env, told",
     [
         ({"SBATCH_ACCOUNT": ""}, "no account: the instructor enters it in .*join_class.sh, or export SBATCH_ACCOUNT"),
-        ({"AISCALE_ENVIRONMENT": "/nowhere"}, "/nowhere has no bin/python: export AISCALE_ENVIRONMENT=FOLDER"),
         ({"AISCALE_CLASS": "/proc/x"}, "/proc/x cannot be made: export AISCALE_CLASS=FOLDER, which all nodes see"),
-        ({"AISCALE_SITE": "nersc"}, "unknown site 'nersc'"),
     ],
 )
 def test_what_a_class_lacks_is_named_in_one_line(shared, tmp_path, env, told):

@@ -184,13 +184,6 @@ def test_a_hub_of_root_uses_accounts_and_any_other_a_class_password(tmp_path, ca
     assert password not in capsys.readouterr().err
 
 
-def test_an_environment_that_accounts_cannot_read_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    tmp_path.chmod(0o700)
-    configured(tmp_path, 0)
-    assert f"they may not enter {tmp_path}, where {tmp_path}/python is" in capsys.readouterr().err
-
-
 def test_the_hub_serves_the_network_only_with_a_certificate(tmp_path):
     assert configured(tmp_path, 0).JupyterHub.bind_url == "http://127.0.0.1:8000"
     both = {"AISCALE_HUB_CERTIFICATE": "/c.pem", "AISCALE_HUB_KEY": "/k.pem", "AISCALE_HUB_PORT": "443"}

@@ -168,12 +168,3 @@ def test_bad_input_is_one_line_with_the_remedy(home, capsys, argv, said):
     assert cli.main(["kernel", *argv]) == 2
     error = capsys.readouterr().err
     assert error.startswith("aiscale: ") and said in error and error.count("\n") == 1
-
-
-def test_an_environment_without_the_packages_is_refused(home, tmp_path):
-    python = tmp_path / "env/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\necho ipykernel aiscale\n")
-    python.chmod(0o755)
-    with pytest.raises(ConfigError, match="env/bin/python has no ipykernel and no aiscale: pip install that there"):
-        install(spec(environment=tmp_path / "env"), kernels_dir())

@@ -127,13 +127,6 @@ def test_bamboo_refuses_to_go_on_without_a_stage_and_its_shadow():
         next_plan("bamboo", plan, [0, 3], layers=6, micro_batches=6)
 
 
-def test_a_kill_outside_the_job_is_refused():
-    with pytest.raises(ValueError, match=r"kill is \(2, 6, 0\), but \(rank, step, place\) ends at \(3, 5, 14\)"):
-        elastic.Scenario("bamboo", kill=(2, 6, 0))
-    with pytest.raises(ValueError, match="idea is 'babmoo': it must be bamboo, oobleck, varuna or restart"):
-        elastic.Scenario("babmoo")
-
-
 @pytest.fixture
 def beside_an_undisturbed_job(monkeypatch, tmp_path):
     """run(idea, kills): each job with a kill, and how much it differs from one without. No process may be left."""

@@ -70,12 +70,6 @@ def test_every_figure_names_its_source():
         assert machines.ACCELERATORS[machine.node.accelerator.name] is machine.node.accelerator
 
 
-@pytest.mark.parametrize("folder", ["accelerators", "systems"])
-def test_every_file_is_in_the_catalogue(folder):
-    files = {file.stem for file in (Path(machines.__file__).parent / folder).glob("*.toml")}
-    assert files == set(machines.ACCELERATORS if folder == "accelerators" else machines.MACHINES)
-
-
 def test_what_no_source_tells_is_none():
     assert machines.find("ipu-bow").memory_bytes_s is None
     assert machines.find_machine("dawn").node.bus_gb_s is None
@@ -138,12 +132,6 @@ def test_an_unknown_device_is_none_not_a_guess():
         ("accelerators/mi210.toml", "memory_gb =", "memory_gb", "is not TOML: "),
         (
             "systems/frontier.toml",
-            "taper = 0.57",
-            "taper = 1.75",
-            "network.taper is 1.75: it must be above 0 and at most 1",
-        ),
-        (
-            "systems/frontier.toml",
             '"dragonfly"',
             '"dragon"',
             "network.topology 'dragon' is not one of fat-tree, dragonfly,",
@@ -154,7 +142,6 @@ def test_an_unknown_device_is_none_not_a_guess():
             "[8388608, -161.14], ",
             "node.bus_gb_s must be [[bytes, GB/s], ...], positive, the smallest bytes first",
         ),
-        ("systems/frontier.toml", "mi250x-gcd", "mi250", "node.accelerator: unknown accelerator 'mi250': did you mean"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line_that_names_it_and_the_key(tmp_path, file, old, new, message):

@@ -354,11 +354,7 @@ def test_the_scoreboard_does_not_get_worse(board, left_out):
         for name, margin in ERRORS.items():
             if was[name] is not None:
                 assert getattr(score, name) <= was[name] + margin, (score.source, name)
-        for name, margin in {
-            "ran_said_to_fit_pct": 1.0,
-            "crashed_said_not_to_pct": 2.0,
-            "rank_correlation": 0.02,
-        }.items():
+        for name, margin in SHARES.items():
             if was[name] is not None:
                 assert getattr(score, name) >= was[name] - margin, (score.source, name)
         assert score.stalls <= was["stalls"] + 5
@@ -404,8 +400,3 @@ def test_tables_are_exchanged_too_embedding_and_head_over_tp_and_over_shards():
     once = seconds("all_reduce", 2 * layout.micro_batch * GPT.seq * GPT.hidden, 8, 8, SELENE, CONSTANTS)
     waited = step(GPT, layout, replace(SELENE, host_s=1e3)).parts["tensor parallel"]
     assert waited == pytest.approx(layout.micro_batches * (4 * GPT.layers + 2) * once)
-
-
-def test_zero_bubble_takes_one_piece_a_rank():
-    with pytest.raises(ConfigError, match="^schedule zero-bubble with virtual_stages 2: it takes one piece a rank"):
-        replace(BASE, pp=4, virtual_stages=2, schedule="zero-bubble").check(GPT)

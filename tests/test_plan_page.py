@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 
 from aiscale.cli import main
-from aiscale.config import ConfigError
 from aiscale.plan import browser
 from browser import Browser, find_browser
 
@@ -34,26 +33,11 @@ def test_a_row_of_the_ranking_can_be_asked_for_again():
         assert (again["step_time_s"], again["memory_GB"]) == (row["step_time_s"], row["memory_GB"]), row["option"]
 
 
-def test_an_impossible_layout_is_one_line_on_the_page_too():
-    answer = json.loads(browser.ask(*FORGE, "--layout", "tp=3"))
-    assert answer["error"].startswith("--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but the nodes have 512")
-
-
 def test_a_pipeline_with_too_many_passes_is_counted_not_drawn():
     drawn = json.loads(browser.pipeline(*FORGE, "--layout", "tp=2,pp=4,sequence_parallel=True,micro_batch=2"))
     assert len(drawn["events"]) == 2 * 4 * drawn["micro_batches"] and drawn["total_s"] > 0
     many = json.loads(browser.pipeline(*FORGE, "--layout", "tp=1,pp=8,micro_batch=1", "--batch", "65536"))
     assert many == {"events": [], "micro_batches": 1024}
-
-
-def test_without_npm_the_page_says_what_it_needs(tmp_path, monkeypatch):
-    monkeypatch.delenv("AISCALE_PYODIDE", raising=False)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError, match="there is no npm to fetch it: install npm, or unpack"):
-        browser.write_page(tmp_path / "page")
-    monkeypatch.setenv("AISCALE_PYODIDE", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"pyodide.mjs, .* is missing: unpack it there"):
-        browser.write_page(tmp_path / "page")
 
 
 @pytest.mark.extended

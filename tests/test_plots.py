@@ -138,14 +138,6 @@ def test_memory_over_time_stacks_to_the_total():
     assert top * 2**20 == pytest.approx(4e6)
 
 
-def test_the_layer_shows_its_shapes_and_its_parameters():
-    shown = words(plots.transformer_layer(MODEL))
-    for word in ("384 × 1152", "384 × 384", "384 × 1536", "1536 × 384", "6 heads\nof 64", "444 k", "(B, T, 1152)"):
-        assert word in shown
-    total = style.format_count(sum(cost.layer_parameters(MODEL).values()))
-    assert f"to the next of 6 layers, {total} parameters each" in shown
-
-
 @pytest.mark.parametrize("model", [MODEL, PARALLEL])
 def test_the_layers_boxes_have_the_parameters_of_their_tensors(model):
     shown = words(plots.transformer_layer(model))
@@ -159,11 +151,6 @@ def test_masks_show_which_tokens_each_token_attends_to():
     gpt, bert = plots.attention_masks({"GPT": mask, "BERT": np.ones((4, 4))})
     np.testing.assert_array_equal(np.ravel(gpt.collections[0].get_array()), mask.ravel())
     assert "BERT" in bert.get_xlabel()
-
-
-def test_matrices_show_their_numbers_and_shapes():
-    shown = words(plots.matrices({"W1": [[0.5, -1.25], [0, 2]]}))
-    assert shown == ["0.50", "−1.25", "0.00", "2.00", "W1  (2 × 2)"]
 
 
 @pytest.mark.parametrize("kind", plots.FORMATS, ids=lambda kind: kind.name)
@@ -208,14 +195,9 @@ def test_published_bars_end_at_their_value_in_a_hollow_diamond():
 
 def test_message_counts_and_seconds_are_drawn_with_message_sizes_on_the_upper_axis():
     ax = plots.message_count([1, 4, 16], [0.1, 0.2, 0.4], [0.1, 0.15, 0.3], payload_bytes=16384)
-    measured, predicted = ax.lines
-    assert list(measured.get_xdata()) == list(predicted.get_xdata()) == [1, 4, 16]
-    assert list(measured.get_ydata()) == [0.1, 0.2, 0.4]
-    assert list(predicted.get_ydata()) == [0.1, 0.15, 0.3]
-    assert predicted.get_linestyle() == "--" and measured.get_linestyle() == "-"
-    upper = ax.child_axes[0]
-    assert [label.get_text() for label in upper.get_xticklabels()] == ["16 KiB", "4 KiB", "1 KiB"]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["measured", "predicted"]
+    np.testing.assert_array_equal(lines(ax, "measured")[0], [[1, 0.1], [4, 0.2], [16, 0.4]])
+    np.testing.assert_array_equal(lines(ax, "predicted")[0], [[1, 0.1], [4, 0.15], [16, 0.3]])
+    assert [label.get_text() for label in ax.child_axes[0].get_xticklabels()] == ["16 KiB", "4 KiB", "1 KiB"]
 
 
 def test_bars_are_as_long_as_the_bytes_in_the_named_unit():

@@ -14,7 +14,6 @@ from aiscale.plots import style
 
 matplotlib.use("agg")
 SIZES = [2**10, 2**15, 2**20]
-BYTES = {"parameters": 4.0e6, "gradients": 4.0e6, "optimizer states": 8.0e6, "activations": 3.0e7}
 
 
 @pytest.fixture(autouse=True)

@@ -72,16 +72,6 @@ def test_a_grid_is_compared_cell_by_cell():
     assert predict("empty", [[None] * 2] * 2).against([[1, 2], [3, 4]]).grade is None
 
 
-def test_rows_and_columns_of_a_grid_may_have_names():
-    names = {"rows": ["stage 1", "stage 2"], "columns": ["all-reduce", "all-gather"]}
-    verdict = predict("what is sent", [[1, 0], [0, 1]], **names).against([[1, 1], [0, 1]])
-    assert verdict.text == "3 of 4 cells right; wrong: stage 1 all-gather"
-    ax = plots.guessed([[1, 0], [0, 1]], [[1, 1], [0, 1]], **names)
-    drawn = [text.get_text() for text in ax.texts]
-    assert drawn.count("all-gather") == 2 and "stage 2" in drawn
-    plots.style.plt.close("all")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -136,16 +126,6 @@ def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monke
     assert a == {"kind": "number", "unit": "bytes", "guess": 10, "measured": 20, "ratio": 0.5, "grade": "near"}
     assert (b["guess"], b["measured"], b["grade"]) == (7, None, None)
     assert [path.name for path in kept.parent.iterdir()] == ["03_ddp.json"]
-
-
-def test_a_name_with_a_colon_is_shown_whole(monkeypatch):
-    import IPython.display
-
-    pages = []
-    monkeypatch.setattr(progress, "shell", lambda: True)
-    monkeypatch.setattr(IPython.display, "display", lambda shown, **_: pages.append(shown["text/html"]))
-    predict("two ranks: the loss", 1.0).against(1.0)
-    assert all("<b>two ranks: the loss</b>: " in page for page in pages) and len(pages) == 2
 
 
 def test_a_disk_that_cannot_be_written_to_does_not_fail_the_cell(kept):

@@ -34,13 +34,6 @@ def test_a_recipe_is_a_complete_run_under_its_own_name_with_its_source(name):
     run.loop.micro_batches(dp=1)
 
 
-def test_an_unknown_recipe_names_the_nearest():
-    with pytest.raises(ConfigError, match="^unknown recipe 'gpt2-midium': did you mean gpt2-medium\\?$"):
-        recipe("gpt2-midium")
-    with pytest.raises(ConfigError, match="unknown recipe 'xyzzy': it may be one of laptop, gpt-c, "):
-        recipe("xyzzy")
-
-
 def test_recipes_and_formulas_need_neither_torch_nor_numpy():
     code = (
         "import sys, aiscale.machines; from aiscale import cost; from aiscale.recipes import recipe; "
@@ -116,11 +109,6 @@ def test_forge_has_its_rotary_untied_shape():
     assert [recipe(f"forge-{size}").model.d_head for size in "sml"] == [86, 128, 128]
     tokens = [recipe(f"forge-{size}").loop.global_batch * 2048 for size in "sml"]
     assert tokens == [16_777_216, 16_515_072, 16_777_216]
-
-
-def test_forge_l_does_not_reach_its_printed_size_and_says_so():
-    assert total("forge-l") == pytest.approx(22.4e9, rel=0.002)
-    assert "22.4B" in RECIPES["forge-l"].__doc__ and "25.6B" in RECIPES["forge-l"].__doc__
 
 
 def test_the_gpt_in_c_run_matches_the_published_one():

@@ -16,8 +16,6 @@ import pytest
 from aiscale.hpc import rehearsal
 from aiscale.hpc.doctor.node import node_cores
 from aiscale.hpc.rehearsal import settings as needs
-from aiscale.hpc.rehearsal.settings import Settings
-from aiscale.hpc.sites import site
 from centre import Cluster
 from ranks import wait_until
 
@@ -286,18 +284,6 @@ def test_a_missing_program_is_named_with_its_remedy(monkeypatch):
         rehearsal.Cluster()
     needs.why_not.cache_clear()
     assert str(error.value) == "slurmctld is not here: sudo apt-get install slurm-wlm munge iproute2"
-
-
-@pytest.mark.parametrize(
-    "values, text",
-    [
-        ({"nodes": 0}, "--nodes is 0: a rehearsal has 1 to 64 virtual nodes"),
-        ({"nodes": 2, "accounts": ("m1234-g",)}, "--account m1234-g: .* without _g.* looks like m1234_g"),
-    ],
-)
-def test_an_impossible_rehearsal_is_refused_in_one_line(values, text, tmp_path):
-    with pytest.raises(rehearsal.RehearsalError, match=text):
-        Settings(site=site("perlmutter"), folder=tmp_path, **values)
 
 
 @pytest.mark.slurm

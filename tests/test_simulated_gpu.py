@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -77,15 +76,3 @@ def test_the_same_kernel_runs_in_a_process_of_its_own_and_its_failure_is_one_lin
     ) as raised:
         compiled([], "raise ValueError('no such thing')", simulate=True)
     assert raised.value._render_traceback_() == [f"GpuError: {raised.value}"]
-
-
-def test_numba_cuda_without_its_simulator_is_refused_in_one_line():
-    program = "from numba import cuda; import gpu"
-    done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, capture_output=True, text=True)
-    assert "GpuError: numba.cuda is loaded without its simulator: restart" in done.stderr.splitlines()[-1]
-
-
-def test_without_numba_one_line_says_how_to_get_it():
-    program = "import sys; sys.modules['numba'] = None; import gpu"
-    done = subprocess.run([sys.executable, "-c", program], cwd=FOLDER, capture_output=True, text=True)
-    assert "kernels need numba, which is not installed: run %pip install" in done.stderr.splitlines()[-1]

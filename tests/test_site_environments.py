@@ -316,13 +316,6 @@ def test_a_custom_site_gets_a_script_that_uses_the_projects_lock(tmp_path):
     assert "1 of 5: Python 3.12" in done.stderr and "Python was not installed" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_help_prints_the_head_of_the_file(name):
-    done = subprocess.run(["bash", FOLDER / name / BUILD, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "build_environment.sh --wheelhouse DIR PREFIX" in done.stdout
-    assert ("--pack" in done.stdout) == (name == "frontier") and "#" not in done.stdout
-
-
 # A class --------------------------------------------------------------------------------------------------------------
 
 

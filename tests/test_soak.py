@@ -110,15 +110,3 @@ def test_an_unrelated_folder_is_left_alone(tmp_path):
     with pytest.raises(SoakError, match="has files, but none of a soak: name another folder by --dir"):
         Journal.open(tmp_path, ABOUT, WANTED)
     assert (tmp_path / "thesis.tex").exists()
-
-
-@pytest.mark.parametrize(
-    "words, text",
-    [
-        (("--kinds", "kill,flood"), "--kinds kill,flood: there is no 'flood', but signal, preempt, down, kill"),
-        (("--parallel", "0"), "--parallel is 0: it must be at least 1"),
-    ],
-)
-def test_bad_input_to_soak_is_refused_in_one_line(words, text, tmp_path):
-    done = soak(*words, "--dir", str(tmp_path))
-    assert done.returncode == 2 and done.stderr == f"soak: {text}\n"

@@ -1,7 +1,6 @@
 """Studies: refused before anything runs, resumed without a run made twice, compared and reported as measured."""
 
 import copy
-import csv
 import re
 import resource
 from pathlib import Path
@@ -10,7 +9,7 @@ import matplotlib.pyplot as plt
 import nbformat
 import pytest
 
-from aiscale import cli, published
+from aiscale import published
 from aiscale.bench.study import engine, load, read_study, results, run_study, side_by_side, summary
 from aiscale.bench.study.grid import check, run_of, shipped, study_of
 from aiscale.config import ConfigError
@@ -128,12 +127,6 @@ def test_what_the_comparison_says_follows_the_file(tmp_path, played):
     assert both["micro 2"]["times"]["median"] == 0.5 and not both["micro 2"]["agree"] and both["base"]["agree"]
 
 
-def test_a_file_that_is_no_study_is_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="is not a study's CSV, it has no column study"):
-        load(tmp_path / "a.csv")
-
-
 def test_an_interval_needs_six_runs():
     assert results.spread([3, 1, 2]) == {"median": 2, "low": 1, "high": 3}
     assert results.spread(range(1, 10)) == {"median": 5, "low": 2, "high": 8}  # 96 %: the binomial distribution
@@ -198,26 +191,8 @@ def test_the_largest_model_by_search_needs_the_predicted_memory_within_5_percent
     assert abs(row["largest_layers"] - row["predicted_layers"]) <= 1
 
 
-def test_a_negative_budget_is_refused_before_anything_runs(tmp_path, capsys):
-    assert cli.main(["bench", "study", "quick", "--budget", "-1", "--out", str(tmp_path / "a.csv")]) == 2
-    assert capsys.readouterr().err.strip().endswith("--budget -1: it must be more than 0 minutes")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_stored_study_says_of_itself_what_its_cells_say():
     stored = published.measured("study")
     assert (stored["within_10_pct"], stored["of"]) == results.agreement(stored["cells"])
     for facts in stored["machines"]:
         assert re.search(r"\d cores, torch .*, Python .*, commit \w+.* to 20\d\d-.*, load before a run", facts)
-
-
-def test_the_command_lists_a_study(capsys):
-    assert cli.main(["bench", "study", "quick", "--list"]) == 0
-    assert "precision bf16" in capsys.readouterr().out
-
-
-def test_the_columns_are_tidy(tmp_path, played):
-    run_study(study_of(tiny(vary={"micro": [2]})), tmp_path / "a.csv")
-    with open(tmp_path / "a.csv", newline="") as file:
-        assert tuple(csv.DictReader(file).fieldnames) == engine.COLUMNS
-    assert cli.main(["bench", "compare", str(tmp_path / "a.csv"), str(tmp_path / "a.csv"), "--json"]) == 0
