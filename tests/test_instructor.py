@@ -135,7 +135,6 @@ RUN_BY = {
     "aiscale doctor": "test_doctor.py",
     "aiscale plan --model forge-m --machine frontier --nodes 64": "here",
     "aiscale plan --model gpt2-xl --machine perlmutter-80gb --nodes 4": "here",
-    "aiscale plan --validate": "test_plan.py",
     "aiscale plan --page build/planner": "test_plan_page.py",
     "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait launchers/frontier/ddp.sbatch "
     "--recipe laptop --set parallel.strategy=ddp --set loop.micro_batch=1": "test_launched.py",

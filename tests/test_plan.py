@@ -12,27 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import published
+from aiscale import cost, published
 from aiscale.cli import main
 from aiscale.config import ConfigError
 from aiscale.machines import find_machine
-from aiscale.plan import rows, validate
-from aiscale.plan.answer import plan, simulate
+from aiscale.plan import rows
+from aiscale.plan.answer import plan
 from aiscale.plan.command import SHAPES, settings_of
-from aiscale.plan.constants import CONSTANTS, FITTED, LEFT_OUT, TABLE
+from aiscale.plan.constants import CONSTANTS, TABLE
 from aiscale.plan.hardware import find_accelerator, platform_of
-from aiscale.plan.layout import Layout, Shape, Software, layout_of, shape_of
-from aiscale.plan.memory import capacity_bytes, needed_bytes, one_stage, peak_bytes, stage_memory, stage_parameters
-from aiscale.plan.runs import SOURCES, runs
+from aiscale.plan.layout import Layout, Shape, Software, layout_of
+from aiscale.plan.memory import capacity_bytes, needed_bytes, one_stage, stage_memory, stage_parameters
 from aiscale.plan.search import search
-from aiscale.plan.step import product_seconds, seconds, stage_seconds, step_seconds, wave_share
+from aiscale.plan.step import message_of_stage, product_seconds, seconds, step_seconds, wave_share
 from aiscale.recipes import recipe
 
 SELENE = platform_of(find_machine("selene"))
 GPT = Shape(layers=24, hidden=2048, heads=16, vocab=51200, tied=True, seq=2048)
 BASE = Layout(dp=8, micro_batch=2, global_batch=128)
 LATE = Software(overlap=False)
-STORED = json.loads((Path(__file__).parent / "plan_scoreboard.json").read_text())
 
 
 def step(shape=GPT, layout=BASE, on=SELENE):
@@ -52,11 +50,6 @@ def test_a_large_product_takes_its_flops_over_the_reached_rate():
     rate = 312e12 * SELENE.best_product * CONSTANTS.product_share * wave_share(16384, 8192, 8192, 1, 108, 256)
     expected = 2 * 16384 * 8192 * 8192 / rate
     assert product_seconds(16384, 8192, 8192, 1, SELENE, 312e12, CONSTANTS) == pytest.approx(expected)
-
-
-def test_a_thin_product_takes_the_time_to_read_its_weights():
-    least = 2 * 8192 * 8192 / (SELENE.memory_bytes_s * CONSTANTS.memory_share)
-    assert product_seconds(1, 8192, 8192, 1, SELENE, 312e12, CONSTANTS) >= least
 
 
 @pytest.mark.parametrize(
@@ -94,14 +87,6 @@ def test_a_fused_loss_holds_logit_and_gradient_in_bf16_and_no_fp32_copy():
     assert fused / plain == pytest.approx(4 / 10)
 
 
-def test_reserved_memory_is_more_than_torch_has_given_out_and_less_than_nvidia_smi_shows():
-    given, reserved, smi = (
-        peak_bytes(GPT, replace(BASE, software=Software(counter=counter)), CONSTANTS)
-        for counter in ("torch", "reserved", "smi")
-    )
-    assert given < reserved < smi == pytest.approx(reserved + 450e6 + 2 * 600e6)  # context, two communicators
-
-
 def test_strong_scaling_gains_less_than_its_devices():
     few, many = step(layout=BASE), step(layout=replace(BASE, dp=64, micro_batch=2))
     assert few.total_s / 8 < many.total_s < few.total_s
@@ -134,10 +119,12 @@ def test_tensor_parallelism_across_nodes_costs_more_than_inside():
     ],
 )
 def test_the_closed_form_of_the_pipeline_agrees_with_the_simulation(layout):
-    closed = step(layout=layout)
-    times = stage_seconds(GPT, layout, SELENE, CONSTANTS)
-    expected = layout.micro_batches * max(times) + closed.bubble_s + closed.parts["pipeline messages"]
-    assert max(event.end_s for event in simulate(GPT, layout, SELENE)) == pytest.approx(expected, rel=0.03)
+    closed, m = step(layout=layout), layout.micro_batches
+    expected = m * max(closed.stages_s) + closed.bubble_s + closed.parts["pipeline messages"]
+    passes = [s / 3 for s in closed.stages_s], [2 * s / 3 for s in closed.stages_s]
+    message_s = message_of_stage(GPT, layout, SELENE, CONSTANTS)
+    events = cost.pipeline_timeline(layout.schedule, layout.pp, m, layout.virtual_stages, *passes, message_s=message_s)
+    assert max(event.end_s for event in events) == pytest.approx(expected, rel=0.03)
 
 
 def test_gradients_of_fp32_travel_in_four_bytes():
@@ -146,6 +133,29 @@ def test_gradients_of_fp32_travel_in_four_bytes():
         return step(layout=layout).parts["gradients and weights"]
 
     assert exchanged("fp32", False) == exchanged("fp32", True) == exchanged("bf16", True) > exchanged("bf16", False) > 0
+
+
+def test_norms_are_whole_on_every_tensor_parallel_rank_and_the_last_one_stands_with_the_head():
+    layout = replace(BASE, tp=4, pp=2)
+    first, last = (stage_parameters(GPT, layout, stage) for stage in layout.stages(GPT))
+    matrices = GPT.layer_parameters - 2 * GPT.hidden
+    counts = [(stage.layers * matrices + GPT.table_parameters) / 4 for stage in layout.stages(GPT)]
+    norms = [stage.layers * 2 * GPT.hidden for stage in layout.stages(GPT)]
+    assert (first, last) == (counts[0] + norms[0], counts[1] + norms[1] + GPT.hidden)
+
+
+def test_tables_are_exchanged_too_embedding_and_head_over_tp_and_over_shards():
+    wide = replace(GPT, vocab=10 * GPT.vocab)
+    layout = Layout(dp=32, fsdp=True, micro_batch=1, global_batch=32, software=LATE)
+    nbytes = 2 * (wide.table_parameters - GPT.table_parameters)  # gathered; their gradients scattered, in fp32
+    exchange = seconds("all_gather", nbytes, 32, 8, SELENE, CONSTANTS)
+    exchange += seconds("reduce_scatter", 2 * nbytes, 32, 8, SELENE, CONSTANTS)
+    grown = step(wide, layout).parts["gradients and weights"] - step(GPT, layout).parts["gradients and weights"]
+    assert grown == pytest.approx(exchange, rel=0.02)
+    layout = replace(BASE, dp=1, tp=8, software=replace(LATE, tp_overlap="none"))
+    once = seconds("all_reduce", 2 * layout.micro_batch * GPT.seq * GPT.hidden, 8, 8, SELENE, CONSTANTS)
+    waited = step(GPT, layout, replace(SELENE, host_s=1e3)).parts["tensor parallel"]
+    assert waited == pytest.approx(layout.micro_batches * (4 * GPT.layers + 2) * once)
 
 
 # memory --------------------------------------------------------------------------------------------------------------
@@ -207,37 +217,24 @@ def test_an_answer_can_be_checked_by_hand():
     assert answer.mfu == pytest.approx(flops * tokens_per_s / 312e12)
     assert answer.node_hours(1e9) == pytest.approx(1e9 / (tokens_per_s * 8) / 3600)
     assert (answer.memory_gb, answer.hfu) == (needed_bytes(GPT, layout, CONSTANTS) / 1e9, answer.mfu)
-    assert 8 * answer.tokens_per_s == pytest.approx(answer.tokens_per_step / answer.step.total_s)
+    assert 8 * answer.tokens_per_s == pytest.approx(128 * 2048 / answer.step.total_s)
+    assert sum(answer.step.causes().values()) == pytest.approx(answer.step.total_s)
     full = plan(GPT, replace(layout, recompute="full"), SELENE)
     assert full.hfu / full.mfu == pytest.approx(4 / 3, rel=0.05)  # of 3 passes the forward one twice, but the head's
 
 
 def test_rows_are_answered_with_the_stated_defaults_and_a_broken_row_says_why():
     row = dict.fromkeys(rows.DEFAULTS, "") | {"id": "a", "gpus": "16", "zero_stage": "1"}
-    wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}]
-    wrong += [{"network_gbit_per_node": "inf"}, {"gpu": "B300"}]
-    good, bad, odd, negative, endless, unknown = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
+    wrong = [{"tp": "3"}, {"layers": "many"}, {"network_gbit_per_node": "-1"}, {"gpu": "B300"}]
+    good, bad, odd, negative, unknown = rows.answers([row, *(row | {"id": "b"} | change for change in wrong)])
     same = next(rows.answers([{"id": "a", "gpus": "16", "zero_stage": "1"}]))
     assert good == same and good["fits"] in (True, False)
     assert good["params_B"] == pytest.approx((32 * (12 * 4096**2 + 2 * 4096) + 2 * 50304 * 4096 + 4096) / 1e9, abs=1e-4)
     assert good["tokens_per_s_per_gpu"] == pytest.approx(2048 * 1 / good["step_time_s"], rel=1e-3)
     assert bad["error"] == "dp 5 x tp 3 x pp 1 = 15, but gpus is 16: change one of them" and bad["step_time_s"] is None
-    assert odd["error"] == "layers is 'many': it must be a whole number, 0 or more"
+    assert odd["error"] == "layers is 'many': it must be a whole number"
     assert negative["error"] == "the network of a node is -1 Gb/s: it must be at least 0, and finite"
-    assert endless["error"] == "the network of a node is inf Gb/s: it must be at least 0, and finite"
     assert unknown["error"].startswith("unknown accelerator 'B300'")
-
-
-def test_a_hugging_face_models_tied_table_counts_once():
-    counts = [shape_of(recipe(name).model, 1024).parameters for name in ("gpt2-xl", "gpt2-xl-hf")]
-    assert counts[0] == counts[1]
-
-
-def test_ten_thousand_rows_take_seconds():
-    table = [{key: str(value) for key, value in row.items()} for row in published.table("internevo_7b")] * 40
-    start = time.process_time()
-    assert all("error" not in answer for answer in rows.answers(table))
-    assert (time.process_time() - start) * 10_000 / len(table) < 10
 
 
 def test_accelerators_are_found_by_the_names_of_tables():
@@ -274,7 +271,7 @@ def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
         ("--model forge-m --machine frontier --nodes 0", "--nodes is 0: it must be at least 1 and at most 1000000"),
         ("--model forge-m --machine frontier --layout tp=3", "--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but"),
         ("--model forge-m --machine frontier --layout tq=2", "--layout: unknown key 'tq': did you mean tp?"),
-        ("--rows nowhere.csv", "--rows nowhere.csv cannot be read: "),
+        ("--rows nowhere.csv", "nowhere.csv cannot be used (No such file or directory)"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(argv, message, capsys):
@@ -324,7 +321,7 @@ def test_a_run_is_planned_in_the_layout_that_it_has():
 
 
 def test_the_planner_needs_neither_torch_nor_numpy():
-    code = "import sys, aiscale.plan.command, aiscale.plan.validate; print({'torch', 'numpy'} & set(sys.modules))"
+    code = "import sys, aiscale.plan.command, aiscale.plan.rows; print({'torch', 'numpy'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "set()"
 
@@ -332,71 +329,33 @@ def test_the_planner_needs_neither_torch_nor_numpy():
 # the scoreboard ------------------------------------------------------------------------------------------------------
 
 
+PLANNER = Path(__file__).parents[1] / "benchmarks/planner"
+
+
 def test_every_constant_is_explained_and_lies_in_its_range():
     for name, row in TABLE["constants"].items():
         assert row["meaning"] and row["source"], name
-        if name in FITTED:
-            low, high = row["range"]
-            assert low <= row["value"] <= high and low <= row["prior"] <= high, name
-    assert set(SOURCES) < set(LEFT_OUT) and all(set(values) == set(FITTED) for values in LEFT_OUT.values())
-
-
-ERRORS = {"step_median_pct": 1.0, "memory_median_pct": 1.0, "step_mean_pct": 2.0}
-SHARES = {"ran_said_to_fit_pct": 1.0, "crashed_said_not_to_pct": 2.0, "rank_correlation": 0.02}
-
-
-@pytest.mark.parametrize(("board", "left_out"), [("left_out", True), ("fitted_on_all", False)])
-def test_the_scoreboard_does_not_get_worse(board, left_out):
-    """Stored: `aiscale plan --validate --json`. A better board is stored anew with the change that made it better."""
-    stored = {row["source"]: row for row in STORED[board]}
-    for score in validate.scoreboard(left_out):
-        was = stored[score.source]
-        for name, margin in ERRORS.items():
-            if was[name] is not None:
-                assert getattr(score, name) <= was[name] + margin, (score.source, name)
-        for name, margin in SHARES.items():
-            if was[name] is not None:
-                assert getattr(score, name) >= was[name] - margin, (score.source, name)
-        assert score.stalls <= was["stalls"] + 5
-
-
-def test_stalls_are_judged_by_the_shipped_constants():
-    sweep = [run for run in runs("nanotron_sweep") if run.step_s]
-    share = sum(map(validate.is_stall, sweep)) / len(sweep)
-    assert 0.15 < share < 0.25, "about a fifth of the sweep"
-
-
-def test_spearman_shares_ranks_among_equals():
-    assert validate.spearman([(1, 10), (2, 20), (3, 30)]) == 1
-    assert validate.spearman([(1, 3), (2, 2), (3, 1)]) == -1
-    assert validate.spearman([(1, 1), (1, 2), (2, 3)]) == pytest.approx(0.866, abs=1e-3)
+        low, high = row.get("range", (row["value"], row["value"]))
+        assert low <= row["value"] <= high and low <= row.get("prior", low) <= high, name
 
 
 @pytest.mark.extended
-def test_the_fit_repeats_itself():
-
-    first, second = (validate.fit(validate.rows_of(["internevo_7b", "korthikanti_table5"])) for _ in range(2))
-    assert first == second
-
-
-def test_norms_are_whole_on_every_tensor_parallel_rank_and_the_last_one_stands_with_the_head():
-    layout = replace(BASE, tp=4, pp=2)
-    first, last = (stage_parameters(GPT, layout, stage) for stage in layout.stages(GPT))
-    matrices = GPT.layer_parameters - 2 * GPT.hidden
-    counts = [(stage.layers * matrices + GPT.table_parameters) / 4 for stage in layout.stages(GPT)]
-    norms = [stage.layers * 2 * GPT.hidden for stage in layout.stages(GPT)]
-    assert (first, last) == (counts[0] + norms[0], counts[1] + norms[1] + GPT.hidden)
+def test_the_scoreboard_from_a_clean_clone_is_the_stored_one():
+    """`planner.json` says how to store it anew, with the change that made it better."""
+    done = subprocess.run([sys.executable, PLANNER / "scoreboard.py", "--json"], capture_output=True, check=True)
+    again, stored = json.loads(done.stdout), published.measured("planner")
+    assert again["court"] == stored["court"] and again["about"] == stored["about"]
+    for board in ("left_out", "one_model_left_out", "fitted_on_all"):
+        for row, was in zip(again[board], stored[board], strict=True):
+            assert row == pytest.approx(was, abs=0.1), (board, was["source"])
+    for source, columns in stored["points"].items():
+        for name, values in columns.items():
+            assert again["points"][source][name] == pytest.approx(values, rel=1e-3), (source, name)
 
 
-def test_tables_are_exchanged_too_embedding_and_head_over_tp_and_over_shards():
-    wide = replace(GPT, vocab=10 * GPT.vocab)
-    layout = Layout(dp=32, fsdp=True, micro_batch=1, global_batch=32, software=LATE)
-    nbytes = 2 * (wide.table_parameters - GPT.table_parameters)  # gathered; their gradients scattered, in fp32
-    exchange = seconds("all_gather", nbytes, 32, 8, SELENE, CONSTANTS)
-    exchange += seconds("reduce_scatter", 2 * nbytes, 32, 8, SELENE, CONSTANTS)
-    grown = step(wide, layout).parts["gradients and weights"] - step(GPT, layout).parts["gradients and weights"]
-    assert grown == pytest.approx(exchange, rel=0.02)
-    layout = replace(BASE, dp=1, tp=8, software=replace(LATE, tp_overlap="none"))
-    once = seconds("all_reduce", 2 * layout.micro_batch * GPT.seq * GPT.hidden, 8, 8, SELENE, CONSTANTS)
-    waited = step(GPT, layout, replace(SELENE, host_s=1e3)).parts["tensor parallel"]
-    assert waited == pytest.approx(layout.micro_batches * (4 * GPT.layers + 2) * once)
+@pytest.mark.extended
+def test_the_fit_ends_at_the_packages_constants():
+    code = "import fit, json; print(json.dumps(fit.fit_without('')))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PLANNER, capture_output=True, check=True)
+    fitted = json.loads(done.stdout)
+    assert len(fitted) > 30 and fitted == {name: TABLE["constants"][name]["value"] for name in fitted}

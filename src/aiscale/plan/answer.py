@@ -3,7 +3,6 @@
 answer = plan(shape, layout, platform)
 answer.step.total_s, answer.tokens_per_s, answer.mfu, answer.memory_gb, answer.fits
 answer.days(257e9), answer.node_hours(257e9)
-simulate(shape, layout, platform)        # events of its pipeline, for plots.timeline
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from aiscale import cost
 from aiscale.plan.constants import CONSTANTS
 from aiscale.plan.hardware import Platform
 from aiscale.plan.layout import Layout, Shape
 from aiscale.plan.memory import capacity_bytes, needed_bytes, stage_memory
-from aiscale.plan.step import Step, message_of_stage, stage_seconds, step_seconds
+from aiscale.plan.step import Step, step_seconds
 
 
 @dataclass(frozen=True)
@@ -35,13 +33,9 @@ class Answer:
         return self.memory_gb <= self.capacity_gb
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.layout.global_batch * self.shape.seq
-
-    @property
     def tokens_per_s(self) -> float:
         """Per device."""
-        return self.tokens_per_step / self.step.total_s / self.layout.gpus
+        return self.layout.global_batch * self.shape.seq / self.step.total_s / self.layout.gpus
 
     @property
     def tflops(self) -> float:
@@ -74,6 +68,8 @@ class Answer:
 
     def to_dict(self) -> dict:
         step, total = self.step, self.step.total_s
+        seconds = {"compute": step.compute_s, "of it recomputation": step.recompute_s, "bubble": step.bubble_s}
+        seconds |= step.parts | {"optimizer and fixed": step.optimizer_s}
         return {
             "layout": self.layout.name(),
             "option": self.layout.option(),
@@ -88,15 +84,9 @@ class Answer:
             "capacity_GB": _digits(self.capacity_gb),
             "fits": self.fits,
             "bubble_fraction": _digits(step.bubble_s / total),
-            "exposed_comm_fraction": _digits(min(1.0, step.exposed_s / total)),
+            "exposed_comm_fraction": _digits(min(1.0, sum(step.parts.values()) / total)),
             "launch_bound": step.launch_bound,
-            "seconds": {
-                "compute": _digits(step.compute_s),
-                "of it recomputation": _digits(step.recompute_s),
-                "bubble": _digits(step.bubble_s),
-                **{name: _digits(value) for name, value in step.parts.items()},
-                "optimizer and fixed": _digits(step.optimizer_s),
-            },
+            "seconds": {name: _digits(value) for name, value in seconds.items()},
         }
 
 
@@ -114,13 +104,3 @@ def predict(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> An
     """`plan` without the checks, for layouts that are known to be sound."""
     needed, holds = needed_bytes(shape, layout, c), capacity_bytes(platform, layout, c)
     return Answer(shape, layout, platform, step_seconds(shape, layout, platform, c), needed / 1e9, holds / 1e9)
-
-
-def simulate(shape: Shape, layout: Layout, platform: Platform, c=CONSTANTS) -> list[cost.Event]:
-    """The forward and backward passes of one step, every stage with its own time. The closed form of `step` assumes
-    that stages wait for the slowest only; this shows where that holds and where not."""
-    layout.check(shape)
-    seconds, message_s = stage_seconds(shape, layout, platform, c), message_of_stage(shape, layout, platform, c)
-    passes = [s / 3 for s in seconds], [2 * s / 3 for s in seconds]
-    kind, p, m, v = layout.schedule, layout.pp, layout.micro_batches, layout.virtual_stages
-    return cost.pipeline_timeline(kind, p, m, v, *passes, message_s=message_s)

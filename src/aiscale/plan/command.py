@@ -3,7 +3,6 @@
 aiscale plan --model forge-m --machine frontier --nodes 64
 aiscale plan --model gpt3-175b --machine selene --nodes 128 --layout tp=8,pp=16,micro_batch=1 --json
 aiscale plan --rows runs.csv --json
-aiscale plan --validate
 aiscale plan --page build/planner        # sliders in a browser, which computes by itself
 """
 
@@ -13,22 +12,20 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import get_type_hints
 
-from aiscale.config import ConfigError, Run, hint
+from aiscale.config import ConfigError, hint
 from aiscale.config.run import as_type
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
-from aiscale.plan.hardware import Platform, platform_of
+from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import SHAPES, Layout, Shape, shape_of
 from aiscale.plan.memory import CATEGORIES
-from aiscale.plan.search import TUNED, Found, search
+from aiscale.plan.search import TUNED, Ranking, search
 from aiscale.recipes import RECIPES, recipe
 
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al. 2022
-MOST_NODES = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,38 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="bf16", choices=("fp32", "tf32", "fp16", "bf16", "fp8"))
     parser.add_argument("--layout", metavar="KEY=N,...", help="this layout instead of the best, such as tp=4,pp=2")
     parser.add_argument("--rows", metavar="FILE", help="a CSV of runs, answered row by row")
-    parser.add_argument("--validate", action="store_true", help="hold the formulas to every published run")
-    parser.add_argument("--refit", action="store_true", help="with --validate: fit the constants anew, and store them")
-    parser.add_argument(
-        "--launcher",
-        metavar="FILE",
-        help="write the layout's batch file, for the site of --machine (frontier, perlmutter, lumi-g)",
-    )
+    parser.add_argument("--launcher", metavar="FILE", help="write a batch file, for frontier, perlmutter or lumi-g")
     parser.add_argument("--page", metavar="FOLDER", help="write a web page of sliders that plans in the browser")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.refit and not args.validate:
-        raise ConfigError("--refit fits the constants to the published runs: use it with --validate")
-    if args.validate:
-        return _validate(args)
     if args.rows:
         return _rows(args)
     for name in ("model", "machine"):
         if not getattr(args, name):
             raise ConfigError(f"--{name} is missing: try aiscale plan --model forge-m --machine frontier --nodes 64")
-    shape, batch, platform = find_shape(args), batch_of(args), platform_of(find_machine(args.machine))
-    if not 1 <= args.nodes <= MOST_NODES:
-        raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most {MOST_NODES}")
-    answer, found = choose(args, shape, platform, batch)
-    tokens = TOKENS_PER_PARAMETER * shape.parameters if args.tokens is None else args.tokens
+    answer, ranking = choose(args)
+    tokens = TOKENS_PER_PARAMETER * answer.shape.parameters if args.tokens is None else args.tokens
     if not 0 < tokens < 1e18:
         raise ConfigError(f"--tokens is {tokens:g}: it must be greater than 0 and less than 10^18")
     if args.json:
-        print(json.dumps(_json(args, answer, found, tokens)))
+        print(json.dumps(_json(args, answer, ranking, tokens)))
     else:
-        print(page(answer, f"{args.model} on {args.machine}", tokens, found))
+        print(page(answer, f"{args.model} on {args.machine}", tokens, ranking))
     return 0 if answer.fits else 1
 
 
@@ -80,18 +64,27 @@ def launch_plan(args: argparse.Namespace) -> tuple[tuple[str, ...], Answer]:
     """For --launcher: the settings of the best layout that aiscale can start, and its answer."""
     if args.model not in RECIPES or not args.machine:
         raise ConfigError("--launcher starts a recipe on a machine: name both with --model and --machine")
-    shape, platform = find_shape(args), platform_of(find_machine(args.machine))
-    answer, found = choose(args, shape, platform, batch_of(args))
-    return runnable(recipe(args.model), found.ranked if found else [answer])
+    asked, ranking = choose(args)
+    for answer in ranking.ranked if ranking else [asked]:
+        try:
+            settings = settings_of(answer.layout)
+            recipe(args.model).override(*settings).check_world(answer.layout.gpus)
+            return settings, answer
+        except ConfigError as error:
+            why = error
+    raise ConfigError(f"no layout that fits can be started by aiscale; of the last: {why}")
 
 
-def choose(args: argparse.Namespace, shape: Shape, platform: Platform, batch: int) -> tuple[Answer, Found | None]:
-    """The asked layout, or the best of all with the search that found it."""
+def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
+    """The layout of --layout, or the best of all with the ranking of the others."""
+    shape, batch, platform = find_shape(args), batch_of(args), platform_of(find_machine(args.machine))
+    if not 1 <= args.nodes <= 1_000_000:
+        raise ConfigError(f"--nodes is {args.nodes}: it must be at least 1 and at most 1000000")
     gpus = args.nodes * platform.gpus_per_node
     if args.layout:
         return plan(shape, _layout(args.layout, gpus, batch, args.precision), platform), None
-    found = search(shape, platform, gpus, batch, precision=args.precision)
-    return found.best, found
+    ranking = search(shape, platform, gpus, batch, precision=args.precision)
+    return ranking.best, ranking
 
 
 def find_shape(args: argparse.Namespace) -> Shape:
@@ -101,8 +94,7 @@ def find_shape(args: argparse.Namespace) -> Shape:
         run = recipe(args.model)
         shape = shape_of(run.model, run.loop.seq_len)
     else:
-        known = [*SHAPES, *RECIPES]
-        raise ConfigError(f"unknown model {args.model!r}: {hint(args.model.lower(), known)}")
+        raise ConfigError(f"unknown model {args.model!r}: {hint(args.model.lower(), [*SHAPES, *RECIPES])}")
     return replace(shape, seq=args.seq) if args.seq is not None else shape
 
 
@@ -116,18 +108,14 @@ def batch_of(args: argparse.Namespace) -> int:
 
 def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
     """ "tp=4,pp=2,fsdp=true" as a layout of `gpus` devices; dp is what remains."""
-    known = get_type_hints(Layout)
-    elsewhere = {"precision": "--precision", "global_batch": "--batch"}
-    for key in ("software", *elsewhere):
-        del known[key]
+    elsewhere = ("software", "precision", "global_batch")  # they have options of their own, or none
+    kinds = {key: kind for key, kind in get_type_hints(Layout).items() if key not in elsewhere}
     values: dict[str, object] = {}
     for part in text.split(","):
         key, _, value = part.strip().partition("=")
-        if key in elsewhere:
-            raise ConfigError(f"--layout: {key} is no part of a layout: set it with {elsewhere[key]}")
-        if key not in known:
-            raise ConfigError(f"--layout: unknown key {key!r}: {hint(key, known)}")
-        values[key] = as_type(known[key], value, f"--layout: {key}")
+        if key not in kinds:
+            raise ConfigError(f"--layout: unknown key {key!r}: {hint(key, kinds)}")
+        values[key] = as_type(kinds[key], value, f"--layout: {key}")
     layout = Layout(precision=precision, global_batch=batch, software=TUNED, **values)
     others = layout.tp * layout.pp * layout.cp
     if "dp" not in values and others and gpus % others == 0:
@@ -139,56 +127,28 @@ def _layout(text: str, gpus: int, batch: int, precision: str) -> Layout:
     return replace(layout, schedule=schedule)
 
 
-def _json(args: argparse.Namespace, answer: Answer, found: Found | None, tokens: float) -> dict:
+def _json(args: argparse.Namespace, answer: Answer, ranking: Ranking | None, tokens: float) -> dict:
     result = {"model": args.model, "machine": args.machine, "nodes": args.nodes, **answer.to_dict()}
     result |= {"tokens": tokens, "days": answer.days(tokens), "node_hours": answer.node_hours(tokens)}
     result["stages_GB"] = [{k: round(v / 1e9, 3) for k, v in stage.items()} for stage in answer.stages]
-    if found is not None:
-        result["layouts_tried"], result["layouts_that_fit"] = found.tried, len(found.ranked)
-        result["next"] = [{**other.to_dict(), "reason": reason} for other, reason in found.reasons()]
+    if ranking is not None:
+        result["layouts_tried"], result["layouts_that_fit"] = ranking.tried, len(ranking.ranked)
+        result["next"] = [{**other.to_dict(), "reason": reason} for other, reason in ranking.reasons()]
     return result
 
 
 def _rows(args: argparse.Namespace) -> int:
     from aiscale.plan.rows import answers
 
-    try:
-        with open(args.rows, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"--rows {args.rows} cannot be read: {error}") from None
-    found = list(answers(rows))
+    with open(args.rows, newline="", encoding="utf-8") as file:
+        table = list(answers(csv.DictReader(file)))
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(table))
     else:
-        writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(key for row in found for key in row)))
+        writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(key for row in table for key in row)))
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(table)
     return 0
-
-
-def _validate(args: argparse.Namespace) -> int:
-    from aiscale.plan import validate
-
-    if args.refit:
-        text = validate.written(*validate.fit_all())
-        validate.FILE.write_text(text, encoding="utf-8")
-        print("constants.toml is written; run aiscale plan --validate for its scoreboard", file=sys.stderr)
-        return 0
-    left_out, whole, halves = validate.scoreboard(), validate.scoreboard(left_out=False), validate.halves()
-    if args.json:
-        boards = {"left_out": left_out, "one_model_left_out": halves, "fitted_on_all": whole}
-        boards = {name: [asdict(row) for row in rows] for name, rows in boards.items()}
-        print(json.dumps(boards, indent=1))
-        return 0
-    print("constants fitted without the source that they are held to\n" + validate.page(left_out))
-    print("\none model of the large sweep left out, the other kept\n" + validate.page(halves))
-    print("\nconstants as shipped, fitted on all sources\n" + validate.page(whole))
-    print(f"\n{validate.NOTE}")
-    return 0
-
-
-# A layout that aiscale can start ----------------------------------------------------------------------------------
 
 
 def settings_of(layout: Layout) -> tuple[str, ...]:
@@ -204,32 +164,15 @@ def settings_of(layout: Layout) -> tuple[str, ...]:
     )
     if layout.fsdp:
         return ("parallel.strategy=fsdp", *common)
-    if layout.tp * layout.pp * layout.ep == 1:
+    if layout.tp * layout.pp == 1:
         return ("parallel.strategy=zero", f"parallel.zero_stage={layout.zero_stage}", *common)
-    options = {name: getattr(layout, name) for name in ("tp", "pp", "ep", "virtual_stages", "schedule")}
+    options = {name: getattr(layout, name) for name in ("tp", "pp", "virtual_stages", "schedule")}
     options["sequence_parallel"] = str(layout.sequence_parallel).lower()
     options["distributed_optimizer"] = str(layout.zero_stage == 1).lower()
     return ("parallel.strategy=megatron", *(f"parallel.{name}={value}" for name, value in options.items()), *common)
 
 
-def runnable(run: Run, answers: Iterable[Answer]) -> tuple[tuple[str, ...], Answer]:
-    """The settings of the first of these layouts that this run accepts."""
-    why = "no layout fits"
-    for answer in answers:
-        try:
-            settings = settings_of(answer.layout)
-            run.override(*settings).check_world(answer.layout.gpus)
-        except ConfigError as error:
-            why = str(error)
-        else:
-            return settings, answer
-    raise ConfigError(f"no layout that fits can be started by aiscale; of the last: {why}")
-
-
-# The page ---------------------------------------------------------------------------------------------------------
-
-
-def page(answer: Answer, title: str, tokens: float, found: Found | None = None) -> str:
+def page(answer: Answer, title: str, tokens: float, ranking: Ranking | None) -> str:
     shape, layout, step = answer.shape, answer.layout, answer.step
     lines = [
         f"{title}: {shape.parameters / 1e9:.3g} B parameters, {shape.layers} layers of {shape.hidden}, "
@@ -249,23 +192,15 @@ def page(answer: Answer, title: str, tokens: float, found: Found | None = None) 
         "",
         *_memory(answer),
     ]
-    if found is not None:
-        lines += ["", *_others(found)]
+    if ranking is not None:
+        lines += ["", *_others(ranking)]
     return "\n".join(lines)
 
 
 def _seconds(answer: Answer) -> list[str]:
-    step = answer.step
-    parts = {
-        "computation": step.compute_s - step.recompute_s,
-        "recomputation": step.recompute_s,
-        "bubble": step.bubble_s,
-        **step.parts,
-        "optimizer, fixed": step.optimizer_s,
-    }
     lines = ["where the step goes"]
-    for name, seconds in parts.items():
-        share = seconds / step.total_s
+    for name, seconds in answer.step.causes().items():
+        share = seconds / answer.step.total_s
         if share >= 0.0005:
             lines.append(f"  {name:24}{seconds:10.4g} s {100 * share:5.1f} %  {'#' * round(40 * share)}")
     return lines
@@ -282,10 +217,10 @@ def _memory(answer: Answer) -> list[str]:
     return lines
 
 
-def _others(found: Found) -> list[str]:
-    lines = [f"{found.tried} layouts: {len(found.ranked)} fit, {len(found.too_large)} do not"]
-    for answer, reason in found.reasons():
+def _others(ranking: Ranking) -> list[str]:
+    lines = [f"{ranking.tried} layouts: {len(ranking.ranked)} fit, {len(ranking.too_large)} do not"]
+    for answer, reason in ranking.reasons():
         lines.append(f"  {answer.layout.name():62} {answer.step.total_s:8.3g} s  {reason}")
-    for over, layout in found.too_large[:3]:
+    for over, layout in ranking.too_large[:3]:
         lines.append(f"  {layout.name():62} does not fit: {over:.1f} GB too much")
     return lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from aiscale.config import ConfigError, hint
 from aiscale.machines import ACCELERATORS, MACHINES, Accelerator, Machine, Network, Node, find, find_machine
@@ -34,13 +35,14 @@ class Platform:
 
     def peak(self, precision: str) -> float:
         """Of products, dense; without a figure, of the nearest precision that has one."""
-        known = self.machine.node.accelerator.tflops
+        tflops = self.machine.node.accelerator.tflops
         for name in (precision, "fp16" if precision == "bf16" else "bf16", "fp32"):
-            if name in known:
-                return known[name] * 1e12
-        return max(known.values()) * 1e12
+            if name in tflops:
+                return tflops[name] * 1e12
+        return max(tflops.values()) * 1e12
 
 
+@lru_cache(maxsize=256)
 def platform(name: str, *, gpus_per_node: int = 8, node_gbit_s: float | None = None) -> Platform:
     """A node of `gpus_per_node` of these accelerators with that network, in adapters of 100 Gb/s or more; the name may
     be as tables print it ("A100-80GB-SXM"). Links in the node are those of a catalogued node like it, or the device's.
@@ -64,10 +66,10 @@ def platform(name: str, *, gpus_per_node: int = 8, node_gbit_s: float | None = N
 
 def platform_of(machine: Machine) -> Platform:
     device, network = machine.node.accelerator, machine.network
-    figures = next((known for prefix, known in DEVICES.items() if device.name.startswith(prefix)), DEVICES["other"])
+    figures = next((row for prefix, row in DEVICES.items() if device.name.startswith(prefix)), DEVICES["other"])
     if network.injection_bytes_s is None:
-        known = {"nics": network.nics or 1, "nic_gb_s": network.nic_gb_s or DEFAULT_NODE_GBIT_S / 8}
-        machine = replace(machine, network=replace(network, **known))
+        nics, nic_gb_s = network.nics or 1, network.nic_gb_s or DEFAULT_NODE_GBIT_S / 8
+        machine = replace(machine, network=replace(network, nics=nics, nic_gb_s=nic_gb_s))
     node = machine.node
     if not node.bus_gb_s and not node.ring_gb_s:
         machine = replace(machine, node=replace(node, ring_gb_s=device.link_gb_s or node.pair_gb_s or 25.0))
@@ -91,7 +93,7 @@ def find_accelerator(name: str) -> Accelerator:
     if key in ACCELERATORS:
         return find(key)
     words = [word for word in key.split("-") if word not in ("nvidia", "amd", "sxm", "gpu", "intel", "google")]
-    found = [known for known in ACCELERATORS if words and set(words) <= set(known.split("-"))]
-    if found:
-        return find(min(found, key=lambda known: ("pcie" in known, len(known))))
+    alike = [other for other in ACCELERATORS if words and set(words) <= set(other.split("-"))]
+    if alike:
+        return find(min(alike, key=lambda other: ("pcie" in other, len(other))))
     raise ConfigError(f"unknown accelerator {name!r}: {hint(key, ACCELERATORS)}")

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
-
-RECOMPUTE = ("none", "selective", "full")
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "zero-bubble")
 
 
 class Stage(NamedTuple):
@@ -60,15 +57,14 @@ class Layout:
     tp: int = 1
     pp: int = 1
     cp: int = 1  #: context-parallel ranks: each holds seq / cp tokens
-    ep: int = 1  #: expert-parallel ranks, among the data-parallel ones
     virtual_stages: int = 1
-    schedule: str = "1f1b"
+    schedule: Literal["1f1b", "interleaved", "gpipe", "zero-bubble"] = "1f1b"
     micro_batch: int = 1
     global_batch: int = 1
     zero_stage: int = 0
     fsdp: bool = False
     offload: bool = False  #: optimizer states in the host's memory
-    recompute: str = "none"
+    recompute: Literal["none", "selective", "full"] = "none"
     sequence_parallel: bool = False
     precision: str = "bf16"
     density: float = 1.0  #: Radius: share of gradient entries that are sent in a sparse step
@@ -90,7 +86,7 @@ class Layout:
 
     @property
     def wide_gradient(self) -> int:
-        """Bytes of a gradient, held and sent."""
+        """Bytes of a gradient, in memory and on the wire."""
         return 4 if self.software.fp32_gradients else self.wide
 
     @property
@@ -118,7 +114,6 @@ class Layout:
     def name(self) -> str:
         parts = [f"dp {self.dp}", f"tp {self.tp}", f"pp {self.pp}"]
         parts += [f"cp {self.cp}"] if self.cp > 1 else []
-        parts += [f"ep {self.ep}"] if self.ep > 1 else []
         parts += [f"v {self.virtual_stages}"] if self.virtual_stages > 1 else []
         parts += ["fsdp"] if self.fsdp else [f"zero {self.zero_stage}"]
         parts += ["offload"] if self.offload else []
@@ -133,18 +128,13 @@ class Layout:
 
     def check(self, shape: Shape) -> None:
         """Raise ConfigError where the pieces do not fit together."""
-        for name in ("dp", "tp", "pp", "cp", "ep", "virtual_stages", "micro_batch", "global_batch", "period"):
+        for name in ("dp", "tp", "pp", "cp", "virtual_stages", "micro_batch", "global_batch", "period"):
             if not 1 <= getattr(self, name) <= 10**8:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^8")
-        for name, known in (("recompute", RECOMPUTE), ("schedule", SCHEDULES)):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}: it may be one of {', '.join(known)}")
         if self.zero_stage not in (0, 1, 2, 3):
             raise ConfigError(f"zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
         if self.schedule == "zero-bubble" and self.virtual_stages > 1:
-            raise ConfigError(
-                f"schedule zero-bubble with virtual_stages {self.virtual_stages}: it takes one piece a rank"
-            )
+            raise ConfigError(f"virtual_stages {self.virtual_stages} with zero-bubble: it takes one piece a rank")
         if not 0 < self.density <= 1:
             raise ConfigError(f"density is {self.density}: it must be above 0 and at most 1")
         if self.tp > shape.heads:
@@ -194,14 +184,12 @@ class Shape:
     vocab: int
     tied: bool = False
     seq: int
-    experts: int = 0  #: 0: one MLP for all tokens
-    active_experts: int = 2
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab", "seq"):
             if not 1 <= getattr(self, name) <= 10**9:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must be at least 1 and at most 10^9")
-        for name in ("kv_heads", "ffn", "experts"):
+        for name in ("kv_heads", "ffn"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}: it must not be negative")
         if self.hidden % self.heads:
@@ -226,13 +214,9 @@ class Shape:
         return self.hidden + 2 * self.keys * self.head_width
 
     @cached_property
-    def mlp_parameters(self) -> int:
-        return (3 if self.gated else 2) * self.hidden * self.width
-
-    @cached_property
     def layer_parameters(self) -> int:
         """Matrices and norms of one layer; biases, a thousandth of them, are left out."""
-        mlp = self.mlp_parameters * max(1, self.experts) + self.hidden * self.experts
+        mlp = (3 if self.gated else 2) * self.hidden * self.width
         return self.hidden * (self.qkv_width + self.hidden) + mlp + 2 * self.hidden
 
     @property
@@ -244,51 +228,39 @@ class Shape:
     def parameters(self) -> int:
         return self.layers * self.layer_parameters + (1 if self.tied else 2) * self.table_parameters + self.hidden
 
-    @cached_property
-    def active_parameters(self) -> int:
-        """Those that multiply a token: without the embedding, and with the experts that it passes through."""
-        idle = (self.experts - self.active_experts) * self.mlp_parameters if self.experts else 0
-        return self.layers * (self.layer_parameters - idle) + self.table_parameters
-
     def flops_per_token(self) -> float:
-        """Model FLOPs forward and backward: 6 N + 12 L D s, the whole score matrix."""
-        return 6 * self.active_parameters + 12 * self.layers * self.hidden * self.seq
+        """Model FLOPs forward and backward: 6 N + 12 L D s, without the embedding, with the whole score matrix."""
+        multiplied = self.layers * self.layer_parameters + self.table_parameters
+        return 6 * multiplied + 12 * self.layers * self.hidden * self.seq
 
     @lru_cache(maxsize=4096)  # noqa: B019  (shapes are few)
-    def layer_products(self, tokens: int, tp: int) -> tuple[tuple[int, int, int, int], ...]:
-        """(rows M, columns N, inner K, how many) of one layer's products, forward."""
+    def layer_products(self, tokens: int, tp: int) -> tuple[tuple[int, int, int], ...]:
+        """(rows M, columns N, inner K) of one layer's products, forward."""
         up = self.width * (2 if self.gated else 1)
-        rows, many = tokens, 1
-        if self.experts:
-            many = min(self.experts, tokens)
-            rows = max(1, tokens * self.active_experts // many)
         return (
-            (tokens, -(-self.qkv_width // tp), self.hidden, 1),
-            (tokens, self.hidden, -(-self.hidden // tp), 1),
-            (rows, -(-up // tp), self.hidden, many),
-            (rows, self.hidden, -(-self.width // tp), many),
+            (tokens, -(-self.qkv_width // tp), self.hidden),
+            (tokens, self.hidden, -(-self.hidden // tp)),
+            (tokens, -(-up // tp), self.hidden),
+            (tokens, self.hidden, -(-self.width // tp)),
         )
 
 
+LLAMA_3 = {"kv_heads": 8, "gated": True, "vocab": 128256, "seq": 8192}
 #: Shapes that no recipe trains, by the names people use.
 SHAPES: dict[str, Shape] = {
     "gpt3-175b": Shape(layers=96, hidden=12288, heads=96, vocab=51200, tied=True, seq=2048),
     "bloom-176b": Shape(layers=70, hidden=14336, heads=112, vocab=250880, tied=True, seq=2048),
-    "llama-8b": Shape(
-        layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocab=128256, seq=8192
-    ),
-    "llama-70b": Shape(
-        layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672, gated=True, vocab=128256, seq=8192
-    ),
-    "llama-405b": Shape(
-        layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248, gated=True, vocab=128256, seq=8192
-    ),
-}  # fmt: skip
+    "llama-8b": Shape(layers=32, hidden=4096, heads=32, ffn=14336, **LLAMA_3),
+    "llama-70b": Shape(layers=80, hidden=8192, heads=64, ffn=28672, **LLAMA_3),
+    "llama-405b": Shape(layers=126, hidden=16384, heads=128, ffn=53248, **LLAMA_3),
+}
 
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
-    """The planner's view of a model of a recipe. Raises ConfigError where our GPT has no such shape."""
+    """The planner's view of a model of a recipe. Raises ConfigError where our GPT has no such shape, or experts."""
     model = model if isinstance(model, ModelConfig) else model.shape
+    if model.n_expert:
+        raise ConfigError(f"model.n_expert is {model.n_expert}: the planner has no formulas for experts")
     return Shape(
         layers=model.n_layer,
         hidden=model.d_model,
@@ -299,8 +271,6 @@ def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
         vocab=model.vocab_size,
         tied=model.tied,
         seq=seq,
-        experts=model.n_expert,
-        active_experts=model.experts_per_token,
     )
 
 
@@ -309,7 +279,7 @@ def layout_of(run: Run, gpus: int) -> Layout:
     parallel, compression, dp = run.parallel, run.compression, run.check_world(gpus)
     return Layout(
         dp=dp,
-        **{name: getattr(parallel, name) for name in ("tp", "pp", "ep", "virtual_stages", "schedule")},
+        **{name: getattr(parallel, name) for name in ("tp", "pp", "virtual_stages", "schedule")},
         micro_batch=run.loop.micro_batches(dp)[1],
         global_batch=run.loop.global_batch,
         zero_stage=parallel.zero_stage or int(parallel.distributed_optimizer),

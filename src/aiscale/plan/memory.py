@@ -1,8 +1,8 @@
 """Bytes on each pipeline stage of a layout, by category, and whether they fit.
 
-    held = stage_memory(shape, layout, CONSTANTS)     # one dict a stage; sum(held[0].values())
-    peak_bytes(shape, layout, CONSTANTS)              # of the fullest stage
-    capacity_bytes(platform, layout, CONSTANTS)       # what torch can give out
+    stages = stage_memory(shape, layout, CONSTANTS)     # a dict each; sum(stages[0].values())
+    peak_bytes(shape, layout, CONSTANTS)                # of the fullest stage
+    capacity_bytes(platform, layout, CONSTANTS)         # what torch can give out
 
 Letters: D hidden, F width of the MLP, V vocabulary, t tensor-parallel ranks.
 """
@@ -47,7 +47,7 @@ def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
         activations += (c.undivided_bytes if layout.pp == 1 else c.gathered_bytes) * tokens * shape.hidden
     logits = tokens * c.logit_bytes_held * shape.vocab / layout.tp if stage.head else 0.0
     logits *= c.fused_loss if software.fused_loss else 1.0
-    held = {
+    nbytes = {
         "weights": weights,
         "gradients": gradients,
         "optimizer states": optimizer,
@@ -57,22 +57,18 @@ def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
         "context": c.base_bytes,
     }
     if software.counter != "torch":
-        held["buffers"] += (c.smi_cache - 1) * (activations + logits + live)
+        nbytes["buffers"] += (c.smi_cache - 1) * (activations + logits + live)
     if software.counter == "smi":
         groups = sum(size > 1 for size in (layout.tp, layout.pp, layout.replicas)) + 1
-        held["context"] += c.context_bytes + groups * c.communicator_bytes
-    return held
+        nbytes["context"] += c.context_bytes + groups * c.communicator_bytes
+    return nbytes
 
 
 def stage_parameters(shape: Shape, layout: Layout, stage: Stage) -> float:
     """Parameters of one rank of the stage, before they are divided over data-parallel ranks."""
-    tables = int(stage.embedding) + int(stage.head)
-    if shape.tied and stage.embedding and stage.head:
-        tables = 1
-    whole = shape.hidden * (2 + shape.experts)  # norms and router are not divided by tp
+    tables = 1 if shape.tied and stage.embedding and stage.head else stage.embedding + stage.head
+    whole = 2 * shape.hidden  # norms are not divided by tp
     divided = stage.layers * (shape.layer_parameters - whole) + tables * shape.table_parameters
-    if shape.experts and layout.ep > 1:
-        divided -= stage.layers * shape.experts * shape.mlp_parameters * (1 - 1 / layout.ep)
     return divided / layout.tp + stage.layers * whole + (shape.hidden if stage.head else 0)
 
 
@@ -108,7 +104,7 @@ def _states(shape: Shape, layout: Layout, parameters: float) -> tuple[float, flo
 def layer_bytes(shape: Shape, layout: Layout, tokens: float, c) -> float:
     """Activations of one layer and micro-batch: (18 D + 8 F) / t without the score matrix (6 F fused, 4 F for GELU);
     without sequence parallelism 10 D are not divided. The score matrix adds 5 H s bytes a token (Korthikanti)."""
-    D, F, t = shape.hidden, shape.width * (shape.active_experts if shape.experts else 1), layout.tp
+    D, F, t = shape.hidden, shape.width, layout.tp
     mlp = (c.gated_bytes if shape.gated else c.gelu_bytes) * F
     if layout.software.compiled:
         mlp *= 0.75  # three of the four tensors of a SwiGLU

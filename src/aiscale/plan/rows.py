@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Literal, get_type_hints
 
 from aiscale.config import ConfigError
+from aiscale.config.run import as_type
 from aiscale.plan.answer import plan
-from aiscale.plan.hardware import Platform, platform
+from aiscale.plan.hardware import platform
 from aiscale.plan.layout import Layout, Shape
 
 DEFAULTS: dict[str, str] = {
@@ -22,6 +24,9 @@ DEFAULTS: dict[str, str] = {
     "gpus": "8", "dp": "0", "tp": "1", "pp": "1", "virtual_stages": "1", "micro_batch": "1", "global_batch": "0",
     "zero_stage": "0", "fsdp": "False", "recompute": "none", "sequence_parallel": "False", "precision": "bf16",
 }  # fmt: skip
+#: Types of the cells: those of Shape and Layout, and of the other columns.
+KINDS = get_type_hints(Shape) | get_type_hints(Layout) | {"gpu": str, "gpus": int, "gpus_per_node": int}
+KINDS |= {"mlp": Literal["gelu", "relu", "swiglu"], "network_gbit_per_node": float}
 FIELDS = (
     "params_B", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "memory_GB", "fits",
     "bubble_fraction", "exposed_comm_fraction",
@@ -33,55 +38,28 @@ def answers(rows: Iterable[dict[str, str]]) -> Iterator[dict]:
     for number, row in enumerate(rows):
         name = row.get("id") or f"row {number}"
         try:
-            known = read(row).to_dict()
-            yield {"id": name} | {field: known[field] for field in FIELDS}
+            answer = read(row).to_dict()
+            yield {"id": name} | {field: answer[field] for field in FIELDS}
         except ConfigError as error:
             yield {"id": name} | dict.fromkeys(FIELDS) | {"fits": False, "error": str(error)}
 
 
 def read(row: dict[str, str]):
     """The answer for one row; raises ConfigError that names the cell."""
-    cells = {key: (row.get(key) or default).strip() for key, default in DEFAULTS.items()}
-
-    def whole(key: str) -> int:
-        try:
-            value = float(cells[key])
-            if value != int(value) or value < 0:
-                raise ValueError
-        except (ValueError, OverflowError):
-            raise ConfigError(f"{key} is {cells[key]!r}: it must be a whole number, 0 or more") from None
-        return int(value)
-
-    def flag(key: str) -> bool:
-        if cells[key].lower() not in ("true", "false", "1", "0"):
-            raise ConfigError(f"{key} is {cells[key]!r}: it must be True or False")
-        return cells[key].lower() in ("true", "1")
-
-    tp, pp, gpus = whole("tp"), whole("pp"), whole("gpus")
-    dp = whole("dp") or max(1, gpus // max(1, tp * pp))
+    cells = {key: as_type(KINDS[key], (row.get(key) or default).strip(), key) for key, default in DEFAULTS.items()}
+    tp, pp, gpus, pieces = (cells[key] for key in ("tp", "pp", "gpus", "virtual_stages"))
+    dp = cells["dp"] or max(1, gpus // max(1, tp * pp))
     if dp * tp * pp != gpus:
         raise ConfigError(f"dp {dp} x tp {tp} x pp {pp} = {dp * tp * pp}, but gpus is {gpus}: change one of them")
-    if cells["mlp"] not in ("gelu", "swiglu", "relu"):
-        raise ConfigError(f"mlp is {cells['mlp']!r}: it may be gelu, relu or swiglu")
-    v, micro = whole("virtual_stages"), whole("micro_batch")
-    shape = _shape(
-        layers=whole("layers"), hidden=whole("hidden"), heads=whole("heads"), kv_heads=whole("kv_heads"),
-        ffn=whole("ffn"), gated=cells["mlp"] == "swiglu", vocab=whole("vocab"), tied=flag("tied") and pp == 1,
-        seq=whole("seq"),
-    )  # fmt: skip
+    sizes = {key: cells[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")}
+    shape = _shape(gated=cells["mlp"] == "swiglu", tied=cells["tied"] and pp == 1, **sizes)
+    same = ("tp", "pp", "virtual_stages", "micro_batch", "zero_stage", "fsdp", "recompute", "precision")
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, virtual_stages=v, schedule="interleaved" if v > 1 else "1f1b", micro_batch=micro,
-        global_batch=whole("global_batch") or dp * micro, zero_stage=whole("zero_stage"), fsdp=flag("fsdp"),
-        recompute=cells["recompute"], sequence_parallel=flag("sequence_parallel") and tp > 1,
-        precision=cells["precision"],
-    )  # fmt: skip
-    return plan(shape, layout, _platform(cells["gpu"], whole("gpus_per_node"), cells["network_gbit_per_node"]))
-
-
-@lru_cache(maxsize=256)
-def _platform(name: str, devices: int, gbit: str) -> Platform:
-    try:
-        network = float(gbit)
-    except ValueError:
-        raise ConfigError(f"network_gbit_per_node is {gbit!r}: it must be a number of Gb/s") from None
-    return platform(name, gpus_per_node=max(1, devices), node_gbit_s=network)
+        dp=dp,
+        schedule="interleaved" if pieces > 1 else "1f1b",
+        global_batch=cells["global_batch"] or dp * cells["micro_batch"],
+        sequence_parallel=cells["sequence_parallel"] and tp > 1,
+        **{key: cells[key] for key in same},
+    )
+    network, devices = cells["network_gbit_per_node"], max(1, cells["gpus_per_node"])
+    return plan(shape, layout, platform(cells["gpu"], gpus_per_node=devices, node_gbit_s=network))

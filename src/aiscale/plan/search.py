@@ -1,11 +1,11 @@
 """All layouts of a model on so many devices, ranked, each loser with its reason; and what would make a model fit.
 
-    found = search(shape, platform, gpus=512, global_batch=2048)
-    found.best.layout.name(), found.ranked[1:5], found.reasons()
-    found.advice()          # where nothing fits: by how much, and what would help
+    ranking = search(shape, platform, gpus=512, global_batch=2048)
+    ranking.best.layout.name(), ranking.ranked[1:5], ranking.reasons()
+    ranking.advice()          # where nothing fits: by how much, and what would help
 
 Tried: tp up to a node, every pp that layers allow, ZeRO-1 and FSDP, no and full recomputation, micro-batches of 1 to
-16, interleaving, cp for long sequences, ep for experts. Memory is asked first, so most layouts cost microseconds.
+16, interleaving, cp for long sequences. Memory is asked first, so most layouts cost microseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LONG = 16_384  #: tokens of a sequence from which context parallelism is tried
 
 
 @dataclass
-class Found:
+class Ranking:
     """The result of a search."""
 
     shape: Shape
@@ -57,35 +57,30 @@ class Found:
                 "global_batch: raise the batch, or take fewer nodes"
             )
         over, layout = self.too_large[0]
-        need = f"the smallest layout ({layout.name()}) needs {over:.0f} GB a device more than there is"
-        ways = []
-        for times in (2, 4, 8, 16, 32, 64, 128):
-            batch = max(self.global_batch, self.gpus * times // 8)
-            if _fits_somehow(self.shape, self.platform, self.gpus * times, batch):
-                nodes = -(-self.gpus * times // self.platform.gpus_per_node)
-                ways.append(f"{nodes} nodes" + (f" with {batch} sequences a step" if batch > self.global_batch else ""))
-                break
-        lighter = replace(layout, offload=True, zero_stage=max(1, layout.zero_stage))
-        if fits(self.shape, lighter, self.platform, CONSTANTS):
-            ways.append("optimizer states in the host's memory (offload)")
-        if self.shape.seq > 4096:
-            ways.append(f"sequences shorter than {self.shape.seq}")
-        return f"{need}; it would fit with {' or '.join(ways) if ways else 'a smaller model'}"
+        needs = f"the smallest layout ({layout.name()}) needs {over:.0f} GB a device more than there is"
+        for gpus in (self.gpus * 2**n for n in range(1, 8)):
+            batch = max(self.global_batch, gpus // 8)
+            layouts = candidates(self.shape, self.platform, gpus, batch)
+            small = (layout for layout in layouts if layout.recompute == "full" and layout.micro_batch == 1)
+            if any(fits(self.shape, layout, self.platform, CONSTANTS) for layout in small):
+                more = f" with {batch} sequences a step" if batch > self.global_batch else ""
+                return f"{needs}; it would fit with {-(-gpus // self.platform.gpus_per_node)} nodes{more}"
+        return f"{needs}; it would fit with shorter sequences or a smaller model"
 
 
-def search(shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16") -> Found:
-    found = Found(shape, platform, gpus, global_batch)
+def search(shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16") -> Ranking:
+    ranking = Ranking(shape, platform, gpus, global_batch)
     for layout in candidates(shape, platform, gpus, global_batch, precision):
-        found.tried += 1
+        ranking.tried += 1
         needed = needed_bytes(shape, layout, CONSTANTS)
         holds = capacity_bytes(platform, layout, CONSTANTS)
         if needed > holds:
-            found.too_large.append(((needed - holds) / 1e9, layout))
+            ranking.too_large.append(((needed - holds) / 1e9, layout))
         else:
-            found.ranked.append(predict(shape, layout, platform))
-    found.ranked.sort(key=lambda answer: answer.step.total_s)
-    found.too_large.sort(key=lambda pair: pair[0])
-    return found
+            ranking.ranked.append(predict(shape, layout, platform))
+    ranking.ranked.sort(key=lambda answer: answer.step.total_s)
+    ranking.too_large.sort(key=lambda pair: pair[0])
+    return ranking
 
 
 def candidates(
@@ -104,14 +99,14 @@ def candidates(
                 base = Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, micro_batch=micro, global_batch=global_batch, recompute=recompute,
                     zero_stage=1 if dp * cp > 1 else 0, sequence_parallel=tp > 1, precision=precision,
-                    ep=_experts(shape, dp), software=TUNED,
+                    software=TUNED,
                 )  # fmt: skip
                 if m >= pp:
                     yield base
                     v = _pieces(shape, pp)
                     if v > 1 and m % pp == 0:
                         yield replace(base, virtual_stages=v, schedule="interleaved")
-                if pp == 1 and dp > 1 and not shape.experts:
+                if pp == 1 and dp > 1:
                     yield replace(base, fsdp=True, zero_stage=0)
 
 
@@ -133,30 +128,11 @@ def _pieces(shape: Shape, pp: int) -> int:
     return max((v for v in (1, 2, 3, 4) if per % v == 0 and per // v >= 2), default=1)
 
 
-def _experts(shape: Shape, dp: int) -> int:
-    return max((n for n in range(1, shape.experts + 1) if shape.experts % n == 0 and dp % n == 0), default=1)
-
-
-def _fits_somehow(shape: Shape, platform: Platform, gpus: int, global_batch: int) -> bool:
-    return any(
-        fits(shape, layout, platform, CONSTANTS)
-        for layout in candidates(shape, platform, gpus, global_batch)
-        if layout.recompute == "full" and layout.micro_batch == 1
-    )
-
-
 def reason(answer: Answer, best: Answer) -> str:
     """What costs this layout most beside the best: the part that grew most."""
-    mine, others = _parts(answer), _parts(best)
+    mine, others = answer.step.causes(), best.step.causes()
     grown = {name: mine[name] - others[name] for name in mine}
-    name = max(grown, key=grown.__getitem__)
+    most = max(grown, key=grown.__getitem__)
+    name = "launching kernels" if most == "computation" and answer.step.launch_bound else most
     slower = 100 * (answer.step.total_s / best.step.total_s - 1)
-    return f"{slower:.0f} % slower: {grown[name]:.2f} s more of {name}"
-
-
-def _parts(answer: Answer) -> dict[str, float]:
-    step = answer.step
-    name = "launching kernels" if step.launch_bound else "computation"
-    compute = {"computation": 0.0, "launching kernels": 0.0, "recomputation": step.recompute_s}
-    compute[name] = step.compute_s - step.recompute_s
-    return compute | {"bubble": step.bubble_s, "optimizer": step.optimizer_s} | step.parts
+    return f"{slower:.0f} % slower: {grown[most]:.2f} s more of {name}"

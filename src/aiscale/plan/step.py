@@ -1,7 +1,7 @@
 """Seconds of one optimizer step of a layout, and where they go.
 
     step = step_seconds(shape, layout, platform, CONSTANTS)
-    step.total_s, step.bubble_s, step.exposed_s, step.parts
+    step.total_s, step.bubble_s, step.parts, step.causes()
 
     T = (sum_i t_i + (m - 1) max_i t_i + messages + exposed exchange + optimizer) (1 + jitter log2 nodes) + s log2 nodes
 
@@ -48,16 +48,21 @@ def _seconds(op: str, nbytes: int, n: int, g: int, platform: Platform) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step by cause; exposed: what no computation hides."""
+    """Seconds of one step by cause."""
 
     total_s: float
     compute_s: float  #: of the slowest stage, all micro-batches
     bubble_s: float
-    exposed_s: float  #: all exchange that is waited for
     optimizer_s: float
     recompute_s: float
     launch_bound: bool  #: the host, not the device, sets the pace of the slowest stage
-    parts: dict[str, float]  #: exposed seconds by kind of exchange
+    parts: dict[str, float]  #: exchange that no computation hides, by kind
+    stages_s: list[float]  #: of one micro-batch on each pipeline stage, forward and backward
+
+    def causes(self) -> dict[str, float]:
+        """Seconds by cause, which sum to the total."""
+        parts = {"computation": self.compute_s - self.recompute_s, "recomputation": self.recompute_s}
+        return parts | {"bubble": self.bubble_s} | self.parts | {"optimizer, fixed": self.optimizer_s}
 
 
 @lru_cache(maxsize=200_000)
@@ -91,10 +96,10 @@ class LayerTime:
         software, tokens = layout.software, max(1, layout.micro_batch * shape.seq // layout.cp)
         peak, bandwidth = platform.peak(layout.precision), platform.memory_bytes_s * c.memory_share
         forward = backward = 0.0
-        for rows, columns, inner, many in shape.layer_products(tokens, layout.tp):
-            forward += product_seconds(rows, columns, inner, many, platform, peak, c)
-            backward += product_seconds(rows, inner, columns, many, platform, peak, c)
-            backward += product_seconds(inner, columns, rows, many, platform, peak, c)
+        for rows, columns, inner in shape.layer_products(tokens, layout.tp):
+            forward += product_seconds(rows, columns, inner, 1, platform, peak, c)
+            backward += product_seconds(rows, inner, columns, 1, platform, peak, c)
+            backward += product_seconds(inner, columns, rows, 1, platform, peak, c)
         attention, attention_backward = attention_seconds(shape, layout, tokens, platform, c)
         moved = elementwise_bytes(shape, layout, tokens, c) / bandwidth
         if layout.precision == "fp8":
@@ -118,9 +123,6 @@ class LayerTime:
             keys = layout.wide * tokens * 2 * shape.keys * shape.head_width / layout.tp
             ring = seconds("all_gather", keys * layout.cp, layout.cp, platform.gpus_per_node // layout.tp, platform, c)
             self.tensor += max(0.0, 3 * ring - attention - attention_backward) + 0.1 * ring
-        if shape.experts and layout.ep > 1:
-            sent = layout.wide * tokens * shape.hidden * shape.active_experts
-            self.tensor += 4 * seconds("all_to_all", sent, layout.ep, platform.gpus_per_node // layout.tp, platform, c)
         self.host = host_seconds(layout, platform, c)
 
 
@@ -158,7 +160,7 @@ def attention_seconds(shape: Shape, layout: Layout, tokens: int, platform: Platf
 
 def elementwise_bytes(shape: Shape, layout: Layout, tokens: int, c) -> float:
     """Bytes that norms, activations, rotations and additions read and write in one layer, forward and backward."""
-    D, F, t = shape.hidden, shape.width * (shape.active_experts if shape.experts else 1), layout.tp
+    D, F, t = shape.hidden, shape.width, layout.tp
     stream = 1 / t if layout.sequence_parallel else 0.6 + 0.4 / t
     mlp = F / t if shape.gated else 0.6 * F / t
     nbytes = tokens * (c.stream_traffic * D * stream + c.mlp_traffic * mlp)
@@ -184,7 +186,7 @@ def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platf
         sharded_layer = _sharded_layer(shape, layout, layer, platform, c) - unit - layer.tensor
         # Tables are gathered before the first layer computes; their gradients are scattered after the last one has.
         sharded_table = sum(_gather_and_scatter(shape.table_parameters, layout, platform, c))
-    found = []
+    times = []
     for stage in layout.stages(shape):
         ends = stage.embedding + stage.head
         tensor = stage.layers * layer.tensor + ends * layer.table
@@ -193,13 +195,8 @@ def _time_stages(shape: Shape, layout: Layout, layer: LayerTime, platform: Platf
         if not layout.shards_weights:
             device += stage_parameters(shape, layout, stage) * accumulate
         host = stage.layers * layer.host + (head_host if stage.head else 0.0)
-        found.append(StageTime(max(device, host), host > device, tensor, sharded))
-    return found
-
-
-def stage_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> list[float]:
-    """Seconds of one micro-batch on each stage, forward and backward."""
-    return [stage.seconds for stage in _time_stages(shape, layout, LayerTime(shape, layout, platform, c), platform, c)]
+        times.append(StageTime(max(device, host), host > device, tensor, sharded))
+    return times
 
 
 def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
@@ -227,11 +224,11 @@ def step_seconds(shape: Shape, layout: Layout, platform: Platform, c) -> Step:
         total_s=total,
         compute_s=m * slowest - waited * (tensor_s + sharded_s),
         bubble_s=fill,
-        exposed_s=sum(parts.values()),
         optimizer_s=optimizer + c.step_s,
         recompute_s=m * stages[at].layers * layer.recompute,
         launch_bound=launch_bound,
         parts=parts,
+        stages_s=[stage.seconds for stage in times],
     )
 
 
@@ -277,10 +274,9 @@ def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> flo
     sends its share."""
     if layout.pp == 1:
         return 0.0
-    nbytes = int(layout.wide * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp)
-    if layout.dp * layout.tp * layout.cp >= platform.gpus_per_node:
-        return c.exchange_network * _seconds("send", nbytes, 2, 1, platform)
-    return c.exchange_node * _seconds("send", nbytes, 2, 2, platform)
+    nbytes = layout.wide * layout.micro_batch * shape.seq / layout.cp * shape.hidden / layout.tp
+    beside = layout.dp * layout.tp * layout.cp < platform.gpus_per_node
+    return seconds("send", nbytes, 2, 2 if beside else 1, platform, c)
 
 
 def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], first_s: float, platform: Platform, c) -> float:

@@ -17,6 +17,7 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 
 from aiscale.config import ConfigError, hint
 
@@ -29,9 +30,9 @@ def names() -> list[str]:
     return sorted(entry.name.partition(".")[0] for entry in _FOLDER.iterdir() if entry.name.endswith(kinds))
 
 
-def table(name: str) -> list[dict[str, str | int | float | None]]:
+def table(name: str, folder: Path = _FOLDER) -> list[dict[str, str | int | float | None]]:
     """The rows of a table; numbers as numbers, empty cells as None. Raises ConfigError for an unknown name."""
-    rows = csv.DictReader(_read(name, "csv").splitlines())
+    rows = csv.DictReader(_read(name, "csv", folder).splitlines())
     return [{key: _number(cell) for key, cell in row.items()} for row in rows]
 
 
@@ -50,9 +51,9 @@ def verified(rows: list[dict]) -> list[dict]:
     return [row for row in rows if "recalled" not in str(row["verification"])]
 
 
-def _read(name: str, kind: str) -> str:
-    file = _FOLDER / f"{name}.{kind}"
-    packed = _FOLDER / f"{name}.{kind}.gz"
+def _read(name: str, kind: str, folder: Path = _FOLDER) -> str:
+    file = folder / f"{name}.{kind}"
+    packed = folder / f"{name}.{kind}.gz"
     if packed.is_file():
         return gzip.decompress(packed.read_bytes()).decode()
     if not file.is_file():

@@ -1,9 +1,10 @@
-"""Published runs as the planner's input: each table's rows with what is known of the software that ran them.
+"""Published runs as the planner's input: each table's rows, and how the software worked that ran them.
 
     for run in runs("internevo_7b"): run.shape, run.layout, run.platform, run.step_s, run.memory_bytes, run.ran
     SOURCES                               # names of the tables, each with the reader of a row
 
-What a reader says of the software (fused attention, overlap, recomputation) is the software's, not fitted. Rows whose
+Tables that only the planner reads lie in `tables/`, the others in the package (`aiscale.published`). How software
+worked (fused attention, overlap, recomputation) is read in its source, not fitted. Rows whose
 model or layout the source leaves out are skipped, and so are rows that the table's note rejects. Left out as a whole:
 AxonN's and Dash et al.'s runs, whose layouts are recalled, and MaxText's, whose tables leave out batch and layout.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 from aiscale import published
 from aiscale.machines import find_machine
 from aiscale.plan.hardware import Platform, platform, platform_of
 from aiscale.plan.layout import SHAPES, Layout, Shape, Software
 
+TABLES = Path(__file__).parent / "tables"
 COLUMNS = ("dp", "tp", "pp", "cp", "micro_batch", "global_batch")  #: of a layout, named alike in the tables
 MEGATRON_2021 = Software(
     flash=False, overlap=False, tp_overlap="none", fused_optimizer=True, peer_launches=False, fp32_gradients=False,
@@ -47,16 +50,16 @@ def node(name: str, gbit: float, devices: int = 8) -> Platform:
     return platform(name, gpus_per_node=devices, node_gbit_s=gbit)
 
 
-def _layout(row: dict, **known) -> Layout:
-    """The row's columns, and what is known besides; several pieces a rank are interleaved."""
+def _layout(row: dict, **settings) -> Layout:
+    """The row's columns and these settings; several pieces a rank are interleaved."""
     columns = {name: row[name] for name in COLUMNS if name in row}
-    schedule = "interleaved" if known.get("virtual_stages", 1) > 1 else "1f1b"
-    return Layout(**{"schedule": schedule} | columns | known)
+    schedule = "interleaved" if settings.get("virtual_stages", 1) > 1 else "1f1b"
+    return Layout(**{"schedule": schedule} | columns | settings)
 
 
-def _shape(row: dict, **known) -> Shape:
+def _shape(row: dict, **settings) -> Shape:
     columns = {name: row[name] for name in ("layers", "hidden", "heads", "vocab", "seq") if name in row}
-    return Shape(**{"tied": True} | columns | known)
+    return Shape(**{"tied": True} | columns | settings)
 
 
 # Megatron-LM and its descendants -------------------------------------------------------------------------------------
@@ -64,11 +67,11 @@ def _shape(row: dict, **known) -> Shape:
 
 def _sc21(row: dict, index: int) -> Run:
     """Megatron-LM of 2021: attention with its score matrix, exchange after the backward pass."""
-    known = {"virtual_stages": row["virtual_stages_v"], "recompute": "full", "precision": "fp16"}
+    settings = {"virtual_stages": row["virtual_stages_v"], "recompute": "full", "precision": "fp16"}
     return Run(
         id=f"{row['params_B']}B",
         shape=_shape(row),
-        layout=_layout(row, software=MEGATRON_2021, **known),
+        layout=_layout(row, software=MEGATRON_2021, **settings),
         platform=node("a100-sxm4-80gb", 1600.0),
         step_s=row["iter_time_s_derived"],
     )
@@ -77,11 +80,11 @@ def _sc21(row: dict, index: int) -> Run:
 def _sc21_zero3(row: dict, index: int) -> Run:
     """The same beside DeepSpeed's ZeRO-3, which gathers tensor by tensor."""
     zero = row["scheme"] == "ZeRO-3"
-    known = {"recompute": "full", "zero_stage": 3 if zero else 0, "precision": "fp16"}
+    settings = {"recompute": "full", "zero_stage": 3 if zero else 0, "precision": "fp16"}
     return Run(
         id=f"{row['scheme']} {row['params_B']}B {row['gpus']}",
         shape=_shape(row, heads={12288: 96, 20480: 128}[row["hidden"]], vocab=51200, seq=2048),
-        layout=_layout(row, software=replace(MEGATRON_2021, per_tensor_gather=zero), **known),
+        layout=_layout(row, software=replace(MEGATRON_2021, per_tensor_gather=zero), **settings),
         platform=node("a100-sxm4-80gb", 1600.0),
         step_s=row["iter_time_s_derived"],
         model=f"{row['params_B']} {row['gpus']}",
@@ -99,11 +102,12 @@ def _h100(row: dict, index: int) -> Run:
     per = row["layers"] // row["pp"]
     v = max((k for k in range(1, per + 1) if per % k == 0 and per // k >= 2), default=1) if row["pp"] > 1 else 1
     fits = row["global_batch"] // (row["dp"] * micro) % row["pp"] == 0
-    known = {"virtual_stages": v if fits else 1, "schedule": "interleaved" if v > 1 else "1f1b", "micro_batch": micro}
+    schedule = "interleaved" if v > 1 else "1f1b"
+    settings = {"virtual_stages": v if fits else 1, "schedule": schedule, "micro_batch": micro}
     return Run(
         id=f"{row['params_B']}B",
         shape=_shape(row),
-        layout=_layout(row, zero_stage=1, sequence_parallel=row["tp"] > 1, software=software, **known),
+        layout=_layout(row, zero_stage=1, sequence_parallel=row["tp"] > 1, software=software, **settings),
         platform=node("h100-sxm5-80gb", 3200.0),
         step_s=row["iter_time_s_derived"],
     )
@@ -141,11 +145,11 @@ def _forge(row: dict, index: int) -> Run | None:
         return None
     tp, gpus = row["model_parallel"], row["gcds"]
     batch = gpus // tp * row["micro_batch"] * row["grad_accum"]
-    known = {"dp": gpus // tp, "tp": tp, "global_batch": batch, "zero_stage": 1, "recompute": "full"}
+    settings = {"dp": gpus // tp, "tp": tp, "global_batch": batch, "zero_stage": 1, "recompute": "full"}
     return Run(
         id=f"{row['model']} {gpus}",
         shape=_shape(row, vocab=52000, tied=False),
-        layout=_layout(row, software=replace(MEGATRON_2021, fused_kernels=False), **known),
+        layout=_layout(row, software=replace(MEGATRON_2021, fused_kernels=False), **settings),
         platform=node("mi250x-gcd", 800.0),
         step_s=batch * row["seq"] / (row["tokens_per_s_per_gcd_implied"] * gpus),
     )
@@ -153,11 +157,11 @@ def _forge(row: dict, index: int) -> Run | None:
 
 def _bigscience(row: dict, index: int) -> Run:
     """Megatron-DeepSpeed of 2021 on V100s."""
-    known = {"zero_stage": 1, "recompute": row["recompute"], "precision": "fp16"}
+    settings = {"zero_stage": 1, "recompute": row["recompute"], "precision": "fp16"}
     return Run(
         id=f"row {index}",
         shape=_shape(row),
-        layout=_layout(row, software=DEEPSPEED, **known),
+        layout=_layout(row, software=DEEPSPEED, **settings),
         platform=node("v100-sxm2-32gb", 400.0, 4),
         step_s=row["sec_per_it"],
         memory_bytes=row["mem_GB"] * 1e9,
@@ -167,13 +171,13 @@ def _bigscience(row: dict, index: int) -> Run:
 
 def _korthikanti(row: dict, index: int) -> list[Run]:
     """Each row twice: full recomputation, and sequence parallelism with selective recomputation."""
-    known = {"virtual_stages": row["interleave_v"], "precision": "fp16"}
+    settings = {"virtual_stages": row["interleave_v"], "precision": "fp16"}
     software = replace(MEGATRON_2021, tp_overlap="backward")
     return [
         Run(
             id=f"{row['model']} {recompute}",
             shape=_shape(row),
-            layout=_layout(row, recompute=recompute, sequence_parallel=parallel, software=software, **known),
+            layout=_layout(row, recompute=recompute, sequence_parallel=parallel, software=software, **settings),
             platform=node("a100-sxm4-80gb", 1600.0),
             step_s=row[column],
         )
@@ -188,12 +192,12 @@ def _radius(row: dict, index: int) -> Run | None:
     """Megatron-LM on Perlmutter, gradients in fp32 after the backward pass; days over 300,000 iterations."""
     if row["wall_clock_days"] is None:
         return None
-    known = {"density": row["density_d"] or 1.0, "period": row["update_T"] or 1, "recompute": "full"}
+    settings = {"density": row["density_d"] or 1.0, "period": row["update_T"] or 1, "recompute": "full"}
     software = replace(MEGATRON_2021, fp32_gradients=True, tp_overlap="backward")
     return Run(
         id=f"density {row['density_d']} period {row['update_T']}",
         shape=_shape(row, vocab=50304),
-        layout=_layout(row, software=software, **known),
+        layout=_layout(row, software=software, **settings),
         platform=platform_of(find_machine("perlmutter-80gb")),
         step_s=row["s_per_iter_if_300k"],
     )
@@ -205,11 +209,12 @@ def _radius(row: dict, index: int) -> Run | None:
 def _nanotron(row: dict, index: int) -> Run:
     """Eager, asynchronous tensor parallelism, split by cost; memory of the first stage by torch's counters."""
     gpus, speed, memory = row["gpus"], row["measured_tokens_per_s_per_gpu"], row["measured_memory_GB"]
-    tied, known = row["tied"] == "True" and row["pp"] == 1, {"zero_stage": row["zero_stage"], "sequence_parallel": True}
+    tied = row["tied"] == "True" and row["pp"] == 1
+    settings = {"zero_stage": row["zero_stage"], "sequence_parallel": True}
     return Run(
         id=row["id"],
         shape=_shape(row, heads=32, ffn=row["ffn"], gated=True, tied=tied),
-        layout=_layout(row, software=Software(split="cost"), **known),
+        layout=_layout(row, software=Software(split="cost"), **settings),
         platform=node("h100-sxm5-80gb", 3200.0),
         step_s=row["global_batch"] * row["seq"] / (speed * gpus) if speed else None,
         memory_bytes=memory * 1e9 if memory else None,
@@ -254,7 +259,7 @@ def _torchtitan(row: dict, index: int) -> Run | None:
         split="even", regather=pp == 1, fused_optimizer=True, counter="reserved",
     )  # fmt: skip
     v = 2 if "interleaved" in words else 1
-    known = {
+    settings = {
         "dp": row["fsdp"],
         "fsdp": True,
         "recompute": "selective" if "selective" in row["act_ckpt"] else "full",
@@ -266,7 +271,7 @@ def _torchtitan(row: dict, index: int) -> Run | None:
     return Run(
         id=f"{row['model']} row {index}",
         shape=replace(SHAPES[f"llama-{row['model'].split()[-1].lower()}"], seq=row["seq"]),
-        layout=_layout(row, software=software, **known),
+        layout=_layout(row, software=software, **settings),
         platform=machine,
         step_s=row["seq"] * row["global_batch"] / (row["tokens_per_s_per_gpu"] * row["gpus"]),
         memory_bytes=row["peak_mem_GiB"] * 2**30 if row["peak_mem_GiB"] else None,
@@ -278,12 +283,12 @@ def _foundry(row: dict, index: int) -> Run:
     except in mode PURE."""
     pure, whole = row["mp_mode"] == "PURE", row["sharding"] == "FULL_SHARD"
     software = Software(fused_loss=True, fp32_gradients=not pure, regather=whole, fused_optimizer=True)
-    known = {"dp": row["gpus"], "fsdp": True, "recompute": "full" if row["act_ckpt"] == "True" else "none"}
-    known |= {"precision": "fp8" if row["precision"] == "amp_fp8" else "bf16"}
+    settings = {"dp": row["gpus"], "fsdp": True, "recompute": "full" if row["act_ckpt"] == "True" else "none"}
+    settings |= {"precision": "fp8" if row["precision"] == "amp_fp8" else "bf16"}
     return Run(
         id=f"{row['model']} {row['gpu']} {row['gpus']} seq {row['seq']}",
         shape=_shape(row, hidden=row["d_model"]),
-        layout=_layout(row, software=software, **known),
+        layout=_layout(row, software=software, **settings),
         platform=node(row["gpu"], 1600.0 if row["gpu"].startswith("a100") else 3200.0),
         step_s=row["step_time_s_derived"],
     )
@@ -297,7 +302,7 @@ def _nanogpt(row: dict, index: int) -> Run | None:
         return None
     words = note.replace(",", " ").replace(";", " ").split()
     micro = int(words[words.index("b") + 1]) if words[0] == "b" else 12
-    known = {"dp": row["gpus"], "micro_batch": micro, "global_batch": row["tokens_per_step"] // row["seq"]}
+    settings = {"dp": row["gpus"], "micro_batch": micro, "global_batch": row["tokens_per_step"] // row["seq"]}
     software = Software(
         compiled=True,
         fused_loss=True,
@@ -309,7 +314,7 @@ def _nanogpt(row: dict, index: int) -> Run | None:
     return Run(
         id=f"{row['code']} {row['gpus']}",
         shape=_shape(row, heads={768: 12, 1024: 16, 1280: 20, 1600: 25}[row["hidden"]], vocab=50304),
-        layout=_layout(row, zero_stage=row["zero_stage"], software=software, **known),
+        layout=_layout(row, zero_stage=row["zero_stage"], software=software, **settings),
         platform=node("h100-sxm5-80gb" if "H100" in row["gpu"] else "a100-sxm4-80gb", 1600.0),
         step_s=row["iter_time_s"],
     )
@@ -335,6 +340,7 @@ SOURCES: dict[str, Callable[[dict, int], Run | list[Run] | None]] = {
 @lru_cache(maxsize=32)
 def runs(source: str) -> tuple[Run, ...]:
     """The runs of one published table."""
-    rows = published.verified(published.table(source))
-    found = [SOURCES[source](row, index) for index, row in enumerate(rows)]
-    return tuple(run for each in found if each for run in (each if isinstance(each, list) else [each]))
+    folder = {"folder": TABLES} if any(TABLES.glob(f"{source}.csv*")) else {}
+    rows = published.verified(published.table(source, **folder))
+    read = [SOURCES[source](row, index) for index, row in enumerate(rows)]
+    return tuple(run for each in read if each for run in (each if isinstance(each, list) else [each]))

@@ -1,0 +1,129 @@
+"""Fits the planner's constants to the published runs, on all sources and with each of them left out.
+
+    python benchmarks/planner/fit.py     # sixteen fits in two minutes; writes constants.toml and left_out.json
+
+Then `scoreboard.py --json` says what it changed. A coordinate search over the constants that have a range, each from
+its prior: the same values on every machine and at every run, which `tests/test_plan.py` checks. scipy's Powell ends
+within 1 % of the same loss, in eight times the time.
+
+A source counts as the root of its rows, 100 at most, so the large sweep does not drown the others; of a long table a
+fixed part of the rows is used. A charge for the distance from the prior keeps a constant there if few rows depend on
+it, but for the host's launches, which one source alone shows. An error beyond CAP counts as CAP: a stall does not pull.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from multiprocessing import Pool
+from types import SimpleNamespace
+
+from runs import SOURCES, Run, runs
+from scoreboard import HALVES, LEFT_OUT, STALL, step_s
+
+from aiscale.plan.constants import FILE, TABLE, constants
+from aiscale.plan.memory import capacity_bytes, needed_bytes, peak_bytes
+
+CAP = math.log(STALL)
+MOST_ROWS = 100
+CHARGE = 0.03
+ROUNDS = 4
+FITTED = tuple(name for name, row in TABLE["constants"].items() if "range" in row)
+MEMORY = (
+    "stream_bytes", "gated_bytes", "gelu_bytes", "undivided_bytes", "gathered_bytes", "ends_kept", "logit_bytes_held",
+    "allocator", "base_bytes", "smi_cache",
+)  # fmt: skip
+TIME = tuple(name for name in FITTED if name not in MEMORY)
+
+
+def rows_of(sources: Iterable[str], without: str = "") -> dict[str, list[list[Run]]]:
+    """The rows that are fitted, of each source, for time and for memory; `without` the models whose name begins so."""
+    chosen: dict[str, list[list[Run]]] = {"time": [], "memory": []}
+    for source in sources:
+        ran = [run for run in runs(source) if run.ran and not (without and run.model.startswith(without))]
+        for what, rows in (("time", [run for run in ran if run.step_s]), ("memory", ran)):
+            if rows:
+                chosen[what].append(rows[:: -(-len(rows) // MOST_ROWS)])
+    return chosen
+
+
+def fit(rows: dict[str, list[list[Run]]]) -> dict[str, float]:
+    """Start at each constant's prior, a count or another's benchmark, and move one constant after another, by a shorter
+    stride each round. What no run depends on stays at its prior."""
+    values = {name: TABLE["constants"][name]["prior"] for name in FITTED}
+    for what, names in (("time", TIME), ("memory", MEMORY)):
+        best = loss(rows[what], constants(**values), what)
+        for round_ in range(ROUNDS):
+            for name in names:
+                best = _walk(rows[what], values, name, 0.16 / 2**round_, best, what)
+    return {name: float(f"{value:.4g}") for name, value in values.items()}
+
+
+def _walk(rows: list[list[Run]], values: dict[str, float], name: str, stride: float, best: float, what: str) -> float:
+    """Move one constant by strides of its range as long as the loss falls; returns the loss."""
+    low, high = TABLE["constants"][name]["range"]
+    for way in (1, -1):
+        while True:
+            moved = min(high, max(low, values[name] + way * stride * (high - low)))
+            tried = loss(rows, constants(**values | {name: moved}), what) if moved != values[name] else best
+            if tried >= best - 1e-6:
+                break
+            values[name], best = moved, tried
+    return best
+
+
+def loss(rows: list[list[Run]], c: SimpleNamespace, what: str) -> float:
+    """Weighted mean over sources of the mean capped |log(predicted / measured)|, and the charge."""
+    error = _time_error if what == "time" else _memory_error
+    weights = [len(part) ** 0.5 for part in rows]
+    means = [sum(error(run, c) for run in part) / len(part) for part in rows]
+    charged = MEMORY if what == "memory" else (name for name in TIME if not name.startswith("launch"))
+    charge = sum(_distance(name, getattr(c, name)) ** 2 for name in charged)
+    return sum(map(float.__mul__, weights, means)) / max(1.0, sum(weights)) + CHARGE * charge
+
+
+def _time_error(run: Run, c: SimpleNamespace) -> float:
+    return min(CAP, abs(math.log(step_s(run, c) / run.step_s)))
+
+
+def _memory_error(run: Run, c: SimpleNamespace) -> float:
+    if run.memory_bytes:
+        predicted = peak_bytes(run.shape, run.layout, c, 0 if run.first_stage else None)
+        return min(CAP, abs(math.log(predicted / run.memory_bytes)))
+    needed = needed_bytes(run.shape, run.layout, c)  # its memory was not published, only that it fitted
+    return min(CAP, max(0.0, math.log(needed / capacity_bytes(run.platform, run.layout, c))))
+
+
+def _distance(name: str, value: float) -> float:
+    row = TABLE["constants"][name]
+    return (value - row["prior"]) / (row["range"][1] - row["range"][0])
+
+
+def fit_without(source: str) -> dict[str, float]:
+    """Without a source or half of the sweep; "" leaves out nothing."""
+    if source in HALVES:
+        return fit(rows_of(SOURCES, without=HALVES[source]))
+    return fit(rows_of(other for other in SOURCES if other != source))
+
+
+def written(values: dict[str, float]) -> str:
+    """constants.toml with these values."""
+    lines, name = [], None
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        name = line[11:-1] if line.startswith("[constants.") else None if line.startswith("[") else name
+        lines.append(f"value = {values[name]!r}" if name in values and line.startswith("value = ") else line)
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parts = ["", *SOURCES, *HALVES]
+    with Pool() as pool:
+        whole, *others = pool.map(fit_without, parts, chunksize=1)
+    FILE.write_text(written(whole), encoding="utf-8")
+    rows = [f"{json.dumps(part)}: {json.dumps(values)}" for part, values in zip(parts[1:], others, strict=True)]
+    LEFT_OUT.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()
