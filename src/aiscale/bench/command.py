@@ -22,7 +22,6 @@ BENCHMARKS = {
     "model": "training and generation against transformers' GPT-2, with the floor of the matrix products",
     "bytes": "bytes predicted and measured for every strategy, by collective and by category",
     "radius": "Radius against dense all-reduces and competitors, on a link as slow as published",
-    "plan": "the planner's steps and bytes against our own, on links slowed to three rates",
     "gpu": "GPT-2 124M and 355M on this GPU, in bf16 and compiled: tokens/s, MFU, memory",
 }
 
