@@ -361,7 +361,6 @@ def test_without_a_residual_unsent_entries_are_dropped():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (("compression.wire=bf16",), "sends its factors in the gradients' own precision: set wire=same"),
         (("parallel.bucket_mb=0.01",), "would fill several buckets, and torch's hook then waits for ever"),
     ],
 )

@@ -284,13 +284,6 @@ def test_a_model_can_be_sent_to_another_process(config):
     assert torch.equal(pickle.loads(pickle.dumps(model))(tokens), model(tokens))
 
 
-def test_a_sequence_longer_than_the_model_knows_is_refused():
-    tokens = torch.zeros(1, 17, dtype=torch.long)
-    for config in (SMALL, LLAMA):
-        with pytest.raises(ConfigError, match="a sequence of 17 tokens, but model.max_seq_len is 16: cut it"):
-            GPT(config)(tokens)
-
-
 def test_a_token_beyond_the_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="tokens run from 0 to 61, but model.vocab_size 61 ends at 60: raise it"):
         GPT(SMALL)(torch.tensor([[0, 61]]))

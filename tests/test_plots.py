@@ -129,7 +129,6 @@ def test_memory_bars_are_as_long_as_the_bytes():
         assert drawn[f"_measured:{category}"] * 2**20 == pytest.approx(nbytes)
         assert drawn[f"_predicted:{category}"] * 2**20 == pytest.approx(predicted[category])
     assert ax.get_xlabel() == "memory (MiB)"
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["fp32, predicted", "fp32, measured"]
 
 
 def test_memory_over_time_stacks_to_the_total():
@@ -150,7 +149,7 @@ def test_masks_show_which_tokens_each_token_attends_to():
     mask = np.tril(np.ones((4, 4)))
     gpt, bert = plots.attention_masks({"GPT": mask, "BERT": np.ones((4, 4))})
     np.testing.assert_array_equal(np.ravel(gpt.collections[0].get_array()), mask.ravel())
-    assert "BERT" in bert.get_xlabel()
+    np.testing.assert_array_equal(np.ravel(bert.collections[0].get_array()), np.ones(16))
 
 
 @pytest.mark.parametrize("kind", plots.FORMATS, ids=lambda kind: kind.name)
@@ -206,12 +205,6 @@ def test_bars_are_as_long_as_the_bytes_in_the_named_unit():
     ax = plots.traffic_bars(predicted, measured, unit_bytes=100, unit="weights")
     widths = {bar.get_label(): [p.get_width() for p in bar] for bar in ax.containers}
     assert [round(p.get_width(), 9) for bar in ax.containers for p in bar] == [4.0, 2.0, 4.1, 4.0], widths
-    assert ax.get_xlabel() == "sent by a rank in one step (weights)"
-    assert [tick.get_text() for tick in ax.get_yticklabels()] == [
-        "zero1, predicted",
-        "zero1, measured",
-        "zero3, predicted",
-    ]
     assert sorted(text.get_text() for text in ax.texts) == ["4", "4.1", "6"]
 
 
@@ -223,7 +216,6 @@ def test_shards_show_each_ranks_rows_and_the_padding():
     assert ranks_of(ax.figure.legends[0].get_patches()) == [0, 1, 2, 3]
     padding = [patch.get_width() for patch in ax.patches if patch.get_label() == "_padding"]
     assert padding == [1, 1]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["weight  (67 × 8)", "bias  (3)"]
 
 
 @dataclass
@@ -259,8 +251,6 @@ def test_memory_of_a_step_is_stacked_in_mebibytes():
     ax = axes[0, 0]
     top = {layer.get_label(): layer.get_paths()[0].vertices[:, 1].max() for layer in ax.collections}
     assert (top["_parameters"], top["_gathered parameters"], top["_activations"]) == (1, 2, 4)
-    legend = [text.get_text() for text in ax.figure.legends[0].get_texts()]
-    assert legend == ["parameters", "gathered parameters", "activations"]
 
 
 @pytest.mark.parametrize(

@@ -109,12 +109,6 @@ module.open_corpus = lambda *a, **k: dataclasses.replace(real(*a, **k), sha256=o
     assert done.returncode == 2
 
 
-@pytest.mark.extended
-def test_bad_input_to_all_ranks_is_reported_by_one_rank_and_by_no_parent(tmp_path):
-    done, _ = train("", "aiscale", tmp_path, "parallel.strategy=ddp", "data.corpus=/nowhere.txt")
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "/nowhere.txt" in done.stderr
-
-
 def test_an_uncaught_error_in_a_users_script_ends_the_mpi_job(tmp_path):
     code = """
     from mpi4py import MPI
