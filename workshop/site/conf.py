@@ -2,7 +2,7 @@
 
     make site    # build/site/index.html, which opens without a server or a network
 
-The Makefile gathers the pages in build/pages: this folder's two files on top, the tracked pages in their places, and the
+The Makefile gathers the pages in build/pages: this folder's files on top, the other pages in their places, and the
 executed copies of the notebooks (build/notebooks) over those without outputs.
 """
 
