@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import matplotlib
 import pytest
 import torch
-from matplotlib.colors import to_hex
 
 matplotlib.use("Agg")
 
@@ -322,28 +321,3 @@ def test_a_prediction_is_a_strip_below_the_measured_boxes_of_its_lane():
     assert len(boxes) == len(strips) == len(predicted)
     for (box,), (strip,) in zip(boxes, strips, strict=True):
         assert 0 < strip.get_y() - (box.get_y() + box.get_height()) < strip.get_height() < box.get_height()
-
-
-def test_tensor_parallelism_cuts_an_mlps_first_matrix_by_columns_and_its_second_by_rows():
-    ax = plots.mlp_cut(2)
-    cut = {box.get_label(): box.get_bbox() for box in ax.patches}
-    assert {"_x:all", "_y:all", "_A:0", "_A:1", "_B:0", "_B:1"} <= cut.keys()
-    assert cut["_A:0"].x1 == pytest.approx(cut["_A:1"].x0) and cut["_A:0"].y0 == cut["_A:1"].y0
-    assert cut["_B:0"].y1 == pytest.approx(cut["_B:1"].y0) and cut["_B:0"].x0 == cut["_B:1"].x0
-    colors = {box.get_label(): to_hex(box.get_facecolor()).upper() for box in ax.patches}
-    assert [colors[f"_{part}:{rank}"] for part in "AhB" for rank in (0, 1)] == [*plots.RANK_COLORS[:2]] * 3
-    with pytest.raises(ConfigError, match="mlp_cut draws 1 to 8 ranks, not 9"):
-        plots.mlp_cut(9)
-
-
-def test_the_grid_numbers_ranks_as_megatron_core_does_and_frames_one_ranks_groups():
-    ax = plots.rank_grid(tp=4, pp=2, dp=2, per_node=8, of_rank=5)
-    assert {text.get_text() for text in ax.texts} >= {str(rank) for rank in range(16)}
-    framed = {patch.get_label() for patch in ax.patches if patch.get_label().startswith("_") and not patch.get_fill()}
-    assert framed == {
-        *(f"_tensor:{rank}" for rank in (4, 5, 6, 7)),
-        *(f"_pipeline:{rank}" for rank in (5, 13)),
-        *(f"_data:{rank}" for rank in (1, 5)),
-    }
-    with pytest.raises(ConfigError, match="of_rank 16: tp 4 x pp 2 x dp 2 has ranks 0 to 15"):
-        plots.rank_grid(4, 2, 2, per_node=8, of_rank=16)

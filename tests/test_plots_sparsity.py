@@ -9,7 +9,7 @@ import pytest
 
 from aiscale import plots, published
 from aiscale.config import ConfigError
-from aiscale.plots import style
+from aiscale.plots import sparsity, style
 
 matplotlib.use("agg")
 
@@ -71,7 +71,7 @@ def test_speedups_over_the_link_show_their_marks():
 
 
 def test_perplexity_increase_is_drawn_as_mean_and_range_over_seeds():
-    ax = plots.perplexity_bytes({"top-k": [(0.2, 2.0, 1.0, 4.0)]})
+    ax = sparsity.perplexities({"top-k": [(0.2, 2.0, 1.0, 4.0)]})
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.2, 2.0]]
     (bar,) = ax.containers[0].lines[2]
     assert bar.get_segments()[0][:, 1].tolist() == [1.0, 4.0]
@@ -127,7 +127,7 @@ def test_a_studys_ratios_have_a_mark_at_the_median_and_a_line_over_the_interval(
 
 def test_variants_of_a_method_differ_in_line_mark_and_shade():
     names = [f"radius T {T} {residual}" for T in (50, 200) for residual in ("sum", "mean")]
-    ax = plots.perplexity_bytes({name: [(0.4, i, i, i)] for i, name in enumerate([*names, "top-k"])})
+    ax = sparsity.perplexities({name: [(0.4, i, i, i)] for i, name in enumerate([*names, "top-k"])})
     looks = [(line.get_linestyle(), line.get_marker(), line.get_color()) for line in lines(ax, "measured")]
     assert [len({look[i] for look in looks[:4]}) for i in range(3)] == [4, 4, 4]
     assert len({marker for _, marker, _ in looks}) == 5  # greyscale does not separate colours

@@ -24,9 +24,6 @@ def house_style():
     plt.close("all")
 
 
-# The three kinds of numbers ------------------------------------------------------------------------------------------
-
-
 def test_the_three_kinds_look_different_and_are_named_in_the_legend():
     left, _ = plots.latency_bandwidth(
         {"all_reduce": (SIZES, [1e-4, 2e-4, 4e-3])},
@@ -52,8 +49,6 @@ def test_bars_of_the_three_kinds_look_different():
     with pytest.raises(ConfigError, match="^unknown kind 'guessed': a number is measured, predicted or published$"):
         style.bar_style("guessed", "#000000")
 
-
-# Colours -------------------------------------------------------------------------------------------------------------
 
 #: Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISION = {
@@ -109,16 +104,6 @@ def test_a_strategy_has_one_colour_and_its_further_runs_are_shades_of_it():
     assert len(set(colors.values())) == 4
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "word"), [(0, "0"), (1, "1 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (5e15, "4.44 PiB")]
-)
-def test_bytes_are_written_in_powers_of_1024(nbytes, word):
-    assert style.format_bytes(nbytes) == word
-
-
-@pytest.mark.parametrize(("seconds", "word"), [(0, "0"), (2.5e-4, "250 µs"), (1e-3, "1 ms"), (90, "90 s")])
-def test_seconds_are_written_in_the_unit_that_fits(seconds, word):
-    assert style.format_seconds(seconds) == word
-
-
-# a figure in words --------------------------------------------------------------------------------------------------
+def test_bytes_are_written_in_powers_of_1024_and_seconds_in_the_unit_that_fits():
+    assert [style.format_bytes(n) for n in (0, 1, 1536, 2**30, 5e15)] == ["0", "1 B", "1.5 KiB", "1 GiB", "4.44 PiB"]
+    assert [style.format_seconds(s) for s in (0, 2.5e-4, 1e-3, 90)] == ["0", "250 µs", "1 ms", "90 s"]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import lesson, plots
+from aiscale import lesson
 from aiscale.lesson import slides, workbooks
 from aiscale.lesson.notebook import LessonError, is_optional
-from aiscale.machines import find_machine
 from browser import Browser, find_browser
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +21,7 @@ n = 2 * 3
 ---
 ## The answer is {{ n }} and {{ count(124439808) }}
 
-![a ring](plots:ring_steps(2))
+![a ring](../notebooks/figures/ring.svg)
 Source: drawn by hand, {{ n }}
 
 Note: say it
@@ -57,6 +56,8 @@ SMALL_TYPE = r"""(() => {
     const zoom = Math.min(image.clientWidth / width, image.clientHeight / height);
     for (const [, text, scale] of svg.matchAll(/<!-- (.*?) -->\s*<g [^>]*scale\(([0-9.]+)/g))
       if (100 * scale * zoom < 16) found.push(`type of ${(100 * scale * zoom).toFixed(1)} px: ${text}`);
+    for (const [, size, text] of svg.matchAll(/<text style="font-size: ([0-9.]+)px[^>]*>(.*?)</g))
+      if (size * zoom < 16) found.push(`type of ${(size * zoom).toFixed(1)} px: ${text}`);
   }
   return found.join('; ');
 })()"""
@@ -84,7 +85,7 @@ def test_a_deck_is_one_file_with_its_numbers_figures_and_notes(tmp_path):
 
 
 def test_a_figure_of_a_notebook_that_was_not_run_is_missed_by_name(tmp_path):
-    deck = small(tmp_path, SMALL.replace("plots:ring_steps(2)", "notebook:03_ddp#c20c3268"))
+    deck = small(tmp_path, SMALL.replace("../notebooks/figures/ring.svg", "notebook:03_ddp#c20c3268"))
     with pytest.raises(LessonError, match="c20c3268 of .*03_ddp.ipynb has no figure: aiscale notebooks --core 03_ddp"):
         deck.build(tmp_path)
     assert "not run yet" in deck.build(tmp_path, as_is=True).read_text()
@@ -155,20 +156,3 @@ def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
     assert [(name, line) for name, text in shown.items() for line in secret if line in text] == []
     for deck, html in zip(DECKS, made, strict=True):
         assert pages(printed(html)) == len(deck.texts) + 1, deck.name
-
-
-# machines -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["frontier", "perlmutter", "cosma8-mi300x", "aurora", "summit", "stanage-h100"])
-def test_a_node_shows_as_many_devices_links_and_adapters_as_the_catalogue_has(name):
-    machine = find_machine(name)
-    ax = plots.node(machine)
-    shown = [text.get_text() for text in ax.texts]
-    assert {str(i) for i in range(machine.node.devices)} <= set(shown)
-    assert shown.count("NIC") == machine.network.nics
-    node = machine.node
-    pairs = node.devices * (node.devices - 1) // 2 if node.pair_gb_s else 0
-    ring = 0 if node.pair_gb_s or not node.ring_gb_s else node.devices if node.devices > 2 else 1
-    links = [patch for patch in ax.patches if type(patch).__name__ == "FancyArrowPatch"]
-    assert len(links) == pairs + ring + (node.devices // 2 if node.mate_gb_s else 0)

@@ -38,11 +38,13 @@ def lesson(path: Path) -> dict[str, str]:
     notebook = nbformat.read(path, as_version=4)
     title, about, table = notebook.cells[0].source.split("\n\n")[:3]
     row = [cell.strip() for cell in table.splitlines()[2].strip("|").split("|")]
-    covers = [c for c in notebook.cells if "cover" in c.metadata.get("tags", [])]
-    image = next((o.data["image/png"] for c in covers for o in c.outputs if "image/png" in o.get("data", {})), "")
-    if image:
+    cover = next(c for c in notebook.cells if "cover" in c.metadata.get("tags", []))
+    drawing = re.search(r"figures/\w+\.svg", cover.source)
+    image = f"notebooks/{drawing[0]}" if drawing else ""
+    for png in (o.data["image/png"] for o in cover.get("outputs", ()) if "image/png" in o.get("data", {})):
+        image = f"covers/{path.stem}.png"
         (HERE / "covers").mkdir(exist_ok=True)
-        (HERE / "covers" / f"{path.stem}.png").write_bytes(base64.b64decode(image))
+        (HERE / image).write_bytes(base64.b64decode(png))
     return {"title": title.removeprefix("# "), "about": about, "minutes": row[0], "ranks": row[1], "image": image}
 
 
@@ -52,7 +54,7 @@ def cards(folder: str) -> str:
     for path in sorted((HERE / folder).glob("*.ipynb")):
         of = lesson(path)
         grid += [f":::{{grid-item-card}} {of['title']}", f":link: {folder}/{path.stem}", ":link-type: doc"]
-        grid += [f":img-top: covers/{path.stem}.png"] if of["image"] else []
+        grid += [f":img-top: {of['image']}"] if of["image"] else []
         grid += ["", of["about"], "+++", f"{of['minutes']} minutes, ranks: {of['ranks']}", ":::", ""]
     return "\n".join([*grid, "::::"])
 

@@ -11,7 +11,8 @@ A deck is one HTML file with reveal.js in it, which opens without a network. Its
     ## Every rank holds everything     the title of a slide; `# ` makes a slide of one sentence
     GPT-2 has {{ count(cost.parameter_count(recipe("gpt2").model)) }} parameters.
     |||                                between two columns; with two of them, the first part stands above
-    ![what it shows](plots:field_map())               a figure of `aiscale.plots`
+    ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
+    ![what it shows](../notebooks/figures/ring.svg)   a drawing of notebooks/figures/draw.py
     ![what it shows](notebook:03_ddp#c20c3268)        the figure of a cell of an executed notebook
     Source: predicted by `cost`        under the figure: measured here, predicted, published or drawn
     Note: what the speaker says, until the end of the slide
@@ -52,7 +53,8 @@ from aiscale.recipes import recipe
 SIZE = (1280, 720)  #: of a slide, in pixels
 KINDS = ("measured here", "predicted", "published", "drawn")  #: of what a source says
 NUMBER = re.compile(r"\{\{(.+?)\}\}", re.S)
-FIGURE = re.compile(r"^!\[([^\]]+)\]\((plots|notebook):(.*?)\)$(?=\n\s*\n|\n*\Z|\n\|\|\||\nSource:)", re.M | re.S)
+_FROM, _END = r"plots|notebook|\.\./notebooks/figures", r"$(?=\n\s*\n|\n*\Z|\n\|\|\||\nSource:)"
+FIGURE = re.compile(rf"^!\[([^\]]+)\]\(({_FROM})[:/](.*?)\){_END}", re.M | re.S)
 _CODE_OR_MATH = re.compile(r"(?P<code>```.*?```|`[^`\n]+`)|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$", re.S)
 NAMES = {
     "np": numpy,
@@ -81,7 +83,7 @@ class Deck:
         self.assigned = dict(re.findall(r"^(\w+) = (.+)$", head, re.M))
         self.color = plots.STRATEGY_COLORS[self.about.get("color", "serial")]
         self.notebooks = {
-            what.split("#")[0] for t in self.texts for _, kind, what in FIGURE.findall(t) if kind != "plots"
+            what.split("#")[0] for t in self.texts for _, kind, what in FIGURE.findall(t) if kind == "notebook"
         }
 
     def value(self, expression: str) -> object:
@@ -128,8 +130,12 @@ class Deck:
         for figure in FIGURE.finditer(text):
             parts.append(_html(text[end : figure.start()]))
             alt, kind, what = figure.groups()
-            content = self.drawn(what) if kind == "plots" else self.shown(*what.split("#"))
-            uri = f"data:image/{'svg+xml' if kind == 'plots' else 'png'};base64,{base64.b64encode(content).decode()}"
+            if kind == "notebook":
+                form, content = "png", self.shown(*what.split("#"))
+            else:
+                drawing = find_root() / "figures" / what
+                form, content = "svg+xml", self.drawn(what) if kind == "plots" else drawing.read_bytes()
+            uri = f"data:image/{form};base64,{base64.b64encode(content).decode()}"
             alt = html.escape(alt, quote=True)
             image = f'<img src="{uri}" alt="{alt}">' if content else f"<p>{alt}: not run yet</p>"
             parts.append(Markup(f"<figure>{image}</figure>"))

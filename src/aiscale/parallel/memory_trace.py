@@ -2,7 +2,7 @@
 
     engine.step(batch, lr)                      # the first step allocates optimizer states and buffers
     trace = step_memory(engine, batch, lr)      # collective: takes one more step
-    plots.memory_over_time(trace.seconds, trace.held_bytes)
+    plots.step_memory({"ddp": trace})
 
 A torch dispatch mode records each storage that an operation returns, and a finalizer records when it is freed. The
 workspace inside an operation is not seen. Works for serial, mpi, ddp and fsdp.

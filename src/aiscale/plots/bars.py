@@ -1,8 +1,10 @@
-"""Horizontal bars: bytes by category or collective, and published values beside measured ones.
+"""Horizontal bars: bytes, published values beside measured ones, a model's parameters, the rows of its tensors.
 
 plots.memory_bars({"fp32": cost.training_bytes(model, 8, 256), "bf16": {...}}, {"fp32": measured, ...})
 plots.traffic_bars({"zero1": {"all_reduce": 4e6}}, {"zero1": {"all_reduce": 4e6}}, unit_bytes=2e6, unit="weights")
 plots.published_vs_measured(published, measured, xlabel="training time (s)", source="CS455 slides")
+plots.parameter_breakdown({"gpt2": recipe("gpt2").model, ...})
+plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor are on which rank
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import math
 from collections.abc import Mapping
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from aiscale.config import ConfigError
+from aiscale import cost
+from aiscale.config import ModelConfig
 from aiscale.plots import style
 
 Bytes = Mapping[str, Mapping[str, float]]  #: {configuration: {category or collective: bytes}}
@@ -26,6 +30,15 @@ COLLECTIVE_COLORS = {
     "broadcast": "#FAC62D",
     "other": "#7C828A",
 }
+#: Colour of a part of the model; the names are those of `cost.parameters`.
+PART_COLORS = {
+    "token_embedding": "#7AB9EE",
+    "position_embedding": "#D9DCE1",
+    "attention": "#34548F",
+    "mlp": "#F0AF00",
+    "norms": "#24272D",
+    "head": "#BC6EA3",
+}
 
 
 def memory_bars(
@@ -36,7 +49,7 @@ def memory_bars(
     Both are {configuration: {category: bytes}}, with the categories of style.MEMORY_COLORS, whose colours are the same
     in every figure. capacity_bytes draws the device's memory as a line.
     """
-    groups = _groups("memory_bars", predicted, measured)
+    groups = _groups(predicted, measured)
     totals = [sum(parts.values()) for group in groups.values() for parts in group.values()]
     unit_bytes, unit = style.memory_unit(max(totals))
     ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax)
@@ -58,14 +71,13 @@ def traffic_bars(
 
     Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
     """
-    ax = _stacked(_groups("traffic_bars", predicted, measured), COLLECTIVE_COLORS, unit_bytes)
+    ax = _stacked(_groups(predicted, measured), COLLECTIVE_COLORS, unit_bytes)
     ax.set_xlim(0, 1.13 * ax.dataLim.x1)
     ax.set_xlabel(f"sent by a rank in one step ({unit})")
     return ax
 
 
-def _groups(figure: str, predicted: Bytes, measured: Bytes | None) -> dict[str, Bytes]:
-    style.check_given(predicted, f"{figure} predicted bytes")
+def _groups(predicted: Bytes, measured: Bytes | None) -> dict[str, Bytes]:
     return {"predicted": predicted, "measured": measured} if measured else {"predicted": predicted}
 
 
@@ -121,8 +133,6 @@ def published_vs_measured(
     groups = {kind: group for kind, group in groups.items() if group}
     labels, rows = _rows(groups)
     values = [value for group in groups.values() for value in group.values()]
-    if not values or min(values) <= 0:
-        raise ConfigError("published_vs_measured draws positive values, and at least one")
     ax = style.new_axes(None, 7.5, 0.9 + 0.3 * len(rows) + 0.18 * len(labels))
     colors = {label: style.STRATEGY_COLORS["ddp"] for label in labels}
     colors |= {label: color for label, color in style.series_colors(labels).items() if style.named(label)}
@@ -151,3 +161,63 @@ def _value_bar(ax: Axes, y: float, left: float, value: float, kind: str, color: 
         style.draw(ax, "published", [value], [y], color, clip_on=False)
     place = {"textcoords": "offset points", "xytext": (7, 0), "va": "center", "fontsize": 8.5}
     ax.annotate(f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}", (value, y), color=style.INK, **place)
+
+
+def parameter_breakdown(models: Mapping[str, ModelConfig]) -> Axes:
+    """The share of the parameters in each part, one bar per model, with the total at its end."""
+    ax = style.new_axes(None, 7.5, 0.95 + 0.36 * len(models))
+    used = {}
+    for row, model in enumerate(models.values()):
+        parts, total, left = cost.parameters(model), cost.parameter_count(model), 0.0
+        for part, color in PART_COLORS.items():
+            share = 100 * parts[part] / total
+            if not share:
+                continue
+            used[part.replace("_", " ")] = color
+            ax.barh(row, share, left=left, height=0.72, color=color, edgecolor=style.PAPER, label=f"_{part}")
+            if share > 6:
+                ink = style.text_color(color)
+                ax.text(left + share / 2, row, f"{share:.0f}", ha="center", va="center", fontsize=8, color=ink)
+            left += share
+        place = {"textcoords": "offset points", "xytext": (6, 0), "va": "center", "annotation_clip": False}
+        ax.annotate(style.format_count(total), (100, row), **place)
+    ax.set_yticks(range(len(models)), list(models))
+    ax.set_ylim(len(models) - 0.4, -0.6)
+    ax.set_xlim(0, 100)
+    ax.grid(False)
+    ax.set_xlabel("share of the parameters (%)")
+    style.legend_above(ax, style.legend_handles(used, bars=True))
+    return ax
+
+
+def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int) -> Axes:
+    """One bar per tensor, as wide as its number of rows, cut as FSDP cuts it: math.ceil(rows / ranks) rows per rank.
+
+    Padding up to a multiple of that is drawn hollow. All bars have the scale of the longest one.
+    """
+    ax = style.new_axes(None, 7.5, 0.9 + 0.27 * len(shapes))
+    longest = max(ranks * math.ceil(shape[0] / ranks) for shape in shapes.values())
+    for y, shape in enumerate(shapes.values()):
+        each = math.ceil(shape[0] / ranks)
+        for rank in range(ranks):
+            begin, end = min(rank * each, shape[0]), min((rank + 1) * each, shape[0])
+            color = style.RANK_COLORS[rank % len(style.RANK_COLORS)]
+            ax.barh(y, end - begin, left=begin, height=0.74, color=color, linewidth=0, label=f"_rank {rank}")
+            if end - begin > 0.045 * longest:
+                number = {"ha": "center", "va": "center", "fontsize": 8, "color": style.text_color(color)}
+                ax.text((begin + end) / 2, y, str(end - begin), **number)
+        padding = ranks * each - shape[0]
+        hollow = {"facecolor": style.PAPER, "edgecolor": style.MUTED, "linestyle": (0, (2, 1.5)), "linewidth": 0.8}
+        if padding:
+            ax.add_patch(Rectangle((shape[0], y - 0.37), padding, 0.74, label="_padding", **hollow))
+    names = [f"{name}  ({' × '.join(map(str, shape))})" for name, shape in shapes.items()]
+    ax.set_yticks(range(len(shapes)), names, fontsize=8.5)
+    ax.set_ylim(len(shapes) - 0.5, -0.5)
+    ax.set_xlim(0, longest * 1.01)
+    ax.grid(visible=False)
+    ax.set_xlabel("rows of the tensor")
+    colors = {f"rank {rank}": style.RANK_COLORS[rank % len(style.RANK_COLORS)] for rank in range(ranks)}
+    padded = any(shape[0] % ranks for shape in shapes.values())
+    more = [Rectangle((0, 0), 1, 1, label="padding", **hollow)] if padded else []
+    style.legend_above(ax, style.legend_handles(colors, more, bars=True))
+    return ax

@@ -1,7 +1,6 @@
-"""Collectives: what they do, how a ring does it, and how long they take.
+"""Collectives: what they do, and how long they take.
 
 plots.collective("all_reduce", before, after)                   # the values that ranks held before and after
-plots.ring_steps(4)                                             # a ring all-reduce, step by step
 plots.guessed(guess, truth, rows="rank", columns="step")         # a participant's grid, its wrong cells marked
 plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
 plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304)   # one payload in many messages
@@ -108,24 +107,14 @@ def _guessed_cells(ax: Axes, left: float, grid: Grid, truth: Grid, same: Callabl
 
 
 def _origins(op: str, before: Grid, after: Grid) -> list[list[list[int]]]:
-    """The ranks from which each chunk of `after` comes: all for a sum, else where an equal chunk was before.
-
-    If several ranks held equal chunks, prefer the same column, then the rank's own row.
-    """
+    """The ranks from which each chunk of `after` comes: all for a sum, the root, or each in turn."""
     n = len(before)
     if op in _REDUCTIONS:
         return [[list(range(n)) for _ in row] for row in after]
-    held = [(r, c, value) for r, row in enumerate(before) for c, value in enumerate(row) if value is not None]
-    found = []
-    for rank, row in enumerate(after):
-        found.append([])
-        for column, value in enumerate(row):
-            holders = [(r, c) for r, c, there in held if there == value]
-            holders.sort(key=lambda place: (place[1] != column, place[0] != rank))
-            if op in ("all_gather", "gather"):  # chunks arrive in rank order
-                holders.sort(key=lambda place: place[0] != column * n // len(row))
-            found[-1].append([r for r, _ in holders[:1]])
-    return found
+    if op in ("broadcast", "scatter"):
+        root = next((rank for rank, row in enumerate(before) if after[0][0] in row), 0)
+        return [[[root] for _ in row] for row in after]
+    return [[[column * n // len(row)] for column in range(len(row))] for row in after]
 
 
 def _grid(ax: Axes, left: float, rows: Grid, origins: list[list[list[int]]]) -> None:
@@ -136,7 +125,7 @@ def _grid(ax: Axes, left: float, rows: Grid, origins: list[list[list[int]]]) -> 
             if value is None:
                 _cell(ax, x, y, facecolor="none", edgecolor=style.FAINT, linestyle=(0, (2, 2)))
                 continue
-            colors = [style.RANK_COLORS[r % len(style.RANK_COLORS)] for r in origins[rank][column]] or [style.FAINT]
+            colors = [style.RANK_COLORS[r % len(style.RANK_COLORS)] for r in origins[rank][column]]
             if len(colors) == 1:
                 _cell(ax, x, y, facecolor=colors[0])
                 ink = style.text_color(colors[0])
@@ -153,79 +142,6 @@ def _grid(ax: Axes, left: float, rows: Grid, origins: list[list[list[int]]]) -> 
 
 def _cell(ax: Axes, x: float, y: float, **options) -> None:
     style.rounded(ax, (x + 0.07, y + 0.07), 0.86, 0.86, 0.12, **{"edgecolor": "none", "linewidth": 0.9, **options})
-
-
-# The ring ------------------------------------------------------------------------------------------------------------
-
-
-def ring_states(world: int) -> list[tuple[list[list[set[int]]], list[tuple[int, int]]]]:
-    """Simulate a ring all-reduce: (state, received) at the start and after each of its 2 (n-1) steps.
-
-    state[rank][chunk] is the set of ranks whose values are in the partial sum; received lists the (rank, chunk) that
-    just arrived. In step s rank r sends chunk r - s to rank r + 1: for n-1 steps the receiver adds (reduce-scatter),
-    for n-1 more it overwrites (all-gather).
-    """
-    state = [[{rank} for _ in range(world)] for rank in range(world)]
-    states = [([[set(cell) for cell in row] for row in state], [])]
-    for step in range(2 * (world - 1)):
-        moves = [(rank, (rank - step) % world, set(state[rank][(rank - step) % world])) for rank in range(world)]
-        received = []
-        for rank, chunk, partial in moves:
-            state[(rank + 1) % world][chunk] |= partial
-            received.append(((rank + 1) % world, chunk))
-        states.append(([[set(cell) for cell in row] for row in state], received))
-    return states
-
-
-def ring_steps(world: int = 4, *, ax: Axes | None = None) -> Axes:
-    """A ring all-reduce step by step: rows are ranks, columns chunks, stripes the ranks whose values are in a sum.
-
-    In every step each rank sends one chunk down to the next rank (the last one to the first). Framed: just arrived.
-    """
-    if not 2 <= world <= 6:
-        raise ConfigError(f"world is {world}: a drawing has room for 2 to 6 ranks")
-    states = ring_states(world)
-    half = world - 1
-    pitch_x, pitch_y = world + 1.1, world + 2.4
-    width = max((half + 1) * pitch_x, pitch_x + 10)  # the second: room for the names of the phases
-    unit = 7.5 / max(width + 1.2, 21)  # inches per cell
-    ax = style.new_axes(ax, unit * (width + 1.2), unit * (2 * pitch_y - 0.2))
-    for step, (state, received) in enumerate(states):
-        line, column = (0, step) if step <= half else (1, step - half)
-        left, bottom = column * pitch_x, (1 - line) * pitch_y
-        _ring_state(ax, left, bottom, state, received)
-        name = f"step {step}" if step else "start"
-        ax.text(left + world / 2, bottom - 0.3, name, ha="center", va="top", color=style.MUTED)
-    for rank in range(world):
-        y = pitch_y + world - rank - 0.5
-        ax.text(-0.3, y, f"rank {rank}", ha="right", va="center", color=style.MUTED, fontsize=8.5)
-        y -= pitch_y
-        ax.add_patch(Rectangle((0.06, y - 0.2), 0.4, 0.4, facecolor=style.RANK_COLORS[rank], linewidth=0))
-        ax.text(0.7, y, f"from rank {rank}", va="center", color=style.MUTED, fontsize=8.5)
-    phases = ("reduce-scatter: every rank adds what arrives", "all-gather: the sums travel on until all have all")
-    for line, phase in enumerate(phases):
-        ax.text(pitch_x, (1 - line) * pitch_y + world + 0.75, phase, va="center", weight="bold", fontsize=8.5)
-    ax.set_xlim(-2.1, width - 0.9)
-    ax.set_ylim(-1.0, 2 * pitch_y - 1.2)
-    style.bare(ax)
-    return ax
-
-
-def _ring_state(ax: Axes, left: float, bottom: float, state, received) -> None:
-    world = len(state)
-    for rank, row in enumerate(state):
-        for chunk, members in enumerate(row):
-            x, y = left + chunk, bottom + world - 1 - rank
-            ax.add_patch(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, facecolor="#F1F3F6", linewidth=0))
-            part = 0.88 / world
-            for member in members:
-                box = (x + 0.06 + member * part, y + 0.06)
-                ax.add_patch(Rectangle(box, part, 0.88, facecolor=style.RANK_COLORS[member], linewidth=0))
-    for rank, chunk in received:
-        x, y = left + chunk, bottom + world - 1 - rank
-        ax.add_patch(Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, fill=False, edgecolor=style.INK, linewidth=1.6))
-        arrow = {"arrowstyle": "-|>,head_length=3,head_width=1.8", "color": style.INK, "linewidth": 1.2, "zorder": 5}
-        ax.add_patch(FancyArrowPatch((x + 0.5, y + 1.42), (x + 0.5, y + 0.9), shrinkA=0, shrinkB=0, **arrow))
 
 
 # Time ----------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from aiscale.config import ConfigError
 from aiscale.plots import style
 
 Series = Sequence[float] | Sequence[tuple[float, float]]
@@ -24,8 +23,6 @@ def xy(series: Series) -> tuple[np.ndarray, np.ndarray]:
     values = np.asarray(series, dtype=float)
     if values.ndim == 2 and values.shape[1] == 2:
         return values[:, 0], values[:, 1]
-    if values.ndim != 1 or not len(values):
-        raise ConfigError("a curve is a list of values, or of (step, value) pairs, and not empty")
     return np.arange(1, len(values) + 1), values
 
 
@@ -105,8 +102,6 @@ def speedup(
     colors = style.series_colors({**measured, **predicted})
     for kind, series in groups.items():
         for label, values in series.items():
-            if len(values) != len(ranks):
-                raise ConfigError(f"{kind} {label}: {len(ranks)} ranks but {len(values)} values")
             style.draw(ax, kind, ranks, values, colors[label])
     ax.plot(ranks, ranks, color=style.FAINT, linewidth=1.4, zorder=1)
     top = max(ranks)

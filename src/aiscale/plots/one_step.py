@@ -4,13 +4,12 @@ plots.timeline([(rank, name, start_s, end_s, kind), ...])          # measured
 plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in separate rows
 plots.pipeline(events)                                             # measured, of all ranks, from PipelineTrace
 plots.pipeline(predicted=cost.pipeline_timeline("1f1b", 4, 8))     # simulated
-plots.memory_over_time(seconds, {"parameters": [...], "activations": [...]})
 plots.step_memory({"ddp": trace, "fsdp": trace})                   # a panel for each strategy
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
+from aiscale.config import ConfigError
 from aiscale.cost import Event
 from aiscale.plots import style
 
@@ -37,7 +37,7 @@ def timeline(
     are drawn pale, in rows below. names: write a bar's name into it where it fits. until_s: the time axis reaches at
     least to here, so that two figures have the same.
     """
-    groups, rows = _groups(events, predicted, "timeline")
+    groups, rows = _groups(events, predicted)
     ax = style.new_axes(ax, 7.5, 0.9 + 0.62 * len(rows))
     end = max(until_s, *(event.end_s for _, group in groups for event in group))
     begin = min(event.start_s for _, group in groups for event in group)
@@ -63,7 +63,7 @@ def pipeline(events: Events = (), predicted: Events = (), *, ax: Axes | None = N
     each chunk has its own lane, the first one on top. predicted events beside measured ones are a pale strip below the
     boxes of their lane, so that what is late is seen as a shift.
     """
-    groups, _ = _groups(events, predicted, "pipeline")
+    groups, _ = _groups(events, predicted)
     rows = [("measured", rank) for rank in sorted({event.rank for _, group in groups for event in group})]
     lanes = 1 + max(_piece(event) for _, group in groups for event in group)
     ghosts = len(groups) > 1
@@ -91,10 +91,11 @@ Groups = list[tuple[str, list[Event]]]  #: measured and predicted, whichever exi
 Rows = list[tuple[str, int]]  #: (measured or predicted, rank)
 
 
-def _groups(events: Events, predicted: Events, name: str) -> tuple[Groups, Rows]:
+def _groups(events: Events, predicted: Events) -> tuple[Groups, Rows]:
     groups = [("measured", [Event(*event) for event in events]), ("predicted", [Event(*event) for event in predicted])]
     groups = [(kind, group) for kind, group in groups if group]
-    style.check_given(groups, f"{name} (rank, name, start_s, end_s, kind) rows")
+    if not groups:
+        raise ConfigError("nothing to draw: give rows of (rank, name, start_s, end_s, kind)")
     return groups, [(kind, rank) for kind, group in groups for rank in sorted({event.rank for event in group})]
 
 
@@ -134,37 +135,6 @@ def _finish(ax: Axes, groups: Groups, rows: Rows, unit: str) -> Axes:
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
-
-
-def memory_over_time(
-    seconds: Sequence[float],
-    held: Mapping[str, Sequence[float]],
-    *,
-    predicted_peak_bytes: float | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Measured bytes over time, stacked by category.
-
-    seconds: (n,) sample times; held: {category: (n,) bytes}; predicted_peak_bytes: a dashed level.
-    """
-    ax = style.new_axes(ax)
-    categories = sorted(held, key=lambda name: (*style.MEMORY_COLORS, name).index(name))
-    stack = np.array([held[c] for c in categories], dtype=float)
-    peak = stack.sum(axis=0).max()
-    scale, unit = style.memory_unit(max(peak, predicted_peak_bytes or 0))
-    time = np.asarray(seconds, dtype=float)
-    factor, second = _milliseconds(time.max())
-    colors = [style.MEMORY_COLORS.get(c, style.MEMORY_COLORS["other"]) for c in categories]
-    ax.stackplot(time * factor, stack / scale, colors=colors, labels=[f"_{c}" for c in categories], linewidth=0)
-    ax.set_xlim(time.min() * factor, time.max() * factor)
-    ax.set_ylim(0, 1.14 * max(peak, predicted_peak_bytes or 0) / scale)
-    handles = style.legend_handles(dict(zip(categories, colors, strict=True)), bars=True)
-    if predicted_peak_bytes is not None:
-        ax.axhline(predicted_peak_bytes / scale, color=style.INK, linewidth=1.4, linestyle="--")
-        handles += style.kind_handles(["predicted"])
-    ax.set(xlabel=f"time ({second})", ylabel=f"memory ({unit})")
-    style.legend_above(ax, handles)
-    return ax
 
 
 #: Of parameters that belong to other ranks: paler than one's own.

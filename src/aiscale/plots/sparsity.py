@@ -4,7 +4,6 @@ plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})                       # how l
 plots.radius_curves({"dense": losses, "radius d 0.4": losses}, perplexities)
 plots.density_times(measured, predicted, published, source="...")        # break-even density
 plots.link_speedups({"radius d 0.4": [(rate_mbit_s, times)]}, marks={"Perlmutter's ratio": 280})
-plots.perplexity_bytes({"radius d 0.4": [(share, mean, low, high)]})     # cost in perplexity over bytes sent
 plots.perplexity_trend({"radius d 0.4": [(steps, mean, low, high)]})     # cost over the length of training
 """
 
@@ -114,9 +113,9 @@ def density_times(
     given = {"measured": measured, "predicted": predicted, "published": published}
     given = {kind: points for kind, points in given.items() if len(points)}
     ax = style.new_axes(ax, 7.5, 3.4)
-    color = {"published": style.INK}
     for kind, points in given.items():
-        style.draw(ax, kind, *xy(sorted(points)), color.get(kind, style.STRATEGY_COLORS["radius"]))
+        color = style.INK if kind == "published" else style.STRATEGY_COLORS["radius"]
+        style.draw(ax, kind, *xy(sorted(points)), color)
     ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
     ax.set(xlim=(0, 1.02), xlabel="density d (share of entries sent)", ylabel="time of a step (dense = 1)")
     ax.set_ylim(0, 1.08 * max(1, *(ratio for points in given.values() for _, ratio in points)))
@@ -149,15 +148,6 @@ def link_speedups(
 Spread = tuple[float, float, float, float]  # x, then mean, lowest and highest over seeds
 
 
-def perplexity_bytes(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = None) -> Axes:
-    """Perplexity increase over bytes sent, {label: [(share of dense bytes, mean, low, high) in percent]}."""
-    ax = _spreads(runs, ax)
-    ax.set_xlim(left=0)
-    ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
-    ax.set_xlabel("sent (% of dense bytes)")
-    return ax
-
-
 def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = None) -> Axes:
     """Perplexity increase over the length of training, {label: [(steps, mean, low, high) in percent]}.
 
@@ -168,7 +158,7 @@ def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = 
         label: [(steps * shift, *spread) for steps, *spread in points]
         for (label, points), shift in zip(runs.items(), beside, strict=True)
     }
-    ax = _spreads(shifted, ax)
+    ax = perplexities(shifted, ax)
     lengths = {point[0] for points in runs.values() for point in points}
     ax.set(xscale="log", xlim=(min(lengths) / 1.25, 1.25 * max(lengths)))
     style.ranks_axis(ax.xaxis, lengths)
@@ -177,7 +167,7 @@ def perplexity_trend(runs: Mapping[str, Sequence[Spread]], *, ax: Axes | None = 
     return ax
 
 
-def _spreads(runs: Mapping[str, Sequence[Spread]], ax: Axes | None) -> Axes:
+def perplexities(runs: Mapping[str, Sequence[Spread]], ax: Axes | None = None) -> Axes:
     """A line through the means of each label, an error bar from lowest to highest; grey: as good as dense."""
     ax = style.new_axes(ax, 7.5, 3.8)
     looks = style.method_looks(runs)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 
 from aiscale.config import ConfigError
 from aiscale.plots import sparsity, style
@@ -73,12 +74,13 @@ def _by_bytes(ax: Axes, sweep: Mapping, perplexities: Points) -> None:
         for label, names in cases.items()
     }
     above = [point for points in ours.values() for point in points if point[1] > _HIGHEST_PCT]
-    sparsity.perplexity_bytes({name: [p for p in ps if p not in above] for name, ps in ours.items()}, ax=ax)
+    sparsity.perplexities({name: [p for p in ps if p not in above] for name, ps in ours.items()}, ax)
     style.draw(ax, "published", *zip(*perplexities, strict=True))
     for wire, mean, *_ in above:
         text = {"ha": "center", "va": "top", "fontsize": 8.5, "color": style.INK}
         ax.annotate(f"{mean:+.0f} % ↑", (wire, _HIGHEST_PCT), **text)
-    ax.set(xlim=(0, 1), ylim=(-_HIGHEST_PCT / 2, _HIGHEST_PCT))
+    ax.xaxis.set_major_formatter(PercentFormatter(1, 0))
+    ax.set(xlim=(0, 1), ylim=(-_HIGHEST_PCT / 2, _HIGHEST_PCT), xlabel="sent (% of dense bytes)")
 
 
 def radius_long_curves(sweep: Mapping, cases: Mapping[str, str]) -> np.ndarray:

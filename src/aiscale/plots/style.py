@@ -30,7 +30,6 @@ from matplotlib.patches import FancyBboxPatch, Patch
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from aiscale.config import ConfigError
-from aiscale.plots.describe import keep_descriptions
 
 STRATEGY_COLORS = {
     "serial": "#374452",
@@ -92,20 +91,13 @@ KINDS = ("measured", "predicted", "published")
 
 
 def use_style() -> None:
-    """Switch matplotlib to the house style; in a notebook, figures also carry their description."""
+    """Switch matplotlib to the house style."""
     plt.style.use(str(resources.files("aiscale.plots") / "aiscale.mplstyle"))
-    keep_descriptions()
 
 
 def new_axes(ax: Axes | None, width: float = 7.5, height: float = 3.6) -> Axes:
     """`ax`, or the axes of a new figure of width x height inches."""
     return ax if ax is not None else plt.subplots(figsize=(width, height), layout="constrained")[1]
-
-
-def check_given(values: object, what: str) -> None:
-    """Raise ConfigError if there is nothing to draw; `what` names the missing data."""
-    if not values:
-        raise ConfigError(f"nothing to draw: give {what}")
 
 
 def series_colors(labels: Iterable[str]) -> dict[str, str]:

@@ -1,0 +1,499 @@
+"""The drawings of lessons and decks that show an idea and nothing measured: SVG files beside this script.
+
+    python notebooks/figures/draw.py              # all of them
+    python notebooks/figures/draw.py ring layer   # these
+
+A notebook shows one by `![what it shows](figures/ring.svg)`, a deck by `![...](../notebooks/figures/ring.svg)`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+
+from aiscale import cost, machines, plots
+from aiscale.config import ModelConfig
+from aiscale.plots import style
+from aiscale.recipes import recipe
+
+RANKS = 4
+PARTS = {"parameters": "weights", "gradients": "gradients", "optimizer states": "Adam"}
+WEIGHTS, GRADIENTS, DATA = (style.MEMORY_COLORS[part] for part in ("parameters", "gradients", "activations"))
+BORROWED = style.tint(WEIGHTS, 0.3)  #: weights that belong to another rank
+
+
+def box(ax, x, y, width, height, color, text="", size=8, **look):
+    """A box from its corner (x, y), and text in it."""
+    ax.add_patch(Rectangle((x, y), width, height, **{"facecolor": color, "linewidth": 0, **look}))
+    if text:
+        say(ax, x + width / 2, y + height / 2, text, size, color=style.text_color(color))
+
+
+def frame(ax, x, y, width, height, color=style.FAINT, linewidth=0.8, **look):
+    box(ax, x, y, width, height, "none", edgecolor=color, linewidth=linewidth, **look)
+
+
+def say(ax, x, y, text, size=8.5, **look):
+    ax.text(x, y, text, **{"fontsize": size, "color": style.INK, "ha": "center", "va": "center", **look})
+
+
+def tile(ax, x, y, width, height, color, text="", size=8.5, **look):
+    """A box with round corners around (x, y), and text in it."""
+    look = {"facecolor": color, "edgecolor": "none", "zorder": 4, **look}
+    style.rounded(ax, (x - width / 2, y - height / 2), width, height, 0.1, **look)
+    say(ax, x, y, text, size, color=style.text_color(color), zorder=5)
+
+
+def arrow(ax, start, end, head="-|>,head_length=4,head_width=2.2", color=style.INK, width=1.2, **look):
+    look = {"color": color, "linewidth": width, "shrinkA": 0, "shrinkB": 0, **look}
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle=head, **look))
+
+
+def view(ax, left, right, bottom, top, aspect="equal", names=None, bars=True):
+    """Show this part of the plane without axes; names: {label: colour} of the legend."""
+    ax.set(xlim=(left, right), ylim=(bottom, top))
+    ax.set_axis_off()
+    ax.set_aspect(aspect)
+    style.legend_above(ax, style.legend_handles(names or {}, bars=bars))
+
+
+def by_row(rank, part, layer, row):
+    return row == rank
+
+
+def by_layer(*divided):
+    """Ranks share these parts by layers, and each has all of the others."""
+    return lambda rank, part, layer, row: part not in divided or layer == rank
+
+
+ONE_BATCH = (0, 0, 0, 0)
+#: Title, what ranks send, whether a rank holds (part, layer, row), and which share of the batch each rank reads.
+# ZeRO's first stages lay all tensors into one long row and cut that, which looks like a cut by layers.
+WAYS = {
+    "ddp": ("DDP", "gradients, once a step", by_layer()),
+    "zero1": ("ZeRO-1", "gradients, then new weights,\nonce a step", by_layer("optimizer states")),
+    "zero2": ("ZeRO-2", "each gradient to its owner,\nthen new weights", by_layer("optimizer states", "gradients")),
+    "zero3": ("ZeRO-3", "a layer's weights before each use,\ngradients to their owners", by_row),
+    "fsdp": ("FSDP", "a layer's weights before each use,\ngradients to their owners", by_row),
+    "tp": ("tensor parallel", "activations, in every layer", by_row, ONE_BATCH),
+    "pp": ("pipeline parallel", "activations, from stage to stage", by_layer(*PARTS), ONE_BATCH),
+    "ep": (
+        "expert parallel",
+        "tokens to their experts and back,\ngradients of what is copied",
+        lambda rank, part, layer, row: layer % 2 == 0 or row == rank,  # every other layer is made of experts
+    ),
+    "3d": (
+        "3D: tp 2 × pp 2 × dp 2",
+        "activations in layers and between\nstages, gradients once a step",
+        lambda rank, part, layer, row: row // 2 == rank % 2 and layer // 2 == rank // 4,
+        (0, 0, 1, 1, 0, 0, 1, 1),
+    ),
+}
+
+
+def divided(*names):
+    """A panel per strategy: a row for each rank, and in it its share of the batch and what it holds of each part.
+
+    A part is drawn as four layers side by side, each of four rows; what the rank does not hold is left empty.
+    """
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    size = (2.5 * columns, 0.35 + 1.95 * rows)
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for ax, name in zip(axes.flat, names, strict=True):
+        way(ax, *WAYS[name])
+    handles = style.legend_handles({text: style.MEMORY_COLORS[part] for part, text in PARTS.items()}, bars=True)
+    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+
+
+def way(ax, title, sends, holds, shares=(0, 1, 2, 3)):
+    scale = 4 / len(shares)  # eight ranks take the room of four
+    for rank, share in enumerate(shares):
+        top, tall = 1.08 * scale * rank, 0.8 * scale
+        say(ax, -0.95, top + tall / 2, f"rank {rank}", 7, ha="right", color=style.MUTED)
+        box(ax, -0.8, top, 0.45, tall, style.RANK_COLORS[share])
+        for number, part in enumerate(PARTS):
+            for layer in range(4):
+                rows = [row for row in range(4) if holds(rank, part, layer, row)]
+                if rows:  # one box for all: what a rank holds of a layer lies together
+                    place = (1.5 * number + 0.3 * layer, top + rows[0] * tall / 4, 0.3, len(rows) * tall / 4)
+                    box(ax, *place, style.MEMORY_COLORS[part], edgecolor=style.PAPER, linewidth=0.5)
+            frame(ax, 1.5 * number, top, 1.2, tall)
+    say(ax, -0.575, -0.12, "data", 6.5, va="baseline", color=style.MUTED)
+    say(ax, -1.75, 4.37, f"sends {sends}", 7.5, ha="left", va="top", linespacing=1.3)
+    say(ax, -1.75, -0.45, title, 9.5, ha="left", va="baseline", weight="bold")
+    view(ax, -1.75, 4.3, 5.12, -0.8, aspect="auto")
+
+
+def ring_states(world):
+    """A ring all-reduce: (state, received) at the start and after each of its 2 (n - 1) steps.
+
+    state[rank][chunk] is the set of ranks whose values are in the sum; received lists the (rank, chunk) that arrived.
+    In step s rank r sends chunk r - s to rank r + 1; n - 1 receivers add, n - 1 overwrite.
+    """
+    state = [[{rank}] * world for rank in range(world)]
+    states = [(state, [])]
+    for step in range(2 * (world - 1)):
+        before, state, received = state, [list(row) for row in state], []
+        for rank in range(world):
+            to, chunk = (rank + 1) % world, (rank - step) % world
+            state[to][chunk] = before[to][chunk] | before[rank][chunk]
+            received.append((to, chunk))
+        states.append((state, received))
+    return states
+
+
+def ring(world=RANKS):
+    """Rows are ranks, columns chunks, stripes the ranks whose values are in a sum; framed: what has just arrived."""
+    across, down = world + 1.1, world + 2.4
+    ax = style.new_axes(None, 7.5, 4.3)
+    for step, (state, received) in enumerate(ring_states(world)):
+        line, column = (0, step) if step < world else (1, step - world + 1)
+        left, bottom = column * across, (1 - line) * down
+        for rank, row in enumerate(state):
+            for chunk, members in enumerate(row):
+                x, y, stripe = left + chunk + 0.06, bottom + world - rank - 0.94, 0.88 / world
+                box(ax, x, y, 0.88, 0.88, "#F1F3F6")
+                for member in members:
+                    box(ax, x + member * stripe, y, stripe, 0.88, style.RANK_COLORS[member])
+                if (rank, chunk) in received:
+                    frame(ax, x, y, 0.88, 0.88, style.INK, 1.6)
+                    arrow(ax, (x + 0.44, y + 1.36), (x + 0.44, y + 0.84), zorder=5)
+        say(ax, left + world / 2, bottom - 0.3, f"step {step}" if step else "start", 9, va="top", color=style.MUTED)
+    for rank in range(world):
+        y = down + world - rank - 0.5
+        say(ax, -0.3, y, f"rank {rank}", ha="right", color=style.MUTED)
+        box(ax, 0.06, y - down - 0.2, 0.4, 0.4, style.RANK_COLORS[rank])
+        say(ax, 0.7, y - down, f"from rank {rank}", ha="left", color=style.MUTED)
+    phases = ("all-gather: the sums travel on until all have all", "reduce-scatter: every rank adds what arrives")
+    for line, phase in enumerate(phases):
+        say(ax, across, line * down + world + 0.75, phase, ha="left", weight="bold")
+    view(ax, -2.1, 4 * across - 0.9, -1.0, 2 * down - 1.2)
+
+
+def rendezvous():
+    """Two ranks meet at a store: rank 0 waits, rank 1 signs in, both connect."""
+    axes = plt.subplots(1, 3, figsize=(7.5, 2.5), layout="constrained")[1]
+    titles = ("1  rank 0 opens the store, and waits", "2  rank 1 signs in", "3  ranks connect")
+    for ax, title, does in zip(axes, titles, (["signs in"], ["reads", "signs in, reads"], []), strict=True):
+        present = len(does) or 2
+        say(ax, 1.3, 2.15, title)
+        store = "\n".join(f"rank {rank}: here" for rank in range(present))
+        tile(ax, 1.3, 1.35, 1.54, 0.7, style.tint(style.MUTED, 0.15), store, 7.5, edgecolor=style.MUTED)
+        for rank in range(present):
+            tile(ax, 2.6 * rank, 0, 1.04, 0.52, style.RANK_COLORS[rank], f"rank {rank}", 8)
+        if present == 1:
+            tile(ax, 2.6, 0, 1.04, 0.52, style.PAPER, "not yet", 8, edgecolor=style.MUTED, linestyle=":")
+        for rank, word in enumerate(does):
+            side = 2 * rank - 1
+            arrow(ax, (2.6 * rank, 0.3), (1.3 + 0.35 * side, 0.97))
+            say(ax, 1.3 + 0.95 * side, 0.62, word, 7.5, ha="left" if rank else "right")
+        view(ax, -0.75, 3.35, -0.75, 2.4)
+    arrow(axes[2], (0.55, 0), (2.05, 0), head="<|-|>,head_length=4,head_width=2.2", width=1.6)
+    say(axes[2], 1.3, -0.16, "data", 7.5, va="top")
+
+
+AXES = {"tensor": "tp", "pipeline": "pp", "data": "ddp"}
+AXES = {axis: style.STRATEGY_COLORS[name] for axis, name in AXES.items()}
+
+
+def rank_grid(tp, pp, dp, per_node, mine=5):
+    """A panel per copy of the model, a row per stage, a column per tensor-parallel rank; nodes differ in shade.
+
+    rank = t + tp (d + dp p), Megatron-Core's order. Framed are the three groups of the rank `mine`.
+    """
+    ax = style.new_axes(None, min(7.5, 1.2 + 0.6 * dp * (tp + 0.9)), 1.0 + 0.6 * pp)
+    places = {t + tp * (d + dp * p): (t, p, d) for t in range(tp) for p in range(pp) for d in range(dp)}
+    for rank, (t, p, d) in places.items():
+        x = d * (tp + 0.9) + t
+        box(ax, x, p, 0.92, 0.92, style.tint(style.MUTED, (0.12, 0.42)[rank // per_node % 2]), str(rank), 9)
+        for axis, color in enumerate(AXES.values()):
+            if all(a == b for i, (a, b) in enumerate(zip((t, p, d), places[mine], strict=True)) if i != axis):
+                inset = 0.06 * axis
+                frame(ax, x + inset, p + inset, 0.92 - 2 * inset, 0.92 - 2 * inset, color, 2.2)
+    for d in range(dp):
+        say(ax, d * (tp + 0.9) + tp / 2, -0.25, f"copy {d}", 9, va="bottom", color=style.MUTED)
+    for p in range(pp):
+        say(ax, -0.2, p + 0.46, f"stage {p}", 9, ha="right", color=style.MUTED)
+    names = {f"rank {mine}'s {name} group": color for name, color in AXES.items()}
+    view(ax, -1.6, dp * (tp + 0.9) - 0.7, pp + 0.15, -0.7, names=names, bars=False)
+
+
+def node(name):
+    """The devices of one node of this machine, what joins them, and its adapters; lines widen with the bandwidth."""
+    machine, ax = machines.find_machine(name), style.new_axes(None, 5.0, 3.7)
+    inside, network = machine.node, machine.network
+    device, mate, link, nic = (style.RANK_COLORS[i] for i in (0, 6, 2, 4))
+    half, gap = inside.devices // 2, 2.0 if inside.devices > 4 else 3.2
+    above = [(i * gap, 2.0) for i in range(half)]
+    places, right = above + [(x, 0.0) for x, _ in above[::-1]], above[-1][0]  # around: a ring crosses nothing
+    pairs = combinations(places, 2) if inside.pair_gb_s else zip(places, places[1:] + places[:1], strict=True)
+    for (x, y), (x1, y1) in pairs:
+        ax.plot([x, x1], [y, y1], color=link, linewidth=0.4 * (inside.pair_gb_s or inside.ring_gb_s) ** 0.5, zorder=2)
+    for (x, y), (x1, _) in zip(places[::2], places[1::2], strict=True) if inside.mate_gb_s else ():
+        tile(ax, (x + x1) / 2, y, gap + 1.56, 1.56, style.tint(mate, 0.16), zorder=1)
+        ax.plot([x, x1], [y, y], color=mate, linewidth=0.4 * inside.mate_gb_s**0.5, zorder=3)
+    for number, (x, y) in enumerate(places):
+        tile(ax, x, y, 1.12, 1.12, device, str(number), 9.5)
+    tile(ax, right / 2, 0.675, right + 2.2, 4.85, style.PAPER, zorder=0, edgecolor=style.MUTED, linewidth=1.2)
+    width = (right + 1.8) / network.nics
+    for x in (-0.9 + width * (i + 0.5) for i in range(network.nics)):
+        ax.plot([x, x], [-1.75, -2.75], color=nic, linewidth=0.4 * network.nic_gb_s**0.5 + 0.6)
+        tile(ax, x, -1.75, min(1.04, 0.84 * width), 0.6, nic, "NIC", 9.5)
+    tile(ax, right / 2, -2.98, right + 2.2, 0.55, style.tint(nic, 0.16), network.topology, 9)
+    say(ax, right / 2, 3.6, f"{inside.devices} × {inside.accelerator.name.upper()}", 10)
+    view(ax, -1.4, right + 1.4, -3.5, 4.0)
+
+
+def layer(model):
+    """One block: operations, the shapes of their weights and outputs, parameters; at the left the residual stream."""
+    D, F, size = model.d_model, model.ff_width, cost.layer_parameters(model)
+    down = D * F + D * model.bias
+    norm = ("layer norm", "norms", f"{D}", size["norms"] // 2, D)
+    boxes = [  # name, part, shape or a word, parameters, width of the output
+        norm,
+        ("q, k, v", "attention", f"{D} × {3 * D}", size["qkv"], 3 * D),
+        ("attention", "", f"{model.n_head} heads\nof {model.d_head}", 0, D),
+        ("out", "attention", f"{D} × {D}", size["attention_out"], D),
+        norm,
+        ("up", "mlp", f"{D} × {F}", size["mlp"] - down, F),
+        ("GELU", "", "each number\nby itself", 0, F),
+        ("down", "mlp", f"{F} × {D}", down, D),
+    ]
+    ax, right, muted = style.new_axes(None, 7.5, 4.5), 8.07, {"size": 8, "ha": "left", "color": style.MUTED}
+    arrow(ax, (0, 1.0), (0, -4.05), width=1.8)
+    say(ax, 0.14, 0.9, f"residual stream (B, T, {D})", **muted)
+    total = f"{style.format_count(sum(size.values()))} parameters each"
+    say(ax, 0.14, -3.92, f"to the next of {model.n_layer} layers, {total}", **muted)
+    for i, (name, part, weight, parameters, output) in enumerate(boxes):
+        x, y = 0.75 + 1.84 * (i % 4), -2.35 * (i // 4)
+        color = plots.PART_COLORS[part] if part else "#AEB5C0"
+        face = style.tint(color, 0.22) if part else style.PAPER
+        tile(ax, x + 0.75, y, 1.5, 0.96, face, edgecolor=color, linewidth=1.1, zorder=3)
+        say(ax, x + 0.75, y + 0.26, name, weight="bold", zorder=4)
+        text = f"{weight}\n{style.format_count(parameters)}" if part else weight
+        say(ax, x + 0.75, y - 0.14, text, 8, linespacing=1.4, zorder=4)
+        say(ax, x + 0.75, y - 0.56, f"(B, T, {output})", 7.5, va="top", color=style.MUTED)
+        arrow(ax, (x - 0.34 if i % 4 else 0, y), (x, y), width=1.1, zorder=1)
+    for name, y, count in (("attention", 0, size["qkv"] + size["attention_out"]), ("MLP", -2.35, size["mlp"])):
+        words = f"{name}: {style.format_count(count)} parameters"
+        say(ax, 2.59, y + 0.6, words, ha="left", va="bottom", weight="bold")
+        ax.plot([right - 0.3, right, right], [y, y, y - 1.1], color=style.INK, linewidth=1.1, zorder=1)
+        arrow(ax, (right, y - 1.1), (0.15, y - 1.1), width=1.1, zorder=1)
+        ax.add_patch(Circle((0, y - 1.1), 0.15, facecolor=style.PAPER, edgecolor=style.INK, linewidth=1.3, zorder=3))
+        say(ax, 0, y - 1.1, "+", 10, zorder=4)
+    view(ax, -0.25, right + 0.25, -4.1, 1.05)
+
+
+def slices(ax, x, y, width, height, held, color):
+    """A tensor cut into a slice for each rank, of which those in `held` are filled."""
+    for i in held:
+        each = height / RANKS
+        box(ax, x, y + i * each, width, each, color, edgecolor=style.PAPER, linewidth=0.5, zorder=2)
+    frame(ax, x, y, width, height, zorder=1)
+
+
+def zero_stages():
+    """A row for each stage, a box for each rank, as wide as a parameter's bytes and as high as the model."""
+    whole = cost.zero_state_bytes(1, 0, dp=1)  # of a parameter in mixed precision with Adam: 2 + 2 + 12
+    ax = style.new_axes(None, 7.2, 3.9)
+    for stage in range(4):
+        shared = cost.zero_state_bytes(1, stage, dp=RANKS)
+        for rank in range(RANKS):
+            x = 19.5 * rank
+            for part, nbytes in whole.items():
+                held = range(RANKS) if shared[part] == nbytes else [rank]
+                slices(ax, x, 11 * stage, nbytes, 8, held, style.MEMORY_COLORS[part])
+                x += nbytes
+        say(ax, -1.5, 11 * stage + 4, f"stage {stage}", 9, ha="right")
+        total = f"{sum(shared.values()):.3g} bytes\na parameter"
+        say(ax, 19.5 * RANKS - 1.5, 11 * stage + 4, total, 9, ha="left")
+    for rank in range(RANKS):
+        say(ax, 19.5 * rank + 8, -0.8, f"rank {rank}", 9, va="bottom", color=style.MUTED)
+    names = {f"{part}, {nbytes:g} bytes": style.MEMORY_COLORS[part] for part, nbytes in whole.items()}
+    view(ax, -9, 19.5 * RANKS + 10, 42, -3, aspect="auto", names=names)
+
+
+def fsdp_step(layers=3):
+    """What rank 0 holds of each layer's weights (left half of a box) and gradients (right half), column by column."""
+    order = [("forward", i) for i in range(layers)] + [("backward", i) for i in reversed(range(layers))]
+    ax = style.new_axes(None, 7.5, 1.6 + 0.55 * layers)
+    for column, (phase, at) in enumerate(order):
+        x, back = 1.35 * column + (0.4 if phase == "backward" else 0), phase == "backward"
+        for number in range(layers):
+            y, everything = 1.2 * number, range(RANKS) if number == at else ()
+            slices(ax, x, y, 0.5, 1, everything, BORROWED)
+            slices(ax, x, y, 0.5, 1, [0], WEIGHTS)
+            done = ("backward", number) in order[:column]
+            slices(ax, x + 0.5, y, 0.5, 1, (everything if back else ()) or ([0] if done else ()), GRADIENTS)
+        frame(ax, x - 0.06, 1.2 * at - 0.06, 1.12, 1.12, style.INK, 1.4)
+        words = "gather\ncompute\nreduce-scatter\nfree" if back else "gather\ncompute\nfree"
+        say(ax, x + 0.5, 1.2 * layers + 0.05, words, 8, va="top")
+        say(ax, x + 0.5, -0.15, f"{phase} {at}", va="bottom", color=style.MUTED)
+    for number in range(layers):
+        say(ax, -0.15, 1.2 * number + 0.5, f"layer {number}", 9, ha="right")
+    names = {"parameters, its own": WEIGHTS, "parameters, borrowed": BORROWED, "gradients": GRADIENTS}
+    view(ax, -0.9, 1.35 * len(order) + 0.2, 1.2 * layers + 1.3, -0.5, aspect="auto", names=names)
+
+
+def mlp_cut():
+    """y = GELU(x A) B: A cut by columns, B by rows, in the colour of the rank that holds them; grey: every rank.
+
+    f and g mark where ranks talk (Shoeybi et al. 2019, figure 3).
+    """
+    ax, color, wide, left = style.new_axes(None, 7.5, 2.9), AXES["tensor"], 4.0, 0.0
+    tensors = {  # width, height, along which of them it is cut
+        "x": (1.6, 1.3, None),
+        "A, by columns": (wide, 1.6, 0),
+        "hidden = GELU(x A)": (wide, 1.3, 0),
+        "B, by rows": (1.6, wide, 1),
+        "y": (1.6, 1.3, None),
+    }
+    talks = {"x": ("f", "forward nothing,\nbackward a sum"), "B, by rows": ("g", "forward a sum,\nbackward nothing")}
+    for name, (width, height, cut) in tensors.items():
+        top, size = (wide - height) / 2, [width, height]
+        if cut is not None:
+            size[cut] /= RANKS
+        for rank in range(RANKS if cut is not None else 1):
+            place = (left + rank * size[0] * (cut == 0), top + rank * size[1] * (cut == 1))
+            face = style.FAINT if cut is None else style.RANK_COLORS[rank]
+            box(ax, *place, *size, face, edgecolor=style.PAPER, linewidth=1)
+        say(ax, left + width / 2, top - 0.15, name, 9, va="bottom")
+        left += width + 1.1
+        if name in talks:
+            x, (letter, does) = left - 0.55, talks[name]
+            arrow(ax, (x - 0.4, wide / 2), (x + 0.4, wide / 2), color=color, width=1.8)
+            say(ax, x, wide / 2 - 0.2, letter, 12, va="bottom", style="italic", color=color)
+            ax.plot([x, x], [wide / 2 + 0.15, 4.25], color=color, linewidth=0.8, linestyle=":")
+            say(ax, x, 4.35, does, 8, va="top", linespacing=1.3, color=color)
+    names = {f"rank {rank}": style.RANK_COLORS[rank] for rank in range(RANKS)} | {"every rank": style.FAINT}
+    view(ax, -0.1, left - 1.0, wide + 1.3, -0.7, names=names)
+
+
+def number_formats():
+    """The bits of each format, its largest and smallest normal number, and the step from 1 to the next number."""
+    fields = {"sign": "#4A4F58", "exponent (range)": "#F0AF00", "fraction (precision)": "#0068B8", "unread": "#E9ECF0"}
+    fp32, bf16, fp16 = (torch.finfo(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
+    rows = {  # exponent, fraction and unread bits; tf32 has fp32's range, fp16's precision, and 32 bits in memory
+        "fp32": (8, 23, 0, fp32.max, fp32.tiny, fp32.eps),
+        "tf32": (8, 10, 13, (2 - fp16.eps) * 2.0**127, fp32.tiny, fp16.eps),
+        "bf16": (8, 7, 0, bf16.max, bf16.tiny, bf16.eps),
+        "fp16": (5, 10, 0, fp16.max, fp16.tiny, fp16.eps),
+    }
+    ax = style.new_axes(None, 7.5, 2.4)
+    for row, (name, (*bits, largest, smallest, step)) in enumerate(rows.items()):
+        x, y = 0, 1.5 * (3 - row)
+        say(ax, -1, y + 0.5, name, 9, ha="right", weight="bold")
+        for color, length in zip(fields.values(), (1, *bits), strict=True):
+            for _ in range(length):
+                box(ax, x + 0.07, y + 0.06, 0.86, 0.88, color)
+                x += 1
+        for place, value in zip((36.2, 42.2, 48.2), (largest, smallest, step), strict=True):
+            mantissa, exponent = f"{value:.1e}".split("e")
+            plain = f"{value:,.5g}" if value >= 1 else f"{value:.2g}"
+            power = rf"{mantissa} × $10^{{{int(exponent)}}}$"
+            say(ax, place, y + 0.5, plain if 1e-4 < value < 1e6 else power)
+    for place, word in zip((36.2, 42.2, 48.2), ("largest", "smallest\nnormal", "step at 1"), strict=True):
+        say(ax, place, 5.8, word, va="bottom", color=style.MUTED)
+    view(ax, -4.2, 51, -0.2, 7.3, aspect="auto", names=fields)
+
+
+def thread_blocks(rows=10, columns=14, block=4):
+    """Blocks of threads over a matrix that they do not divide; beside it the threads of one block."""
+    _, (whole, one) = plt.subplots(1, 2, figsize=(7.5, 3.3), layout="constrained", width_ratios=(16.5, 10.4))
+    down, across = -(-rows // block), -(-columns // block)
+    by, bx, ty, tx = down // 2, across // 2, block - 1, 1  # the block and the thread that are shown
+    box(whole, 0, 0, across * block, down * block, style.PAPER, hatch="////", edgecolor=style.FAINT)
+    box(whole, 0, 0, columns, rows, style.tint(DATA, 0.12))
+    box(whole, bx * block, by * block, block, block, style.tint(DATA, 0.35))
+    box(whole, bx * block + tx, by * block + ty, 1, 1, DATA)
+    whole.hlines(range(1, rows), 0, columns, color=style.PAPER, linewidth=0.8)
+    whole.vlines(range(1, columns), 0, rows, color=style.PAPER, linewidth=0.8)
+    for y in range(down):
+        say(whole, -0.3, (y + 0.5) * block, f"y {y}", 8, ha="right")
+        for x in range(across):
+            frame(whole, x * block, y * block, block, block, style.INK, 2 if (y, x) == (by, bx) else 0.8, zorder=3)
+    for x in range(across):
+        say(whole, (x + 0.5) * block, -0.6, f"block x {x}", 8)
+    say(whole, columns / 2, down * block + 0.7, "hatched: threads without a number", 8, color=style.MUTED)
+    view(whole, -2, across * block + 0.3, down * block + 1.2, -1.2)
+    for thread in range(block**2):
+        y, x = divmod(thread, block)
+        color = style.tint(DATA, 1 if (y, x) == (ty, tx) else 0.35)
+        box(one, x, y, 1, 1, color, f"{x}, {y}", edgecolor=style.PAPER, linewidth=0.8)
+    say(one, block / 2, -0.35, f"threads x, y of block {bx}, {by}", 8)
+    place = f"row {by}·{block} + {ty} = {by * block + ty}\ncolumn {bx}·{block} + {tx} = {bx * block + tx}"
+    say(one, block / 2, block + 0.75, f"thread {tx}, {ty} computes\n{place}", 8)
+    view(one, -0.2, block + 0.2, block + 1.6, -0.8)
+
+
+def warp_reads(n=32):
+    """What the 32 threads of a warp read of an n x n matrix of fp32: memory delivers pieces of 8 numbers, 32 bytes."""
+    size, reads = n * n, {"along a row": range(32), "down a column": range(0, 32 * n, n)}
+    _, axes = plt.subplots(2, 1, figsize=(7.5, 2.9), layout="constrained")
+    for ax, (label, positions) in zip(axes, reads.items(), strict=True):
+        touched = {position // 8 for position in positions}
+        box(ax, 0, 0, size, 12, style.tint(style.MUTED, 0.12))
+        for piece in touched:
+            box(ax, piece * 8, 0, 8, 12, DATA, edgecolor=style.PAPER, linewidth=0.4)
+        for thread, position in enumerate(positions):
+            x = (thread + 0.5) * size / 32
+            box(ax, x - 0.36 * size / 32, 62, 0.72 * size / 32, 12, style.INK)
+            ax.plot([x, position + 0.5], [60, 13], color=style.INK, linewidth=0.7, alpha=0.7)
+        wanted = 100 * len(positions) / (8 * len(touched))
+        say(ax, 0, 82, f"{label}: {len(touched)} pieces, {wanted:.3g} % of their bytes wanted", ha="left", va="bottom")
+        say(ax, -8, 68, "threads", 8, ha="right", color=style.MUTED)
+        say(ax, -8, 6, "memory", 8, ha="right", color=style.MUTED)
+        view(ax, -85, size + 2, -3, 100, aspect="auto")
+
+
+def product_tiles(n=32, side=8):
+    """C = A B: what the block that computes one tile of C reads of A and B, turn by turn; the second turn is filled."""
+    ax, far, turns = style.new_axes(None, 5.6, 4.6), 1.16 * n, n // side  # far: where B and C begin
+    y, x = far + (turns - 2) * side, far + turns // 2 * side  # of the tile that is computed
+    for name, left, top, color in (("A", 0, far, DATA), ("B", far, 0, WEIGHTS), ("C", far, far, DATA)):
+        box(ax, left, top, n, n, style.tint(color, 0.1), edgecolor=style.FAINT, linewidth=0.8)
+        say(ax, left + n / 2, top - 0.05 * n, f"{name}  ({n} × {n})", color=style.MUTED)
+    for turn in range(turns):
+        for left, top, color in ((turn * side, y, DATA), (x, turn * side, WEIGHTS)):
+            face = style.tint(color, 1 if turn == 1 else 0.35)
+            box(ax, left, top, side, side, face, f"turn {turn}", 7.5, edgecolor=style.PAPER, linewidth=1.2)
+    box(ax, x, y, side, side, DATA, "this\nblock", 7.5, edgecolor=style.INK, linewidth=2)
+    words = "copy one tile of A and one of B\ninto shared memory,\nand read them there"
+    say(ax, n / 2, n / 2, f"in each turn, {side} × {side} threads\n{words}", 9)
+    view(ax, -0.02 * n, 2.18 * n, 2.18 * n, -0.12 * n)
+
+
+SIMPLE = (ring, rendezvous, zero_stages, fsdp_step, mlp_cut, number_formats, thread_blocks, warp_reads, product_tiles)
+DRAWINGS = {function.__name__: function for function in SIMPLE} | {
+    "field_map": partial(divided, *WAYS),
+    "field_six": partial(divided, "ddp", "zero1", "zero3", "tp", "pp", "3d"),
+    "field_ddp": partial(divided, "ddp"),
+    "field_ddp_fsdp_tp": partial(divided, "ddp", "fsdp", "tp"),
+    "field_tp_pp_3d": partial(divided, "tp", "pp", "3d"),
+    "ranks_8": partial(rank_grid, tp=2, pp=2, dp=2, per_node=4),
+    "ranks_16": partial(rank_grid, tp=4, pp=2, dp=2, per_node=8),
+    "node_frontier": partial(node, "frontier"),
+    "node_perlmutter": partial(node, "perlmutter"),
+    "layer": partial(layer, ModelConfig(n_layer=4, n_head=4, d_model=128, vocab_size=256, max_seq_len=128)),
+    "layer_gpt2": partial(layer, recipe("gpt2").model),
+}
+
+
+def main(names):
+    plots.use_style()
+    plt.rcParams.update({"svg.hashsalt": "aiscale", "svg.fonttype": "none"})  # the same bytes each time; text as text
+    for name in names or DRAWINGS:
+        DRAWINGS[name]()
+        plt.savefig(Path(__file__).with_name(f"{name}.svg"), metadata={"Date": None, "Creator": None})
+        plt.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
