@@ -191,7 +191,7 @@ def parameter_breakdown(models: Mapping[str, ModelConfig]) -> Axes:
 
 
 def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int) -> Axes:
-    """One bar per tensor, as wide as its number of rows, cut as FSDP cuts it: math.ceil(rows / ranks) rows per rank.
+    """One bar per tensor, as wide as its number of rows, cut as FSDP cuts it: ceil(rows / ranks) rows per rank.
 
     Padding up to a multiple of that is drawn hollow. All bars have the scale of the longest one.
     """
