@@ -64,8 +64,8 @@ test-more: setup  ## run what test leaves out: whole ladder, byte table and note
 
 test-all: test test-more  ## run both (an hour)
 
-soak: setup  ## disturb jobs over and over, and see whether anything gets lost; goes on where it was interrupted
-	@$(WITH_PATH) PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
+soak: setup  ## disturb jobs over and over, and see whether anything gets lost
+	@$(WITH_PATH) PYTHONPATH=tests:launchers $(BIN)/python -m soak $(ARGS)
 
 study: setup  ## run the laptop study twice (an hour, alone on the machine) and store it for lesson 09; resumes
 	@for run in 1 2; do $(BIN)/aiscale bench study $(STUDY) --out runs/$(STUDY)-$$run.csv || exit; done

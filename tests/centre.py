@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiscale.hpc import rehearsal
+import rehearsal
 from aiscale.hpc.sites import ENDED
 
 

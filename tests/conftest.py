@@ -111,7 +111,7 @@ def _skip_without_gpu(items):
 def _skip_without_slurm(items):
     marked = [item for item in items if item.get_closest_marker("slurm")]
     if marked:
-        from aiscale.hpc import rehearsal
+        import rehearsal
 
         if why_not := rehearsal.why_not():
             for item in marked:

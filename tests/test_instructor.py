@@ -136,8 +136,6 @@ RUN_BY = {
     "aiscale plan --model forge-m --machine frontier --nodes 64": "here",
     "aiscale plan --model gpt2-xl --machine perlmutter-80gb --nodes 4": "here",
     "aiscale plan --page build/planner": "test_plan_page.py",
-    "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait launchers/frontier/ddp.sbatch "
-    "--recipe laptop --set parallel.strategy=ddp --set loop.micro_batch=1": "test_launched.py",
     "aiscale exercises --collect cards/": "here",
     "jupyterhub -f workshop/jupyterhub_config.py": "test_jupyterhub.py",
     "make lab": "test_setup.py",

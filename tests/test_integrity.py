@@ -10,8 +10,8 @@ from aiscale import checkpoint
 from aiscale.checkpoint import integrity
 from aiscale.train import RunFolderError, fit, open_trained
 from aiscale.train.records import run_id_of
+from damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
 from ranks import aiscale, run_ranks
-from soak.damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
 
 #: A flipped bit, a cut, a missing and a lengthened file, each for the three files of a checkpoint.
 SEEDS = (0, 1, 2, 3, 4, 5, 7, 9, 13, 17, 19, 33)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aiscale.hpc import rehearsal
+import rehearsal
 from ranks import wait_until
 
 ROOT = Path(__file__).parents[1]

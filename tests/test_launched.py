@@ -1,6 +1,6 @@
 """Shipped launchers train to the end, unmodified, under a real Slurm, with the losses of the same run without it.
 
-They run on two virtual nodes of each site (`aiscale rehearse`), one process per rank, with a tiny model set by
+They run on two virtual nodes of each site (launchers/rehearsal), one process per rank, with a tiny model set by
 overrides appended to the command. The environment that a launcher activates belongs to the test: its `python` runs
 this one, after recording where it was started and with which variables.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from aiscale.cli import main
-from aiscale.hpc.rehearsal import settings as needs
-from aiscale.hpc.rehearsal.settings import user_name
 from centre import Call, Cluster
 from ranks import forked
+from rehearsal import settings as needs
+from rehearsal.settings import user_name
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [

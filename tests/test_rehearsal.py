@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import signal
 import subprocess
@@ -13,9 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from aiscale.hpc import rehearsal
-from aiscale.hpc.doctor.node import node_cores
-from aiscale.hpc.rehearsal import settings as needs
+import rehearsal
 from centre import Cluster
 from ranks import wait_until
 
@@ -26,7 +24,7 @@ WHO = "echo $SLURM_PROCID $SLURM_LOCALID $(hostname) cuda=$CUDA_VISIBLE_DEVICES 
 
 @pytest.fixture(scope="module")
 def perlmutter():
-    with Cluster(site="perlmutter", nodes=3, link="1gbit") as nodes:
+    with Cluster(site="perlmutter", nodes=2) as nodes:
         yield nodes
 
 
@@ -66,7 +64,8 @@ def test_up_and_down_leaves_nothing_behind_and_two_run_side_by_side():
 @pytest.mark.slurm
 def test_killing_the_owner_ends_its_cluster():
     code = (
-        "import os, signal; from aiscale.hpc import rehearsal; nodes = rehearsal.Cluster(nodes=1).start();"
+        f"import os, signal, sys; sys.path.append({str(ROOT / 'launchers')!r}); import rehearsal;"
+        "nodes = rehearsal.Cluster(nodes=1).start();"
         "print(nodes.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
@@ -206,89 +205,17 @@ def empty_script(nodes) -> Path:
     return script
 
 
-SEND = """
-import os, socket, time
-size = 3_000_000
-if os.environ["SLURM_PROCID"] == "0":
-    with socket.create_server(("", 5001)) as server:
-        peer, _ = server.accept()
-        got, start = 0, time.perf_counter()
-        while block := peer.recv(1 << 16):
-            got += len(block)
-        print(got * 8 / (time.perf_counter() - start) / 1e6)
-else:
-    while True:
-        try:
-            peer = socket.create_connection(("node1", 5001))
-            break
-        except OSError:
-            time.sleep(0.05)
-    peer.sendall(bytes(size))
-"""
+def test_a_missing_program_is_named_with_its_remedy():
+    words = [sys.executable, ROOT / "launchers/rehearsal", "--", "true"]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PATH": "/nowhere"})
+    assert done.returncode == 2
+    remedy = "sudo apt-get install slurm-wlm munge iproute2"
+    assert re.fullmatch(rf"rehearsal: \w+ is not here: {remedy}\n", done.stderr), done.stderr
 
 
 @pytest.mark.slurm
-@pytest.mark.alone
-def test_links_have_the_requested_rate(perlmutter):
-    def sends_mbit_s(least: float, most: float) -> None:
-        """In one of three attempts: a pause of the machine shows in half a second of sending."""
-        measured = []
-        while not (measured and least < measured[-1] < most):
-            assert len(measured) < 3, measured
-            done = perlmutter.run([sys.executable, "-c", SEND], ntasks=2, capture_output=True, timeout=300)
-            measured.append(float(done.stdout))
-
-    perlmutter.set_link("40mbit")  # 3 MB in 0.6 s; a burst of 128 kB passes at once
-    sends_mbit_s(20, 50)
-    perlmutter.set_link("10mbit", node=2)
-    sends_mbit_s(5, 13)
-    with pytest.raises(rehearsal.RehearsalError, match="link could not be set to fast"):
-        perlmutter.set_link("fast")
-    perlmutter.set_link("off")
-
-
-# With messages as small as these links need.
-DOCTOR = """
-import json
-from aiscale.distributed import connect
-from aiscale.hpc.doctor import preflight as doctor
-doctor.ALL_REDUCE_BYTES, doctor.MESSAGE_BYTES = 2**18, {"cpu": 2**19}
-world = connect("cpu")
-found = doctor.preflight(world)
-if world.is_main:
-    print(json.dumps([found.problems, found.warnings]))
-world.close()
-"""
-
-
-@pytest.mark.extended
-@pytest.mark.slurm
-@pytest.mark.alone
-def test_the_doctor_names_the_node_whose_links_are_slow(perlmutter):
-    perlmutter.set_link("100mbit")
-    perlmutter.set_link("20mbit", node=2)
-    done = perlmutter.run([sys.executable, "-c", DOCTOR], ntasks=3, capture_output=True, timeout=300)
-    perlmutter.set_link("off")
-    problems, warnings = json.loads(done.stdout)
-    # If ranks wait for a core, a link that looks slow is no reason to stop a job.
-    found = [line for line in (problems if node_cores() >= 3 else warnings) if " sends " in line]
-    assert len(found) == 1 and len(problems) == (node_cores() >= 3), (problems, warnings)
-    assert re.match(r"rank 1 on node2 sends [1-4] MiB/s between nodes, the others .* --exclude=node2", found[0])
-
-
-def test_a_missing_program_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(needs, "SYSTEM_PATH", "/nowhere")
-    needs.why_not.cache_clear()
-    with pytest.raises(rehearsal.RehearsalError) as error:
-        rehearsal.Cluster()
-    needs.why_not.cache_clear()
-    assert str(error.value) == "slurmctld is not here: sudo apt-get install slurm-wlm munge iproute2"
-
-
-@pytest.mark.slurm
-def test_rehearse_returns_the_exit_status_of_its_command():
-    words = [sys.executable, "-m", "aiscale", "rehearse", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
+def test_the_program_returns_the_exit_status_of_its_command():
+    words = [sys.executable, ROOT / "launchers/rehearsal", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 3 and "node1" in done.stdout, done.stderr
 

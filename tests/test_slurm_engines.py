@@ -17,13 +17,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import rehearsal
 from aiscale import cluster
 from aiscale.cluster import engine, guard, local, processes
 from aiscale.cluster import job as queue
 from aiscale.cluster.job import Job, public
 from aiscale.cluster.local import LocalLauncher
 from aiscale.cluster.slurm import SlurmLauncher, first_end
-from aiscale.hpc import rehearsal
 from aiscale.hpc.sites import names as site_names
 from aiscale.hpc.sites import site
 

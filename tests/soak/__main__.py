@@ -1,7 +1,7 @@
-"""`make soak`: jobs are disturbed repeatedly under a private Slurm, and checkpoints damaged; is anything lost?
+"""`make soak`: jobs are disturbed repeatedly under a private Slurm; is anything lost?
 
-make soak                                     # 20 rounds, 50 damages; resumes an interrupted soak
-make soak ARGS='--seed 0 --only 7'            # repeat round 7
+make soak                                         # 20 rounds
+make soak ARGS='--seed 0 --first 7 --rounds 1'    # repeat round 7
 
 In each round one run of the shipped launcher is disturbed once in every way, at steps drawn from the seed, and resumed
 each time. The exit status is 0 only if all rounds end with the undisturbed run's weights and losses, bit for bit.
@@ -10,177 +10,93 @@ each time. The exit status is 0 only if all rounds end with the undisturbed run'
 from __future__ import annotations
 
 import argparse
-import queue
-import shutil
+import random
 import sys
-import tempfile
-import threading
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from aiscale.hpc.rehearsal import RehearsalError, why_not
-from soak.journal import Journal
-from soak.plan import KINDS, SoakError
+import torch
+
+from aiscale.train import open_trained
+from rehearsal import why_not
+from soak.testbed import KINDS, STEPS, Event, SoakError, Testbed, TooLate, losses
+
+#: On a starved machine the scheduler may act after the run has ended: that round tests nothing, and is repeated.
+ATTEMPTS = 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the soak; returns the exit status: 2 on bad input, 1 if anything was lost."""
-    parser = argparse.ArgumentParser(
-        prog="make soak",
-        description="Disturb jobs over and over under a private Slurm, and damage checkpoints: does anything get lost?",
-        epilog="example: make soak ARGS='--rounds 3'",
-    )
-    _add_arguments(parser)
-    try:
-        return _run(parser.parse_args(argv))
-    except KeyboardInterrupt:
-        print("soak: interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    except (RehearsalError, SoakError) as error:
-        print(f"soak: {error}", file=sys.stderr)
-        return 2
+def plan(*, seed: int, number: int) -> list[Event]:
+    """The disturbances of one round: each once, in an order and at steps drawn from the seed."""
+    chance = random.Random(f"{seed}/{number}")
+    last = STEPS - 15  # the job must still be running when the last one comes, which may be some steps late
+    order, steps = chance.sample(list(KINDS), len(KINDS)), sorted(chance.sample(range(1, last), len(KINDS)))
+    return [Event(kind=kind, step=step, rank=chance.randrange(2)) for kind, step in zip(order, steps, strict=True)]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="runs to disturb (default: 20)")
-    parser.add_argument("--variants", type=int, default=50, metavar="N", help="checkpoints to damage (default: 50)")
-    parser.add_argument("--seed", type=int, default=0, help="decides what happens when (default: 0)")
-    parser.add_argument("--only", type=int, metavar="ROUND", help="this round alone, and no damages")
-    parser.add_argument(
-        "--kinds",
-        default=",".join(KINDS),
-        metavar="KIND,...",
-        help="how to disturb: " + "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()),
-    )
-    parser.add_argument(
-        "--strategy", default="ddp", metavar="NAME", help="parallel.strategy of the runs (default: ddp)"
-    )
-    parser.add_argument("--parallel", type=int, default=2, metavar="N", help="rounds side by side (default: 2)")
-    parser.add_argument("--dir", default="build/soak", metavar="DIR", help="where all goes (default: build/soak)")
-    parser.add_argument("--fresh", action="store_true", help="start anew where an interrupted one would go on")
+@dataclass
+class Reference:
+    weights: dict[str, torch.Tensor]
+    losses: list[tuple[int, float]]  #: (step, training loss)
+
+    @classmethod
+    def of(cls, run: Path) -> Reference:
+        model, _ = open_trained(run)
+        return cls(weights=model.state_dict(), losses=losses(run))
 
 
-def _run(args: argparse.Namespace) -> int:
-    kinds, wanted = _checked(args)
-    if wanted["round"] and (reason := why_not()):
-        raise SoakError(f"{reason}; damaged checkpoints alone: --rounds 0")
-    folder = Path(args.dir).absolute()
-    if args.only is not None:
-        folder = folder.with_name(f"{folder.name}-only")
-    about = {"seed": args.seed, "kinds": kinds, "strategy": args.strategy}
-    journal = Journal.open(folder, about, wanted, fresh=args.fresh or args.only is not None)
-    if journal.entries:
-        _say(f"goes on in {folder}, where {len(journal.entries)} of {sum(map(len, wanted.values()))} are done")
-    _damage(journal, wanted["damage"])
-    _disturb(journal, [n for n in wanted["round"] if ("round", n) not in journal.entries], args, kinds)
-    return _report(journal, kinds)
+def difference(run: Path, wanted: Reference) -> str:
+    """How a run differs from the undisturbed one; empty if it does not."""
+    seen = Reference.of(run)
+    if [step for step, _ in seen.losses] != [step for step, _ in wanted.losses]:
+        return f"metrics.jsonl has {len(seen.losses)} steps, not each of 1 to {len(wanted.losses)} once, in order"
+    if odd := [one for one, other in zip(seen.losses, wanted.losses, strict=True) if one != other]:
+        return f"the loss differs from step {odd[0][0]} on"
+    odd = [name for name, tensor in wanted.weights.items() if not torch.equal(tensor, seen.weights[name])]
+    return f"{len(odd)} of {len(seen.weights)} tensors of weights differ, {odd[0]} the first" if odd else ""
 
 
-def _checked(args: argparse.Namespace) -> tuple[list[str], dict[str, list[int]]]:
-    """(kinds of disturbance, numbers of all rounds and damages)"""
-    kinds = args.kinds.split(",")
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise SoakError(f"--kinds {args.kinds}: there is no {unknown[0]!r}, but {', '.join(KINDS)}")
-    for name, least in (("rounds", 0), ("variants", 0), ("parallel", 1)):
-        if getattr(args, name) < least:
-            raise SoakError(f"--{name} is {getattr(args, name)}: it must be at least {least}")
-    if args.only is not None:
-        return kinds, {"round": [args.only], "damage": []}
-    return kinds, {"round": list(range(1, args.rounds + 1)), "damage": list(range(args.variants))}
-
-
-def _damage(journal, seeds: Sequence[int]) -> None:
-    from soak import damage
-
-    seeds = [seed for seed in seeds if ("damage", seed) not in journal.entries]
-    if not seeds:
-        return
-    with tempfile.TemporaryDirectory() as place:
-        whole = Path(place, "whole")
-        losses = damage.train_whole(whole)
-        for seed in seeds:
-            wrong = damage.resume_after_damage(whole, Path(place, str(seed)), seed=seed, losses=losses)
-            shutil.rmtree(Path(place, str(seed)))
-            journal.add("damage", seed, wrong=wrong)
-            if wrong:
-                _say(f"damage {seed}: {wrong}")
-    _say(f"{len(seeds)} damaged checkpoints tried")
-
-
-def _disturb(journal, numbers: Sequence[int], args: argparse.Namespace, kinds: Sequence[str]) -> None:
-    if not numbers:
-        return
-    todo, done = queue.Queue(), queue.Queue()
-    for number in numbers:
-        todo.put(number)
-    workers = _Workers(journal.folder, args, kinds, todo, done)
-    # Daemon threads, and a Slurm that ends with its owner: after an interrupt there is nothing to wait for.
-    each = range(1, min(args.parallel, len(numbers)) + 1)
-    threads = [threading.Thread(target=workers.work, args=(worker,), daemon=True) for worker in each]
-    for thread in threads:
-        thread.start()
-    for _ in numbers:
-        answer = done.get()
-        if isinstance(answer, Exception):
-            raise answer
-        number, outcome = answer
-        journal.add("round", number, wrong=outcome.wrong, hits=outcome.hits, seconds=round(outcome.seconds, 1))
-        hits = ", ".join(f"{kind} at step {at} (went on from {start})" for kind, at, start in outcome.hits)
-        _say(f"round {number}: {hits}: {outcome.wrong or 'nothing lost'}; {outcome.seconds:.0f} s")
-        if outcome.wrong:
-            _say(f"round {number} again: {_repeat(args, kinds, number)}; its files: {outcome.folder}")
-    for thread in threads:
-        thread.join()
-
-
-def _repeat(args: argparse.Namespace, kinds: Sequence[str], number: int) -> str:
-    words = f"--seed {args.seed} --only {number}"
-    words += f" --kinds {','.join(kinds)}" if kinds != list(KINDS) else ""
-    words += f" --strategy {args.strategy}" if args.strategy != "ddp" else ""
-    return f"make soak ARGS='{words}'"
-
-
-class _Workers:
-    """Play rounds until none is left, each thread in its own testbed."""
-
-    def __init__(self, folder: Path, args, kinds, todo: queue.Queue, done: queue.Queue) -> None:
-        self.folder, self.args, self.kinds, self.todo, self.done = folder, args, kinds, todo, done
-        self.reference, self.first = None, threading.Lock()
-
-    def work(self, worker: int) -> None:
-        from soak import Testbed, plan, play, reference
-
+def play(testbed: Testbed, name: str, events: list[Event], wanted: Reference) -> str:
+    """Play a round from the start; returns what is wrong with its result, or what has not happened in time."""
+    for _ in range(ATTEMPTS):
+        testbed.forget(name)
         try:
-            with Testbed(self.folder / f"testbed{worker}", strategy=self.args.strategy) as testbed:
-                with self.first:  # one thread makes the reference, the others wait
-                    self.reference = self.reference or reference(testbed, "undisturbed")
-                while True:
-                    number = self.todo.get_nowait()
-                    events = plan(seed=self.args.seed, number=number, kinds=self.kinds)
-                    self.done.put((number, play(testbed, f"round-{number}", events, self.reference)))
-        except queue.Empty:
-            pass
-        except Exception as error:
-            self.done.put(error)
+            job = testbed.submit(name)
+            ranks = testbed.await_start(job, name, None)
+            for event in events:
+                at = testbed.await_step(job, name, event.step)
+                job = testbed.strike(event, job, name)
+                ranks = testbed.await_start(job, name, ranks)
+                start = testbed.described(name)["resumed_from_step"]
+                print(f"{name}: {KINDS[event.kind]} at step {at}, resumed from step {start}", flush=True)
+                if event.kind == "signal" and start < at:  # it leaves time for a checkpoint
+                    return f"USR1 came at step {at}, but the run went on from step {start}"
+            testbed.wait(job, lambda state, _: state == "COMPLETED", "does not end")
+            return difference(testbed.run(name), wanted)
+        except TooLate as error:
+            late = str(error)
+        except SoakError as error:
+            return str(error)
+    return late
 
 
-def _report(journal, kinds: Sequence[str]) -> int:
-    entries = journal.entries.values()
-    hits = [hit[0] for entry in entries for hit in entry.get("hits", ())]
-    for kind in kinds if hits else ():
-        print(f"{KINDS[kind]:40} {hits.count(kind):3} times")
-    for what, text in (
-        ("round", "rounds that ended as if undisturbed"),
-        ("damage", "damaged checkpoints never resumed from"),
-    ):
-        held = [not entry["wrong"] for entry in entries if entry["what"] == what]
-        if held:
-            print(f"{text:40} {sum(held):3} of {len(held)}")
-    return 1 if any(entry["wrong"] for entry in entries) else 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make soak", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="runs to disturb (default: 20)")
+    parser.add_argument("--first", type=int, default=1, metavar="N", help="the number of the first round (default: 1)")
+    parser.add_argument("--seed", type=int, default=0, help="decides what happens when (default: 0)")
+    parser.add_argument("--dir", default="build/soak", metavar="DIR", help="for runs and output (default: build/soak)")
+    args = parser.parse_args()
+    if reason := why_not():
+        parser.error(reason)
+    with Testbed(Path(args.dir)) as testbed:
+        testbed.forget("undisturbed")
+        testbed.wait(testbed.submit("undisturbed"), lambda state, _: state == "COMPLETED", "is the undisturbed run")
+        wanted, wrong = Reference.of(testbed.run("undisturbed")), 0
+        for number in range(args.first, args.first + args.rounds):
+            told = play(testbed, f"round-{number}", plan(seed=args.seed, number=number), wanted)
+            print(f"round {number}: {told or 'nothing lost'}", flush=True)
+            wrong += bool(told)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -16,67 +16,66 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from aiscale.hpc.launchers import LESSONS, render
-from aiscale.hpc.rehearsal.settings import user_name
-from aiscale.hpc.sites import ENDED, Site, site
+from aiscale.hpc.sites import ENDED, site
 from centre import Cluster
-from soak.plan import KINDS, STEPS, Event, SoakError, TooLate
+from rehearsal.settings import user_name
 
-RANKS = 2
-#: For one disturbance and Slurm's reaction: seconds on an idle machine, minutes on a starved one.
-LIMIT_S = 300
-#: Asking Slurm takes a process and part of a core.
-_ASK_EVERY_S = 0.3
-
+STEPS = 60
+LIMIT_S = 300  #: for one disturbance and Slurm's reaction: seconds on an idle machine, minutes on a starved one
+KINDS = {
+    "signal": "USR1, as shortly before the time is up",
+    "preempt": "another job goes first",
+    "down": "the node is set DOWN",
+    "kill": "kill -9 of a rank",
+}
 #: Kills all processes in a node's network namespace but slurmd, until none is left: one may have just started another.
 _KILL_ALL_BUT = 'while others="$(ip netns pids "$0" | grep -vx "$1")"; do kill -KILL $others; sleep 0.1; done'
-
-_SETTINGS = {
-    "model.n_layer": 1,
-    "model.n_head": 2,
-    "model.d_model": 32,
-    "model.max_seq_len": 32,
-    "model.activation_checkpointing": "false",
-    "loop.seq_len": 32,
-    "loop.global_batch": 4,
-    "loop.micro_batch": 2,
-    "loop.steps": STEPS,
-    "loop.checkpoint_every": 5,
-    "loop.eval_every": 0,
-    "loop.eval_batches": 1,
-    "loop.log_every": 1,
-    "loop.device": "cpu",
-    "loop.link_mbit_s": 10,
-    "optimizer.warmup_steps": 5,
-}
+_SETTINGS = (
+    *("model.n_layer=1", "model.n_head=2", "model.d_model=32", "model.max_seq_len=32", "loop.seq_len=32"),
+    *("model.activation_checkpointing=false", "loop.global_batch=4", "loop.micro_batch=2", f"loop.steps={STEPS}"),
+    *("loop.checkpoint_every=5", "loop.eval_every=0", "loop.eval_batches=1", "loop.log_every=1", "loop.device=cpu"),
+    *("loop.link_mbit_s=10", "optimizer.warmup_steps=5", "parallel.strategy=ddp"),
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    state: str
-    restarts: int
-    node: str
+class SoakError(Exception):
+    """Something unexpected happened; the message is one line."""
+
+
+class TooLate(SoakError):
+    """The run ended before it could be disturbed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    kind: str  #: one of KINDS
+    step: int  #: it comes after this many steps
+    rank: int  #: the rank that `kill` kills
 
 
 class Testbed:
     """A private Slurm, and the launcher to submit there. Results go to folder/runs/NAME, output to folder/NAME.out."""
 
-    def __init__(self, folder: Path, *, strategy: str = "ddp") -> None:
-        self.folder = folder.absolute()
-        self.strategy = strategy
-        self.place = two_gpus_a_node()
+    def __init__(self, folder: Path) -> None:
+        self.folder, place = folder.absolute(), site("perlmutter")
+        node = dataclasses.replace(place.node, gpus=2, cores=2, cpus_per_rank=1)
+        self.place = dataclasses.replace(place, node=node, srun="--cpus-per-task=1 --gpus-per-node=2")
         self.cluster = Cluster(site=self.place, nodes=2, share=[self.folder])
 
     def __enter__(self) -> Testbed:
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         (self.folder / "ddp.sbatch").write_text(render(LESSONS["ddp"], self.place))
-        _write_environment(self.folder / "environment")
+        python = self.folder / "environment/bin/python"  # that of a launcher; runs this one, and no doctor
+        python.parent.mkdir(parents=True, exist_ok=True)
+        skip = 'case "$*" in *"-m aiscale doctor"*) exit 0 ;; esac'
+        python.write_text(f'#!/bin/bash\n{skip}\nexec {shlex.quote(sys.executable)} "$@"\n')
+        python.chmod(0o755)
         self.cluster.start()
         return self
 
@@ -86,135 +85,103 @@ class Testbed:
     def run(self, name: str) -> Path:
         return self.folder / "runs" / name
 
-    # asking Slurm -----------------------------------------------------------------------------------------------------
-
-    def submit(self, name: str) -> str:
-        """Start or resume the run of that name; returns the job's number."""
-        settings = {"name": name, "parallel.strategy": self.strategy, **_SETTINGS}
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        command = [
-            "sbatch",
-            "--parsable",
-            "--qos=preempt",
-            "--nodes=1",
-            "--requeue",
-            f"--output={self.folder / name}.out",
-        ]
-        command += [str(self.folder / "ddp.sbatch"), "--recipe", "laptop", "--quiet", *words]
-        env = {"AISCALE_ENVIRONMENT": str(self.folder / "environment"), "AISCALE_RUNS": str(self.folder / "runs")}
-        env |= {"CHAIN": "1", "RESTARTS": "1000"}
-        return self._ask(*command, env=env)
-
-    def job(self, number: str) -> Job:
-        command = ["scontrol", "--oneliner", "show", "job", number]
-        found: list[str] = []  # a busy slurmctld may leave it without an answer
-
-        def answered() -> bool:
-            found[:] = [self.cluster.login(command, capture_output=True, timeout=LIMIT_S).stdout]
-            return "JobState=" in found[0]
-
-        until(answered, f"{shlex.join(command)}: no answer", _ASK_EVERY_S)
-        shown = found[0]
-        state, restarts, node = (re.search(rf" {key}=(\S*)", shown)[1] for key in ("JobState", "Restarts", "NodeList"))
-        return Job(state=state, restarts=int(restarts), node=node)
-
-    def cancel_all(self) -> None:
-        self._ask("scancel", f"--user={user_name()}")
-
-    def _ask(self, *command: str, env: dict[str, str] | None = None) -> str:
-        try:
-            done = self.cluster.login(command, env=env, cwd=self.folder, capture_output=True, timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise SoakError(f"{shlex.join(command[:4])}: no answer in {LIMIT_S} s") from None
-        if done.returncode:
-            raise SoakError(f"{shlex.join(command[:4])}: {done.stderr.strip() or f'status {done.returncode}'}")
-        return done.stdout.strip()
-
-    # disturbing the run -----------------------------------------------------------------------------------------------
-
-    def strike(self, event: Event, job: str, name: str) -> str:
-        """Disturb the job; returns the job that continues the run, once the disturbed one has ended or is requeued."""
-        before = self.job(job)
-        if before.state in ENDED:
-            raise _over(event, job, before.state)
-        try:
-            getattr(self, f"_{event.kind}")(event, job, name, before)
-        except SoakError:
-            if self.job(job).state == "COMPLETED":  # before Slurm or the kernel was asked
-                raise _over(event, job, "COMPLETED") from None
-            raise
-        if event.kind != "kill":
-            self._await_requeue(event, job, before)
-            return job
-        until(lambda: self.job(job).state in ENDED, f"job {job} goes on without rank {event.rank}", _ASK_EVERY_S)
-        if (state := self.job(job).state) != "FAILED":
-            raise _over(event, job, state)
-        return self.submit(name)  # a failed job is not requeued: its user submits again
-
-    def _await_requeue(self, event: Event, job: str, before: Job) -> None:
-        missing = f"job {job} has not been requeued after: {KINDS[event.kind]}"
-        until(lambda: self._at_work(event, job).restarts > before.restarts, missing, _ASK_EVERY_S)
-
-    def _at_work(self, event: Event, job: str) -> Job:
-        now = self.job(job)
-        if now.state in ENDED:
-            raise _over(event, job, now.state)
-        return now
-
-    def _signal(self, event: Event, job: str, name: str, before: Job) -> None:
-        self._ask("scancel", "--signal=USR1", job)
-
-    def _preempt(self, event: Event, job: str, name: str, before: Job) -> None:
-        options = [*self.cluster.asked, "--nodes=2", "--time=5", "--output=/dev/null"]
-        self._ask("sbatch", *options, "--wrap=true")
-
-    def _down(self, event: Event, job: str, name: str, before: Job) -> None:
-        """Kill everything on the node at once; its slurmd does not answer until the job runs elsewhere."""
-        daemon = (self.cluster.folder / f"slurmd.{before.node}.pid").read_text().strip()
-        self._ask("kill", "-STOP", daemon)
-        try:
-            self._ask("bash", "-c", _KILL_ALL_BUT, before.node, daemon)
-            self._ask("scontrol", "update", f"nodename={before.node}", "state=DOWN", "reason=soak")
-            self._await_requeue(event, job, before)
-            elsewhere = f"job {job} does not run on the other node"
-            until(lambda: self._at_work(event, job).state == "RUNNING", elsewhere, _ASK_EVERY_S)
-        finally:
-            self._ask("kill", "-CONT", daemon)
-
-    def _kill(self, event: Event, job: str, name: str, before: Job) -> None:
-        _, pid = self.described(name)["world"]["processes"][event.rank]
-        self._ask("kill", "-KILL", str(pid))
-
-    # the run's own files ----------------------------------------------------------------------------------------------
-
     def described(self, name: str) -> dict:
         """run.json; empty before there is one."""
         path = self.run(name) / "run.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     def forget(self, name: str) -> None:
-        """Delete the run, its output, and what the launcher noted of its starts."""
+        """Cancel all jobs; delete the run and its output."""
+        self._ask("scancel", f"--user={user_name()}")
         shutil.rmtree(self.run(name), ignore_errors=True)
         (self.folder / f"{name}.out").unlink(missing_ok=True)
-        self._chain.unlink(missing_ok=True)
 
-    def saved(self, job: str) -> list[int]:
-        """The step that each start saved last, as the launcher noted it; 0 is none. The last start is that of `job`."""
-        starts = self._chain.read_text().splitlines() if self._chain.exists() else []
-        noted = [start.split()[4] for start in starts[:-1]]
-        note = self.folder / "runs" / f".saved-{job}"
-        noted += re.findall(r"step_(\d+)$", note.read_text() if note.exists() else "", re.MULTILINE)[-1:] or ["-"]
-        return [0 if step == "-" else int(step) for step in noted]
+    def submit(self, name: str) -> str:
+        """Start or resume the run of that name; returns the job's number."""
+        words = [word for setting in (f"name={name}", *_SETTINGS) for word in ("--set", setting)]
+        options = ["--parsable", "--qos=preempt", "--nodes=1", "--requeue", f"--output={self.folder / name}.out"]
+        env = {"AISCALE_ENVIRONMENT": str(self.folder / "environment"), "AISCALE_RUNS": str(self.folder / "runs")}
+        env |= {"CHAIN": "1", "RESTARTS": "1000"}
+        script = [str(self.folder / "ddp.sbatch"), "--recipe", "laptop", "--quiet"]
+        return self._ask("sbatch", *options, *script, *words, env=env)
 
-    @property
-    def _chain(self) -> Path:
-        return self.folder / "runs" / ".chain-ddp"
+    def _ask(self, *command: str, env: dict[str, str] | None = None) -> str:
+        done = self.cluster.login(command, env=env, cwd=self.folder, capture_output=True, timeout=LIMIT_S)
+        if done.returncode:
+            raise SoakError(f"{shlex.join(command[:4])}: {done.stderr.strip() or f'status {done.returncode}'}")
+        return done.stdout.strip()
 
+    # waiting ----------------------------------------------------------------------------------------------------------
 
-def _over(event: Event, job: str, state: str) -> SoakError:
-    if state == "COMPLETED":
-        return TooLate(f"{event.kind} at step {event.step}: job {job} was done before")
-    return SoakError(f"{event.kind} at step {event.step}: job {job} is {state}, which was not to be")
+    # waiting and disturbing -------------------------------------------------------------------------------------------
+
+    def job(self, number: str) -> tuple[str, int, str]:
+        """(state, restarts, node); asks again while a busy slurmctld does not answer."""
+        shown = ""
+        while "JobState=" not in shown:
+            command = ["scontrol", "--oneliner", "show", "job", number]
+            shown = self.cluster.login(command, capture_output=True, timeout=LIMIT_S).stdout
+        state, restarts, node = (re.search(rf" {key}=(\S*)", shown)[1] for key in ("JobState", "Restarts", "NodeList"))
+        return state, int(restarts), node
+
+    def wait(self, job: str, condition: Callable[[str, int], object], what: str) -> None:
+        """Wait until `condition` holds, of the job's state and restarts; raises SoakError if the job ends before."""
+        end_at = time.monotonic() + LIMIT_S
+        while time.monotonic() < end_at:
+            state, restarts, _ = self.job(job)
+            if condition(state, restarts):
+                return
+            if state in ENDED:
+                raise (TooLate if state == "COMPLETED" else SoakError)(f"job {job} is {state}, and {what}")
+            time.sleep(0.2)
+        raise SoakError(f"after {LIMIT_S} s still: job {job} {what}")
+
+    def await_start(self, job: str, name: str, before: list | None) -> list:
+        """Wait for ranks other than `before`; returns their processes."""
+
+        def ranks() -> list | None:
+            return self.described(name).get("world", {}).get("processes")
+
+        self.wait(job, lambda *_: ranks() not in (None, before), "has not started to train")
+        return ranks()
+
+    def await_step(self, job: str, name: str, step: int) -> int:
+        """Wait until `step` steps are taken; returns how many were."""
+
+        def last() -> int:
+            return max((number for number, _ in losses(self.run(name))), default=0)
+
+        self.wait(job, lambda *_: last() >= step, f"has not come to step {step}")
+        return last()
+
+    def strike(self, event: Event, job: str, name: str) -> str:
+        """Disturb the job; returns the job that continues the run, once the disturbed one has ended or is requeued."""
+        _, before, node = self.job(job)
+        if event.kind == "kill":
+            _, pid = self.described(name)["world"]["processes"][event.rank]
+            self._ask("kill", "-KILL", str(pid))
+            self.wait(job, lambda state, _: state == "FAILED", f"goes on without rank {event.rank}")
+            return self.submit(name)  # a failed job is not requeued: its user submits again
+        if event.kind == "down":
+            self._down(job, node, before)
+        elif event.kind == "signal":
+            self._ask("scancel", "--signal=USR1", job)
+        else:
+            self._ask("sbatch", *self.cluster.asked, "--nodes=2", "--time=5", "--output=/dev/null", "--wrap=true")
+        self.wait(job, lambda _, restarts: restarts > before, "has not been requeued")
+        return job
+
+    def _down(self, job: str, node: str, before: int) -> None:
+        """Kill everything on the node at once; its slurmd does not answer until the job runs elsewhere."""
+        daemon = (self.cluster.folder / f"slurmd.{node}.pid").read_text().strip()
+        self._ask("kill", "-STOP", daemon)
+        try:
+            self._ask("bash", "-c", _KILL_ALL_BUT, node, daemon)
+            self._ask("scontrol", "update", f"nodename={node}", "state=DOWN", "reason=soak")
+            elsewhere = "does not run on the other node"
+            self.wait(job, lambda state, restarts: restarts > before and state == "RUNNING", elsewhere)
+        finally:
+            self._ask("kill", "-CONT", daemon)
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
@@ -223,31 +190,3 @@ def losses(run: Path) -> list[tuple[int, float]]:
     text = path.read_text() if path.exists() else ""
     rows = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
-
-
-def until(condition: Callable[[], bool], what: str, every_s: float = 0.1) -> None:
-    """Wait for `condition`; raises SoakError with `what` after LIMIT_S."""
-    end_at = time.monotonic() + LIMIT_S
-    while not condition():
-        if time.monotonic() > end_at:
-            raise SoakError(f"after {LIMIT_S} s still: {what}")
-        time.sleep(every_s)
-
-
-def two_gpus_a_node() -> Site:
-    place = site("perlmutter")
-    node = dataclasses.replace(place.node, gpus=RANKS, cores=RANKS, cpus_per_rank=1)
-    return dataclasses.replace(place, node=node, srun=f"--cpus-per-task=1 --gpus-per-node={RANKS}")
-
-
-def _write_environment(folder: Path) -> None:
-    """An environment for the launcher that runs this Python. Its doctor always passes: it judges speed, which rounds
-    side by side on one machine lack."""
-    programs = folder / "bin"
-    programs.mkdir(parents=True, exist_ok=True)
-    (programs / "activate").write_text(f'export PATH="{programs}:$PATH"\n')
-    python = programs / "python"
-    python.write_text(
-        f'#!/bin/bash\ncase "$*" in *"-m aiscale doctor"*) exit 0 ;; esac\nexec {shlex.quote(sys.executable)} "$@"\n'
-    )
-    python.chmod(0o755)

@@ -111,7 +111,7 @@ class Job:
         except OSError:
             raise ClusterError(
                 "engines='slurm' needs sbatch, and there is none on PATH: run this on a login node; engines='local' "
-                "starts ranks on this machine; `aiscale rehearse` plays a site on any Linux machine"
+                "starts ranks on this machine; launchers/rehearsal plays a site on any Linux machine"
             ) from None
         if done.returncode:
             said = "; ".join(re.sub(r"^sbatch: (error: )?", "", line) for line in done.stderr.strip().splitlines())

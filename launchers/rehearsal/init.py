@@ -1,10 +1,9 @@
 """Process 1 of a rehearsal: starts its network and daemons, and ends them when its owner ends.
 
-    unshare --net --mount --uts --pid --fork --kill-child --mount-proc python -m aiscale.hpc.rehearsal.init FOLDER
+    unshare --net --mount --uts --pid --fork --kill-child --mount-proc python init.py FOLDER
 
-FOLDER/plan.json says what to start. Requests are lines on standard input, {"link": "100mbit", "node": 2}; the answer to
-each is a line on standard output, empty or an error. When standard input closes, because the owner closed it or was
-killed, everything here is killed and the folder removed.
+FOLDER/plan.json says what to start. One line on standard output answers: empty, or why it could not start. When
+standard input closes, because the owner closed it or was killed, everything here is killed and the folder removed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ def main() -> int:
     try:
         start(folder, plan)
         print(flush=True)
-        _serve(plan)
+        signal.signal(signal.SIGCHLD, _reap)
+        sys.stdin.read()
     except Failed as error:
         print(error, flush=True)
     except BrokenPipeError:  # the owner has ended
@@ -53,8 +53,6 @@ def start(folder: Path, plan: dict) -> None:
     if plan["nvme"]:
         _make_room(Path(plan["nvme"]))
     _start_network(plan["names"], plan["addresses"], plan["login"])
-    if plan["link"]:
-        shape(range(1, len(plan["names"]) + 1), plan["link"])
     _start_daemons(folder, plan)
 
 
@@ -81,18 +79,6 @@ def _start_network(names: list[str], addresses: list[str], login: str) -> None:
     for name, address in zip(names, addresses, strict=True):
         inside = [f"addr add {address}/24 dev eth0", "link set lo up", "link set eth0 up"]
         do("ip", "-n", name, "-batch", "-", input="\n".join([*inside, f"route add default via {login}"]))
-
-
-def shape(nodes, rate: str) -> None:
-    """Send and receive at `rate` on these nodes, from now on; "off": no limit."""
-    for i in nodes:
-        for where, device in ((["-n", f"node{i}"], "eth0"), ([], f"node{i}")):
-            if rate == "off":
-                with contextlib.suppress(Failed):  # it had no limit
-                    do("tc", *where, "qdisc", "del", "dev", device, "root")
-            else:  # burst: bytes sent at once, at least one large packet; latency: the longest queue
-                limit = ["rate", rate, "burst", "128kb", "latency", "20ms"]
-                do("tc", *where, "qdisc", "replace", "dev", device, "root", "tbf", *limit)
 
 
 def _start_daemons(folder: Path, plan: dict) -> None:
@@ -132,26 +118,9 @@ def _await_idle(folder: Path, nodes: int) -> None:
 
 def _states() -> str:
     try:  # sinfo waits a minute for a slurmctld that has ended
-        done = subprocess.run(["sinfo", "-h", "-a", "-N", "-o", "%N %t"], capture_output=True, text=True, timeout=10)
+        return subprocess.run(["sinfo", "-haN", "-o", "%N %t"], capture_output=True, text=True, timeout=10).stdout
     except subprocess.TimeoutExpired:
         return ""
-    return done.stdout
-
-
-def _serve(plan: dict) -> None:
-    signal.signal(signal.SIGCHLD, _reap)
-    for line in sys.stdin:
-        request = json.loads(line)
-        chosen = [request["node"]] if request.get("node") else range(1, len(plan["names"]) + 1)
-        said = ""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # or _reap would take the status of `do`'s children
-        try:
-            shape(chosen, request["link"])
-        except Failed as error:
-            said = str(error)
-        signal.signal(signal.SIGCHLD, _reap)
-        _reap()
-        print(said, flush=True)
 
 
 def end(folder: Path) -> None:
@@ -167,8 +136,8 @@ def do(*command: object, **options) -> None:
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, **options)
     if done.returncode:
-        said = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()
-        raise Failed(f"{' '.join(words[:6])}: {said[-1] if said else f'status {done.returncode}'}")
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
+        raise Failed(f"{' '.join(words[:6])}: {lines[-1]}")
 
 
 def _reap(*_: object) -> None:

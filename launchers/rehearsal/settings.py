@@ -73,7 +73,7 @@ class Settings:
         return [f"node{i}" for i in range(1, self.nodes + 1)]
 
     @property
-    def accounts_known(self) -> list[str]:
+    def valid_accounts(self) -> list[str]:
         """Every account that jobs may name, with the suffix that may be left out and without it."""
         rules = self.site.scheduler
         names = [name.lower() for name in (rules.account_example, *self.accounts)]
@@ -125,8 +125,6 @@ class Settings:
             user=user_name(),
             node=f"CPUs={node.cores * threads} Sockets=1 CoresPerSocket={node.cores} ThreadsPerCore={threads}"
             f" RealMemory=512000{gres}{feature}",
-            # so that a job finds what the prolog makes on every node; an older Slurm would refuse to start
-            prolog_flags="Alloc,DeferBatch" if slurm_version() >= (22, 5) else "Alloc",
             nodes_and_partitions="\n".join(lines),
         )
 
@@ -142,18 +140,15 @@ class Settings:
         rules = self.site.scheduler
         return {
             **vars(rules),
-            "accounts": dict.fromkeys(self.accounts_known, True),
+            "accounts": dict.fromkeys(self.valid_accounts, True),
             "required": {name: True for name in rules.required},
         }
 
     def _write_scripts(self, etc: Path) -> None:
-        prefix, every = self.site.scheduler.qos_prefix, self.site.scheduler.qos
         values = {
             "folder": str(self.folder),
             "nvme": self.habits.nvme,
             "closest": " ".join(map(str, self.habits.closest)),
-            "accounts": " ".join(self.accounts_known),
-            "qos": ",".join([*every, *(prefix + name for name in every if prefix)]),
         }
         for name in ("prolog.sh", "epilog.sh", "ended.sh", "task_prolog.sh", "bash_env.sh", "shim.sh"):
             text = _template(name)
@@ -166,7 +161,7 @@ class Settings:
 
 
 #: Programs of a site that are replaced or wrapped here: each call is recorded.
-SHIMS = ("srun", "sbcast", "lfs", "shifter", "singularity", "conda-unpack", "pigz", "sacctmgr")
+SHIMS = ("srun", "sbcast", "lfs", "shifter", "singularity", "conda-unpack", "pigz")
 
 
 def address(i: int) -> str:
@@ -201,7 +196,7 @@ def _lua(value: object) -> str:
 #: Daemons and network tools are in folders that are not on an ordinary user's PATH.
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
 
-_PROGRAMS = "slurmctld slurmd munged srun sbatch ip tc unshare nsenter setpriv mount hostname".split()
+_PROGRAMS = "slurmctld slurmd munged srun sbatch ip unshare nsenter setpriv mount hostname".split()
 _REMEDY = "sudo apt-get install slurm-wlm munge iproute2"
 
 #: Namespaces of a rehearsal: network, mounts, hostname, processes.
@@ -216,13 +211,6 @@ def search_path() -> str:
     return f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PATH}"
 
 
-def slurm_version() -> tuple[int, ...]:
-    """The version of this machine's Slurm, such as (22, 5, 8); empty if it is unknown."""
-    said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, env={"PATH": search_path()}).stdout
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", said)
-    return tuple(map(int, found.groups())) if found else ()
-
-
 def unshare() -> list[str]:
     """The command that runs another one in new namespaces."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
@@ -235,9 +223,8 @@ def why_not() -> str:
     for program in _PROGRAMS:
         if not shutil.which(program, path=search_path()):
             return f"{program} is not here: {_REMEDY}"
-    tried = subprocess.run(
-        [*unshare(), "true"], capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": search_path()}
-    )
+    env = {**os.environ, "PATH": search_path()}
+    tried = subprocess.run([*unshare(), "true"], capture_output=True, text=True, timeout=60, env=env)
     if tried.returncode == 0:
         return ""
     why = tried.stderr.strip().splitlines()[-1:] or [f"unshare ended with status {tried.returncode}"]

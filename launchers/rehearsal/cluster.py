@@ -1,4 +1,4 @@
-"""A private Slurm cluster on this machine, as a context manager, and the command `aiscale rehearse`.
+"""A private Slurm cluster on this machine, as a context manager.
 
 Everything runs in its own namespaces and ends with the context, or with this process. Nodes share the machine's cores
 and files, but each has its own /tmp, in which it sees only this Python and the folders in `share`.
@@ -6,10 +6,8 @@ and files, but each has its own /tmp, in which it sees only this Python and the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,17 +17,9 @@ from pathlib import Path
 
 import psutil
 
-from aiscale.hpc.rehearsal.settings import (
-    LOGIN,
-    RehearsalError,
-    Settings,
-    address,
-    search_path,
-    unshare,
-    user_name,
-    why_not,
-)
+import aiscale
 from aiscale.hpc.sites import Site, find, names
+from rehearsal.settings import LOGIN, RehearsalError, Settings, address, search_path, unshare, user_name, why_not
 
 
 class Cluster:
@@ -40,7 +30,6 @@ class Cluster:
         *,
         site: str | Site = "generic",
         nodes: int = 4,
-        link: str = "",
         accounts: Sequence[str] = (),
         share: Sequence[str | Path] = (),
     ):
@@ -54,25 +43,22 @@ class Cluster:
             if reason := why_not():  # after the checks of the arguments, which hold on every machine
                 raise RehearsalError(reason)
             self.settings.write()
-            self._write_plan(link, share)
+            self._write_plan(share)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         self._init: subprocess.Popen | None = None
         self._inside = 0  # pid of process 1, outside its namespace
 
-    def _write_plan(self, link: str, share: Sequence[str | Path]) -> None:
+    def _write_plan(self, share: Sequence[str | Path]) -> None:
         plan = {
             "names": self.settings.names,
             "addresses": [address(i) for i in range(1, self.nodes + 1)],
             "login": LOGIN,
-            "link": link,
             "nvme": self.settings.habits.nvme,
-            "share": _below_tmp([Path.cwd(), sys.prefix, sys.base_prefix, Path(__file__).parents[2], *share]),
+            "share": _below_tmp([Path.cwd(), sys.prefix, sys.base_prefix, Path(aiscale.__file__).parent, *share]),
         }
         (self.folder / "plan.json").write_text(json.dumps(plan))
-
-    # up and down -----------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Cluster:
         return self.start()
@@ -81,19 +67,19 @@ class Cluster:
         self.stop()
 
     def start(self) -> Cluster:
-        command = [sys.executable, "-m", "aiscale.hpc.rehearsal.init", str(self.folder)]
-        env = {**self._env(), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._init = subprocess.Popen(
-            [*unshare(), *command],
+            [*unshare(), sys.executable, Path(__file__).with_name("init.py"), self.folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=env,
+            env=self._env(),
             cwd="/",
             start_new_session=True,  # a terminal's Ctrl-C ends the command; the cluster ends after it
         )
         try:
-            self._hear("the rehearsal could not start")
+            if (answer := self._init.stdout.readline()) != "\n":
+                why = answer.strip() or "its first process has ended"
+                raise RehearsalError(f"the rehearsal could not start: {why}")
             (child,) = psutil.Process(self._init.pid).children()
             self._inside = child.pid
         except BaseException:
@@ -113,21 +99,6 @@ class Cluster:
             self._init.stdout.close()
             self._init = None
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _hear(self, what: str) -> None:
-        answer = self._init.stdout.readline()
-        if answer != "\n":
-            raise RehearsalError(f"{what}: {answer.strip() or 'its first process has ended'}")
-
-    # use -------------------------------------------------------------------------------------------------------------
-
-    def set_link(self, rate: str, node: int | None = None) -> None:
-        """Send and receive at `rate`, such as 100mbit, "off" for no limit; on all nodes, or one, counted from 1."""
-        if node is not None and not 1 <= node <= self.nodes:
-            raise RehearsalError(f"node {node} of {self.nodes}: nodes count from 1")
-        self._init.stdin.write(json.dumps({"link": rate, "node": node}) + "\n")
-        self._init.stdin.flush()
-        self._hear(f"the link could not be set to {rate}")
 
     def login(
         self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: str | Path = "", **options
@@ -165,53 +136,5 @@ def _name(wanted: str | Site) -> str:
 
 def _below_tmp(paths: Sequence[str | Path]) -> list[str]:
     """Paths below /tmp, which a node with its own /tmp would miss; without paths below another one."""
-    found = sorted({str(Path(path).absolute()) for path in paths})
-    found = [path for path in found if path.startswith("/tmp/")]
-    return [path for path in found if not any(path.startswith(other + "/") for other in found if other != path)]
-
-
-# The command ----------------------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--site",
-        default="generic",
-        metavar="SITE",
-        help="the site to play: the name of a profile, or a .toml file (default: generic)",
-    )
-    parser.add_argument(
-        "--nodes", type=int, default=4, metavar="N", help="how many virtual nodes to start (default: 4)"
-    )
-    parser.add_argument("--link", default="", metavar="RATE", help="limit the network of each node, such as to 1gbit")
-    parser.add_argument(
-        "--account",
-        action="append",
-        default=[],
-        help="an account that jobs may use, besides the profile's example; may be repeated",
-    )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run (default: a shell)"
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    with Cluster(site=args.site, nodes=args.nodes, link=args.link, accounts=args.account) as cluster:
-        if command:
-            return cluster.login(command).returncode
-        return _shell(cluster)
-
-
-def _shell(cluster) -> int:
-    """A shell, in a new terminal if standard input is one: process 1 cannot share the outer terminal."""
-    rules = cluster.settings.site.scheduler
-    print(
-        f"{cluster.nodes} nodes of {cluster.settings.site.title}, account {rules.account_example}: sinfo, sbatch, "
-        f"squeue; the daemons' logs are in {cluster.folder / 'log'}; exit ends it all",
-        file=sys.stderr,
-    )
-    bash = ["bash", "--rcfile", str(Path(cluster.folder, "etc/bash_env.sh")), "-i"]
-    if not sys.stdin.isatty():
-        return cluster.login(["bash"]).returncode
-    return cluster.login(["script", "--quiet", "--return", "--command", shlex.join(bash), "/dev/null"]).returncode
+    below = sorted({path for path in map(os.path.abspath, paths) if path.startswith("/tmp/")})
+    return [path for path in below if not any(path.startswith(other + "/") for other in below if other != path)]
