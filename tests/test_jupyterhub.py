@@ -26,8 +26,8 @@ from nbformat import v4
 from traitlets.config import Config
 
 import listening
-from aiscale.hpc import rehearsal
-from aiscale.hpc.kernel import Spec, install
+import rehearsal
+from aiscale.hpc.kernel import install, start_script
 from browser import Browser, Page, find_browser
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +137,8 @@ def enter(hub: Hub, page: Page, name: str) -> None:
     home = hub.home(name)
     (home / "notebooks").mkdir(parents=True)
     (home / "notebooks/03_ddp.ipynb").write_text("changed")
-    install(Spec("aiscale", "aiscale", Path(sys.prefix)), home / ".local/share/jupyter/kernels")
+    script = start_script("aiscale", Path(sys.prefix), None, "", {})
+    install("aiscale", "aiscale", script, str(home / ".local"))
     cells = [v4.new_markdown_cell(f"## {name}'s ranks"), *map(v4.new_code_cell, CELLS)]
     kernel = {"kernelspec": {"name": "aiscale", "display_name": "aiscale", "language": "python"}}
     nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), home / "ranks.ipynb")

@@ -26,8 +26,7 @@ from aiscale.hpc.job import facts
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
 from aiscale.hpc.launchers.render import fits
 from aiscale.hpc.sites import load, names, site
-from aiscale.hpc.submit.command import checkpoints
-from aiscale.hpc.submit.launcher import Launcher
+from aiscale.hpc.submit import Launcher, checkpoints
 from aiscale.machines import find_machine
 from aiscale.plan.answer import plan
 from aiscale.plan.hardware import platform_of
@@ -114,9 +113,9 @@ class Job:
         )
 
     def finish(self) -> tuple[int, str]:
-        """(exit status, standard error without banner and price)"""
+        """(exit status, standard error without the banner)"""
         _, self.log = self.process.communicate(timeout=30)
-        told = [line for line in self.log.splitlines(True) if not line.startswith(("===", "job: price"))]
+        told = [line for line in self.log.splitlines(True) if not line.startswith("===")]
         return self.process.returncode, "".join(told)
 
     def calls(self, program: str = "") -> list[list[str]]:
@@ -153,9 +152,8 @@ def test_check_names_files_edited_by_hand_and_files_without_a_lesson(tmp_path, c
     (tmp_path / "launchers/perlmutter/zero.sbatch").unlink()
     (tmp_path / "launchers/perlmutter/mine.sbatch").write_text("#!/bin/bash\n")
     assert main(["launchers", "--check", "--out", str(tmp_path / "launchers")]) == 1
-    told = capsys.readouterr().out
-    assert "frontier/ddp.sbatch differs" in told and "perlmutter/zero.sbatch is missing" in told
-    assert "perlmutter/mine.sbatch has no lesson" in told and len(told.splitlines()) == 3
+    told = [Path(line).relative_to(tmp_path / "launchers") for line in capsys.readouterr().out.splitlines()]
+    assert list(map(str, told)) == ["frontier/ddp.sbatch", "perlmutter/mine.sbatch", "perlmutter/zero.sbatch"]
 
 
 @pytest.mark.parametrize("name", names())
@@ -192,19 +190,6 @@ def test_sbatch_reads_every_option_and_expands_none(path):
     assert not [line for line in lines if re.match(r"#+\s+SBATCH|##SBATCH", line)], "sbatch would not see it"
     assert not [line for line in lines if line.startswith("#SBATCH") and "$" in line.partition(" # ")[0]]
     assert lines[0] == "#!/bin/bash"
-
-
-@pytest.mark.parametrize("path", FILES)
-def test_files_are_short_have_one_block_to_edit_and_one_visible_srun(path):
-    text = (FOLDER / path).read_text()
-    assert len(text.splitlines()) <= 80 and len(re.findall(r"\bEDIT\b", text)) == 1
-    assert len(re.findall(r"^ *srun ", text, re.M)) == (
-        0 if LESSONS[Path(path).stem].work in ("notebook", "engines", "study") else 1
-    )
-    block = text.partition("# EDIT")[2].partition("# ---")[0]
-    assert {"#SBATCH --account", "#SBATCH --time", "ENVIRONMENT"} <= set(
-        re.findall(r"#+SBATCH --[a-z-]+|ENVIRONMENT", block)
-    )
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -260,16 +245,6 @@ def test_a_file_says_what_to_expect_and_its_training_is_long_enough_to_learn(pat
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_every_source_in_brackets_is_named_at_the_end(path):
-    text = (FOLDER / path).read_text()
-    comments = "\n".join(re.findall(r"(?:^|\s)#.*", text))
-    named = {key for group in re.findall(r"\[([a-z][a-z0-9, ]*)\]", comments) for key in group.split(", ")}
-    assert named and named <= set(place_of(path).sources)
-    listed = re.findall(r"^#   \[(\w+)\] \S", text, re.M)
-    assert set(listed) == named and str(place_of(path).read) in text
-
-
-@pytest.mark.parametrize("path", FILES)
 def test_requested_resources_are_within_the_sites_rules(path):
     place, asked = place_of(path), options((FOLDER / path).read_text())
     rules, nodes = place.scheduler, int(asked["nodes"])
@@ -294,21 +269,9 @@ def test_a_notebook_has_cores_of_a_node_without_gpus_and_costs_no_whole_node(nam
     assert set(place.scheduler.required) <= set(asked) and asked["account"] in ("m1234", "project_465000000")
 
 
-@pytest.mark.parametrize(
-    "name, env, told",
-    [
-        ("perlmutter", {"SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_CPUS_PER_NODE": "128(x4)"}, ("1", "GPU node-hours")),
-        ("perlmutter", {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "64", "SLURM_JOB_QOS": "gpu_shared"},
-         ("0.5", "GPU node-hours")),
-        ("perlmutter", {"SLURM_JOB_CPUS_PER_NODE": "16", "SLURM_JOB_QOS": "shared"}, ("0.0625", "CPU node-hours")),
-        ("lumi", {"SLURM_JOB_CPUS_PER_NODE": "8", "SLURM_JOB_PARTITION": "small"}, ("8", "CPU-core-hours")),
-        ("frontier", {"SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": "112"}, ("1", "Frontier node-hours")),
-        ("odo", {}, ("1", "node-hours")),
-    ],
-)  # fmt: skip
-def test_a_job_reckons_with_its_part_of_a_node(name, env, told):
-    found = facts(site(name), env)
-    assert (found["charge"], found["unit"]) == told
+def test_a_job_knows_the_cores_of_a_node_and_where_chains_are_forbidden():
+    assert facts(site("frontier")) == {"unchained": "debug", "cpus": "56"}
+    assert facts(site("perlmutter")) == {"unchained": "debug gpu_debug", "cpus": "128"}
 
 
 # What they start ------------------------------------------------------------------------------------------------------
@@ -407,14 +370,6 @@ def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nod
     assert rows == [{"tokens_per_s": 1}] * len(batches)
 
 
-def test_a_scaling_study_of_incomplete_micro_batches_is_refused_before_anything_is_measured(tmp_path):
-    text = (FOLDER / "frontier/scaling.sbatch").read_text()
-    (tmp_path / "mine.sbatch").write_text(text.replace("PER_RANK=12", "PER_RANK=8"))
-    job = Job(tmp_path, str(tmp_path / "mine.sbatch"), AISCALE_ENVIRONMENT=str(tmp_path / "env"))
-    assert job.finish() == (2, "PER_RANK 8 is no multiple of MICRO 6\n")
-    assert job.calls("srun") == []
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("words", [(), ("sub/mine.toml", "--budget", "5")])
 def test_a_study_runs_on_the_jobs_node_and_its_file_is_named_after_it(name, words, tmp_path):
@@ -486,9 +441,8 @@ def test_engines_whose_notebook_died_end_their_job(tmp_path, alive, cancelled):
 # How they end ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_exit_status_of_training_is_the_jobs(name, tmp_path):
-    job = Job(tmp_path, f"{name}/ddp.sbatch", TRAIN_STATUS="3")
+def test_the_exit_status_of_training_is_the_jobs(tmp_path):
+    job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS="3", CHAIN="1")
     assert job.finish()[0] == 3 and ["scontrol", "requeue", "77"] not in job.calls()
 
 
@@ -535,50 +489,17 @@ def test_a_job_is_requeued_even_if_srun_had_to_kill_a_late_or_hanging_rank(statu
     assert job.finish()[0] == int(status) and ["scontrol", "requeue", "77"] in job.calls()
 
 
-def starts(tmp_path, notes: list[str], path: str = "frontier/ddp.sbatch", **env: str) -> tuple[list[bool], str]:
-    """(whether each start was put back into the queue, what the last one said): a chain by requeue."""
-    again = []
-    for count, note in enumerate(notes):
-        job = Job(tmp_path, path, TRAIN_STATUS="130", NOTES=note, CHAIN="1", SLURM_RESTART_COUNT=str(count), **env)
-        errors = job.finish()[1]
-        again.append(["scontrol", "requeue", "77"] in job.calls())
-        job.calls_file.unlink()
-    return again, errors
-
-
-def test_a_chain_ends_when_two_starts_in_a_row_made_no_progress(tmp_path):
-    again, errors = starts(tmp_path, ["step_5 stopped", "stopped", "step_6 stopped", "step_6 stopped", "stopped"])
-    assert again == [True, True, True, True, False] and "Two starts in a row made no progress" in errors
-
-
 def test_restarts_are_capped_and_the_cap_can_be_raised(tmp_path):
-    again, errors = starts(tmp_path, ["step_1 stopped", "step_2 stopped", "step_3 stopped"], RESTARTS="2")
-    assert again == [True, True, False] and "restarted 2 times, the most that RESTARTS allows" in errors
-    for file in ("ddp", "radius_355m"):  # by Slurm: nodes fail
-        job = Job(tmp_path, f"frontier/{file}.sbatch", CHAIN="1", SLURM_RESTART_COUNT="9", RESTARTS="2")
+    for count, cap, again in (("4", "", True), ("5", "", False), ("5", "6", True)):
+        env = {"CHAIN": "1", "SLURM_RESTART_COUNT": count} | ({"RESTARTS": cap} if cap else {})
+        job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS="130", NOTES="step_1 stopped", **env)
         status, errors = job.finish()
-        assert status == 1 and "at most 1 + 2 are allowed" in errors and not job.steps("train")
-
-
-def test_jobs_of_one_name_submitted_anew_count_as_starts_of_one_chain(tmp_path):
-    ended = []
-    for number in range(4):
-        env = {"SLURM_JOB_ID": str(100 + number), "CHAIN": "1", "RESTARTS": "2", "NOTES": f"step_{number + 1} stopped"}
-        ended.append(Job(tmp_path, "perlmutter/ddp.sbatch", TRAIN_STATUS="130", **env).finish()[0])
-    assert ended == [130, 130, 130, 1], "the fourth ends before it trains"
-    assert Job(tmp_path, "perlmutter/ddp.sbatch", SLURM_JOB_ID="200").finish()[0] == 0, "one by itself is no chain"
-
-
-def test_a_start_that_ended_with_its_node_is_counted_with_what_it_had_saved(tmp_path):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    (runs / ".chain-ddp").write_text("77 0 1000 0 - running\n")
-    (runs / ".saved-77").write_text("x/step_00000042\n")
-    os.utime(runs / ".saved-77", (4600, 4600))
-    job = Job(tmp_path, "frontier/ddp.sbatch", SLURM_RESTART_COUNT="1", TRAIN_STATUS="3")
-    job.finish()
-    assert (runs / ".chain-ddp").read_text().splitlines()[0] == "77 0 1000 3600 42 ended"
-    assert "step saved last: 42" in job.log and "price so far: 2.000 node-hours" in job.log
+        assert status == 130 and (["scontrol", "requeue", "77"] in job.calls()) == again
+        assert ("restarted 5 times, the most that RESTARTS allows" in errors) == (not again)
+        job.calls_file.unlink()
+    job = Job(tmp_path, "frontier/radius_355m.sbatch", SLURM_RESTART_COUNT="9")  # by Slurm: nodes fail
+    status, errors = job.finish()
+    assert status == 1 and "9 restarts, and RESTARTS allows 5" in errors and not job.steps("train")
 
 
 @pytest.mark.parametrize("qos", ["gpu_debug", "debug"])
@@ -589,27 +510,12 @@ def test_a_qos_that_forbids_chains_is_known_by_the_name_that_jobs_see(qos, tmp_p
     assert f"QOS {qos} forbids chains of jobs" in errors
 
 
-def test_nodes_on_which_a_hang_recurred_are_left_out(tmp_path):
-    hosts = {"HOSTS": "node1 node2 node3", "TRAIN_STATUS": "76", "CHAIN": "1"}
-    Job(tmp_path, "frontier/ddp.sbatch", NOTES="step_1 hung:node2", **hosts).finish()
-    job = Job(tmp_path, "frontier/ddp.sbatch", NOTES="step_2 hung:node2:node3", SLURM_RESTART_COUNT="1", **hosts)
-    assert "requeued without node2, where jobs hung twice" in job.finish()[1]
-    wanted = ["requeuehold 77", "update JobId=77 ExcNodeList=node2", "release 77"]
-    assert [" ".join(call[1:]) for call in job.calls("scontrol")][-3:] == wanted
-    job = Job(tmp_path, "frontier/ddp.sbatch", SLURM_JOB_ID="78", HOSTS="node1 node2")
-    assert (
-        "jobs hung on node2 twice, and this one has it again; leave it out: sbatch --exclude=node2" in job.finish()[1]
-    )
-
-
-def test_the_log_begins_with_a_banner_and_ends_with_the_price(tmp_path):
+def test_the_log_begins_with_a_banner(tmp_path):
     job = Job(tmp_path, "perlmutter/ddp.sbatch", SLURM_JOB_QOS="gpu_preempt", SLURM_JOB_NODELIST="nid[001-004]")
     job.finish()
     banner = [line for line in job.log.splitlines() if line.startswith("===")]
     assert re.match(r"=== ddp, job 77, \d{4}-\d\d-\d\d .*, restart 0 of at most 5", banner[0])
-    assert banner[1].startswith("=== nodes: nid[001-004]; QOS: gpu_preempt; step saved last: none")
-    assert banner[2] == "=== price so far: 0.000 node-hours (0.000 GPU node-hours)"
-    assert "job: price of this start: 0.00" in job.log
+    assert banner[1:] == ["=== nodes: nid[001-004]; QOS: gpu_preempt"]
 
 
 def test_a_file_trains_without_the_helper(tmp_path):
@@ -754,7 +660,7 @@ def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
 def test_a_missing_profile_is_refused_in_one_line(tmp_path, capsys):
     assert main(["launchers", "--site", str(tmp_path / "none.toml")]) == 2
     errors = capsys.readouterr().err
-    assert "no such file" in errors and "generic" in errors and len(errors.splitlines()) == 1
+    assert "no such file" in errors and len(errors.splitlines()) == 1
 
 
 def test_a_custom_profile_is_rendered(tmp_path):

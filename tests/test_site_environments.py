@@ -22,8 +22,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import rehearsal
 from aiscale.cli import _parser, main
-from aiscale.hpc import rehearsal
 from aiscale.hpc.launchers.render import BUILD, SHIPPED
 from aiscale.hpc.sites import site
 from centre import Cluster
@@ -113,9 +113,6 @@ def test_commands_files_and_versions_on_a_sites_page_exist(name):
     versions = place.build.modules + place.shell.modules + place.shell.python
     for image in re.findall(r"nersc/pytorch:[\d.]+|(?:pytorch|rocm|cpe)/\d[\d.]*\d", text):
         assert image in versions, f"{image} is not what the launchers load"
-    lines = (FOLDER / "README.md").read_text().partition(f"\n## {name.title()}\n")[2].partition("\n## ")[0]
-    count = len(re.findall(r"^\d\. ", lines, re.M))
-    assert f"[{'zero one two three four five six seven eight nine ten'.split()[count]} lines]" in text
 
 
 # The script -----------------------------------------------------------------------------------------------------------
@@ -223,9 +220,9 @@ class Login:
 
 def says(prefix: Path, expression: str) -> str:
     code = f"import alpha, aiscale, mpi4py, torch; print({expression})"
-    return subprocess.run(
-        [prefix / "bin/python", "-c", code], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    env = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run([prefix / "bin/python", "-c", code], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(tmp_path):

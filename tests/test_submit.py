@@ -14,8 +14,7 @@ from aiscale.cli import main
 from aiscale.config import ConfigError
 from aiscale.hpc.launchers import LESSONS
 from aiscale.hpc.sites import site
-from aiscale.hpc.submit.command import checkpoint_bytes
-from aiscale.hpc.submit.launcher import Launcher, hours_of
+from aiscale.hpc.submit import Launcher, checkpoint_bytes, hours_of
 from aiscale.recipes import recipe
 from centre import Cluster
 
@@ -24,11 +23,7 @@ FOLDER = ROOT / "launchers"
 
 #: stand in for the site's programs on this machine; the test with a real Slurm is below
 PROGRAMS = {
-    "sacctmgr": 'echo "m1234_g|gpu_regular,gpu_debug"; echo "m1234|regular"',
-    "sbatch": 'echo "$*" >> "$CALLS"; cp "${2:-$1}" "$CALLS.file" 2> /dev/null || cp "$1" "$CALLS.file"; '
-    '[[ "$*" != *--test-only* ]] || echo "sbatch: Job 7 to start at now" >&2; '
-    '[ -z "$LAPTOP" ] || { printf "sbatch: %s\\n" "error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host" '
-    '"fatal: Could not establish a configuration source" >&2; exit 1; }',
+    "sbatch": 'echo "$*" >> "$CALLS"; [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }',
     "lfs": 'echo "     /x  ${LFS_USED:-1}  ${LFS_QUOTA:-0} ${LFS_QUOTA:-0}  -  5 0 0 -"',
 }
 STATES = {"✓": "ok", "!": "warning", "✗": "wrong"}
@@ -73,11 +68,10 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
     status, lines, _ = submit("--set", "loop.steps=7", capsys=capsys)
     assert status == 0, lines
     marks = {line.split()[1]: line[0] for line in lines if line[0] in "✓!✗"}
-    assert marks.pop("versions") in "✓!" and set(marks.values()) == {"✓"}
-    assert set(marks) == {"environment", "corpus", "space", "account", "time", "modules", "Slurm", "price"}
+    assert set(marks) == {"environment", "corpus", "space", "time", "modules", "Slurm", "price"}
+    assert set(marks.values()) == {"✓"}
     tested, submitted = (login / "calls").read_text().splitlines()
-    assert tested.startswith("--test-only") and submitted.endswith("fsdp.sbatch --set loop.steps=7")
-    assert "#SBATCH --account=m1234 " in (login / "calls.file").read_text(), "the account of the environment"
+    assert tested == f"--test-only {submitted}" and submitted.endswith("fsdp.sbatch --set loop.steps=7")
     (price,) = [line for line in lines if "price" in line]
     assert "at most 4 nodes x 0.5 h = 2 node-hours; charged: 2 GPU node-hours" in price
 
@@ -97,18 +91,6 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             [],
             "corpora/openwebtext' does not exist → make it with `aiscale",
         ),
-        (
-            "account",
-            {"SBATCH_ACCOUNT": "m7777"},
-            [],
-            "m7777 is not yours: m1234, m1234_g → export SBATCH_ACCOUNT=YOURS",
-        ),
-        (
-            "QOS",
-            {"SBATCH_QOS": "preempt"},
-            [],
-            "preempt is not open to m1234: debug, regular → aiscale submit --sbatch",
-        ),
         ("space", {"LFS_USED": "1000", "LFS_QUOTA": "2000"}, [], "1 MB are left of your quota → free some space"),
         (
             "time",
@@ -117,8 +99,19 @@ def test_a_job_without_a_fault_is_submitted_as_it_was_checked(login, capsys):
             "49 h on 4 nodes in QOS regular, which allows 48 h → --sbatch '-t 2880'",
         ),
         ("layout", {}, ["--set", "loop.micro_batch=7"], "16 ranks: loop.global_batch 480 / dp 16 = 30"),
-        ("Slurm", {"LAPTOP": "yes"}, [], "that of Perlmutter (NERSC) does not answer here → submit from a login node"),
-        ("modules", {"MISSING": "yes"}, [], "pytorch/2.13.0 cannot be loaded: The following module(s) are unknown"),
+        (
+            "Slurm",
+            {"REFUSE": "Invalid account"},
+            [],
+            "refuses it: sbatch: error: Invalid account → on a login node sacctmgr",
+        ),
+        (
+            "Slurm",
+            {"REFUSE": "Could not establish a configuration source"},
+            [],
+            "that of Perlmutter (NERSC) does not answer here → submit from a login node",
+        ),
+        ("modules", {"MISSING": "yes"}, [], "cannot be loaded: The following module(s) are unknown: pytorch/2.13.0"),
     ],
 )
 def test_each_planted_fault_is_named_in_one_line_with_its_remedy(fault, env, words, told, login, capsys, monkeypatch):
@@ -158,16 +151,14 @@ def test_a_script_of_ones_own_needs_a_python_and_to_be_there(login, capsys):
     assert (login / "calls").read_text().splitlines()[-1].endswith("your_own.sbatch mine.py --epochs 3")
 
 
-def test_a_dry_run_prints_the_file_and_submits_nothing(login, capsys, monkeypatch):
-    monkeypatch.setenv("SBATCH_QOS", "debug")
-    monkeypatch.setenv("SBATCH_RESERVATION", "class")
-    (login / "runs").mkdir()
-    (login / "runs/.hung-nodes").write_text("1 0 nid5\n1 1 nid5\n1 1 nid6\n")
-    assert main(["submit", "--dry-run", "--sbatch", "-t 20", str(FOLDER / "perlmutter/fsdp.sbatch")]) == 0
-    text = capsys.readouterr().out
-    wanted = {"--qos=debug", "--account=m1234", "--time=20", "--reservation=class", "--exclude=nid5"}
-    assert wanted <= set(re.findall(r"^#SBATCH (\S+)", text, re.M))
-    assert "aiscale train" in text and "--test-only" in (login / "calls").read_text().splitlines()[-1]
+def test_a_dry_run_prints_the_command_and_submits_nothing(login, capsys, monkeypatch):
+    monkeypatch.setenv("CHAIN", "1")
+    file = FOLDER / "perlmutter/fsdp.sbatch"
+    assert main(["submit", "--dry-run", "--sbatch", "-q debug -t 20", str(file), "--set", "loop.steps=7"]) == 0
+    told = capsys.readouterr()
+    assert told.out == f"sbatch -q debug -t 20 --requeue {file} --set loop.steps=7\n"
+    assert "4 nodes x 0.333333 h x 6 starts" in told.err and "at most 0.5 h on 4 nodes in QOS debug" in told.err
+    assert "--test-only" in (login / "calls").read_text()
 
 
 @pytest.mark.parametrize("path", sorted(f"{file.parent.name}/{file.name}" for file in FOLDER.glob("*/*.sbatch")))
@@ -176,8 +167,6 @@ def test_every_launcher_is_read_without_being_run(path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     place, lesson = site(path.split("/")[0]), LESSONS[Path(path).stem]
     job = Launcher.read(FOLDER / path, place)
-    lines = (FOLDER / path).read_text().splitlines()
-    assert job.final().splitlines() == lines, "every option is kept, and nothing else changes"
     assert job.nodes >= 1 and 0 < job.hours <= 24 and job.starts == 1
     run = job.run()
     assert (run is None) == (lesson.work != "train")
@@ -203,26 +192,24 @@ def test_times_are_read_as_sbatch_reads_them(time, hours):
 @pytest.mark.parametrize(
     "text, told",
     [
-        (None, "cannot be read: no such file or directory"),
         ("echo\n", "is no batch script: its first line must be #!/bin/bash"),
         ("#!/bin/bash\n", "has no --time: add #SBATCH --time=00:30:00"),
         ("#!/bin/bash\n#SBATCH --time=soon\n", "--time is soon: it must be minutes"),
     ],
 )
 def test_what_is_no_launcher_is_refused_in_one_line(text, told, tmp_path):
-    if text is not None:
-        (tmp_path / "job.sbatch").write_text(text)
+    (tmp_path / "job.sbatch").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(told)):
         _ = Launcher.read(tmp_path / "job.sbatch", site("generic")).hours
 
 
 @pytest.mark.slurm
 @pytest.mark.extended
-def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(place):
+def test_under_a_real_slurm_faults_are_named_and_a_job_without_one_is_submitted(place):
     file, env = FOLDER / "perlmutter/ddp.sbatch", {"AISCALE_ENVIRONMENT": str(place / "env"), "CALLS": "/dev/null"}
     (place / "env/bin").mkdir(parents=True)
     python = place / "env/bin/python"
-    quick = 'case "$*" in *"aiscale train"*) sleep 12; exit ;; *doctor*) exit ;; esac'
+    quick = 'case "$*" in *"aiscale train"*) exit ;; *doctor*) exit ;; esac'
     python.write_text(f'#!/bin/bash\n{quick}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     words = [sys.executable, "-m", "aiscale", "submit", "--site", "perlmutter"]
@@ -239,9 +226,9 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
             return found
 
         for options, more, name in (
-            (("-N2", "-t 10"), {"SBATCH_ACCOUNT": "m7777"}, "account"),
+            (("-N2", "-t 10"), {"SBATCH_ACCOUNT": "m7777"}, "Slurm"),
             (("-N2", "-t 40", "-q debug"), {}, "time"),
-            (("-N2", "-t 10", "-q fast"), {}, "QOS"),
+            (("-N2", "-t 10", "-q fast"), {}, "Slurm"),
             (("-N2", "-t 10"), {"AISCALE_ENVIRONMENT": "/nowhere"}, "environment"),
         ):
             found = checks(*options, **more)
@@ -251,12 +238,6 @@ def test_under_a_real_slurm_faults_are_named_and_the_price_is_what_sacct_counts(
         assert part["price"]["found"].endswith("0.5 node-hours; charged: 0.03125 CPU node-hours"), "8 of 128 cores"
         assert part["Slurm"]["state"] == "ok", part
         found = checks("-N2", "-t 10", dry=False)
-        assert {each["state"] for name, each in found.items() if name != "versions"} <= {"ok"}, found
+        assert {each["state"] for each in found.values()} == {"ok"}, found
         job = nodes.login(["squeue", "--noheader", "--states=all", "--format=%i"], capture_output=True).stdout.strip()
         assert nodes.wait(job) == "COMPLETED"
-        counted = ["sacct", "--completion", "--noheader", "--parsable2", "--jobs", job, "--format=ElapsedRaw,NNodes"]
-        elapsed, size = map(int, nodes.login(counted, capture_output=True).stdout.strip().split("|"))
-        (log,) = place.glob("ddp-*.out")
-        told = float(re.search(r"price of this start: ([\d.]+) node-hours", log.read_text())[1])
-        # 0.001 node-hours are 2 s here, and on a busy machine the script's own end takes some
-        assert size == 2 and elapsed >= 12 and told * 3600 / size == pytest.approx(elapsed, abs=5)

@@ -79,7 +79,7 @@ def test_aiscale_commands_parse_and_their_settings_exist(words):
 
 def test_submit_has_the_options_and_the_file():  # read, not parsed: its parser imports torch
     [(_, launcher, *options)] = [words for words in AISCALE if words[0] == "submit"]
-    source = (ROOT / "src" / "aiscale" / "hpc" / "submit" / "command.py").read_text()
+    source = (ROOT / "src" / "aiscale" / "hpc" / "submit.py").read_text()
     assert (ROOT / launcher).exists() and all(f'"{option}"' in source for option in options)
 
 

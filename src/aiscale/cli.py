@@ -308,7 +308,7 @@ def _verify(args: argparse.Namespace) -> int:
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
     "bench": ("run a benchmark on this machine", "aiscale bench model --json", "aiscale.bench.command"),
-    "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor.command"),
+    "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.prepare"),
     "models": ("fetch a pretrained model", "aiscale models fetch openai-community/gpt2", "aiscale.model.fetch"),
     "evaluate": (
@@ -329,18 +329,13 @@ _DELEGATED = {
     "submit": (
         "check a launcher and what it needs, say what it costs, and submit it",
         "aiscale submit launchers/frontier/ddp.sbatch --dry-run",
-        "aiscale.hpc.submit.command",
+        "aiscale.hpc.submit",
     ),
     "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.render"),
     "plan": (
         "say how many nodes, which layout, how long, and whether it fits",
         "aiscale plan --model forge-m --machine frontier --nodes 64",
         "aiscale.plan.command",
-    ),
-    "rehearse": (
-        "run a command in a private Slurm cluster of virtual nodes",
-        "aiscale rehearse --site frontier --nodes 2 -- sbatch --wait job.sbatch",
-        "aiscale.hpc.rehearsal.cluster",
     ),
     "exercises": (
         "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",

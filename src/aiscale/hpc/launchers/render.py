@@ -13,17 +13,17 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
-from aiscale.config import ConfigError, Run, remedy, require_writable, write_whole
+from aiscale.config import ConfigError, Run, require_writable, write_whole
 from aiscale.hpc.launchers.lessons import LESSONS, Lesson
 from aiscale.hpc.sites import GpuKind, Site, SiteError, find, names, site
-from aiscale.hpc.submit.command import checkpoint_bytes, checkpoints, size_of
+from aiscale.hpc.submit import checkpoint_bytes, checkpoints, size_of
 from aiscale.machines import find_machine
 from aiscale.plan.answer import plan
 from aiscale.plan.hardware import platform_of
@@ -261,60 +261,38 @@ def templates() -> jinja2.Environment:
 
 def write(place: Site, out: str | Path) -> list[Path]:
     """Write the launchers of a site to `out`/NAME; returns the files."""
-    folder, files = Path(out) / place.name, render_all(place)
-    write_files(folder, files, "--out")
-    return [folder / name for name in files]
+    folder = Path(out) / place.name
+    require_writable(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
+    mode = {".sh": 0o755, ".sbatch": 0o644}
+    return [write_whole(folder / name, text, mode[Path(name).suffix]) for name, text in render_all(place).items()]
 
 
-def write_files(folder: Path, files: Mapping[str, str], option: str) -> None:
-    """Write {name: text} into a folder, which `option` of the command names."""
-    require_writable(folder, option)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            write_whole(folder / name, text, 0o755 if name.endswith(".sh") else 0o644)
-    except OSError as error:
-        raise SiteError(f"{folder} cannot be written ({error.strerror}): {remedy(error, option)}") from None
-
-
-def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[str]:
-    """One line for each file in `out` that differs from what would be rendered now."""
-    problems = []
-    for place in places or map(site, SHIPPED):
-        folder, wanted = Path(out) / place.name, render_all(place)
-        for name, text in wanted.items():
-            path = folder / name
-            if not path.exists():
-                problems.append(f"{path} is missing")
-            elif path.read_text() != text:
-                problems.append(f"{path} differs from what its template and profile give")
-        problems += [f"{path} has no lesson" for path in sorted(folder.glob("*.sbatch")) if path.name not in wanted]
-    return problems
+def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[Path]:
+    """The files in `out` that are missing, changed by hand, or of no lesson."""
+    folders = {Path(out) / place.name: render_all(place) for place in places or map(site, SHIPPED)}
+    wanted = {folder / name: text for folder, files in folders.items() for name, text in files.items()}
+    there = {path: path.read_text() for folder in folders for path in folder.glob("*.s*")}
+    return sorted(path for path in wanted.keys() | there.keys() if wanted.get(path) != there.get(path))
 
 
 # The command ----------------------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--site",
-        metavar="FILE",
-        help=f"a profile of your own (.toml), or one of {', '.join(names())} (default: {' and '.join(SHIPPED)})",
-    )
-    parser.add_argument("--out", default="launchers", metavar="DIR", help="where files go (default: launchers)")
-    parser.add_argument("--check", action="store_true", help="write nothing; say what would change")
+    add, shipped = parser.add_argument, " and ".join(SHIPPED)
+    add("--site", metavar="FILE", help=f"a .toml file of your own, or one of {', '.join(names())} (default: {shipped})")
+    add("--out", default="launchers", metavar="DIR", help="where files go (default: launchers)")
+    add("--check", action="store_true", help="write nothing; say what would change")
 
 
 def run(args: argparse.Namespace) -> int:
     places = [find(args.site)] if args.site else [site(name) for name in SHIPPED]
     if args.check:
-        problems = drift(args.out, places)
-        print(*problems, sep="\n", end="\n" * bool(problems))
-        if problems:
-            print("to put this right: aiscale launchers", file=sys.stderr)
-        else:
-            print(f"{args.out}: the files of {', '.join(place.name for place in places)} are up to date")
-        return 1 if problems else 0
+        wrong = drift(args.out, places)
+        print(*wrong, sep="\n", end="\n" * bool(wrong))
+        print(f"{args.out}: {len(wrong)} files differ from what `aiscale launchers` writes", file=sys.stderr)
+        return int(bool(wrong))
     for place in places:
         print(*write(place, args.out), sep="\n")
     return 0

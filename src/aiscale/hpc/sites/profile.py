@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiscale.config import ConfigError, hint
+from aiscale.config.errors import require
+from aiscale.config.run import as_type
 
 _HERE = Path(__file__).parent
 
@@ -92,7 +94,6 @@ class Partition:
     limits: tuple[Limit, ...]  #: smallest jobs first
     share: float = 0.0  #: the most of a node that a job gets where jobs share nodes; 0: they have whole ones
     source: str = ""
-    verification: str = "primary"  #: primary: the site's own documentation; secondary: somebody's copy of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,6 @@ class Qos:
     preemptible: bool = False  #: the scheduler may end a job for another one
     charge: float = 1.0  #: what a job is charged, over the usual charge
     source: str = ""
-    verification: str = "primary"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,6 @@ class Site:
     environment: str = ""  #: the default of ENVIRONMENT in launchers
     environment_hint: str = ""  #: alternatives to it
     scratch: str = ""  #: where to submit from, in a sentence
-    jupyter: str = ""  #: where notebooks run, in a sentence
     shell: Shell = field(default_factory=Shell)
     build: Build = field(default_factory=Build)
 
@@ -267,11 +266,11 @@ class Site:
     def step_prefix(self, nodes: int) -> list[str]:
         """Words before a step's command that give its ranks what a launcher would export: the network's variables, and
         those that srun overwrites."""
-        shell, given = self.shell, [f"{name}={value}" for name, value in self.rank_env.items()]
+        shell, variables = self.shell, [f"{name}={value}" for name, value in self.rank_env.items()]
         lines = [shell.network, shell.many_nodes if nodes > 1 else shell.one_node]
         script = "\n".join(line.strip() for line in lines if line.strip())
         words = ["bash", "-c", f'{script}\nexec "$@"', "rank"] if script else []
-        return words + (["env", *given] if given else [])
+        return words + (["env", *variables] if variables else [])
 
     def __post_init__(self) -> None:
         rules = self.scheduler
@@ -279,18 +278,12 @@ class Site:
             raise SiteError(f"name is {self.name!r}: it names a folder, so use small letters, digits, - and _")
         chosen = {"partitions": self.partition or rules.default_partition, "qos": self.qos or rules.default_qos}
         for table, wanted in chosen.items():
-            kind, known = table.removesuffix("s" * (table != "qos")), getattr(rules, table)
-            if wanted and wanted not in known:
+            kind, valid = table.removesuffix("s" * (table != "qos")), getattr(rules, table)
+            if wanted and wanted not in valid:
                 raise SiteError(f"{kind} {wanted} is not among scheduler.{kind}: add [scheduler.{table}.{wanted}]")
         named = {word for kind in self.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
         if unknown := sorted(named - set(rules.features)):
             raise SiteError(f"node.kinds names the constraint {unknown[0]}, which scheduler.features lacks: add it")
-        try:
-            re.compile(rules.account_pattern)
-        except re.error as why:
-            raise SiteError(f"scheduler.account_pattern {rules.account_pattern!r} is no pattern: {why}") from None
-        if self.node.ranks_per_node * self.node.cpus_per_rank < 1:
-            raise SiteError("node.cpus_per_rank must be at least 1")
 
 
 # reading --------------------------------------------------------------------------------------------------------------
@@ -311,8 +304,8 @@ def site(name: str) -> Site:
 def here() -> Site | None:
     """The profile of this machine: AISCALE_SITE (a name or .toml file), else the site whose marks are all in the
     environment, else None."""
-    if said := os.environ.get("AISCALE_SITE"):
-        return find(said)
+    if name := os.environ.get("AISCALE_SITE"):
+        return find(name)
     shipped = map(site, names())
     return next((one for one in shipped if one.marks and one.marks.items() <= os.environ.items()), None)
 
@@ -325,23 +318,17 @@ def find(text: str) -> Site:
 def load(path: str | Path) -> Site:
     """The profile in a file; raises SiteError with one line that says what is wrong with it."""
     try:
-        tree = tomllib.loads(Path(path).read_text())
+        return _build(Site, tomllib.loads(Path(path).read_text()), "")
     except OSError as error:
-        raise SiteError(
-            f"site profile {path}: {(error.strerror or str(error)).lower()}; shipped are {', '.join(names())}, "
-            f"to copy from {_HERE.name}/"
-        ) from None
+        raise SiteError(f"site profile {path}: {(error.strerror or str(error)).lower()}; to copy: {_HERE}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SiteError(f"site profile {path} is not TOML: {error}") from None
-    try:
-        return _build(Site, tree, "")
-    except SiteError as error:
+    except ConfigError as error:
         raise SiteError(f"site profile {path}: {error}") from None
 
 
 def _build(cls: type, tree: object, prefix: str):
-    if not isinstance(tree, dict):
-        raise SiteError(f"{prefix.rstrip('.')} is {tree!r}: it must be a table")
+    require(isinstance(tree, dict), f"{prefix.rstrip('.')} is {tree!r}: it must be a table")
     hints, fields = typing.get_type_hints(cls), {each.name: each for each in dataclasses.fields(cls)}
     valid = f"a profile has {', '.join(fields)} here"
     for key in tree:
@@ -358,16 +345,9 @@ def _convert(kind, value: object, path: str):
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, path + ".")
     if origin is tuple:
-        if not isinstance(value, list):
-            raise SiteError(f"{path} is {value!r}: it must be a list")
+        require(isinstance(value, list), f"{path} is {value!r}: it must be a list")
         return tuple(_convert(inner[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is Mapping:
-        if not isinstance(value, dict):
-            raise SiteError(f"{path} is {value!r}: it must be a table")
+        require(isinstance(value, dict), f"{path} is {value!r}: it must be a table")
         return types.MappingProxyType({key: _convert(inner[1], item, f"{path}.{key}") for key, item in value.items()})
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", datetime.date: "a date"}
-        raise SiteError(f"{path} is {value!r}: it must be {words[kind]}")
-    return value
+    return value if kind is datetime.date else as_type(kind, value, path)

@@ -1,0 +1,200 @@
+"""`aiscale doctor`: is this node, or this job, ready to train? Yes or no.
+
+aiscale doctor                    # this machine, and two ranks on it
+srun aiscale doctor               # in a job: all its nodes and ranks; exit status 1 if anything is wrong
+
+One `Finding` for each question about a node; then all ranks run one all-reduce, and its result is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+import psutil
+
+from aiscale.config import ConfigError
+from aiscale.processes import usable_cores
+
+GIB = 2**30
+PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "ipyparallel", "mpi4py", "papermill")
+#: variables that decide how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees and is bound to
+SETTINGS = ("NCCL_", "RCCL_", "FI_", "TORCH_NCCL_", "MPICH_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+SETTINGS += ("HIP_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "HSA_", "SLURM_CPU_BIND", "SLURM_GPU_BIND")
+LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 06
+LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
+LEAST_SPACE_GIB = 2
+ALL_REDUCE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question."""
+
+    name: str
+    state: Literal["ok", "warning", "wrong"]  #: wrong: training will not work; warning: it may be slow or fail later
+    text: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        mark = {"ok": "✓", "warning": "!", "wrong": "✗"}[self.state]
+        return f"{mark} {self.name:16} {self.text}" + f" → {self.remedy}" * bool(self.remedy)
+
+
+# The node -------------------------------------------------------------------------------------------------------------
+
+
+def examine() -> Iterator[Finding]:
+    """All findings of this node, in order; takes a few seconds."""
+    yield Finding("Python", "ok", f"{platform.python_version()}, {sys.prefix}")  # pip refuses others
+    yield _packages()
+    yield _devices()
+    yield from _resources()
+    yield from settings(os.environ)
+
+
+def _packages() -> Finding:
+    there, missing = [], []
+    for name in PACKAGES:
+        try:
+            there.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    state = "wrong" if "torch" in missing else "warning" if missing else "ok"
+    return Finding("packages", state, ", ".join(there), f"pip install {' '.join(missing)}" if missing else "")
+
+
+def _devices() -> Finding:
+    import torch
+
+    if count := torch.cuda.device_count():
+        return Finding("GPUs", "ok", f"{count} x {torch.cuda.get_device_name(0)}")
+    if os.environ.get("SLURM_GPUS_ON_NODE"):
+        remedy = "install torch for this GPU (make setup TORCH=cuda, or rocm) and check the driver"
+        return Finding("GPUs", "warning", "Slurm gave some, but torch sees none", remedy)
+    return Finding("GPUs", "ok", "none: ranks run on the CPU over gloo")
+
+
+def _resources() -> Iterator[Finding]:
+    cores, memory = len(usable_cores()), psutil.virtual_memory()
+    few = "" if cores > 1 else "ranks will take turns: give this job at least 2 cores"
+    yield Finding("cores", "warning" if few else "ok", f"{cores} of {os.cpu_count()} usable", few)
+    little = "" if memory.available > LEAST_MEMORY_GIB * GIB else f"the lessons want {LEAST_MEMORY_GIB} GiB free"
+    yield Finding("memory", "warning" if little else "ok", f"{memory.total / GIB:.0f} GiB", little)
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    remedy = "" if files >= LEAST_FILES else f"ulimit -n {min(most, 4096) if most > 0 else 4096}"
+    yield Finding("limits", "wrong" if remedy else "ok", f"{files} open files", remedy)
+    full = "" if shutil.disk_usage(".").free > LEAST_SPACE_GIB * GIB else "free some space for checkpoints"
+    yield Finding("disk", "warning" if full else "ok", os.getcwd(), full)
+
+
+def settings(env: Mapping[str, str]) -> Iterator[Finding]:
+    """The variables of the network and of binding, and the modules, as this process has them."""
+    if set_here := [f"{name}={value}" for name, value in sorted(env.items()) if name.startswith(SETTINGS) and value]:
+        yield Finding("settings", "ok", " ".join(set_here))
+    if modules := env.get("LOADEDMODULES"):
+        yield Finding("modules", "ok", modules.replace(":", " "))
+
+
+# The ranks ------------------------------------------------------------------------------------------------------------
+
+
+def check_ranks(world) -> list[Finding]:
+    """One all-reduce of all ranks, and the cores that they share; the same on every rank."""
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(2):  # the first one opens connections
+        ones = torch.ones(ALL_REDUCE_BYTES // 4, device=world.device)
+        world.barrier()
+        began = time.perf_counter()
+        with world.control():
+            dist.all_reduce(ones)
+        right = bool((ones == world.size).all())  # waits for a GPU, too
+        seconds = time.perf_counter() - began
+    every = world.gather((socket.gethostname(), usable_cores(), right, seconds))
+    cores: dict[str, list[list[int]]] = {}  # of each rank of a node
+    for host, own, _, _ in every:
+        cores.setdefault(host, []).append(own)
+    text = f"{world.size} on {len(cores)} node{'s' * (len(cores) > 1)}: an all-reduce of {ALL_REDUCE_BYTES >> 20} MiB "
+    text += f"over {world.backend} "
+    if all(ok for _, _, ok, _ in every):
+        findings = [Finding("ranks", "ok", text + f"in {max(each[-1] for each in every) * 1e3:,.1f} ms")]
+    else:
+        findings = [Finding("ranks", "wrong", text + "gave a wrong sum", "the network corrupts data")]
+    for host, each in cores.items():
+        if (several := len(set().union(*each))) < len(each):
+            remedy = "they take turns: start fewer, or srun --cpus-per-task=... --cpu-bind=cores"
+            findings.append(Finding("ranks", "warning", f"{len(each)} on {host}, bound to {several} cores", remedy))
+    return findings
+
+
+def alike(nodes: Mapping[str, list[Finding]]) -> list[Finding]:
+    """Each finding once; where not all nodes share it, with their names."""
+    where: dict[Finding, list[str]] = {}
+    for node, findings in nodes.items():
+        for finding in findings:
+            where.setdefault(finding, []).append(node)
+    few = {one: f"  [{', '.join(some)}]" for one, some in where.items() if len(some) < len(nodes)}
+    return [dataclasses.replace(one, text=one.text + few.get(one, "")) for one in where]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nproc", type=int, default=2, metavar="N", help="ranks to start outside a job (default: 2)")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="where ranks run")
+
+
+def run(args: argparse.Namespace) -> int:
+    from aiscale.distributed import find_launch, launch
+
+    if args.nproc < 1:
+        raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
+    if find_launch(os.environ).size > 1:
+        return _as_rank(args.device, look=True)
+    wrong = False
+    for finding in examine():
+        print(finding.line(), flush=True)
+        wrong |= finding.state == "wrong"
+    if args.nproc > 1:
+        wrong |= launch(args.nproc, ["-m", "aiscale.hpc.doctor", args.device]) != 0
+    print(_verdict(wrong))
+    return int(wrong)
+
+
+def _as_rank(device: str, *, look: bool) -> int:
+    """One rank of several. `look`: the first of each node also examines it, and rank 0 gives the verdict."""
+    from aiscale.distributed import connect
+
+    world = connect(device)
+    try:
+        mine = list(examine()) if look and world.local_rank == 0 else []
+        nodes = {node: findings for node, findings in world.gather((socket.gethostname(), mine)) if findings}
+        findings = alike(nodes) + check_ranks(world)
+    finally:
+        world.close()
+    wrong = any(finding.state == "wrong" for finding in findings)
+    if world.is_main:
+        print(*(finding.line() for finding in findings), *([_verdict(wrong)] if look else []), sep="\n", flush=True)
+    return int(wrong)
+
+
+def _verdict(wrong: bool) -> str:
+    return "no: put right what is marked ✗, or what the error above names" if wrong else "yes: this is ready to train"
+
+
+if __name__ == "__main__":
+    sys.exit(_as_rank(sys.argv[1], look=False))

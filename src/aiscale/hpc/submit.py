@@ -1,0 +1,356 @@
+"""`aiscale submit FILE`: checks a launcher and all that it needs on the login node, says what it costs, and submits it.
+
+    aiscale submit launchers/frontier/ddp.sbatch --dry-run
+    aiscale submit --sbatch "-q debug -t 20" launchers/frontier/ddp.sbatch --set loop.steps=20
+
+Exit status: 0 when submitted (or, with --dry-run, when nothing is wrong), 1 when something is, 2 on bad input. From
+Python, what a file asks for:
+
+    job = Launcher.read(Path("ddp.sbatch"), site("frontier"), sbatch="-q debug", args=["--set", "loop.steps=5"])
+    job.nodes, job.hours, job.setting("ENVIRONMENT"), job.run()
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiscale import cost
+from aiscale.config import ConfigError, Run
+from aiscale.hpc.doctor import Finding
+from aiscale.hpc.sites import Site, find, here, names
+from aiscale.recipes import recipe
+
+ASK_ABOVE = 50  #: node-hours
+LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
+
+# The file -------------------------------------------------------------------------------------------------------------
+
+
+#: what sbatch reads from the environment, of what is checked here
+_VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT", "qos": "SBATCH_QOS"}
+_VARIABLES |= {"partition": "SBATCH_PARTITION", "constraint": "SBATCH_CONSTRAINT"}
+_SBATCH = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+for _option in (
+    "-A --account",
+    "-t --time",
+    "-q --qos",
+    "-p --partition",
+    "-N --nodes",
+    "-C --constraint",
+    "-G --gpus",
+):
+    _SBATCH.add_argument(*_option.split())
+for _option in ("--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--gpus-per-task", "--gres"):
+    _SBATCH.add_argument(_option)
+_SBATCH.add_argument("--requeue", action="store_true")
+_SBATCH.add_argument("--no-requeue", action="store_true")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    path: Path
+    text: str
+    site: Site
+    options: Mapping[str, str]  #: of sbatch, as they will hold
+    command: tuple[str, ...]  #: that submits it
+    args: tuple[str, ...]  #: behind the file's name
+
+    @classmethod
+    def read(cls, path: Path, site: Site, *, sbatch: str = "", args: Sequence[str] = ()) -> Launcher:
+        text = path.read_text()
+        if not text.startswith("#!"):
+            raise ConfigError(f"{path} is no batch script: its first line must be #!/bin/bash")
+        lines = re.findall(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", text, re.M)
+        options = sbatch_options(word for line in lines for word in shlex.split(line))
+        options |= {name: value for name, key in _VARIABLES.items() if (value := os.environ.get(key))}
+        chosen = shlex.split(sbatch) + ["--requeue"] * (os.environ.get("CHAIN") == "1" and "no-requeue" in options)
+        options |= sbatch_options(chosen)
+        return cls(path, text, site, options, ("sbatch", *chosen, str(path), *args), tuple(args))
+
+    @property
+    def nodes(self) -> int:
+        try:
+            return int(self.options.get("nodes", "1").partition("-")[0])
+        except ValueError:
+            raise ConfigError(f"--nodes is {self.options['nodes']}: it must be a number") from None
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * int(self.options.get("ntasks-per-node", "1"))
+
+    @property
+    def hours(self) -> float:
+        if "time" not in self.options:
+            raise ConfigError(f"{self.path} has no --time: add #SBATCH --time=00:30:00")
+        return hours_of(self.options["time"])
+
+    @property
+    def starts(self) -> int:
+        """How often it may start: more than once where it requeues itself."""
+        return 1 + ("requeue" in self.options) * int(os.environ.get("RESTARTS", "5"))
+
+    @property
+    def place(self) -> Site:
+        """The site, or its nodes without GPUs for a file that asks for no GPU."""
+        asks = {"gpus-per-node", "gpus", "gpus-per-task", "gres"} & set(self.options)
+        return self.site if asks or not self.site.cpus.node.ranks else self.site.on_cpus()
+
+    @property
+    def modules(self) -> list[str]:
+        return " ".join(re.findall(r"^(?!\s*#).*\bmodule load ([^;#\n]+)", self.text, re.M)).split()
+
+    def setting(self, name: str) -> str:
+        """A variable of the block EDIT; empty if the file does not set it."""
+        return self._expanded(f'"${{{name}-}}"')[0]
+
+    def run(self) -> Run | None:
+        """The run that it trains, or None."""
+        array = re.search(r"^run=\(\n.*?^\)$", self.text, re.M | re.S)
+        words = self._expanded('"${run[@]}"', after=array[0]) if array else []
+        if "--recipe" not in words:
+            return None
+        pairs = list(zip(words, words[1:], strict=False))
+        name = [value for word, value in pairs if word == "--recipe"][-1]
+        return recipe(name).override(*(value for word, value in pairs if word == "--set"))
+
+    def _expanded(self, words: str, after: str = "") -> list[str]:
+        """What bash makes of `words` after the block EDIT, which only sets variables, and the lines `after` it."""
+        block = re.search(r"^# EDIT -+\n(.*?)^# -+$", self.text, re.M | re.S)
+        script = "\n".join([block[1] if block else "", after, rf"printf '%s\0' {words}"])
+        env = {**os.environ, "SLURM_SUBMIT_DIR": os.getcwd()}
+        done = subprocess.run(["bash", "-c", script, "bash", *self.args], env=env, capture_output=True, text=True)
+        return done.stdout.split("\0")[:-1]
+
+
+def sbatch_options(words: Iterable[str]) -> dict[str, str]:
+    """{long name: value} of the options of sbatch that are checked here; others are left out."""
+    options, _ = _SBATCH.parse_known_args(list(words))
+    return {name.replace("_", "-"): value for name, value in vars(options).items() if value}
+
+
+def hours_of(time: str) -> float:
+    """Minutes, MM:SS, H:MM:SS, D-H, D-H:MM or D-H:MM:SS, as sbatch reads them."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if not match:
+        raise ConfigError(f"--time is {time}: it must be minutes, MM:SS, H:MM:SS or D-H:MM:SS")
+    days, first, second, third = (int(part) if part else None for part in match.groups())
+    if days is not None:
+        return 24 * days + first + (second or 0) / 60 + (third or 0) / 3600
+    if third is not None:
+        return first + second / 60 + third / 3600
+    return first / 60 + (second or 0) / 3600
+
+
+# The checks -----------------------------------------------------------------------------------------------------------
+
+
+def examine(job: Launcher) -> Iterator[Finding]:
+    yield from environment(job)
+    if run := job.run():
+        yield from layout(job, run)
+        yield corpus(job, run)
+        yield space(job, run)
+    yield time_limit(job)
+    yield modules(job)
+    yield slurm(job)
+
+
+def environment(job: Launcher) -> Iterator[Finding]:
+    """Is the environment there, and can aiscale be imported from it?"""
+    where, script = job.setting("ENVIRONMENT"), job.setting("SCRIPT")
+    python = Path(where.removesuffix(".tar.gz")) / "bin/python"
+    build = f"launchers/{job.site.name}/build_environment.sh PREFIX" if job.site.build.create else "build one at PREFIX"
+    remedy = f"{build}, then export AISCALE_ENVIRONMENT=PREFIX"
+    if where == "container":
+        yield Finding("environment", "ok", "a container, which Slurm checks")
+    elif where.endswith(".tar.gz") and not Path(where).is_file():
+        yield Finding("environment", "wrong", f"{where} is not there", remedy.replace(" PREFIX,", " --pack PREFIX,"))
+    elif not python.exists():
+        yield Finding("environment", "wrong", f"{where} has no bin/python", remedy)
+    elif script or not (error := _failure([python, "-c", "import aiscale"])):
+        yield Finding("environment", "ok", where)
+    else:
+        yield Finding("environment", "wrong", f"{python} cannot import aiscale: {error}", remedy)
+    if script and not Path(script).is_file():
+        call = f"aiscale submit {job.path} YOUR_SCRIPT.py OPTIONS"
+        yield Finding("script", "wrong", f"{script} is no file here", call)
+
+
+def layout(job: Launcher, run: Run) -> Iterator[Finding]:
+    """What does not divide over this number of ranks, which they would say only in the job."""
+    try:
+        run.check_world(job.ranks)
+    except ConfigError as error:
+        what, _, remedy = str(error).partition(": ")
+        yield Finding("layout", "wrong", f"{job.ranks} ranks: {what}", f"{remedy}, or --sbatch '-N NODES'")
+
+
+def corpus(job: Launcher, run: Run) -> Finding:
+    from aiscale.data.corpus import find_text
+
+    try:
+        find_text(run.data.corpus)
+    except ConfigError as error:
+        what, _, remedy = str(error).partition(": ")
+        return Finding("corpus", "wrong", what, remedy)
+    return Finding("corpus", "ok", run.data.corpus)
+
+
+def checkpoint_bytes(run: Run, ranks: int) -> float:
+    """One checkpoint: weights and two moments in fp32, and what Radius keeps on every rank."""
+    size = 12.0 * cost.parameter_count(run.model)
+    if run.compression.method == "radius":
+        size += ranks * cost.radius_held(run)
+    return size
+
+
+def checkpoints(run: Run) -> tuple[int, int]:
+    """(how many stay on the disk after the last step, how many are there at most)"""
+    if 0 < run.loop.checkpoint_every < run.loop.steps or run.loop.checkpoint_minutes:
+        return run.loop.keep_checkpoints, run.loop.keep_checkpoints + 1  # an old one goes when the new one is whole
+    return (int(run.loop.save_last),) * 2
+
+
+def space(job: Launcher, run: Run) -> Finding:
+    """Is there room for the checkpoints that this run will write?"""
+    runs = Path(job.setting("RUNS") or "runs")
+    _, count = checkpoints(run)
+    one = checkpoint_bytes(run, job.ranks)
+    needed = f"{count} checkpoint{'s' * (count != 1)} of {size_of(one)} in {runs}"
+    there = next(folder for folder in (runs.absolute(), *runs.absolute().parents) if folder.is_dir())
+    rooms = {"free": shutil.disk_usage(there).free, "left of your quota": _quota_left(there)}
+    for name, room in rooms.items():
+        if room is not None and room < count * one:
+            remedy = "free some space, or export AISCALE_RUNS=FOLDER on a larger file system"
+            return Finding("space", "wrong", f"{needed}, and {size_of(room)} are {name}", remedy)
+    return Finding("space", "ok", needed)
+
+
+def _quota_left(folder: Path) -> float | None:
+    """Bytes that a Lustre quota leaves this user; None: there is no quota, or nobody to ask."""
+    if not shutil.which("lfs"):
+        return None
+    command = ["lfs", "quota", "-q", "-u", getpass.getuser(), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    numbers = [int(number) for number in re.findall(r"\s(\d+)\*?", done.stdout)[:3]]  # KiB: used, soft and hard limit
+    return max(0, min(filter(None, numbers[1:])) - numbers[0]) * 1024 if any(numbers[1:]) else None
+
+
+def time_limit(job: Launcher) -> Finding:
+    partition, qos = job.options.get("partition", ""), job.options.get("qos", "")
+    longest = job.site.scheduler.hours_for(job.nodes, partition, qos)
+    places = " and ".join(filter(None, [partition, qos and f"QOS {qos}"]))
+    where = f"{job.nodes} nodes" + f" in {places}" * bool(places)
+    if longest is None:
+        return Finding("time", "wrong", f"{where}: more nodes than it allows", "ask for fewer: --sbatch '-N NODES'")
+    if job.hours > longest + 1e-9:
+        remedy = f"--sbatch '-t {round(longest * 60)}', or another QOS or partition"
+        return Finding("time", "wrong", f"{job.hours:g} h on {where}, which allows {longest:g} h", remedy)
+    return Finding("time", "ok", f"{job.hours:g} of at most {longest:g} h on {where}")
+
+
+def modules(job: Launcher) -> Finding:
+    if error := _failure(["bash", "-lc", 'type module && module load "$@"', "modules", *job.modules]):
+        remedy = "look for it by module spider, then edit the line `module load`"
+        return Finding("modules", "wrong", f"cannot be loaded: {error}", remedy)
+    return Finding("modules", "ok", " ".join(job.modules) or "none")
+
+
+def slurm(job: Launcher) -> Finding:
+    """What sbatch says of it without submitting it."""
+    error = _failure([*job.command[:1], "--test-only", *job.command[1:]])
+    # sbatch's last words where it finds no slurm.conf, by DNS neither, and where nobody listens
+    if re.search("configuration source|[Uu]nable to contact slurm controller", error):
+        return Finding("Slurm", "wrong", f"that of {job.site.title} does not answer here", "submit from a login node")
+    remedy = "on a login node sacctmgr show assoc user=$USER format=account,qos names your accounts and QOS"
+    return Finding("Slurm", "wrong", f"refuses it: {error}", remedy) if error else Finding("Slurm", "ok", "accepts it")
+
+
+def _failure(command: Sequence[str | Path]) -> str:
+    """Why a program failed, in its own last words; empty if it did not."""
+    try:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]} is not here, or does not answer ({type(error).__name__})"
+    last = "; ".join(done.stderr.strip().splitlines()[-3:]) or f"status {done.returncode}"
+    return last if done.returncode else ""
+
+
+def size_of(nbytes: float) -> str:
+    for unit, size in (("TB", 1e12), ("GB", 1e9)):
+        if nbytes >= size:
+            return f"{nbytes / size:,.1f} {unit}"
+    return f"{nbytes / 1e6:,.0f} MB"
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--dry-run", action="store_true", help="only check, and print the command that would submit it")
+    add("--yes", action="store_true", help=f"submit also what may cost over {ASK_ABOVE} node-hours")
+    add("--sbatch", default="", metavar="OPTIONS", help="for sbatch, such as '-q debug -t 20'")
+    add("--site", metavar="NAME", help="whose rules hold (default: this machine's, or the file's folder)")
+    add("file", metavar="FILE", help="a launcher")
+    add("args", nargs=argparse.REMAINDER, metavar="ARGS", help="for the launcher, behind its name")
+
+
+def run(args: argparse.Namespace) -> int:
+    dry, yes = args.dry_run or "--dry-run" in args.args, args.yes or "--yes" in args.args
+    rest = [word for word in args.args if word not in ("--dry-run", "--yes")]
+    path = Path(args.file)
+    if not path.is_file():
+        raise ConfigError(f"{path} is not a file: name a launcher, such as launchers/frontier/ddp.sbatch")
+    job = Launcher.read(path, _site(args.site, path), sbatch=args.sbatch, args=rest)
+    wrong = []
+    for finding in [*examine(job), price(job)]:
+        print(finding.line(), file=sys.stderr, flush=True)
+        if finding.state == "wrong":
+            wrong.append(finding.name)
+    if wrong:
+        print(f"not submitted: {', '.join(wrong)}", file=sys.stderr)
+        return 1
+    if dry:
+        print(shlex.join(job.command))
+        return 0
+    if node_hours(job) > ASK_ABOVE and not yes:
+        most = f"{node_hours(job):,.4g} node-hours, more than {ASK_ABOVE}"
+        print(f"not submitted: up to {most}: if you mean it, aiscale submit --yes {path}", file=sys.stderr)
+        return 1
+    return subprocess.run(job.command).returncode
+
+
+def node_hours(job: Launcher) -> float:
+    """The most that it takes, all starts of a chain together."""
+    return job.nodes * job.hours * job.starts
+
+
+def price(job: Launcher) -> Finding:
+    """The most that it costs, in node-hours and as the site charges."""
+    place, hours, options = job.place, node_hours(job), job.options
+    cpus = int(options.get("cpus-per-task", "0")) * int(options.get("ntasks-per-node", "1"))
+    charged = hours * place.charge_of(cpus, options.get("partition", ""), options.get("qos", ""))
+    starts = f" x {job.starts} starts" if job.starts > 1 else ""
+    nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
+    most = f"at most {nodes} x {job.hours:g} h{starts} = {hours:,.4g} node-hours"
+    return Finding("price", "ok", f"{most}; charged: {charged:,.4g} {place.scheduler.charge_unit}")
+
+
+def _site(name: str | None, path: Path) -> Site:
+    folder = path.absolute().parent.name
+    if place := find(name) if name else here() or (find(folder) if folder in names() else None):
+        return place
+    raise ConfigError(
+        f"this site is unknown: set --site to {', '.join(names())} or a profile of your own (.toml), before the file"
+    )
