@@ -99,6 +99,7 @@ def test_the_filled_area_of_a_stage_is_its_bytes():
         for part, nbytes in cost.zero_state_bytes(1, stage, dp=4).items():
             boxes = [box for box in filled(ax, style.MEMORY_COLORS[part]) if 0 <= box.get_y() - 11 * stage < 8]
             assert area(boxes) == pytest.approx(4 * 8 * nbytes), (stage, part)
+            assert {(box.get_y() - 11 * stage) / 2 for box in boxes} == {0, 1, 2, 3}, "no slice is lost"
 
 
 def test_a_step_of_fsdp_borrows_one_layer_at_a_time_and_keeps_slices_of_gradients():
