@@ -68,9 +68,9 @@ soak: setup  ## disturb jobs over and over, and see whether anything gets lost
 	@$(WITH_PATH) PYTHONPATH=tests:launchers $(BIN)/python -m soak $(ARGS)
 
 study: setup  ## run the laptop study twice (an hour, alone on the machine) and store it for lesson 09; resumes
-	@for run in 1 2; do $(BIN)/aiscale bench study $(STUDY) --out runs/$(STUDY)-$$run.csv || exit; done
-	@$(BIN)/aiscale bench compare runs/$(STUDY)-1.csv runs/$(STUDY)-2.csv
-	@$(BIN)/aiscale bench compare runs/$(STUDY)-1.csv runs/$(STUDY)-2.csv --json > runs/$(STUDY).json
+	@for run in 1 2; do $(BIN)/aiscale study $(STUDY) --out runs/$(STUDY)-$$run || exit; done
+	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2
+	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2 --json > runs/$(STUDY).json
 	@mv runs/$(STUDY).json src/aiscale/published/measured/study.json
 
 setup:  ## install everything that is missing into .venv

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sys
 
-from aiscale.bench.bytes import Case, predicted_and_counted
 from aiscale.distributed.fake import fake_world
+from aiscale.verify.bytes import Case, predicted_and_counted
 
 
 def rows(settings: list[str], micro_batches: int, size: int, ranks: list[int], memory: bool, steps: int) -> list:

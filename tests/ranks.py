@@ -224,10 +224,11 @@ def wait_until(condition, timeout: float, what: str) -> None:
 
 
 def script(name: str):
-    """The module scripts/NAME.py; processes that are started from here import it as NAME."""
-    if (folder := str(Path(__file__).parents[1] / "scripts")) not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(name)
+    """The module benchmarks/NAME.py, as benchmarks.NAME: a module of another folder may have its name."""
+    if (root := str(Path(__file__).parents[1])) not in sys.path:
+        sys.path.append(root)
+    sys.modules["common"] = importlib.import_module("benchmarks.common")  # under the name that the scripts import
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 #: For code of ranks: every collective with a payload of `nbytes`, and a message from rank 0 to rank 1; all call each.

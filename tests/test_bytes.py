@@ -5,8 +5,8 @@ import json
 import pytest
 
 from aiscale import cost
-from aiscale.bench.bytes import CASES, Case, compare, show_bytes
-from aiscale.bench.timing import machine_facts
+from aiscale.verify import bytes as bytes_
+from aiscale.verify.bytes import CASES, Case, compare
 from ranks import run_ranks
 
 
@@ -42,7 +42,7 @@ def test_every_strategy_sends_and_holds_the_predicted_bytes(library, plain):
 def test_mpi_and_serial_send_and_hold_what_the_formulas_say(strategy, n, launcher, tmp_path):
     code = f"""
     import json
-    from aiscale.bench.bytes import Case, rows_of
+    from aiscale.verify.bytes import Case, rows_of
     case = Case("it", ("parallel.strategy={strategy}",), ({n},))
     rows = [row for rank in world.gather(rows_of(case, world)) for row in rank]
     if world.is_main:
@@ -67,10 +67,11 @@ def test_fsdp_sends_1_5_times_as_much_as_ddp():
     assert on_the_ring("parallel.strategy=fsdp", "parallel.reshard_after_forward=false") / ddp == 1
 
 
-def test_a_row_that_differs_is_shown_and_counted(capsys):
+def test_a_row_that_differs_is_shown_and_counted(monkeypatch, capsys):
     row = {"case": "ddp", "world_size": 2, "kind": "payload", "what": "all_reduce world", "predicted": 8}
     rows = [{**row, "rank": rank, "measured": measured} for rank, measured in enumerate((8, 12, 8))]
-    show_bytes({"rows": rows, "checks": [{"value": 1}], "machine": machine_facts()})
+    monkeypatch.setattr(bytes_, "compare", lambda plan: rows)
+    assert bytes_.main(["ddp"]) == 1
     shown = capsys.readouterr().out
-    assert [("differ" in line) for line in shown.splitlines() if "all_reduce world" in line] == [False, True]
+    assert [("DIFFERS" in line) for line in shown.splitlines() if "all_reduce world" in line] == [False, True]
     assert shown.endswith("3 rows of all ranks, 1 differ\n")

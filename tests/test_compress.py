@@ -269,7 +269,7 @@ def test_ranks_that_sum_rounded_values_do_not_drift_apart(outcome):
     assert outcome("drift") == ["ok"] * 3
 
 
-#: The cases that the sweep of `aiscale bench radius` simulates in one process.
+#: The cases that benchmarks/radius_sweep.py simulates in one process.
 PLAYED = {
     "top-k": ("method=top-k", "density=0.1"),
     "random-k mean": ("method=random-k", "density=0.4", "residual=mean"),

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from aiscale.bench.bytes import Case
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.constants import constants
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import Layout, Software, shape_of
 from aiscale.plan.step import seconds
+from aiscale.verify.bytes import Case
 from ranks import forked
 
 RANKS = 1024

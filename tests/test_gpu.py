@@ -11,7 +11,7 @@ from aiscale.distributed import ConnectError, Launch
 from aiscale.distributed.connect import pick_device
 from aiscale.recipes import recipe
 from aiscale.train import fit
-from ranks import run_ranks
+from ranks import run_ranks, script
 
 SHORT = ("model.n_layer=4", "model.n_head=4", "model.d_model=64", "model.position=learned")
 SHORT += ("loop.steps=4", "loop.global_batch=8", "loop.seq_len=32", "loop.eval_every=0", "loop.eval_batches=1")
@@ -116,9 +116,7 @@ def test_a_compiled_model_trains_the_same_and_its_checkpoint_has_plain_names(tmp
 
 @pytest.mark.gpu
 def test_gpt2_355m_reaches_45_percent_of_a_hopper_gpus_peak():
-    from aiscale.bench.gpu import bench_gpu
-
-    (row,) = bench_gpu(sizes=("355M",))["rows"]
+    (row,) = script("gpu").measure(["355M"])["rows"]
     assert row["mfu"] > (0.45 if any(name in row["device"] for name in ("H100", "H200")) else 0.2)
 
 

@@ -375,10 +375,10 @@ def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nod
 def test_a_study_runs_on_the_jobs_node_and_its_file_is_named_after_it(name, words, tmp_path):
     job = Job(tmp_path, f"{name}/study.sbatch", *words)
     assert job.finish() == (0, "")
-    [call] = [call for call in job.calls("python") if "bench" in call]
-    args = _parser("bench").parse_args(call[call.index("bench") :])
-    assert (args.files, args.budget) == ((["sub/mine.toml"], 5) if words else (["node"], None))
-    assert args.out == f"{tmp_path}/runs/study-{'mine' if words else 'node'}.csv"
+    [call] = [call for call in job.calls("python") if "study" in call]
+    args = _parser("study").parse_args(call[call.index("study") :])
+    assert (args.study, args.budget) == (("sub/mine.toml", 5) if words else ("node", None))
+    assert args.out == f"{tmp_path}/runs/study-{'mine' if words else 'node'}"
 
 
 @pytest.mark.parametrize("name", SHIPPED)

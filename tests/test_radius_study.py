@@ -1,4 +1,4 @@
-"""What bench radius stored, drawn and tabled beside what Radius's authors published."""
+"""What benchmarks/radius.py stored, drawn and tabled beside what Radius's authors published."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 from aiscale import plots, published
-from aiscale.bench.radius.study import checks
 from aiscale.config import ConfigError
+from ranks import script
 
 RESULTS = published.measured("radius_cpu")
 
@@ -39,7 +39,7 @@ def test_both_columns_of_time_are_shares_of_the_dense_time_that_is_saved():
             sparse_s = step_s[f"{name.replace('Radius,', 'radius')}, fp32, at once"]
             run_s = 0.2 * dense_s + 0.8 * sparse_s  # a fifth of the steps is dense
             assert ours == f"{1 - run_s / dense_s:.1%}"
-    assert checks(RESULTS["speed"])[0]["target"] == 1 - float(radius[2][2]) / float(dense[2])
+    assert script("radius").SAVING_TARGET == 1 - float(radius[2][2]) / float(dense[2])
 
 
 def test_the_downstream_table_has_every_run_and_its_errors():

@@ -33,7 +33,7 @@ PRINTS = r"standard output, cannot be written \(No space left on device\): free 
 CASES = {
     "unwritable output": (
         ("train --runs-dir {file}/runs", rf"{FILE} with --runs-dir"),
-        ("bench study quick --out {file}/s.csv", rf"{FILE} with --out"),
+        ("study quick --out {file}/s", rf"{FILE} with --out"),
         ("data prepare {text} --tokenizer byte --out {file}/corpus", rf"{FILE} with --out"),
         ("export {run} {file}/mine", rf"{FILE}$"),
         ("kernel install --site none --prefix {file}/k", rf"{FILE} with --prefix"),
@@ -62,7 +62,7 @@ CASES = {
     ),
     "truncated input": (
         ("generate {half}", r"half is not a run folder: it has no readable run.json"),
-        ("bench compare {half}/rows.csv {half}/rows.csv", r"rows.csv cannot be read as a study's CSV"),
+        ("study {half}/site.toml", r"site.toml cannot be read \(.*\): name a TOML file, or laptop, node, quick"),
         ("data show {cut}", r"00000.tokens is truncated: .* bytes, the file has \d+: delete its folder and prepare"),
         ("evaluate {torn} --tasks aiscale_rolling", r"torn cannot be read \(SafetensorError: .*\): copy the whole"),
         ("export {damaged} {folder}/mine", r"step_00000002 is damaged \(.*\): delete it to use the one before"),
@@ -108,7 +108,6 @@ def places(tmp_path_factory):
     (at["half"] / "run.json").write_text((at["run"] / "run.json").read_text()[:500])
     (at["half"] / "site.toml").write_text('name = "half"\n[node')
     (at["half"] / "half.ipynb").write_text('{"cells": [')
-    (at["half"] / "rows.csv").write_bytes("model,machine\nmodèle".encode()[:-3])  # cut within a letter
     (at["half"] / "a.txt").write_text("words")
     return at
 

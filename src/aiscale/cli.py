@@ -307,7 +307,11 @@ def _verify(args: argparse.Namespace) -> int:
 
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
-    "bench": ("run a benchmark on this machine", "aiscale bench model --json", "aiscale.bench.command"),
+    "study": (
+        "time precisions, batches, sizes and strategies on this machine, each against the same base",
+        "aiscale study laptop --budget 30",
+        "aiscale.study.command",
+    ),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.prepare"),
     "models": ("fetch a pretrained model", "aiscale models fetch openai-community/gpt2", "aiscale.model.fetch"),

@@ -10,7 +10,7 @@ send nothing and are left out. Bookkeeping (the mean loss, our own gradient norm
 in `world.traffic`: world, dp, tp, pp, and the axes of a device mesh.
 
 The formulas follow the libraries, which may send or keep more than the papers say; the docstrings explain where and
-why. `aiscale bench bytes` measures the same. A new strategy needs two functions of (run, world_size, rank) in
+why. `aiscale.verify.bytes` measures the same. A new strategy needs two functions of (run, world_size, rank) in
 _STRATEGIES. serial, mpi, ddp and torch's pipelines are here; the others have their own files.
 """
 

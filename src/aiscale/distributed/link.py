@@ -12,8 +12,7 @@ pass costs nothing until somebody waits for it.
 
 Limits: a dead rank is noticed only when the bytes have been sent (the launcher sees it at
 once), and messages from two ranks to a third arrive as fast as from one. Bookkeeping (`world.control()`) and barriers
-take no time on the link, but keep their place in the queue. `aiscale bench radius` runs on such links and, with `--link
-shaped`, on links that the Linux kernel slows.
+take no time on the link, but keep their place in the queue. `benchmarks/radius.py` runs on such links.
 """
 
 from __future__ import annotations

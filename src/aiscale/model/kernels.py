@@ -6,7 +6,7 @@
     wide = stream_by_columns(model)                        # a copy of a model for one-token steps of generation
 
 Each has a plain version, which the tests compare it with and which runs where the fast one does not apply.
-`aiscale bench model` measures steps with and without each (`ON`); one that gains less than 3 % of a step in every size
+`benchmarks/model.py` measures steps with and without each (`ON`); one that gains less than 3 % of a step in every size
 is not worth having (our own GELU in bf16 gained 2 %).
 
 The library that multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD,

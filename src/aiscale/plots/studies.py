@@ -1,10 +1,10 @@
-"""What `aiscale bench radius` and `aiscale bench study` measured, as figures; Radius beside what its authors published.
+"""What `benchmarks/radius.py` and `aiscale study` measured, as figures; Radius beside what its authors published.
 
 results = published.measured("radius_cpu")
 plots.radius_page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)   # what it gains and costs
 plots.radius_long_curves(results["sweep"], {"radius d 0.4": "radius d 0.4 T 200 sum"})   # the artifact's three curves
 plots.study_ratios({entry["cell"]: [entry["ratio"]] for entry in summary(rows) if "ratio" in entry})
-plots.study_drift([seconds for _, seconds in drift(rows)])   # the base, from its first run to its last
+plots.study_drift([row["epoch_s"] for row in rows if row["cell"] == "base"])   # the base, run by run
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def radius_page(results: Mapping, *, times: Points, perplexities: Points, share:
     """
     speed, sweep = results.get("speed"), results.get("sweep")
     if not (speed and speed["rates"] and sweep and sweep["rows"]):
-        raise ConfigError("nothing to draw: give a measurement with speed, rates and sweep, as bench radius writes it")
+        raise ConfigError("nothing to draw: give a measurement with speed, rates and sweep, as radius_cpu")
     axes = plt.subplots(2, 2, figsize=(9.6, 7.6), layout="constrained")[1]
     own = {row["density"]: row["step_s"]["median"] for row in speed["rows"] if _plain(row)}
     ratios = [(density, seconds / own[1.0]) for density, seconds in own.items() if density < 1]
@@ -115,7 +115,7 @@ def _over(row: Mapping) -> tuple[float, float, float]:
     return over["mean"], over["low"], over["high"]
 
 
-# aiscale bench study --------------------------------------------------------------------------------------------------
+# aiscale study --------------------------------------------------------------------------------------------------------
 
 
 def study_ratios(cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequence[str] = ()) -> Axes:

@@ -83,8 +83,8 @@ _TESTS = {"lambada_openai": "acc", "winogrande": "acc", "wikitext": "word_perple
 
 
 def radius_beside_ours(results: Mapping) -> str:
-    """Table 2 for GPT-2.0B, right of it what `bench radius` stored. Time saved is 1 - time / dense, on both sides;
-    the artifact prints dense / time - 1."""
+    """Table 2 for GPT-2.0B, right of it what `benchmarks/radius.py` stored. Time saved is 1 - time / dense, on both
+    sides; the artifact prints dense / time - 1."""
     step_s = {row["name"]: row["step_s"]["median"] for row in results["speed"]["rows"]}
     runs = {row["case"]: row["val_over_dense_pct"] for row in results["sweep"]["rows"] if row["steps"] == STEPS}
     rows = [row for row in table("radius_perlmutter") if row["model"] == "GPT-2.0B"]

@@ -1,4 +1,4 @@
-"""The benchmark of Radius, and the script that trains for perplexities: rows are computed correctly, no run is lost."""
+"""The benchmarks: fair ratios, a floor that is one, figures that come from the steps measured, and no run lost."""
 
 import itertools
 import json
@@ -9,21 +9,133 @@ import sys
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale import published
-from aiscale.bench.nodes import why_no_nodes
-from aiscale.bench.radius.study import checks, reckon
+from aiscale import cost, published
+from aiscale.distributed import connect
+from aiscale.model import GPT, kernels
 from aiscale.parallel.radius import SimulatedRanks
-from ranks import aiscale, processes_with, script, wait_until
+from ranks import processes_with, script, wait_until
 
-radius_sweep = script("radius_sweep")
+common, model, gpu, radius, radius_sweep = map(script, ("common", "model", "gpu", "radius", "radius_sweep"))
+TINY = model.Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64)
+
+
+def quick(benchmark) -> dict:
+    """The result of `python benchmarks/NAME.py --quick --json`."""
+    command = [sys.executable, benchmark.__file__, "--quick", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_ratio_is_taken_round_by_round_after_the_warm_up(monkeypatch):
+    """A machine that becomes three times slower in the middle does not change the ratio."""
+    now, slower, calls = 0.0, iter([9, 9, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3]), []
+    monkeypatch.setattr(common.time, "perf_counter", lambda: now)
+
+    def work(name, seconds):
+        def step():
+            nonlocal now
+            now += seconds * next(slower)
+            calls.append(name)
+
+        return step
+
+    measured = common.paired({"a": work("a", 1.0), "b": work("b", 2.0)}, rounds=5, warmup=1)
+    assert "".join(calls) == "ba" + "ab" + "ba" + "ab" + "ba" + "ab", "they take turns"
+    assert measured.ratios("b", "a") == [2.0] * 5 and measured.ratio("b", "a") == 2.0
+    assert measured.median_s("a") == 3.0
 
 
 @pytest.mark.extended
-def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
-    done = aiscale("bench", "radius", "--quick", "--json", timeout=300)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_the_model_benchmark_measures_everything():
+    result = quick(model)
+    (training,), (generation,) = result["training"], result["generation"]
+    contenders = {"ours", "ours bf16", "transformers fair", "transformers default", "floor"}
+    assert training["seconds"].keys() == contenders == training["speedup"].keys() | {"ours"}
+    assert training["tokens_per_s"]["ours"] == pytest.approx(128 / training["seconds"]["ours"])
+    assert generation["same_text"] and generation["new_tokens"] == 8
+    assert [(row["what"], row["kernel"]) for row in result["kernels"]] == [
+        (what, kernel) for what, used in model.KERNELS.items() for kernel in used
+    ]
+
+
+def test_the_targets_of_the_model_benchmark():
+    training = {
+        "size": "s",
+        "speedup": {"transformers fair": 0.99, "transformers default": 1.2, "ours bf16": 1 / 1.6},
+        "peak_memory_bytes": {"ours": 90, "transformers fair": 100},
+    }
+    generation = {"size": "s", "speedup": {"transformers": 1.31}}
+    checks = model.checks({"training": [training], "generation": [generation]})
+    assert [check["name"] for check in checks if not check["met"]] == ["s: speed over transformers, fair"]
+
+
+def test_models_with_different_losses_are_not_compared():
+    ours = GPT(TINY.config())
+    theirs, tokens = model.same_in_transformers(ours), torch.randint(0, 172, (2, 64))
+    model.require_same_loss(ours, theirs, tokens)
+    with torch.no_grad():
+        theirs.transformer.wte.weight.mul_(1.5)
+    with pytest.raises(RuntimeError, match="the models differ and cannot be compared"):
+        model.require_same_loss(ours, theirs, tokens)
+
+
+def test_the_floor_does_the_products_of_a_training_step():
+    """Counted by torch: weights exactly; attention half, because of the causal mask."""
+    ours, tokens = GPT(TINY.config()), torch.zeros(2, 64, dtype=torch.long)
+    with FlopCounterMode(display=False) as floor:
+        model.products_step(ours, TINY)()
+    with FlopCounterMode(display=False) as step:
+        torch.nn.functional.linear(ours.hidden(tokens), ours.head_weight).sum().backward()
+    attention = 2 * 2 * 64 * 64 * 64 * 6 * 2  # 2 per product term, batch x head, T, T, C, products, layers
+    counts = step.get_flop_counts()["Global"]
+    linear = sum(n for operation, n in counts.items() if str(operation) in ("aten.mm", "aten.addmm"))
+    assert floor.get_total_flops() == linear + attention / 2
+
+
+def test_peak_memory_holds_weights_gradients_moments_and_activations():
+    state = 16 * GPT(TINY.config()).num_parameters()
+    ours, theirs = (model.peak_bytes(TINY, activation) for activation in ("", "gelu_pytorch_tanh"))
+    assert state < ours < theirs < 10 * state
+
+
+# GPU -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_the_gpu_benchmark_come_from_the_steps_it_measured():
+    run = gpu.training_run("quick", 4, compile=False, device="cpu")
+    row = gpu.measure_training(run, connect("cpu"), steps=3, warmup=1)
+    assert row["tokens_per_s"] == 4 * run.loop.seq_len / row["step_s"]
+    flops = row["tokens_per_s"] * cost.flops_per_token(run.model, run.loop.seq_len)
+    assert row["mfu"] == pytest.approx(flops / row["peak_flops"])
+
+
+def test_the_355m_run_is_gpt2_medium_with_a_vocabulary_for_matrix_units():
+    run = gpu.training_run("355M", 16)
+    assert (run.model.vocab_size, run.loop.precision, run.loop.compile) == (50304, "bf16", True)
+    assert cost.parameter_count(run.model) == 354_871_296
+
+
+def test_the_compiler_sees_the_whole_model_as_one_graph_and_it_computes_the_same(monkeypatch):
+    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 2**60)  # as on a GPU, which uses torch's own products
+    torch.manual_seed(0)
+    ours, x = GPT(gpu.training_run("quick", 4).model), torch.randint(0, 256, (2, 32))
+    ours(x, x).backward()
+    plain = [p.grad.clone() for p in ours.parameters()]
+    ours.zero_grad()
+    torch.compile(ours, fullgraph=True, backend="aot_eager")(x, x).backward()
+    for parameter, expected in zip(ours.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad, expected)
+
+
+# Radius --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+def test_the_radius_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
+    result = quick(radius)
     rows = {row["name"]: row for row in result["rows"]}
     dense, sparse = rows["dense, fp32, at once"], rows["radius d 0.1, fp32, at once"]
     assert dense["payload_bytes"] == 4 * result["parameters"] and dense["held_bytes"] == 0
@@ -31,23 +143,7 @@ def test_the_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     assert sparse["wire_bytes"] == round(1.5 * sparse["payload_bytes"])  # ring of 4 ranks
     assert sparse["held_bytes"] == 5 * result["parameters"]  # an fp32 residual and a byte of mask
     assert dense["peak_bytes"] < sparse["peak_bytes"] <= dense["peak_bytes"] + 5 * result["parameters"]
-    # On a busy machine the median of two rounds may even be below the step without communication.
     assert result["share_here"] == pytest.approx(1 - result["compute_s"] / dense["step_s"]["median"])
-    assert result["share_here"] < 1
-    assert result["link_mbit_s"] > 0 and result["machine"]["torch"] and result["checks"] == []
-
-
-@pytest.mark.extended
-@pytest.mark.skipif(bool(why_no_nodes()), reason=why_no_nodes() or "-")
-def test_the_benchmark_runs_on_links_that_the_kernel_slows():
-    done = aiscale("bench", "radius", "--quick", "--json", "--link", "shaped", timeout=300)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["link"] == "shaped" and result["ranks"] == 4
-    # The baseline's message alone takes a rank's card this long, at either rate.
-    dense = next(row for row in result["rows"] if row["name"] == "dense, fp32, at once")
-    for row in (row for row in result["rates"] if row["name"] == "dense, fp32, at once"):
-        assert row["step_s"]["median"] > 0.8 * dense["wire_bytes"] * 8 / (row["link_mbit_s"] * 1e6)
 
 
 def _measured():
@@ -74,7 +170,7 @@ def _measured():
 
 
 def test_savings_use_the_average_step_per_round_and_masking_is_relative_to_them():
-    result = reckon(_measured())
+    result = radius.reckon(_measured())
     rows = {row["name"]: row for row in result["rows"]}
     row = rows["radius d 0.4, fp32, at once"]
     mean = [(199 * turn + 5.0) / 200 for turn in (1.4, 2.8)]  # one dense step in 200
@@ -89,7 +185,7 @@ def test_savings_use_the_average_step_per_round_and_masking_is_relative_to_them(
 
 
 def test_speed_ups_include_the_main_rate():
-    rates = [row for row in reckon(_measured())["rates"] if row["name"].startswith("radius d 0.4")]
+    rates = [row for row in radius.reckon(_measured())["rates"] if row["name"].startswith("radius d 0.4")]
     assert [(row["link_mbit_s"], row["times_main_rate"]) for row in rates] == [(4.0, 0.5), (8.0, 1.0)]
     assert rates[0]["speedup"]["median"] == pytest.approx(2 / 1.4)
 
@@ -98,7 +194,7 @@ def test_stored_results_come_from_slowed_links_and_meet_the_targets():
     speed = published.measured("radius_cpu")["speed"]
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4
     assert abs(speed["share_here"] - speed["share"]) < 0.02
-    assert speed["checks"] == checks(speed) and all(check["met"] for check in speed["checks"])
+    assert speed["checks"] == radius.checks(speed) and all(check["met"] for check in speed["checks"])
 
 
 def test_the_stored_sweep_has_the_trend_and_the_grid_with_every_seed():
@@ -123,9 +219,9 @@ def _row(case, seed, lr, loss, steps=500):
 
 
 def test_the_table_compares_each_case_at_its_best_rate_with_dense_seed_by_seed():
-    radius = "radius d 0.4 T 200 sum switch 0.2"
+    case = "radius d 0.4 T 200 sum switch 0.2"
     rows = [_row("dense", 0, 1.5e-3, 2.0), _row("dense", 0, 3e-3, 1.0), _row("dense", 1, 3e-3, 1.1)]
-    rows += [_row(radius, 0, 1.5e-3, 1.02), _row(radius, 0, 3e-3, None), _row(radius, 1, 1.5e-3, 1.16)]
+    rows += [_row(case, 0, 1.5e-3, 1.02), _row(case, 0, 3e-3, None), _row(case, 1, 1.5e-3, 1.16)]
     dense, sparse = radius_sweep.table_of(rows)
     assert dense["lr"] == 3e-3 and sparse["lr"] == 1.5e-3 and sparse["seeds"] == [0, 1]
     over = sparse["val_over_dense_pct"]
@@ -137,9 +233,9 @@ def test_the_table_compares_each_case_at_its_best_rate_with_dense_seed_by_seed()
 
 def test_competitors_send_no_more_than_radius_at_the_same_density():
     cases = radius_sweep.CASES
-    radius = radius_sweep.wire_share(cases["radius d 0.4 T 200 sum switch 0.2"])
+    share = radius_sweep.wire_share(cases["radius d 0.4 T 200 sum switch 0.2"])
     for name in ("random-k d 0.4 mean switch 0.2", "top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2"):
-        assert 0.95 * radius < radius_sweep.wire_share(cases[name]) <= radius
+        assert 0.95 * share < radius_sweep.wire_share(cases[name]) <= share
 
 
 @pytest.mark.extended
@@ -173,10 +269,3 @@ def test_one_process_can_simulate_all_ranks_because_radius_is_linear():
         one.step([[(tokens[:, :-1], tokens[:, 1:])]], 3e-3)
     for a, b in zip(many.model.parameters(), one.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
-
-
-def test_options_of_another_benchmark_are_refused():
-    done = aiscale("bench", "bytes", "--link", "shaped")
-    assert done.returncode == 2 and "bench bytes takes no --link: only bench radius does" in done.stderr
-    done = aiscale("bench", "radius", "--out", "x")
-    assert done.returncode == 2 and "--out, --list or --budget: those are for bench study" in done.stderr

@@ -1,7 +1,6 @@
 """Our GPT against transformers' GPT-2 and against the floor, taking turns in one run.
 
-    aiscale bench model [--quick] [--json]
-    show_model(bench_model())
+    python benchmarks/model.py [--quick] [--json]
 
 Both models have the same weights (ours are saved as a Hugging Face folder that transformers reads; the losses must
 agree before anything is timed), the same batches and the same fused AdamW. transformers runs without dropout and
@@ -22,12 +21,10 @@ from unittest.mock import patch
 
 import torch
 import transformers
+from common import Paired, arguments, check, finish, machine_facts, paired, table
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from aiscale.bench.ranks import Report, silent
-from aiscale.bench.tables import check, checks_table, heading, table
-from aiscale.bench.timing import Paired, machine_facts, paired
 from aiscale.config import ModelConfig, OptimizerConfig
 from aiscale.meter import allocated_bytes, has_bf16_instructions
 from aiscale.model import GPT, kernels
@@ -47,14 +44,6 @@ class Size:
     seq_len: int = 256
     rounds: int = 10
 
-    @property
-    def name(self) -> str:
-        return f"{self.n_layer}x{self.d_model}"
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.seq_len
-
     def config(self, max_seq_len: int = 0) -> ModelConfig:
         return ModelConfig(
             n_layer=self.n_layer,
@@ -64,6 +53,9 @@ class Size:
             max_seq_len=max_seq_len or self.seq_len,
         )
 
+    def facts(self) -> dict:
+        return {"size": f"{self.n_layer}x{self.d_model}", "vocab_size": self.vocab_size}
+
 
 SIZES = [
     Size(n_layer=6, d_model=384, vocab_size=172, rounds=12),  # the GPT-in-C project's model, half its batch
@@ -72,74 +64,57 @@ SIZES = [
 QUICK_SIZES = [Size(n_layer=2, d_model=64, vocab_size=172, batch=2, seq_len=64, rounds=3)]
 
 
-def bench_model(*, quick: bool = False, report: Report = silent) -> dict:
-    """Measure everything; quick uses a tiny model and checks nothing. `report` is called with each stage's name."""
+def measure(quick: bool = False) -> dict:
+    """Everything; quick uses a tiny model and checks nothing."""
     sizes, new_tokens, rounds = (QUICK_SIZES, 8, 2) if quick else (SIZES, 256, 8)
-    result = {"benchmark": "model", "quick": quick, "machine": machine_facts()}
-    result |= {"training": [], "generation": [], "kernels": []}
-    for size in sizes:
-        report(f"training {size.name}")
-        result["training"].append(_bench_training(size))
-        report(f"kernels {size.name}")
-        result["kernels"] += _bench_kernels(size, new_tokens)
-    report(f"generation {sizes[0].name}")
-    result["generation"].append(_bench_generation(sizes[0], new_tokens, rounds))
-    result["checks"] = [] if quick else checks(result)
-    return result
+    result = {
+        "machine": machine_facts(),
+        "training": [_training(size) for size in sizes],
+        "kernels": [row for size in sizes for row in _kernels(size, new_tokens)],
+        "generation": [_generation(sizes[0], new_tokens, rounds)],
+    }
+    return {**result, "checks": [] if quick else checks(result)}
 
 
 def checks(result: dict) -> list[dict]:
-    """The targets of this benchmark: {name, value, target, met}."""
+    """The targets of this benchmark."""
     found = []
-
-    def judge(name: str, value: float, target: float, at_most: bool = False) -> None:
-        found.append(check(name, value, target, at_most=at_most))
-
     for row in result["training"]:
-        judge(f"{row['size']}: speed over transformers, fair", row["speedup"]["transformers fair"], 1.0)
-        judge(f"{row['size']}: speed over transformers, default", row["speedup"]["transformers default"], 1.1)
-        memory = row["peak_memory_bytes"]
-        judge(f"{row['size']}: peak memory over transformers", memory["ours"] / memory["transformers fair"], 1.0, True)
+        size, speed, memory = row["size"], row["speedup"], row["peak_memory_bytes"]
+        over = memory["ours"] / memory["transformers fair"]
+        found += [
+            check(f"{size}: speed over transformers, fair", speed["transformers fair"], 1.0, at_most=False),
+            check(f"{size}: speed over transformers, default", speed["transformers default"], 1.1, at_most=False),
+            check(f"{size}: peak memory over transformers", over, 1.0),
+        ]
         if has_bf16_instructions():
-            judge(f"{row['size']}: bf16 autocast over our fp32", 1 / row["speedup"]["ours bf16"], 1.5)
+            found.append(check(f"{size}: bf16 autocast over our fp32", 1 / speed["ours bf16"], 1.5, at_most=False))
     for row in result["generation"]:
-        judge(f"{row['size']}: generation over transformers", row["speedup"]["transformers"], 1.3)
+        speed = row["speedup"]["transformers"]
+        found.append(check(f"{row['size']}: generation over transformers", speed, 1.3, at_most=False))
     return found
 
 
-# Training ------------------------------------------------------------------------------------------------------------
-
-
-def _bench_training(size: Size) -> dict:
+def _training(size: Size) -> dict:
     torch.manual_seed(0)
     model = GPT(size.config())
-    theirs = _same_in_transformers(model)
+    theirs = same_in_transformers(model)
     tokens = torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
-    _require_same_loss(model, theirs, tokens)
+    require_same_loss(model, theirs, tokens)
     our_step, their_step = _our_step(model, tokens), _their_step(theirs, tokens)
-    timing = paired(
-        {
-            "ours": our_step,
-            "ours bf16": lambda: our_step(bf16=True),
-            "transformers fair": lambda: their_step("gelu_pytorch_tanh"),
-            "transformers default": lambda: their_step("gelu_new"),
-            "floor": _products(model, size),
-        },
-        size.rounds,
-    )
+    contenders = {
+        "ours": our_step,
+        "ours bf16": lambda: our_step(bf16=True),
+        "transformers fair": lambda: their_step("gelu_pytorch_tanh"),
+        "transformers default": lambda: their_step("gelu_new"),
+        "floor": products_step(model, size),
+    }
+    activations = {"ours": "", "transformers fair": "gelu_pytorch_tanh", "transformers default": "gelu_new"}
     return {
-        "size": size.name,
-        "parameters": model.num_parameters(),
-        "vocab_size": size.vocab_size,
-        "batch": size.batch,
-        "seq_len": size.seq_len,
-        "rounds": size.rounds,
-        **_summary(timing, size.tokens),
-        "peak_memory_bytes": {
-            "ours": peak_bytes(size, "ours"),
-            "transformers fair": peak_bytes(size, "gelu_pytorch_tanh"),
-            "transformers default": peak_bytes(size, "gelu_new"),
-        },
+        **size.facts(),
+        **{"parameters": model.num_parameters(), "batch": size.batch, "seq_len": size.seq_len, "rounds": size.rounds},
+        **summary(paired(contenders, size.rounds), size.batch * size.seq_len),
+        "peak_memory_bytes": {name: peak_bytes(size, activation) for name, activation in activations.items()},
     }
 
 
@@ -151,7 +126,7 @@ KERNELS = {
 }
 
 
-def _bench_kernels(size: Size, new_tokens: int) -> list[dict]:
+def _kernels(size: Size, new_tokens: int) -> list[dict]:
     """How much slower each is without one of our kernels, taking turns."""
     torch.manual_seed(0)
     model = GPT(size.config(max_seq_len=max(size.seq_len, PROMPT_TOKENS + new_tokens)))
@@ -172,14 +147,14 @@ def _bench_kernels(size: Size, new_tokens: int) -> list[dict]:
         off = {kernel: partial(turned_off, kernel, act) for kernel in KERNELS[what]}
         timing = paired({"with": act, **off}, size.rounds)
         rows += [
-            {"size": size.name, "what": what, "kernel": kernel, "time_without": timing.ratio(kernel, "with")}
+            {**size.facts(), "what": what, "kernel": kernel, "time_without": timing.ratio(kernel, "with")}
             | {"of_each_round": timing.ratios(kernel, "with")}
             for kernel in off
         ]
     return rows
 
 
-def _summary(timing: Paired, tokens: int) -> dict:
+def summary(timing: Paired, tokens: int) -> dict:
     """Seconds and tokens/s of each contender, and its slowdown against ours."""
     return {
         "seconds": {name: timing.median_s(name) for name in timing.seconds},
@@ -189,20 +164,18 @@ def _summary(timing: Paired, tokens: int) -> dict:
     }
 
 
-def _same_in_transformers(model: GPT) -> transformers.GPT2LMHeadModel:
+def same_in_transformers(model: GPT) -> transformers.GPT2LMHeadModel:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         return transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa")
 
 
-def _require_same_loss(model: GPT, theirs, tokens: Tensor) -> None:
+def require_same_loss(model: GPT, theirs, tokens: Tensor) -> None:
     with torch.no_grad():
         ours = model(tokens[:, :-1], tokens[:, 1:]).item()
         other = theirs(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
     if abs(ours - other) > 1e-4:
-        raise RuntimeError(
-            f"our loss is {ours}, transformers' {other}: the two models differ, so they cannot be compared"
-        )
+        raise RuntimeError(f"our loss is {ours}, transformers' {other}: the models differ and cannot be compared")
 
 
 def _our_step(model: GPT, tokens: Tensor) -> Callable:
@@ -233,13 +206,13 @@ def _their_step(model, tokens: Tensor) -> Callable:
     return step
 
 
-def _products(model: GPT, size: Size) -> Callable[[], None]:
+def products_step(model: GPT, size: Size) -> Callable[[], None]:
     """Only the matrix products of one training step: for each weight one forward and two backward (input and weight
     gradient), for attention two forward and four backward, at half size."""
     weights = [p.detach() for name, p in model.named_parameters() if p.dim() == 2 and "embedding" not in name]
     weights.append(model.head_weight.detach())
     widths = {width for weight in weights for width in weight.shape}
-    x, y = ({width: torch.randn(size.tokens, width) for width in widths} for _ in range(2))
+    x, y = ({width: torch.randn(size.batch * size.seq_len, width) for width in widths} for _ in range(2))
     d_weight = {tuple(w.shape): torch.empty_like(w) for w in weights}
     heads = max(1, size.batch * model.config.n_head // 2)
     q, gathered = (torch.randn(heads, size.seq_len, model.config.d_head) for _ in range(2))
@@ -259,34 +232,26 @@ def _products(model: GPT, size: Size) -> Callable[[], None]:
     return products
 
 
-def peak_bytes(size: Size, contender: str) -> int:
-    """The most memory that one contender ("ours", or an activation of transformers) has at a time: its weights, and
-    what three training steps allocate, optimizer states among it."""
+def peak_bytes(size: Size, activation: str) -> int:
+    """The most memory that transformers with an activation (ours: without one) has at a time: its weights, and what
+    three training steps allocate, optimizer states among it."""
     model, tokens = GPT(size.config()), torch.randint(0, size.vocab_size, (size.batch, size.seq_len))
-    if contender == "ours":
-        step = _our_step(model, tokens)
-    else:
-        step = partial(_their_step(_same_in_transformers(model), tokens), contender)
-
-    def train() -> None:
-        for _ in range(3):
-            step()
-
-    return 4 * model.num_parameters() + max(allocated_bytes(train)[1])
+    step = (
+        partial(_their_step(same_in_transformers(model), tokens), activation)
+        if activation
+        else _our_step(model, tokens)
+    )
+    return 4 * model.num_parameters() + max(allocated_bytes(lambda: [step() for _ in range(3)])[1])
 
 
-# Generation ----------------------------------------------------------------------------------------------------------
-
-
-def _bench_generation(size: Size, new_tokens: int, rounds: int) -> dict:
+def _generation(size: Size, new_tokens: int, rounds: int) -> dict:
     """Greedy generation from one prompt with a key/value cache on both sides; both must generate the same text."""
     torch.manual_seed(0)
     model = GPT(size.config(max_seq_len=PROMPT_TOKENS + new_tokens))
-    theirs = _same_in_transformers(model)
+    theirs = same_in_transformers(model)
     for block in theirs.transformer.h:
         block.mlp.act = ACT2FN["gelu_pytorch_tanh"]
-    prompt = torch.randint(0, size.vocab_size, (1, PROMPT_TOKENS))
-    texts = {}
+    prompt, texts = torch.randint(0, size.vocab_size, (1, PROMPT_TOKENS)), {}
 
     def ours() -> None:
         texts["ours"] = model.generate(prompt, new_tokens, temperature=0)
@@ -297,8 +262,8 @@ def _bench_generation(size: Size, new_tokens: int, rounds: int) -> dict:
 
     timing = paired({"ours": ours, "transformers": other, "floor": _row_products(model, new_tokens)}, rounds)
     same = (texts["ours"] == texts["transformers"]).all().item()
-    shape = {"size": size.name, "vocab_size": size.vocab_size, "new_tokens": new_tokens, "rounds": rounds}
-    return {**shape, "same_text": same, **_summary(timing, new_tokens)}
+    shape = {**size.facts(), "new_tokens": new_tokens, "rounds": rounds, "same_text": same}
+    return {**shape, **summary(timing, new_tokens)}
 
 
 def _row_products(model: GPT, new_tokens: int) -> Callable[[], None]:
@@ -317,50 +282,39 @@ def _row_products(model: GPT, new_tokens: int) -> Callable[[], None]:
     return products
 
 
-# Tables --------------------------------------------------------------------------------------------------------------
-
-
-def show_model(result: dict) -> None:
-    heading(result)
-    for row in result["training"]:
-        _show_training(row)
-    for row in result["generation"]:
-        _show_generation(row)
-    _show_kernels(result["kernels"])
-    checks_table(result["checks"])
-
-
-def _show_training(row: dict) -> None:
-    title = f"training {row['size']}: {row['parameters'] / 1e6:.1f} M parameters, vocabulary {row['vocab_size']}, "
-    title += f"{row['batch']} x {row['seq_len']} tokens a step, median of {row['rounds']} rounds"
-    rows = []
-    for name, seconds in row["seconds"].items():
-        memory = row["peak_memory_bytes"].get(name)
-        peak = f"{memory / 2**20:,.0f} MiB" if memory else ""
-        rows.append((name, f"{row['tokens_per_s'][name]:,.0f}", f"{seconds:.3f}", *_relative(row, name), peak))
-    table(title, ("", "tokens/s", "s/step", "time / ours", "range over rounds", "peak memory"), rows)
-
-
-def _show_generation(row: dict) -> None:
-    title = f"generation {row['size']}: {row['new_tokens']} tokens, greedy, one text, vocabulary {row['vocab_size']}, "
-    title += f"median of {row['rounds']} rounds; the two texts {'are the same' if row['same_text'] else 'DIFFER'}"
-    rows = []
-    for name, seconds in row["seconds"].items():
-        per_token = f"{1e3 * seconds / row['new_tokens']:.2f}"
-        rows.append((name, f"{row['tokens_per_s'][name]:,.0f}", per_token, *_relative(row, name)))
-    table(title, ("", "tokens/s", "ms/token", "time / ours", "range over rounds"), rows)
-
-
-def _show_kernels(measured: list[dict]) -> None:
-    rows = []
-    for row in measured:
-        spread = f"{min(row['of_each_round']):.2f} to {max(row['of_each_round']):.2f}"
-        rows.append((f"{row['what']} {row['size']}", row["kernel"], f"{row['time_without']:.3f}", spread))
+def show(result: dict) -> None:
+    for row in [*result["training"], *result["generation"]]:
+        if "new_tokens" in row:
+            what = f"generation: {row['new_tokens']} tokens, the same text: {row['same_text']}"
+        else:
+            what = (
+                f"training: {row['parameters'] / 1e6:.1f} M parameters, {row['batch']} x {row['seq_len']} tokens a step"
+            )
+        title = f"{row['size']}, {what}, vocabulary {row['vocab_size']}, median of {row['rounds']} rounds"
+        table(title, ("", "tokens/s", "ms", "time / ours", "range over rounds", "peak MiB"), _rows(row))
+    rows = [
+        (f"{row['what']} {row['size']}", row["kernel"], f"{row['time_without']:.3f}", _span(row["of_each_round"]))
+        for row in result["kernels"]
+    ]
     table("our kernels", ("", "kernel", "time without / with", "range over rounds"), rows)
 
 
-def _relative(row: dict, name: str) -> tuple[str, str]:
-    if name == "ours":
-        return "1", ""
-    ratios = row["speedup_of_each_round"][name]
-    return f"{row['speedup'][name]:.3f}", f"{min(ratios):.2f} to {max(ratios):.2f}"
+def _rows(row: dict) -> list[tuple[str, ...]]:
+    rows = []
+    for name, seconds in row["seconds"].items():
+        ratio = (
+            ("1", "") if name == "ours" else (f"{row['speedup'][name]:.3f}", _span(row["speedup_of_each_round"][name]))
+        )
+        memory = row.get("peak_memory_bytes", {}).get(name)
+        peak = f"{memory / 2**20:,.0f}" if memory else ""
+        rows.append((name, f"{row['tokens_per_s'][name]:,.0f}", f"{1e3 * seconds:,.1f}", *ratio, peak))
+    return rows
+
+
+def _span(ratios: list[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"
+
+
+if __name__ == "__main__":
+    args = arguments(__doc__).parse_args()
+    raise SystemExit(finish(measure(args.quick), show, args.json))

@@ -1,11 +1,11 @@
 """What compression costs in perplexity: the training runs behind lesson 07's stored measurement, and their table.
 
-    python scripts/radius_sweep.py runs.jsonl                  # a day on two cores; call it again to resume
-    python scripts/radius_sweep.py runs.jsonl --store SPEED.json > src/aiscale/published/measured/radius_cpu.json
+    python benchmarks/radius_sweep.py runs.jsonl               # a day on two cores; call it again to resume
+    python benchmarks/radius_sweep.py runs.jsonl --store SPEED.json > src/aiscale/published/measured/radius_cpu.json
 
-SPEED.json is the output of `aiscale bench radius --json`. A finished run is a line of runs.jsonl; an interrupted one is
-repeated. Every case trains with the same learning rates and seed 0, then with the other seeds at the two best rates;
-the rate with the better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
+SPEED.json is the output of `python benchmarks/radius.py --json`. A finished run is a line of runs.jsonl; an interrupted
+one is repeated. Every case trains with the same learning rates and seed 0, then with the other seeds at the two best
+rates; the rate with the better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
 
 One process simulates all ranks. Radius, random-k and PowerSGD are linear in the gradients: all ranks share the mask (or
 the indices, or the factor), so n ranks update the weights as one rank with the whole batch does, up to rounding. Top-k
@@ -31,9 +31,9 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from common import machine_facts
 
 from aiscale import cost
-from aiscale.bench.timing import machine_facts
 from aiscale.config import Run
 from aiscale.data import Batches, Corpus, open_corpus
 from aiscale.distributed import World, connect

@@ -1,4 +1,7 @@
-"""Predicted and measured bytes side by side, for every strategy: `aiscale bench bytes`.
+"""The byte table: bytes that each strategy sends and holds, predicted and measured side by side.
+
+    python -m aiscale.verify.bytes                  # all cases on all their world sizes; exit status 0 if none differs
+    python -m aiscale.verify.bytes ddp 'zero 2'     # these cases; rows of rank 0, and all that differ
 
 For each case (a strategy with its options) and world size, ranks train a tiny model for three steps. In the third step
 each rank compares the bytes it sent, by collective and process group, and the bytes it holds, by category, with
@@ -9,27 +12,26 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from aiscale import cost
-from aiscale.bench.ranks import BenchError, Report, on_ranks, random_batch, silent
-from aiscale.bench.tables import check, heading, table
-from aiscale.bench.timing import machine_facts
 from aiscale.config import Run
-from aiscale.distributed.starter import Starter
+from aiscale.distributed import connect, launch
 from aiscale.meter import held_bytes
-from aiscale.parallel import build
+from aiscale.parallel import build, preload
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
 
 #: library -> the strategies that use it
 _STRATEGIES = {"torch": ("ddp", "fsdp", "pipeline"), "deepspeed": ("zero",), "megatron": ("megatron",)}
-_IMPORTS = "from aiscale.parallel import preload\nfor strategy in {strategies}:\n    preload(strategy)"
 _TIMEOUT_S = 3600  #: all cases of one library at one world size
 #: 67 tokens: a prime, so padding by a library shows up.
 _MODEL = ("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.vocab_size=67", "model.max_seq_len=16")
@@ -143,15 +145,7 @@ CASES = (
 )
 
 
-def bench_bytes(*, quick: bool = False, report: Report = silent) -> dict:
-    """Run every case at every world size (quick: the smallest only); rows as in `compare`."""
-    plan = [(case, world) for case in CASES for world in (case.worlds[:1] if quick else case.worlds)]
-    rows = compare(plan, report=report)
-    wrong = sum(row["predicted"] != row["measured"] for row in rows)
-    return {"rows": rows, "checks": [check("rows that differ", wrong, 0)], "machine": machine_facts()}
-
-
-def compare(plan: Iterable[tuple[Case, int]], *, report: Report = silent) -> list[dict[str, str | int]]:
+def compare(plan: Iterable[tuple[Case, int]]) -> list[dict[str, str | int]]:
     """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of cases at world sizes.
 
     One process imports each library; ranks are forked from it, a new set for each world size.
@@ -160,43 +154,32 @@ def compare(plan: Iterable[tuple[Case, int]], *, report: Report = silent) -> lis
     for case, world_size in plan:
         libraries.setdefault(case.library, {}).setdefault(world_size, []).append(case.name)
     rows, env = [], {**os.environ, "OMP_NUM_THREADS": "1"}
-    for library, worlds in libraries.items():
-        report(f"{library}: " + ", ".join(f"{len(names)} cases on {n} ranks" for n, names in worlds.items()))
-        with Starter(_IMPORTS.format(strategies=_STRATEGIES[library]), env=env) as starter:
-            for n, names in worlds.items():
-                done = starter.run(["-m", "aiscale.bench.bytes", str(n), *names], timeout=_TIMEOUT_S)
-                if done.returncode:
-                    raise BenchError(f"{library} on {n} ranks measured nothing: {done.stderr[-2000:]}")
-                rows += json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        for library, worlds in libraries.items():
+            out = Path(folder, f"{library}.jsonl")
+            command = [sys.executable, "-m", "aiscale.verify.bytes", "--measure", library, str(out), json.dumps(worlds)]
+            subprocess.run(command, env=env, check=True, timeout=_TIMEOUT_S)
+            rows += [row for line in out.read_text().splitlines() for row in json.loads(line)]
     return rows
 
 
-def show_bytes(result: dict) -> None:
-    """Print all rows of rank 0, and rows of other ranks that differ from their prediction."""
-    heads = ("case", "ranks", "rank", "what", "predicted", "measured", "")
-    shown = [
-        (
-            row["case"],
-            str(row["world_size"]),
-            str(row["rank"]),
-            f"{row['kind']} {row['what']}",
-            f"{row['predicted']:,}",
-            f"{row['measured']:,}",
-            "" if row["predicted"] == row["measured"] else "[red]differ",
-        )
-        for row in result["rows"]
-        if row["rank"] == 0 or row["predicted"] != row["measured"]
-    ]
-    heading(result)
-    table("bytes", heads, shown)
-    print(f"{len(result['rows'])} rows of all ranks, {result['checks'][0]['value']} differ")
+def _measure(library: str, out: str, worlds: dict[str, list[str]]) -> int:
+    """Append a line to `out` for each world size: the rows of all its ranks."""
+    for n, names in worlds.items():
+        argv = ["-m", "aiscale.verify.bytes", "--rank", out, *names]
+        if status := launch(int(n), argv, warm_up=lambda: [preload(strategy) for strategy in _STRATEGIES[library]]):
+            return status
+    return 0
 
 
-def measure(world, names: list[str]) -> list[dict]:
-    """Runs on each rank: the rows of all ranks for the cases with these names."""
+def _rank(out: str, *names: str) -> None:
     torch.set_num_threads(1)
+    world = connect("cpu")
     everyone = world.gather([row for case in CASES if case.name in names for row in rows_of(case, world)])
-    return [row for rows in everyone for row in rows]
+    if world.is_main:
+        with open(out, "a") as file:
+            file.write(json.dumps([row for rows in everyone for row in rows]) + "\n")
+    world.close()
 
 
 def rows_of(case: Case, world) -> list[dict]:
@@ -241,6 +224,30 @@ def _last_step(run, world, steps: int) -> tuple[Counter, Counter, dict]:
     return sent, calls, held
 
 
+def random_batch(run: Run, data_world: int) -> list:
+    """One step's micro-batches of random tokens, for one of `data_world` data-parallel ranks."""
+    n_micro, size = run.loop.micro_batches(data_world)
+    tokens = torch.randint(0, run.model.vocab_size, (n_micro, size, run.loop.seq_len + 1))
+    return [(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]
+
+
+def main(names: list[str]) -> int:
+    """Print the rows of these cases, or of all."""
+    rows = compare((case, n) for case in CASES if not names or case.name in names for n in case.worlds)
+    for row in rows:
+        differs = row["predicted"] != row["measured"]
+        if row["rank"] == 0 or differs:
+            where = f"{row['case']:30} rank {row['rank']} of {row['world_size']}  {row['kind']} {row['what']:24}"
+            print(f"{where} {row['predicted']:9,} predicted {row['measured']:9,} measured", "DIFFERS" * differs)
+    wrong = sum(row["predicted"] != row["measured"] for row in rows)
+    print(f"{len(rows)} rows of all ranks, {wrong} differ")
+    return 1 if wrong or not rows else 0
+
+
 if __name__ == "__main__":
-    world_size, *case_names = sys.argv[1:]  # the ranks are forked from this process, which has imported their library
-    print(json.dumps(on_ranks(int(world_size), "aiscale.bench.bytes:measure", case_names)))
+    if sys.argv[1:2] == ["--rank"]:
+        _rank(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--measure"]:
+        raise SystemExit(_measure(*sys.argv[2:4], json.loads(sys.argv[4])))
+    else:
+        raise SystemExit(main(sys.argv[1:]))

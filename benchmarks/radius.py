@@ -1,0 +1,375 @@
+"""How much Radius gains on a slow link: steps of four ranks against dense all-reduces and competitors.
+
+    python benchmarks/radius.py [--quick] [--json]      # a quarter of an hour, alone on the machine
+
+All ways to send gradients take turns in the same processes, over links that `aiscale.distributed.link` slows. Their
+rate is chosen so that a dense fp32 all-reduce after the backward pass takes the same share of the step as in the
+published baseline; ratios are taken round by round. The time of a Radius step is an average: T - 1 sparse steps and
+one dense step that refreshes the mask. An all-reduce alone, and Radius's own work on a gradient alone, are measured
+too, and some contenders at other rates. The cost in perplexity is trained by `radius_sweep.py`, in a day.
+
+The target for the saving refers to that baseline: one message after the backward pass. An all-reduce that is
+overlapped, or in bf16, leaves less to save: that is measured too, but not checked.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from common import Paired, arguments, as_rank, check, finish, machine_facts, on_ranks, paired, table
+
+from aiscale import cost
+from aiscale.distributed import World
+from aiscale.distributed.link import FRAMING
+from aiscale.meter import held_bytes, step_peak_bytes
+from aiscale.parallel import build
+from aiscale.parallel.serial import Engine
+from aiscale.published.reader import DENSE_SHARE
+from aiscale.recipes import recipe
+from aiscale.verify.bytes import random_batch
+
+RANKS = 4
+SHARE = 0.9 / 1.855  #: share of a step that the all-reduce takes in the published baseline: seconds, a fit of its table
+DENSITIES = (0.9, 0.5, 0.4, 0.1)
+INTERVAL = 200  #: published; here it only decides how much the dense step counts
+SAVING_TARGET = 1 - 5.43 / 6.44  #: published days at density 0.4 and with a dense all-reduce that is not overlapped
+MASKING_TARGET = 0.15  #: at most, of the all-reduce time saved
+HELD_TARGET = 5  #: bytes per entry: an fp32 residual and a byte of mask
+BASELINES = ("dense, fp32, at once", "dense, fp32, overlapped", "dense, bf16, at once", "dense, bf16, overlapped")
+SILENT = "no communication"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One way to send the gradients of a step."""
+
+    method: str
+    wire: str = "same"
+    overlap: bool = True
+    density: float = 1.0
+    dense_step: bool = False  #: the dense step of Radius, with residual and refresh
+    rank: int = 0  #: of PowerSGD's factors
+    turns: int = 0  #: of Radius, with delayed moments
+
+    @property
+    def name(self) -> str:
+        detail = f" d {self.density:g}" if self.density < 1 else f" rank {self.rank}" if self.rank else ""
+        detail += f" turns {self.turns}" if self.turns else ""
+        method = "dense" if self.method == "none" else self.method
+        dense = ", dense step" if self.dense_step else ""
+        wire = "bf16" if self.wire == "bf16" else "fp32"
+        return f"{method}{detail}{dense}, {wire}, {'overlapped' if self.overlap else 'at once'}"
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        own = {"method": self.method, "wire": self.wire, "overlap": self.overlap}
+        if self.density < 1:
+            own["density"] = self.density
+        if self.method == "radius":
+            own |= {"interval": 10**9, "warmup_steps": 1}
+        if self.turns:
+            own |= {"turns": self.turns, "moments": "wait"}
+        if self.rank:
+            own["rank"] = self.rank
+        return tuple(f"compression.{key}={value}" for key, value in own.items())
+
+
+BASELINE = Contender(method="none", overlap=False)
+WAYS = tuple({"wire": wire, "overlap": overlap} for wire in ("same", "bf16") for overlap in (False, True))
+
+
+def plan(quick: bool) -> tuple[tuple[str, ...], tuple[Contender, ...], int, tuple[float, ...]]:
+    """(settings, contenders, rounds, multiples of the main rate at which some also run); quick: a smoke test."""
+    dense = tuple(Contender(method="none", **way) for way in WAYS)
+    ways, densities = ((WAYS[0],), (0.9, 0.1)) if quick else (WAYS, DENSITIES)
+    radius = tuple(Contender(method="radius", density=d, **way) for way in ways for d in densities)
+    refresh = tuple(Contender(method="radius", density=radius[-1].density, dense_step=True, **way) for way in ways)
+    turned = tuple(Contender(method="radius", density=0.4, turns=4, **way) for way in ways[:2])
+    if quick:
+        shape = ("model.n_layer=1", "model.d_model=32", "loop.seq_len=32", "loop.global_batch=8")
+        return shape, (*dense[:2], *radius, *turned, *refresh), 2, (0.5,)
+    shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=32")
+    # At 4 ranks an all-gather of k values and indices sends as much as an all-reduce of 4 k values.
+    rivals = (
+        Contender(method="random-k", density=0.4),
+        Contender(method="top-k", density=0.1),
+        Contender(method="powersgd", rank=4),
+        Contender(method="powersgd", rank=51),  # the largest that sends at most 0.4 of the gradients
+    )
+    return shape, (*dense, *radius, *turned, *refresh, *rivals), 12, (0.125, 0.25, 0.5, 2.0, 4.0, 8.0)
+
+
+class Bench:
+    """One rank's engines, one per contender, and its link."""
+
+    def __init__(self, world: World, shape: tuple[str, ...], contenders: tuple[Contender, ...]) -> None:
+        self.world = world
+        self.run = recipe("laptop").override("parallel.strategy=ddp", "loop.device=cpu", *shape)
+        self.engines: dict[tuple[str, ...], Engine] = {}
+        for contender in (BASELINE, *contenders):
+            # torch's PowerSGD needs a single bucket; the others get several, so that there is something to overlap.
+            bucket = () if contender.rank else ("parallel.bucket_mb=0.5",)
+            if contender.settings not in self.engines:
+                self.engines[contender.settings] = build(self.run.override(*bucket, *contender.settings), world)
+        self.batch = random_batch(self.run, world.size)
+        for engine in self.engines.values():
+            for _ in range(3):  # DDP rebuilds its buckets, PowerSGD starts at its third step
+                engine.step(self.batch, 1e-4)
+
+    def slow_down(self, rate_mbit_s: float) -> None:
+        self.world.link.rate_mbit_s = rate_mbit_s
+        self.world.barrier()
+
+    def turns(self, actions: dict[str, Callable[[], object]], rounds: int) -> Paired:
+        """`paired` on all ranks: a turn lasts until the slowest rank has finished."""
+
+        def together(action: Callable[[], object]) -> None:
+            action()
+            self.world.barrier()
+
+        return paired({name: partial(together, action) for name, action in actions.items()}, rounds)
+
+    def step(self, contender: Contender) -> None:
+        engine = self.engines[contender.settings]
+        if contender.method == "radius":  # its first step is dense, all others are sparse
+            engine.compressor.step = 0 if contender.dense_step else 1
+        engine.step(self.batch, 1e-4)
+
+    def silent(self) -> None:
+        """The baseline's step without its all-reduce."""
+        engine = self.engines[BASELINE.settings]
+        with engine.module.no_sync():
+            engine.step(self.batch, 1e-4)
+
+    def rate_mbit_s(self, steps: dict[str, Callable[[], object]], rounds: int) -> float:
+        """The rate at which the baseline's all-reduce takes SHARE of its step; leaves the links at this rate.
+
+        The first guess counts bytes. On busy processors an all-reduce takes longer than that, so the rate is corrected
+        twice, by times measured among all contenders (`steps`).
+        """
+        compute_s = self.turns({SILENT: self.silent}, max(3, rounds)).median_s(SILENT)
+        nbytes = cost.wire_bytes("all_reduce", 4 * cost.parameter_count(self.run.model), self.world.size)
+        rate = nbytes * FRAMING * 8 / (compute_s * SHARE / (1 - SHARE)) / 1e6
+        for _ in range(2):
+            self.slow_down(rate := self.world.from_rank0(lambda rate=rate: rate))
+            timed = self.turns(steps, max(2, rounds // 2))
+            compute_s, taken_s = timed.median_s(SILENT), timed.median_s(BASELINE.name)
+            rate *= min(max((taken_s - compute_s) / (compute_s * SHARE / (1 - SHARE)), 0.5), 2)
+        rate = self.world.from_rank0(lambda: rate)
+        self.slow_down(rate)
+        return rate
+
+    def sizes(self, contender: Contender) -> dict[str, int]:
+        """Bytes of one step: payload of the collectives, bytes sent by one rank on a ring, held from step to step by
+        the compressor, and peak held."""
+        before = self.world.traffic.snapshot()
+        self.step(contender)
+        counts = self.world.traffic.since(before)
+        wire = sum(cost.wire_bytes(op, count.payload_bytes, n) for (op, n), count in counts.items())
+        step, held = (lambda: self.step(contender)), self.engines[contender.settings].held
+        return {
+            "payload_bytes": sum(count.payload_bytes for count in counts.values()),
+            "wire_bytes": round(wire),
+            "held_bytes": held_bytes(held()).get("compression", 0),
+            "peak_bytes": sum(step_peak_bytes(step, held, self.world.device).values()),
+        }
+
+    def masking(self, contender: Contender) -> Callable[[], None]:
+        """Radius's work on gradients in a sparse step apart from sending: select, pack, unpack, keep the residual."""
+        engine = self.engines[contender.settings]
+        compressor, buckets = engine.compressor, []
+        pack = compressor.pack
+        compressor.pack = lambda bucket: buckets.append(bucket) or pack(bucket)
+        self.step(contender)
+        del compressor.pack  # delete the instance's attribute, which uncovers the class's
+
+        def alone() -> None:
+            for bucket in buckets:
+                compressor.check_finite(bucket.parameters, bucket.gradients)
+                share = compressor.share(compressor.pack(bucket))
+                compressor.unpack(bucket, share.mul_(self.world.size))  # keeps the magnitudes constant over many turns
+            compressor._norms.clear()
+
+        return alone
+
+
+def measure(world: World, quick: bool) -> dict:
+    """Seconds of every turn and bytes of every contender; all ranks agree except on clock readings."""
+    torch.set_num_threads(1)
+    shape, contenders, rounds, factors = plan(quick)
+    bench = Bench(world, shape, contenders)
+    sizes = {c.name: bench.sizes(c) for c in contenders}
+    steps = {SILENT: bench.silent, **{c.name: partial(bench.step, c) for c in contenders}}
+    rate = bench.rate_mbit_s(steps, rounds)
+    timed = bench.turns(steps, rounds)
+    parts = bench.turns(_parts(bench, contenders, sizes), rounds)
+    few = [c for c in contenders if not c.dense_step and (c.method == "none" or c.density in (0.4, 0.1))]
+    few = [c for c in few if c.method in ("none", "radius") and not c.turns and (c.overlap or c.wire == "same")]
+    at_rates = {}
+    for factor in factors:
+        bench.slow_down(rate * factor)
+        at_rates[str(factor)] = bench.turns({c.name: steps[c.name] for c in few}, max(2, rounds // 2)).seconds
+    return {
+        "ranks": world.size,
+        "parameters": cost.parameter_count(bench.run.model),
+        "tokens": bench.run.loop.global_batch * bench.run.loop.seq_len,
+        "rounds": rounds,
+        "link": "emulated",
+        "link_mbit_s": rate,
+        "compute_s": timed.median_s(SILENT),
+        "contenders": {c.name: {**asdict(c), **sizes[c.name]} for c in contenders},
+        "seconds": {name: seconds for name, seconds in timed.seconds.items() if name != SILENT},
+        "parts": parts.seconds,
+        "at_rates": at_rates,
+    }
+
+
+def _parts(bench: Bench, contenders: tuple[Contender, ...], sizes: dict) -> dict[str, Callable[[], object]]:
+    """Parts of a step alone: the all-reduce of each size, and Radius's own work at each density."""
+    actions: dict[str, Callable[[], object]] = {}
+    for contender in contenders:
+        if contender.overlap or contender.wire != "same" or contender.dense_step:
+            continue
+        buffer = torch.zeros(sizes[contender.name]["payload_bytes"] // 4)
+        actions[f"all-reduce: {contender.name}"] = lambda buffer=buffer: dist.all_reduce(buffer)
+        if contender.method == "radius":
+            actions[f"masking: {contender.name}"] = bench.masking(contender)
+    return actions
+
+
+def reckon(measured: dict) -> dict:
+    """What `measure` returned (seconds of every round) as steps, their parts and speed-ups."""
+    sizes = measured["contenders"]
+    seconds = _averaged(measured["seconds"], sizes)
+    rows = [_row(name, turns, seconds, sizes[name], measured) for name, turns in seconds.items()]
+    facts = ("ranks", "parameters", "tokens", "rounds", "link", "link_mbit_s", "compute_s")
+    return {
+        **{fact: measured[fact] for fact in facts},
+        "share": SHARE,
+        "share_here": 1 - measured["compute_s"] / statistics.median(seconds[BASELINES[0]]),
+        "interval": INTERVAL,
+        "rows": rows,
+        "masking": _masking(measured),
+        "rates": _rates(measured),
+    }
+
+
+def checks(result: dict) -> list[dict]:
+    """The targets at density 0.4, with the published settings: fp32, one all-reduce after the backward pass."""
+    row = next(row for row in result["rows"] if row["name"] == "radius d 0.4, fp32, at once")
+    dense = next(row for row in result["rows"] if row["name"] == BASELINES[0])
+    masking = next(part for part in result["masking"] if part["name"] == row["name"])
+    n = result["parameters"]
+    saved = "saving of a run, a fifth of it dense, over dense at once, density 0.4"
+    more = row["peak_bytes"] - dense["peak_bytes"]
+    return [
+        check(saved, row["saving_with_switch"], SAVING_TARGET, at_most=False),
+        check("masking over the all-reduce time saved", masking["share_of_saved"], MASKING_TARGET),
+        check("bytes of mask and residual an entry", row["held_bytes"] / n, HELD_TARGET),
+        check("bytes an entry by which a step's peak is above a dense one's", more / n, HELD_TARGET),
+    ]
+
+
+def _averaged(seconds: dict[str, list[float]], sizes: dict[str, dict]) -> dict[str, list[float]]:
+    """Seconds of an average step; for Radius, ((T - 1) sparse + dense) / T.
+
+    The dense step is measured at one density and used for all with the same wire format and overlap: it sends the same
+    bytes and selects from as many entries.
+    """
+    dense_turns = {name: turns for name, turns in seconds.items() if sizes[name]["dense_step"]}
+    dense = {_way(sizes[name]): statistics.median(turns) for name, turns in dense_turns.items()}
+    averaged = {}
+    for name, turns in seconds.items():
+        if sizes[name]["method"] == "radius" and not sizes[name]["dense_step"]:
+            turns = [((INTERVAL - 1) * turn + dense[_way(sizes[name])]) / INTERVAL for turn in turns]
+        averaged[name] = turns
+    return averaged
+
+
+def _way(contender: dict) -> tuple[str, bool]:
+    return contender["wire"], contender["overlap"]
+
+
+def _row(name: str, turns: list[float], seconds: dict[str, list[float]], sizes: dict, measured: dict) -> dict:
+    saving = {
+        base: _spread([1 - mine / theirs for mine, theirs in zip(turns, seconds[base], strict=True)])
+        for base in BASELINES
+        if base in seconds and base != name
+    }
+    step = _spread(turns)
+    row = {"name": name, **sizes, "step_s": step, "one_step_s": _spread(measured["seconds"][name]), "saving": saving}
+    if sizes["method"] == "radius" and BASELINES[0] in saving:
+        row["saving_with_switch"] = (1 - DENSE_SHARE) * saving[BASELINES[0]]["median"]
+    return row
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return {"median": median, "low": low, "high": high}
+
+
+def _masking(measured: dict) -> list[dict]:
+    """Cost of Radius's own work in a sparse step, and the all-reduce time that it saves, each measured alone."""
+    parts, found = measured["parts"], []
+    dense_s = parts[f"all-reduce: {BASELINES[0]}"]
+    for name, contender in measured["contenders"].items():
+        if f"masking: {name}" not in parts:
+            continue
+        masking_s, sparse_s = _spread(parts[f"masking: {name}"]), parts[f"all-reduce: {name}"]
+        saved_s = statistics.median(a - b for a, b in zip(dense_s, sparse_s, strict=True))
+        row = {"name": name, "density": contender["density"], "masking_s": masking_s}
+        row["masking_ns_per_entry"] = 1e9 * masking_s["median"] / measured["parameters"]
+        share = masking_s["median"] / saved_s if saved_s > 0 else float("inf")
+        found.append({**row, "all_reduce_s": _spread(sparse_s), "saved_s": saved_s, "share_of_saved": share})
+    return found
+
+
+def _rates(measured: dict) -> list[dict]:
+    """Sparse steps at other rates, and their speed-up over the dense all-reduce that is not overlapped."""
+    names = next(iter(measured["at_rates"].values()), {})
+    at_rates = {float(factor): seconds for factor, seconds in measured["at_rates"].items()}
+    at_rates[1.0] = {name: measured["seconds"][name] for name in names}
+    found = []
+    for factor, seconds in sorted(at_rates.items()):
+        rate = {"link_mbit_s": factor * measured["link_mbit_s"], "times_main_rate": factor}
+        for name, turns in seconds.items():
+            ratios = [base / mine for mine, base in zip(turns, seconds[BASELINES[0]], strict=True)]
+            found.append({**rate, "name": name, "step_s": _spread(turns), "speedup": _spread(ratios)})
+    return found
+
+
+def show(result: dict) -> None:
+    """Print each step; what its parts and other rates take is in the JSON, which figures draw."""
+    print(
+        f"{result['ranks']} ranks, {result['parameters']:,} parameters, {result['tokens']} tokens a step, "
+        f"{result['rounds']} rounds; {result['link']} link of {result['link_mbit_s']:.1f} Mbit/s, where the exchange "
+        f"takes {result['share_here']:.1%} of a dense step (published: {result['share']:.1%})"
+    )
+    bases = [base for base in BASELINES if any(row["name"] == base for row in result["rows"])]
+    rows = [
+        (
+            row["name"],
+            f"{row['step_s']['median']:.3f}",
+            f"{row['step_s']['low']:.3f} to {row['step_s']['high']:.3f}",
+            *(f"{row[key] / 1e6:.2f} MB" for key in ("payload_bytes", "wire_bytes", "peak_bytes")),
+            *(f"{row['saving'][base]['median']:+.1%}" if base in row["saving"] else "" for base in bases),
+        )
+        for row in result["rows"]
+    ]
+    title = f"a step; of radius, {result['interval'] - 1} sparse ones and a dense one; time saved over each baseline"
+    table(title, ("", "s", "quartiles", "payload", "sent", "peak", *bases), rows)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        as_rank(measure)
+    else:
+        args = arguments(__doc__).parse_args()
+        result = {**reckon(on_ranks(RANKS, __file__, args.quick)), "machine": machine_facts()}
+        raise SystemExit(finish({**result, "checks": [] if args.quick else checks(result)}, show, args.json))
