@@ -3,16 +3,11 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.utils import filter_repo_objects
 
 from aiscale import cost
-from aiscale.cli import main
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
 from aiscale.cost.compression import is_exempt, kept_entries
 from aiscale.model.build import build_model, count_parameters
@@ -123,41 +118,6 @@ def test_a_folder_gives_shape_and_weights(tmp_path):
     assert again(x, x) == model(x, x)
     torch.manual_seed(1)
     assert build_model(run.model, weights=False)(x, x) != model(x, x)
-
-
-def test_a_model_that_is_fetched_is_where_a_run_reads_it(tmp_path, monkeypatch, capsys):
-    """With a stand-in for the hub: a folder of a model with a README and weights in two formats."""
-    hub = tmp_path / "hub"
-    build_model(HFModelConfig(model_type="gpt2", **TINY)).save_pretrained(hub)
-    for name in ("README.md", "pytorch_model.bin"):
-        (hub / name).write_text("not wanted")
-
-    def download(name, local_dir, allow_patterns, **_):
-        for file in filter_repo_objects([path.name for path in hub.iterdir()], allow_patterns=allow_patterns):
-            Path(local_dir).mkdir(parents=True, exist_ok=True)
-            (Path(local_dir) / file).write_bytes((hub / file).read_bytes())
-
-    siblings = [SimpleNamespace(rfilename=path.name) for path in hub.iterdir()]
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(siblings=siblings))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.chdir(tmp_path)
-    assert main(["models", "fetch", "somebody/tiny"]) == 0
-    folder = "models/tiny"
-    assert capsys.readouterr().out.endswith(f"{folder}: train from it with --set model.folder={folder}\n")
-    assert not {"README.md", "pytorch_model.bin"} & {path.name for path in Path(folder).iterdir()}
-    assert Run().override(f"model.folder={folder}", "loop.seq_len=16").model.n_layer == 2
-    siblings[:] = [SimpleNamespace(rfilename="config.json")]
-    assert main(["models", "fetch", "somebody/empty"]) == 2
-    assert "somebody/empty has no config.json or no weights" in capsys.readouterr().err
-
-
-def test_without_a_network_a_fetch_ends_in_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    assert main(["models", "fetch", "openai-community/gpt2"]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "cannot be fetched" in said and "a login node has one" in said and "copy its folder to models/gpt2" in said
-    assert not list(tmp_path.iterdir())
 
 
 # Configuration -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The `aiscale` command: argument parsing over the package's functions.
 
-Progress goes to standard error, results to standard output, and the exit status is 0 only on success. Bad input ends
-in one line that says what to do.
+Progress goes to standard error, results to standard output. The exit status is 0 only on success, 2 after one line
+about bad input or a file, 1 after the traceback of any other fault, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,16 +10,64 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from aiscale.processes import usable_cores
-from aiscale.usage import INTERRUPTED, Parser, ended, may_be_a_rank
+
+BAD_INPUT, INTERRUPTED, TERMINATED, NO_READER = 2, 130, 143, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return ended(lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+    if argv is None and not _may_be_a_rank():  # a rank may wait in C++, where Python hears no signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # `finally` blocks run
+    try:
+        status = _run(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        print("aiscale: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `aiscale ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+    except Exception as error:
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """Print an error once in the job and return the exit status. A rank that fails alone ends here, so that no other
+    rank waits for it."""
+    ours = isinstance(error, OSError) or type(error).__module__.startswith("aiscale.")
+    who, alone, status = "", False, BAD_INPUT if ours else 1
+    if _may_be_a_rank():
+        from aiscale.distributed import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
+
+        if not isinstance(error, ConnectError):
+            place = find_launch(os.environ)
+            alone = place.size > 1 and not getattr(error, "failed_alike", True)  # set by fit
+            who = f"rank {place.rank} of {place.size}: " * alone
+            if ours and place.rank and not alone:
+                return status  # rank 0 says it
+        if lost_another_rank(error):
+            gone = ", ".join(map(str, getattr(error, "gone", []))) or "another, whose own message says why"
+            print(f"aiscale: {who}lost its connection to rank {gone}", file=sys.stderr)
+            end_now(LOST_STATUS)
+    if ours:
+        print(f"aiscale: {who}{error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    if alone:
+        end_now(status)
+    return status
+
+
+def _may_be_a_rank() -> bool:
+    """Whether a launcher seems to have started this process; without importing torch, which takes two seconds."""
+    return any("RANK" in name or name == "SLURM_PROCID" for name in os.environ)
 
 
 def _run(argv: list[str]) -> int:
@@ -42,15 +90,14 @@ def commands(wanted: str = "") -> dict[str, argparse.ArgumentParser]:
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="aiscale",
         description="Train language models, from one process to many, and run the lessons about it.",
         epilog="Each command has its own --help with an example.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_train, _add_generate, _add_verify):
-        add(commands)
+    _add_train(commands)
     _add_delegated(commands, wanted)
     return parser
 
@@ -159,7 +206,7 @@ def _check_memory(run) -> None:
     """Refuse a model that cannot be built here, before the minutes that building it would take."""
     from aiscale.config import ModelConfig
 
-    if isinstance(run.model, ModelConfig) and not may_be_a_rank():  # ranks on other machines may hold a part
+    if isinstance(run.model, ModelConfig) and not _may_be_a_rank():  # ranks on other machines may hold a part
         import psutil
 
         from aiscale.cost import check_fits
@@ -234,79 +281,18 @@ def _print_summary(result, args: argparse.Namespace) -> None:
         print("stopped early: run the same command with --resume to continue", file=sys.stderr)
 
 
-def _add_generate(commands) -> None:
-    parser = _command(
-        commands,
-        "generate",
-        "continue a text with a trained model",
-        "aiscale generate runs/laptop --prompt 'The ' --tokens 200",
-        _generate,
-    )
-    add = parser.add_argument
-    add("path", metavar="RUN", help="a run folder, such as runs/laptop")
-    add("--prompt", metavar="TEXT", default="The ", help="the text to continue (default: 'The ')")
-    add("--tokens", type=int, metavar="N", default=200, help="how many tokens to generate (default: 200)")
-    add("--temperature", type=float, metavar="T", default=0.8, help="0: always the likeliest token (default: 0.8)")
-    add("--top-k", type=int, metavar="K", default=0, help="draw from the K likeliest tokens; 0: from all (default: 0)")
-    add(
-        "--top-p", type=float, metavar="P", default=1, help="draw from the likeliest tokens that make up P (default: 1)"
-    )
-    add("--seed", type=int, metavar="N", default=0, help="seed of the sampling (default: 0)")
-
-
-def _generate(args: argparse.Namespace) -> int:
-    import torch
-
-    from aiscale.train import open_trained
-
-    model, tokenizer = open_trained(args.path)
-    prompt = torch.tensor([tokenizer.encode(args.prompt)])
-    generator = torch.Generator().manual_seed(args.seed)
-    text = model.generate(
-        prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p, generator=generator
-    )
-    print(tokenizer.decode(text[0].tolist()))
-    return 0
-
-
-def _add_verify(commands) -> None:
-    parser = _command(
-        commands,
-        "verify",
-        "check that every strategy gives the same result as serial training",
-        "aiscale verify 'zero*' ddp-x2",
-        _verify,
-    )
-    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="the rungs to run, such as 'zero*' (default: all)")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.add_argument("--list", action="store_true", help="list the rungs, or those that match, and exit")
-
-
-def _verify(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from aiscale.verify import choose, climb, table
-
-    if args.list:
-        print(*(rung.name for rung in choose(args.rungs)), sep="\n")
-        return 0
-    progress, done = Console(stderr=True, highlight=False), []
-
-    def report(verdict) -> None:
-        done.append(verdict)
-        state = "holds" if verdict.holds else f"differs {verdict.error}"
-        progress.print(f"{len(done):3} {verdict.rung.name}: {state} ({verdict.seconds:.1f} s)", markup=False)
-
-    verdicts = climb(args.rungs, report=report)
-    if args.json:
-        print(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
-    else:
-        Console().print(table(verdicts))
-    return 0 if all(verdict.holds for verdict in verdicts) else 1
-
-
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
+    "generate": (
+        "continue a text with a trained model",
+        "aiscale generate runs/laptop --prompt 'The ' --tokens 200",
+        "aiscale.train.generate",
+    ),
+    "verify": (
+        "check that every strategy gives the same result as serial training",
+        "aiscale verify 'zero*' ddp-x2",
+        "aiscale.verify.command",
+    ),
     "study": (
         "time precisions, batches, sizes and strategies on this machine, each against the same base",
         "aiscale study laptop --budget 30",
@@ -314,11 +300,10 @@ _DELEGATED = {
     ),
     "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor"),
     "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.prepare"),
-    "models": ("fetch a pretrained model", "aiscale models fetch openai-community/gpt2", "aiscale.model.fetch"),
     "evaluate": (
         "run tasks of the lm-eval harness on a trained model",
         "aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling",
-        "aiscale.train.evaluate.command",
+        "aiscale.train.evaluate",
     ),
     "export": (
         "write a trained model as a Hugging Face folder",

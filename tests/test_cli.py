@@ -1,0 +1,181 @@
+"""A command answers each kind of bad circumstance with one line and status 2, and leaves nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aiscale import cli
+from ranks import processes_with, run_ranks, wait_until
+
+TINY = ["--quiet", "--set", "model.n_layer=1", "--set", "loop.device=cpu"]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Files and folders of which a part is missing."""
+    from aiscale.data.prepare import prepare_corpus
+    from aiscale.recipes import recipe
+    from aiscale.train import fit
+
+    base = tmp_path_factory.mktemp("places")
+    at = {name: base / name for name in ("file", "half", "run", "damaged", "text", "cut")}
+    at["file"].write_text("a file where a folder is wanted")
+    at["half"].mkdir()
+    at["text"].mkdir()
+    (at["text"] / "a.txt").write_text("a few words " * 200)
+    tiny = recipe("laptop").override("model.n_layer=1", "loop.steps=2", "loop.eval_batches=1", "loop.device=cpu")
+    fit(tiny.override("name=run"), runs_dir=base, progress=False)
+    shutil.copytree(at["run"], at["damaged"])
+    _cut(next((at["damaged"] / "checkpoints/step_00000002").glob("*.distcp")))
+    prepare_corpus(at["text"], at["cut"], tokenizer="byte", progress=False)
+    _cut(at["cut"] / "00000.tokens")
+    (at["half"] / "run.json").write_text((at["run"] / "run.json").read_text()[:500])
+    (at["half"] / "half.ipynb").write_text('{"cells": [')
+    return at
+
+
+def _cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("train --recipe laptp", r"unknown recipe 'laptp': did you mean laptop\?"),
+        ("train --runs-dir {file}/runs", r"runs/laptop cannot be written \(Not a directory\): name another folder with"),
+        ("train --config {folder}/none.json", r"--config .*none.json cannot be read as JSON: .*No such file"),
+        ("generate {half}", r"half is not a run folder: it has no readable run.json"),
+        ("data show {cut}", r"shard .*00000.tokens is truncated: .* bytes, the file has \d+: delete its folder and"),
+        ("export {damaged} {folder}/mine", r"step_00000002 is damaged \(.*\): delete it to use the one before"),
+        ("evaluate {folder}", r"is neither a run folder \(run.json\) nor a Hugging Face folder \(config.json\)"),
+        ("launchers --site frontir", r"unknown site 'frontir': did you mean frontier\?"),
+        ("verify zero1x2", r"unknown rung 'zero1x2': did you mean zero1-x2\?"),
+        ("exercises --grade {half}/half.ipynb", r"half.ipynb is not a notebook \(.*\): open and save it in Jupyter"),
+        ("plan --model gpt2 --machine frontir", r"unknown machine 'frontir': did you mean frontier\?"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(words, line, places, tmp_path, capsys):
+    words = words.format(folder=tmp_path, **places).split()
+    before = {*places["file"].parent.rglob("*")} - {places["run"] / ".lock"}
+    capsys.readouterr()
+    assert cli.main([*words, *(TINY if words[0] == "train" else [])]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert re.search(f"^aiscale: .*{line}", told)
+    assert {*places["file"].parent.rglob("*")} - {places["run"] / ".lock"} == before and not [*tmp_path.iterdir()]
+
+
+def test_a_word_that_argparse_does_not_know_ends_with_status_2(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["trian"])
+    assert end.value.code == 2 and "invalid choice: 'trian'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_is_one_line(tmp_path, capsys):
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("mount is not allowed here")
+    try:
+        with open(small / "filler", "wb", buffering=0) as file, pytest.raises(OSError):
+            while True:
+                file.write(bytes(4096))
+        assert cli.main(["train", "--runs-dir", str(small / "runs"), *TINY]) == 2
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+    assert "(No space left on device): free some space, or name another" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path):
+    shell = f"{sys.executable} -m aiscale launchers --out {tmp_path} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 141) and done.stderr == ""
+
+
+def test_a_refusal_does_not_import_torch():
+    code = "import sys; from aiscale.cli import main; status = main(['train', '--recipe', 'laptp']); "
+    code += "raise SystemExit(status + 10 * ('torch' in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 2
+
+
+# signals -------------------------------------------------------------------------------------------------------------
+
+#: command -> (a file that says that it works, what may stay)
+LONG = {
+    "train --runs-dir {folder} --set loop.steps=100000": ("laptop/metrics.jsonl", r"laptop(/.*)?"),
+    "data prepare {long} --tokenizer byte --shard-tokens 100000 --out {folder}/corpus": (
+        "corpus/progress.json",
+        r"corpus(/[^.].*)?",  # the next call goes on with it
+    ),
+    "notebooks 01 --out {folder}/b": ("b/01_one_process.ipynb", r"b(/.*)?"),
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", LONG)
+def test_a_command_that_is_interrupted_leaves_no_process_and_no_half_file(command, number, tmp_path_factory, tmp_path):
+    sign, stays = LONG[command]
+    long = tmp_path_factory.mktemp("text") / "long.txt"
+    long.write_text("many words " * 3_000_000)
+    words = command.format(folder=tmp_path, long=long).split()
+    job = subprocess.Popen(
+        [sys.executable, "-m", "aiscale", *words, *(TINY if words[0] == "train" else [])],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "AISCALE_TEST": str(tmp_path)},
+    )
+    wait_until((tmp_path / sign).exists, 90, "it works")
+    time.sleep(1)
+    os.kill(job.pid, number)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode in (130, 143) and "Traceback" not in err, (job.returncode, err)
+    left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")]
+    assert [path for path in left if not re.fullmatch(stays, path)] == []
+    wait_until(lambda: not processes_with(str(tmp_path)), 20, "no process is left")
+
+
+# ranks under mpiexec --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.extended
+def test_a_port_that_is_taken_ends_a_job_of_mpiexec_in_one_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ["train", *TINY, "--set", "parallel.strategy=ddp", "--runs-dir", str(tmp_path)]
+        done = subprocess.run(
+            [Path(sys.executable).parent / "mpiexec", "-n", "2", sys.executable, "-m", "aiscale", *words],
+            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            capture_output=True,
+            text=True,
+            timeout=200,  # the other rank's wait for rank 0 was 300 s
+        )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"aiscale: 127.0.0.1:{port} is already in use by another process: set MASTER_PORT")
+
+
+@pytest.mark.extended
+def test_ranks_of_mpiexec_on_one_machine_open_no_port_to_the_network(tmp_path):
+    """hydra's own port, which every child inherits, is open to all: mpiexec has no option against it."""
+    code = """
+    import listening
+    from mpi4py import MPI
+    MPI.COMM_WORLD.barrier()
+    say([line for line in listening.beyond_loopback([os.getpid()]) if not line.endswith(" 0.0.0.0")])
+    """
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    done = run_ranks(code, 2, tmp_path, launcher="mpiexec", env=env)
+    assert done.stdout.split() == ["[]", "[]"], (done.stdout, done.stderr)
