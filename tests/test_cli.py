@@ -52,7 +52,7 @@ def _cut(file: Path) -> None:
     ("words", "line"),
     [
         ("train --recipe laptp", r"unknown recipe 'laptp': did you mean laptop\?"),
-        ("train --runs-dir {file}/runs", r"runs/laptop cannot be written \(Not a directory\): name another folder with"),
+        ("train --runs-dir {file}/runs", r"runs/laptop cannot be written \(Not a directory\): name another"),
         ("train --config {folder}/none.json", r"--config .*none.json cannot be read as JSON: .*No such file"),
         ("generate {half}", r"half is not a run folder: it has no readable run.json"),
         ("data show {cut}", r"shard .*00000.tokens is truncated: .* bytes, the file has \d+: delete its folder and"),
@@ -117,7 +117,7 @@ LONG = {
         "corpus/progress.json",
         r"corpus(/[^.].*)?",  # the next call goes on with it
     ),
-    "notebooks 01 --out {folder}/b": ("b/01_one_process.ipynb", r"b(/.*)?"),
+    "notebooks 01 --out {folder}/b": ("b/notebooks/01_one_process.ipynb", r"b(/.*)?"),
 }
 
 

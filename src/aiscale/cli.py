@@ -46,7 +46,7 @@ def _report(error: Exception) -> int:
     if _may_be_a_rank():
         from aiscale.distributed import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
 
-        if not isinstance(error, ConnectError):
+        if not isinstance(error, ConnectError) or hasattr(error, "failed_alike"):
             place = find_launch(os.environ)
             alone = place.size > 1 and not getattr(error, "failed_alike", True)  # set by fit
             who = f"rank {place.rank} of {place.size}: " * alone

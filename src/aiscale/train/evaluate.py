@@ -4,8 +4,8 @@
     results = evaluate("runs/laptop", ["aiscale_rolling"])      # {"results": {"aiscale_rolling": {...}}, ...}
 
 The data sets of lm-eval's own tasks are downloaded. Those of aiscale_last_word, aiscale_rolling and aiscale_two_choice
-are files of ours, in tasks/. RUN is a run folder, which is exported first, or a Hugging Face folder. `lm_eval --model hf
---model_args pretrained=FOLDER` reads an export as well. Needs `pip install 'aiscale[eval]'`.
+are files of ours, in tasks/. RUN is a run folder, which is exported first, or a Hugging Face folder. `lm_eval` itself
+reads an export as well: --model hf --model_args pretrained=FOLDER. Needs `pip install 'aiscale[eval]'`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def evaluate(path: str | Path, tasks: Sequence[str], limit: int = 0, batch_size:
     os.environ["DISABLE_MULTIPROC"] = "1"  # it would fork this process, whose threads may hold a lock
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         model = export(path, Path(folder) / "model") if (path / "run.json").is_file() else path
+        if json.loads((model / "config.json").read_text()).get("model_type") == "bert":
+            raise ConfigError("BERT guesses hidden tokens, and lm-eval scores the next one: evaluate another model")
         # With its cache, lm-eval 0.4.13 scores the wrong token if two requests split the same text differently. Its
         # 100,000 bootstrap draws, for standard errors, take longer than a small evaluation.
         options = {"pretrained": str(model.resolve()), "logits_cache": False}
