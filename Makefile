@@ -1,7 +1,7 @@
 # Everything starts here: `make lab` on a fresh machine. `make help` lists the rest.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab workshop slides site class test test-skipped test-more test-all soak study setup lock clean distclean
+.PHONY: help lab workshop slides site class check test test-skipped test-more test-all soak study setup lock clean distclean
 export PYTHON TORCH MPI
 export OMP_WAIT_POLICY ?= PASSIVE
 BIN := .venv/bin
@@ -53,11 +53,20 @@ endif
 	@tar -czf $(BUILD)/class/class.tar.gz -C $(BUILD)/class aiscale && mv $(BUILD)/class/class.tar.gz $(BUILD)
 	@rm -r $(BUILD)/class && ls -lh $(BUILD)/class.tar.gz
 
+# Files of tests that start no ranks and no browsers.
+UNITS := choices collectives config cost cost_conventions cost_published data_clean data_corpora data_images data_order \
+	data_tokenizers generate kernels machines megatron_weights model optim predict puzzles radius_pieces \
+	ranges readme recipes rooms
+
+check: setup  ## lint, and the tests that start no processes (a minute and a half)
+	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+	@$(PYTEST) -n 2 $(UNITS:%=tests/test_%.py) $(ARGS)
+
 test: setup  ## run the tests: every promise once, on real processes (a quarter of an hour on two cores)
-	@$(PYTEST) -n 3 -m "not extended" $(ARGS)  # many wait for processes: a third keeps two cores busy
+	@$(PYTEST) -n 3 $(ARGS)  # many wait for processes: a third keeps two cores busy
 
 test-skipped: setup
-	@$(PYTEST) -n 2 -m "not extended" @$(BUILD)/skipped.txt $(ARGS)  # what .ci/run had written there
+	@$(PYTEST) -n 2 @$(BUILD)/skipped.txt $(ARGS)  # what .ci/run had written there
 
 test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults
 	@$(PYTEST) -n 2 -m extended $(ARGS)

@@ -43,9 +43,7 @@ try:
     from numba import config
 
     if "numba.cuda" in sys.modules and not config.ENABLE_CUDASIM:
-        raise GpuError(
-            "numba.cuda is loaded without its simulator: restart the kernel, and import gpu first"
-        )
+        raise GpuError("numba.cuda is loaded without its simulator: restart the kernel, and import gpu first")
     config.ENABLE_CUDASIM = True  # read when numba.cuda is imported: a process has the simulator or the compiler
     from numba import cuda, float32
 except ImportError:
