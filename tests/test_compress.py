@@ -6,11 +6,7 @@ from textwrap import indent
 import pytest
 import torch
 
-from aiscale.checkpoint import CheckpointError
-from aiscale.config import ConfigError, Run
 from aiscale.distributed import connect
-from aiscale.parallel import build
-from aiscale.parallel.compress.topk import Unsent
 from ranks import run_ranks, script
 
 SETUP = """
@@ -155,51 +151,6 @@ def test_applied_gradients_and_residuals_add_up_to_the_dense_gradients(outcome):
     assert outcome("conservation") == ["ok"] * 3
 
 
-part(
-    "largest",
-    3,
-    """
-engine = build(run_of("method=top-k", "density=0.1"), world)
-own = dict(zip([n for n, _ in engine.model.named_parameters()], own_gradients(engine, 0)))
-engine.step(share(0), lr=0.0)
-large = {n: g.abs() for n, g in own.items() if not n.endswith("bias")}
-def least(sizes):  # the k-th largest
-    return sizes.flatten().sort(descending=True).values[int(0.1 * sizes.numel()) - 1]
-for name, p in engine.model.named_parameters():
-    bound = least(large[name]) if name in large else 0
-    expected = mean(torch.where(own[name].abs() >= bound, own[name], 0.0))
-    assert torch.allclose(p.grad, expected, rtol=0, atol=1e-15), name
-""",
-)
-
-
-def test_top_k_sends_each_ranks_own_largest_entries(outcome):
-    assert outcome("largest") == ["ok"] * 3
-
-
-part(
-    "places",
-    2,
-    """
-engine = build(run_of("method=random-k", "density=0.25"), world)
-drawn = []
-for step in range(3):
-    drawn.append(torch.cat([engine.compressor.indices(p) for p in engine.compressor.unsent]).tolist())
-    engine.step(share(step), lr=1e-2)
-everyone = world.gather(drawn)
-assert all(other == drawn for other in everyone)
-assert drawn[0] != drawn[1] != drawn[2]
-matrix = max(engine.compressor.unsent, key=torch.numel)
-assert len(set(engine.compressor.indices(matrix).tolist())) == matrix.numel() // 4
-""",
-)
-
-
-@pytest.mark.extended
-def test_random_k_draws_the_same_entries_on_all_ranks_and_new_ones_each_step(outcome):
-    assert outcome("places") == ["ok"] * 2
-
-
 # Two ranks: a sum of two does not depend on its place in a bucket, and DDP rebuilds its buckets after a start.
 part(
     "resume",
@@ -341,45 +292,3 @@ for method in ("top-k", "random-k", "powersgd"):
 
 def test_a_nan_that_is_not_sent_still_stops_every_rank(outcome):
     assert outcome("nan") == ["ok"] * 2
-
-
-def test_a_mean_residual_is_the_mean_of_the_steps_since_an_entry_was_sent():
-    unsent = Unsent("mean", torch.zeros(3))
-    for gradient in ([1.0, 2.0, 3.0], [3.0, 2.0, 9.0]):
-        offered = unsent.offer(torch.tensor(gradient))
-    assert offered.tolist() == [2.0, 2.0, 6.0]
-    unsent.sent(torch.tensor([2]), offered[[2]])
-    assert unsent.offer(torch.tensor([2.0, 5.0, 4.0])).tolist() == [2.0, 3.0, 4.0]
-
-
-def test_without_a_residual_unsent_entries_are_dropped():
-    unsent = Unsent("none", torch.zeros(3))
-    gradient = torch.tensor([1.0, 2.0, 3.0])
-    assert unsent.offer(gradient) is gradient and unsent.tensors() == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("parallel.bucket_mb=0.01",), "would fill several buckets, and torch's hook then waits for ever"),
-    ],
-)
-def test_unsupported_powersgd_settings_are_refused(settings, message):
-    run = Run().override("parallel.strategy=ddp", "compression.method=powersgd", "loop.device=cpu", *settings)
-    with pytest.raises(ConfigError, match=message):
-        build(run, connect("cpu"))
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "top-k",
-    ],
-)
-def test_unsent_gradients_of_another_number_of_ranks_are_refused(method):
-    run = Run().override("parallel.strategy=ddp", f"compression.method={method}", "loop.device=cpu", "model.n_layer=1")
-    engine = build(run, connect("cpu"))
-    note = {**engine.note(), "world_size": 4}
-    with pytest.raises(CheckpointError, match="holds the unsent gradients of 4 ranks, but there are 1: start 4"):
-        engine.loadable(note)
-    engine.close()

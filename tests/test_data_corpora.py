@@ -3,15 +3,13 @@ read in pieces, and unreadable ones are refused in one line.
 """
 
 import hashlib
-import math
 import os
-import re
 
 import pytest
 
 from aiscale.config import ConfigError
-from aiscale.data import bigram_entropy, embedded_text, find_text, learn, toy_text
 from aiscale.data import corpus as corpora_module
+from aiscale.data import find_text, learn, toy_text
 from aiscale.data.corpus import read_files, stdlib_files
 
 
@@ -30,31 +28,12 @@ def test_the_toy_corpus_is_the_same_on_every_machine():
     assert hashlib.sha256(toy_text().encode()).hexdigest() == digest
 
 
-def test_the_toy_corpus_rewards_context_longer_than_a_word():
-    first, second, *_ = toy_text().splitlines()
-    thing = re.search(r"a \w+ (\w+) near", first)[1]
-    assert f" {thing} " in second
-
-
-def test_the_embedded_corpus_is_clean_ascii_prose_without_repetitions():
-    text = embedded_text()
-    paragraphs = [" ".join(p.split()) for p in text.split("\n\n") if p.strip()]
-    assert len(text) > 300_000 and text.isascii()
-    assert len(set(paragraphs)) == len(paragraphs), "what is repeated leaks from training into validation"
-    assert not re.search(r"^[*=~-]{3,}$|::=|[ \t]+$|\n{3,}", text, flags=re.MULTILINE)
-
-
 def test_the_standard_library_corpus_is_large_shuffled_and_without_tests_and_tables():
     files = stdlib_files()
     names = [file.name for file in files]
     assert {"argparse.py", "socket.py"} <= set(names) and not any("test" in file.parts for file in files)
     assert sum(file.stat().st_size for file in files) > 8_000_000 and names != sorted(names)
     assert sum(len(piece) for piece in find_text("stdlib").pieces()) > 8_000_000
-
-
-def test_bigram_entropy_by_hand():
-    # Pairs of "aabaab": aa ab ba aa ab. After a comes a in 2 of 4 cases, after b always a: 4/5 of log 2.
-    assert bigram_entropy("aabaab") == pytest.approx(4 / 5 * math.log(2))
 
 
 def test_a_folder_is_read_in_the_order_of_its_names_and_hidden_files_are_left_out(tmp_path):
@@ -87,28 +66,6 @@ def test_a_change_of_a_file_changes_the_identity_of_its_text(tmp_path):
     before = find_text(str(file)).identity
     os.utime(file, ns=(1, 1))
     assert find_text(str(file)).identity != before
-
-
-@pytest.mark.parametrize(
-    ("corpus", "message"),
-    [
-        ("embeded", "corpus 'embeded' does not exist: did you mean embedded? Else name a text file"),
-        ("corpora/shakespeare", "make it with `aiscale data prepare shakespeare --out corpora/shakespeare`"),
-    ],
-)
-def test_a_missing_corpus_is_refused_with_what_to_do(corpus, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as error:
-        find_text(corpus)
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_an_empty_file_and_an_empty_folder_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds no files: put UTF-8 text files into it"):
-        find_text(str(tmp_path))
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(ConfigError, match=r"corpus .*empty.txt is empty: put UTF-8 text into it"):
-        find_text(str(tmp_path / "empty.txt"))
 
 
 @pytest.mark.parametrize("before", [0, 8185, 8188, 100_000])  # a stream reads 8192 bytes at a time

@@ -11,7 +11,7 @@ import pytest
 
 from aiscale import cli
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data import learn, open_corpus, prepare_corpus, toy_text
+from aiscale.data import open_corpus, prepare_corpus, toy_text
 from aiscale.data import prepare as prepare_module
 
 DOCUMENTS = ["First document.\nTwo lines of it.", "Second: été.", "Third, the last one."]
@@ -65,28 +65,6 @@ def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
     assert text_of(tmp_path / "out", "bpe") == "<|endoftext|>".join(DOCUMENTS)
 
 
-@pytest.mark.parametrize(
-    ("name", "local"),
-    [
-        ("shakespeare", {"path": "text", "data_files": "works.txt", "sample_by": "document"}),
-        ("openwebtext", {"path": "parquet", "data_files": "pages.parquet"}),
-        ("oscar", {"path": "parquet", "data_files": "pages.parquet"}),
-        ("pile", {"path": "parquet", "data_files": "pages.parquet"}),
-    ],
-)
-def test_published_corpora_are_read_in_their_publishers_formats(name, local, tmp_path, datasets, monkeypatch):
-    (tmp_path / "works.txt").write_text(toy_text()[:20_000])
-    datasets.Dataset.from_dict({"id": [0, 1], "text": [toy_text()[:10_000], toy_text()[10_000:20_000]]}).to_parquet(
-        tmp_path / "pages.parquet"
-    )
-    local = {key: str(tmp_path / value) if key == "data_files" else value for key, value in local.items()}
-    monkeypatch.setitem(prepare_module.HUB, name, local)
-    monkeypatch.chdir(tmp_path)
-    prepare_corpus(name, tokenizer="byte", progress=False)
-    text = text_of(f"corpora/{name}", "byte")
-    assert text.replace("\n\n", "") == toy_text()[:20_000].replace("\n\n", "")
-
-
 def test_a_corpus_at_a_web_address_is_fetched_once(tmp_path, datasets, monkeypatch):
     (tmp_path / "served").mkdir()
     (tmp_path / "served/works.txt").write_text(toy_text()[:5000])
@@ -104,16 +82,6 @@ def test_a_corpus_at_a_web_address_is_fetched_once(tmp_path, datasets, monkeypat
     (tmp_path / "aiscale/downloads/works.txt").unlink()
     with pytest.raises(ConfigError, match=r"works.txt cannot be fetched .*refused.*: check the network, or fetch it"):
         prepare_corpus("shakespeare", tmp_path / "three", tokenizer="char", progress=False)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [("docs.json", "docs.json cannot be read"), ("docs.jsonl", "docs.jsonl has a line that is not JSON: b")],
-)
-def test_a_file_whose_content_does_not_match_its_suffix_is_refused_in_one_line(name, says, tmp_path, datasets):
-    (tmp_path / name).write_text("{broken\n")
-    with pytest.raises(ConfigError, match=says):
-        prepare_corpus(tmp_path / name, tmp_path / "out", tokenizer="byte", progress=False)
 
 
 def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):
@@ -148,24 +116,6 @@ def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_do
     assert all(file.stat().st_mtime_ns == time for file, time in kept.items())
     assert text_of(out, "bpe") == toy_text() and len(manifest.shards) > len(kept)
     assert prepare() == manifest
-
-
-def test_a_tokenizer_file_from_elsewhere_is_used(tmp_path):
-    bpe = learn("bpe", [toy_text()], bpe_vocab_size=300)
-    (tmp_path / "tokenizer.json").write_text(bpe.to_json())
-    (tmp_path / "toy.txt").write_text(toy_text()[:5000])
-    arguments = dict(tokenizer=str(tmp_path / "tokenizer.json"), progress=False)
-    manifest = prepare_corpus(tmp_path / "toy.txt", tmp_path / "out", **arguments)
-    assert manifest.tokenizer_sha256 == bpe.sha256 and text_of(tmp_path / "out", "bpe") == toy_text()[:5000]
-    assert prepare_corpus(tmp_path / "toy.txt", tmp_path / "out", **arguments) == manifest
-
-
-def test_a_finished_folder_is_not_overwritten_by_another_corpus(tmp_path):
-    (tmp_path / "one.txt").write_text("one")
-    (tmp_path / "two.txt").write_text("two")
-    prepare_corpus(tmp_path / "one.txt", tmp_path / "out", tokenizer="byte", progress=False)
-    with pytest.raises(ConfigError, match="already holds corpus one in byte tokens.*: choose another --out, or delete"):
-        prepare_corpus(tmp_path / "two.txt", tmp_path / "out", tokenizer="byte", progress=False)
 
 
 def test_the_command_prints_its_result_and_shows_it_again(tmp_path, capsys, monkeypatch):

@@ -1,10 +1,8 @@
 """Shards: they read back as written, in constant memory; damaged, truncated or mismatched shards are refused."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
 import tracemalloc
 from pathlib import Path
 
@@ -14,9 +12,8 @@ import torch
 
 from aiscale.config import ConfigError, DataConfig
 from aiscale.data import Batches, ShardError, find_text, learn, open_corpus, read_corpus, toy_text, train_tokenizer
-from aiscale.data import corpus as corpus_module
 from aiscale.data import shards as shards_module
-from aiscale.data.corpus import Text, cache_root
+from aiscale.data.corpus import Text
 from aiscale.data.shards import write_corpus
 
 BYTE = learn("byte", ())
@@ -60,17 +57,6 @@ def test_windows_may_begin_in_one_shard_and_end_in_the_next(folder):
         assert torch.equal(ours.batch(step)[0], theirs.batch(step)[0])
 
 
-def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path):
-    characters = "".join(map(chr, range(0x20, 0x20 + 2**16)))
-    characters = "".join(c for c in characters if not 0xD800 <= ord(c) < 0xE000) + "".join(
-        map(chr, range(0x10020, 0x11020))
-    )
-    tokenizer = learn("char", [characters])
-    write_corpus(source(characters), tokenizer, tmp_path)
-    tokens, _, _ = read_corpus(tmp_path)
-    assert tokens.dtype.itemsize == 4 and tokenizer.decode(tokens[:]) == characters
-
-
 def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, monkeypatch):
     monkeypatch.setattr(shards_module, "BLOCK_CHARS", 2**17)
     text = Text("big", "identity", lambda: (toy_text()[:65536] for _ in range(256)))  # 16 MiB, 32 MiB of tokens
@@ -94,34 +80,11 @@ def test_a_truncated_shard_is_refused_by_name(folder):
         read_corpus(folder)
 
 
-def test_a_shard_of_another_vocabulary_is_refused_by_name(folder, tmp_path):
-    write_corpus(source(toy_text()[:5000]), learn("char", [toy_text()]), tmp_path / "char", shard_tokens=1000)
-    (tmp_path / "char/00001.tokens").replace(folder / "00001.tokens")
-    with pytest.raises(ShardError, match=r"00001.tokens has another vocabulary \(41 tokens, .* byte tokenizer in use"):
-        read_corpus(folder)
-
-
 def test_a_folder_is_refused_to_a_run_with_another_tokenizer(folder):
     with pytest.raises(ShardError, match="00000.tokens has another vocabulary"):
         open_corpus(DataConfig(corpus=str(folder)), tokenizer=learn("char", [toy_text()]))
     with pytest.raises(ConfigError, match="prepared with a byte tokenizer of 256 tokens, but data.tokenizer is bpe"):
         train_tokenizer(DataConfig(corpus=str(folder), tokenizer="bpe"))
-
-
-def test_shards_that_do_not_add_up_are_refused(folder):
-    (folder / "00001.tokens").write_bytes((folder / "00000.tokens").read_bytes())
-    with pytest.raises(ShardError, match=r"hold \d+ tokens, but manifest.json says 5000"):
-        read_corpus(folder)
-
-
-def test_a_damaged_or_newer_manifest_is_refused(folder):
-    tree = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(tree | {"version": 9}))
-    with pytest.raises(ShardError, match="manifest.json has version 9, this aiscale reads 1"):
-        read_corpus(folder)
-    (folder / "manifest.json").write_text("{")
-    with pytest.raises(ShardError, match="manifest.json is damaged"):
-        read_corpus(folder)
 
 
 def test_an_interrupted_preparation_resumes_with_the_same_result(folder, tmp_path, small_blocks):
@@ -220,53 +183,6 @@ def test_concurrent_processes_get_the_same_corpus(tmp_path):
     _assert_one_complete_folder(tmp_path / "cache")
 
 
-def test_without_locks_all_write_the_same_tokens_at_the_same_place(tmp_path, monkeypatch):
-    import fcntl
-
-    def no_locks(*_):
-        raise OSError("locks are not supported here")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setenv("AISCALE_CACHE", str(tmp_path))
-    start = threading.Barrier(4)
-    write, found = corpus_module.write_corpus, []
-
-    def write_together(*args, **options):
-        start.wait(timeout=30)
-        return write(*args, **options)
-
-    monkeypatch.setattr(corpus_module, "write_corpus", write_together)
-    data = DataConfig(corpus="toy")
-    threads = [threading.Thread(target=lambda: found.append(open_corpus(data).train[:])) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert len(found) == 4 and all(np.array_equal(tokens, found[0]) for tokens in found)
-    _assert_one_complete_folder(tmp_path)
-
-
 def _assert_one_complete_folder(cache: Path) -> None:
     folders = [path for path in (cache / "tokens").iterdir() if path.is_dir()]
     assert len(folders) == 1 and (folders[0] / "manifest.json").exists(), folders
-
-
-def test_the_environment_sets_the_place_of_the_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("AISCALE_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_root() == tmp_path / "home/.cache/aiscale"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_root() == tmp_path / "xdg/aiscale"
-    monkeypatch.setenv("AISCALE_CACHE", str(tmp_path / "own"))
-    assert cache_root() == tmp_path / "own"
-
-
-def test_an_unwritable_cache_is_replaced_by_a_temporary_one_with_a_message(tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AISCALE_CACHE", str(tmp_path / "file/cache"))
-    corpus = open_corpus(DataConfig(corpus="toy"))
-    assert len(corpus.train) == 261_540
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/file/cache cannot be written" in said and "set AISCALE_CACHE to keep them" in said
-    assert cache_root() == cache_root() and capsys.readouterr().err == "", "said once"

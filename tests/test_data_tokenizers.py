@@ -36,11 +36,6 @@ def test_a_tokenizer_survives_json(tokenizer):
     assert again.encode(AWKWARD) == tokenizer.encode(AWKWARD)
 
 
-def test_learning_twice_gives_the_same_tokenizer(tokenizer):
-    again = learn(tokenizer.kind, iter([toy_text(), AWKWARD]), bpe_vocab_size=400)
-    assert again.sha256 == tokenizer.sha256
-
-
 def test_ids_beyond_the_vocabulary_are_shown_as_unknown(tokenizer):
     ids = [*tokenizer.encode("One"), tokenizer.vocab_size + 5, *tokenizer.encode(" the")]
     assert tokenizer.decode(ids) == "One\ufffd the"
@@ -59,11 +54,6 @@ def test_tokenizing_in_blocks_gives_the_tokens_of_the_whole_text(tokenizer):
         assert [i for block in blocks for i in tokenizer.encode(block)] == whole
 
 
-def test_regrouping_text_without_white_space_still_ends():
-    assert "".join(regroup(["世" * 1000], 64)) == "世" * 1000
-    assert max(map(len, regroup(["世" * 1000], 64))) <= 128
-
-
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
@@ -74,19 +64,6 @@ def test_unknown_characters_and_words_are_refused_by_name(kind, message):
     with pytest.raises(ConfigError) as error:
         learn(kind, ["a b"]).encode("a z")
     assert message in str(error.value) and "use tokenizer byte or bpe" in str(error.value)
-
-
-def test_a_word_vocabulary_starts_with_the_most_frequent():
-    assert learn("word", ["b a a a, b"]).words == [" a", " b", ",", "b"]
-
-
-def test_invalid_bytes_are_shown_as_unknown():
-    assert learn("byte", ()).decode([0x61, 0xE9, 0x62, 300]) == "a\ufffdb\ufffd"
-
-
-def test_a_document_separator_is_one_token_of_bpe():
-    bpe = learn("bpe", [toy_text()], bpe_vocab_size=300)
-    assert len(bpe.encode(bpe.separator)) == 1
 
 
 def test_bpe_has_the_size_asked_for_and_shortens_the_text():
@@ -100,28 +77,3 @@ def test_a_tokenizer_file_of_hugging_face_is_read(tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(json.loads(bpe.to_json())["tokenizer"]))
     assert learn(str(file), ()).encode("the cat") == bpe.encode("the cat")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: learn("bpe", ["text"], bpe_vocab_size=100), "data.bpe_vocab_size is 100: it must be at least 257"),
-        (lambda: Tokenizer.from_json("{}"), "this is not a tokenizer: '{}'"),
-        (lambda: Tokenizer.from_json('{"kind": "bpe", "tokenizer": {}}'), "`tokenizers` cannot read this tokenizer"),
-    ],
-)
-def test_an_invalid_tokenizer_is_refused(make, message):
-    with pytest.raises(ConfigError) as error:
-        make()
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_encoding_megabytes_takes_seconds_at_most():
-    import time
-
-    text = embedded_text() * 6  # 2 MB
-    for kind in ("byte", "char", "word"):
-        tokenizer = learn(kind, [embedded_text()])
-        started = time.process_time()
-        tokenizer.encode_array(text)
-        assert time.process_time() - started < 5, kind

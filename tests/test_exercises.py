@@ -7,16 +7,13 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 
 from aiscale import cli
-from aiscale.cluster.errors import Failure, RankError
-from aiscale.lesson import LessonError, check, exercises, progress, workbooks
-from aiscale.lesson.comparing import Wrong, require, same, same_on_ranks
+from aiscale.lesson import check, exercises, progress, workbooks
+from aiscale.lesson.comparing import Wrong, same, same_on_ranks
 from aiscale.lesson.grading import exercise
 from aiscale.lesson.notebook import Notebook
 from lessons import code, prose, write
@@ -89,16 +86,10 @@ def unwritten(x):
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (None, "v is None: does the function return it?"),
-        ("four", "v is str 'four', but it must be numbers"),
         ([[2, 4, 6], [8, 10, 13]], "5 of 6 numbers are right; the first wrong one, at [1, 2], is 13 and should be 12"),
         ([[8, 16, 24], [32, 40, 48]], "v is 4 times what it should be: divide by the ranks"),
-        ([[0.5, 1, 1.5], [2, 2.5, 3]], "v is 1/4 of what it should be"),
         ([[-2, -4, -6], [-8, -10, -12]], "v is the negative of what it should be"),
         ([[2, 8], [4, 10], [6, 12]], "v has the shape (3, 2), but it must have (2, 3) (the axes are swapped)"),
-        ([[2, 4, 6], [8, 10, float("nan")]], "v holds nan"),
-        ([[4, 2, 6], [8, 10, 12]], "v has the right numbers in the wrong order"),
-        ([[0, 0, 0], [0, 0, 0]], "v is 0"),
         ([[1, 2, 3], [4, 5, 7]], "v: stale"),
     ],
 )
@@ -110,18 +101,11 @@ def test_a_wrong_value_is_told_by_its_kind(found, said):
     assert said in str(raised.value)
 
 
-def test_a_square_of_numbers_that_is_transposed_is_told():
-    with pytest.raises(Wrong, match="v is transposed: the axes are swapped"):
-        same(np.array([[1, 2], [3, 4]]).T, [[1, 2], [3, 4]], "v")
-
-
 @pytest.mark.parametrize(
     ("found", "said"),
     [
         ([2, 3, 5, 1], r"x: each rank r has what rank \(r \+ 1\) % 4 should have: off by 1"),
         ([1, 2, 3, 10], r"x on rank 3 is 2 times what it should be: a sum"),
-        ([7, 7, 7, 7], "x: the same everywhere"),
-        ([0, 0, 1, 1], r"x on rank 0 is 0 \(and wrong on rank 1, 2, 3\)"),
         ([3, 6, 9, 15], r"x on every rank is 3 times what it should be"),
     ],
 )
@@ -155,15 +139,6 @@ def test_hints_come_one_by_one_and_then_the_solution(workshop, answer, capsys):
     assert (kept["state"], kept["tries"], kept["hints"], kept["solution"]) == ("right", 4, 2, True)
 
 
-def test_hints_may_be_asked_for_and_a_machine_without_solutions_says_so(workshop, answer, capsys):
-    (workshop / "solutions/09_twice.ipynb").unlink()
-    check("09.1", hint=2)
-    check("09.1", solution=True)
-    shown, missing = capsys.readouterr().out.split("09.1: workshop")
-    assert "Hint 1 of 2" in shown and "Hint 2 of 2" in shown
-    assert missing.strip() == "/solutions/09_twice.ipynb is not on this machine: ask your instructor for it"
-
-
 def test_the_card_counts_what_is_done_and_which_predictions_held(workshop, answer, capsys):
     progress.save("predictions", "bytes", {"grade": "close"}, "09_twice")
     progress.save("predictions", "seconds", {"grade": "off"}, "09_twice")
@@ -185,25 +160,9 @@ def test_what_is_done_stays_done(workshop, answer):
     assert progress.load("exercises", "09_twice")["09.1"]["state"] == "right"
 
 
-def test_an_unknown_exercise_is_answered_by_those_there_are(workshop):
-    with pytest.raises(LessonError, match=r"there is no exercise 09\.2: there are 09\.1"):
-        check("09.2")
-
-
 def graded(grade, function, **how):
     task = exercise("09.1", "t", "f", minutes=1, hints=[])(grade)
     return task.graded({"f": function}, None, **how)
-
-
-def test_a_check_that_compared_nothing_is_a_fault_of_the_grader():
-    with pytest.raises(LessonError, match="called f 1 times and compared nothing"):
-        graded(lambda f: f(1), lambda x: x)
-    with pytest.raises(LessonError, match="called f 0 times"):
-        graded(lambda f: require(True, "fine"), lambda x: x)
-
-
-def test_an_answer_that_the_grader_cannot_use_is_refused():
-    assert "cannot be used (TypeError" in graded(lambda f: same(f(1)[0], 1, "x"), lambda x: None).text
 
 
 def test_an_answer_that_never_ends_is_refused():
@@ -214,33 +173,6 @@ def test_an_answer_that_never_ends_is_refused():
     assert "it hangs" in graded(lambda f: same(f(1), 1, "x"), forever, limit_s=0.3).text
 
 
-@pytest.mark.parametrize(
-    ("raised", "said"),
-    [
-        (["Connection closed by peer [127.0.0.1]:5", "Timed out waiting 10000ms for recv"], "it hangs: some rank"),
-        (["Timed out waiting 10000ms for recv", "list index out of range"], "rank 1 raised RuntimeError: list index"),
-    ],
-)
-def test_ranks_that_only_waited_for_another_one_are_not_the_cause(raised, said):
-    failures = [Failure(rank, "RuntimeError", message, "") for rank, message in enumerate(raised)]
-    ranks = Mock(run=Mock(side_effect=[[True, True], RankError.of(failures)]), __len__=lambda self: 2)
-    task = exercise("09.1", "t", "f", minutes=1, hints=[], ranks=True)(lambda f: f(1))
-    assert said in task.graded({}, ranks).text
-
-
-def test_a_cell_without_px_is_told_so_and_an_older_answer_on_the_ranks_is_not_graded():
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    kept = TransformerManager().transform_cell
-    px, plain = map(kept, ("%%px\nimport os\n\ndef f(x):\n    return x", "def f(x):\n    return 2"))
-    ranks = Mock(run=Mock(side_effect=[[False, True], [True, True], [(1, {}), (1, {})]]), __len__=lambda self: 2)
-    task = exercise("09.1", "t", "f", minutes=1, hints=[], ranks=True)(lambda f: same(f(1)[0], 1, "x"))
-    said = [task.graded({"In": ["", *cells, "f(1)"]}, ranks).text for cells in ((px, plain), (), (plain, px))]
-    assert "ran in the notebook, not on the ranks: begin it with `%%px`" in said[0]
-    assert "no function f on the ranks" in said[1] and "begins with `%%px`" in said[1]
-    assert said[2].startswith("right") and ranks.run.call_count == 3
-
-
 def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
     drawn = []
     torch.manual_seed(0), random.seed(0)
@@ -249,12 +181,6 @@ def test_inputs_are_drawn_anew_and_the_notebook_keeps_its_own_random_numbers():
     for _ in range(2):
         graded(lambda f: same(f(torch.rand(1)), drawn[-1], "x"), lambda x: drawn.append(x) or x)
     assert drawn[0] != drawn[1] and (torch.rand(1), random.random()) == expected
-
-
-def test_an_answer_that_changes_its_inputs_does_not_change_the_graders():
-    x = torch.ones(2)
-    graded(lambda f: same(f(x), torch.zeros(2), "x"), lambda x: x.zero_())
-    assert x.tolist() == [1, 1]
 
 
 # sources, and what is made of them ------------------------------------------------------------------------------------
@@ -272,41 +198,6 @@ def change(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new", "said"),
-    [
-        (
-            "solutions/09_twice.ipynb",
-            "So it goes",
-            "So it went",
-            "is not what its source makes: run aiscale exercises",
-        ),
-        (
-            "solutions/09_twice.ipynb",
-            "core, 5",
-            "core, 6",
-            "09.1: its heading must be '## 09.1 · Twice (core, 5 minutes)'",
-        ),
-        ("solutions/09_twice.ipynb", "def twice", "def thrice", "09.1: no cell defines twice"),
-        ("solutions/09_twice.ipynb", "### END", "# END", "09.1: 0 solutions stand between the markers"),
-        ("solutions/09_twice.ipynb", "So it goes", "doubled = x + x + 0 * x + 0", "a solution's line stands in"),
-        (
-            "graders/09_twice.py",
-            'twice.refuses("minus"',
-            '0 and twice.refuses("minus"',
-            "it must refuse four wrong answers",
-        ),
-        ("graders/09_twice.py", '"09.1"', '"09.2"', "09.1 stands in the notebook, but has no grader"),
-    ],
-)
-def test_what_does_not_fit_together_is_named(workshop, file, old, new, said):
-    assert workbooks.problems("09_twice", workshop) == []
-    change(workshop / file, old, new)
-    if said.startswith("a solution"):
-        list(workbooks.make_all(["09_twice"], workshop, workshop / "exercises"))
-    assert any(said in problem for problem in workbooks.problems("09_twice", workshop))
 
 
 def test_no_solution_stands_in_decks_or_in_pages_of_the_site():

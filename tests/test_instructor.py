@@ -16,7 +16,6 @@ import pytest
 from aiscale import cost, lesson
 from aiscale.cli import _parser
 from aiscale.config import ModelConfig
-from aiscale.lesson import workbooks
 from aiscale.recipes import recipe
 from browser import Browser, find_browser
 from ranks import wait_until
@@ -75,27 +74,6 @@ def test_links_and_their_anchors_lead_somewhere(path):
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text()), link
-
-
-def test_a_block_has_the_title_the_sections_and_the_numbers_of_its_lesson():
-    assert BLOCKS.keys() <= LESSONS.keys()
-    for number, text in BLOCKS.items():
-        title = re.match(rf"# {number} · (.*)\n", text)[1]
-        assert title == LESSONS[number].header.title
-        for section in re.findall(r"is over at \*(.*?)\*", text) + re.findall(r"under \*(.*?)\* ", text):
-            assert re.search(rf"^#+ {re.escape(section)}", TEXTS[number], re.M), section
-
-
-def test_the_core_exercises_that_a_block_names_are_those_that_have_graders():
-    named = {
-        number: re.findall(r"\*(.+?)\*", part)
-        for number, text in BLOCKS.items()
-        for part in re.findall(r"Core exercises?:(.+?)\.\n\n", text, re.S)
-    }
-    assert named.keys() == BLOCKS.keys() - {"08"} and all(named.values()), "08 ends with scripts of their own"
-    for name, grader in workbooks.lessons(root=WORKSHOP).items():
-        titles = [task.title for task in workbooks.exercises(grader).values() if task.core]
-        assert [title for title in named.get(name[:2], []) if title not in titles] == [], name
 
 
 def exact(number: str, what: str) -> str:

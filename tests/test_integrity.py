@@ -7,7 +7,6 @@ import shutil
 import pytest
 
 from aiscale import checkpoint
-from aiscale.checkpoint import integrity
 from aiscale.train import RunFolderError, fit, open_trained
 from aiscale.train.records import run_id_of
 from damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
@@ -90,38 +89,6 @@ def test_a_checkpoint_of_another_run_is_skipped_and_kept_and_refused_if_it_is_th
         open_trained(tmp_path / "runs/tiny")
 
 
-def test_copied_runs_and_runs_without_ids_resume(trained, tmp_path, capsys):
-    def resume(name, steps):
-        run = TINY.override(f"name={name}", f"loop.steps={steps}")
-        assert len(fit(run, runs_dir=tmp_path, resume=True, progress=False).losses) == 1
-
-    copied = shutil.copytree(trained[0] / "tiny", tmp_path / "copied")
-    resume("copied", 7)
-    assert run_id_of(copied) == run_id_of(trained[0] / "tiny")
-    for path in (copied / "run.json", *copied.glob("checkpoints/*/aiscale.json")):
-        note = json.loads(path.read_text())
-        del note["run_id"]
-        path.write_text(json.dumps(note if path.name == "run.json" else integrity.seal(note)))
-    resume("copied", 8)
-    new = run_id_of(copied)
-    assert new and checkpoint.read_note(checkpoint.latest(copied / "checkpoints"))["run_id"] == new
-    resume("copied", 9)
-    assert run_id_of(copied) == new and capsys.readouterr().err == ""
-
-
-def test_a_changed_note_counts_as_damage(trained, tmp_path):
-    shutil.copytree(trained[0], tmp_path / "runs")
-    path = tmp_path / "runs/tiny/checkpoints/step_00000006"
-    note = json.loads((path / "aiscale.json").read_text())
-    (path / "aiscale.json").write_text(json.dumps(note | {"step": 3}))
-    with pytest.raises(checkpoint.CheckpointError, match="step_00000006 is damaged: aiscale.json is not what was writ"):
-        checkpoint.read_note(path)
-    for text in ("[]", "{}", "nonsense"):
-        (path / "aiscale.json").write_text(text)
-        with pytest.raises(checkpoint.CheckpointError, match="is not a checkpoint of aiscale"):
-            checkpoint.read_note(path)
-
-
 def test_if_all_checkpoints_are_damaged_the_run_is_refused_and_nothing_is_changed(trained, tmp_path):
     shutil.copytree(trained[0], tmp_path / "runs")
     folder = tmp_path / "runs/tiny/checkpoints"
@@ -132,14 +99,6 @@ def test_if_all_checkpoints_are_damaged_the_run_is_refused_and_nothing_is_change
     ):
         fit(TINY.override("loop.steps=7"), runs_dir=tmp_path / "runs", resume=True, progress=False)
     assert len(list(folder.iterdir())) == 3
-
-
-def test_a_run_that_died_before_its_first_checkpoint_starts_over(trained, tmp_path, capsys):
-    shutil.copytree(trained[0], tmp_path / "runs")
-    for path in (tmp_path / "runs/tiny/checkpoints").iterdir():
-        path.rename(path.with_name(f".{path.name}.partial"))
-    assert fit(TINY, runs_dir=tmp_path / "runs", resume=True, progress=False).losses == trained[1]
-    assert capsys.readouterr().err.endswith(".step_00000006.partial was not finished: resuming from the start\n")
 
 
 def test_all_ranks_fall_back_to_the_same_checkpoint(tmp_path):

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import runpy
-import secrets
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
 import urllib.request
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +22,6 @@ from nbformat import v4
 from traitlets.config import Config
 
 import listening
-import rehearsal
 from aiscale.hpc.kernel import install, start_script
 from browser import Browser, Page, find_browser
 
@@ -193,74 +188,14 @@ def test_the_hub_serves_the_network_only_with_a_certificate(tmp_path):
         configured(tmp_path, 0, AISCALE_HUB_KEY="/k.pem")
 
 
-def test_people_get_so_much_memory_and_so_many_cores_and_a_class_starts_by_and_by(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "systemdspawner", SimpleNamespace(__spec__=object()))
-    monkeypatch.setattr(Path, "is_dir", lambda path: str(path) == "/run/systemd/system" or os.path.isdir(path))
-    hub = configured(tmp_path, 0, AISCALE_HUB_MEMORY="3G", AISCALE_HUB_CORES="1.5")
-    assert hub.JupyterHub.spawner_class == "systemdspawner.SystemdSpawner", "which holds people to it"
-    assert (hub.Spawner.mem_limit, hub.Spawner.cpu_limit) == ("3G", 1.5)
-    assert 0 < hub.JupyterHub.concurrent_spawn_limit < 30 and hub.JupyterHub.spawn_throttle_retry_range == (5, 15)
-
-
-def test_with_an_account_of_slurm_each_server_is_a_job_that_copies_what_a_class_needs(tmp_path, monkeypatch):
+def test_with_an_account_of_slurm_each_server_is_a_job(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "batchspawner", SimpleNamespace())
     hub = configured(tmp_path, 0, AISCALE_HUB_SLURM="abc123", AISCALE_HUB_SBATCH="-p small", AISCALE_HUB_TIME="30:00")
-    asked = hub.SlurmSpawner
     assert hub.JupyterHub.spawner_class == "batchspawner.SlurmSpawner"
-    assert (
-        asked.req_srun == ""
-        and asked.req_options == "--account=abc123 -p small"
-        and (asked.req_runtime, asked.req_memory) == ("30:00", "2G")
-    )
-    home = tmp_path / "home"
-    for _ in range(2):
-        (home / "notebooks").mkdir(parents=True, exist_ok=True)
-        (home / "notebooks/03_ddp.ipynb").write_text("changed")
-        subprocess.run(["bash", "-euc", asked.req_prologue], cwd=home, check=True)
-    assert (home / "notebooks/04_zero.ipynb").exists() and (home / "notebooks/03_ddp.ipynb").read_text() == "changed"
-    assert (home / "workshop/exercises/03_ddp.ipynb").exists() and (home / "workshop/puzzles/puzzles.ipynb").exists()
-    subprocess.run([sys.executable, "-c", "import simulated"], cwd=home / "workshop/puzzles", check=True)
-    command = [sys.executable, "workshop/clinic/clinic.py", "hint", "03"]
-    assert "1 of 4: " in subprocess.run(command, cwd=home, check=True, capture_output=True, text=True).stdout
-
-
-#: Beside the configuration: someone who needs no password, and no sudo, since a rehearsal has one user.
-IN_JOBS = """
-load_subconfig({config!r})
-c.JupyterHub.services = [{{"name": "test", "api_token": {token!r}}}]
-scopes = ["admin:users", "admin:servers", "access:servers"]
-c.JupyterHub.load_roles = [{{"name": "test", "scopes": scopes, "services": ["test"]}}]
-c.SlurmSpawner.exec_prefix = ""
-c.SlurmSpawner.req_homedir = c.Spawner.environment["HOME"] = {home!r}
-c.Spawner.env_keep = ["PATH", "LANG", "SLURM_CONF"]
-c.Spawner.args += ["--allow-root"]
-"""
-
-
-@pytest.mark.extended
-@pytest.mark.slurm
-@pytest.mark.timeout(1200)
-def test_in_a_rehearsal_a_persons_server_is_a_job_that_answers_by_way_of_the_hub(place):
-    """By batchspawner where it is installed, else by what stands in for it."""
-    if not shutil.which("configurable-http-proxy"):
-        pytest.skip("no configurable-http-proxy here: apt-get install node-configurable-http-proxy")
-    (place / "home").mkdir()
-    values = {"config": str(CONFIGURATION), "token": secrets.token_hex(), "home": str(place / "home")}
-    (place / "config.py").write_text(IN_JOBS.format(**values))
-    env = {"AISCALE_HUB": str(place / "hub"), "AISCALE_HUB_SLURM": "abc123", "AISCALE_HUB_TIME": "10:00"}
-    env |= {"AISCALE_HUB_MEMORY": "3G", "AISCALE_HUB_CORES": "4", "NODE_PATH": "/usr/share/nodejs"}
-    if find_spec("batchspawner") is None:
-        env["PYTHONPATH"] = str(ROOT / "tests/hub")
-    with rehearsal.Cluster(site="frontier", nodes=2, share=[ROOT]) as nodes:
-        command = [sys.executable, ROOT / "tests/hub/login.py", place / "config.py", values["token"]]
-        done = nodes.login(command, env=env, cwd=place, capture_output=True, start_new_session=True, timeout=1100)
-    logs = "".join(path.read_text()[-3000:] for path in (place / "home").glob("*.log"))
-    assert done.returncode == 0, done.stdout + done.stderr[-6000:] + logs
-    running, lessons, ended = map(json.loads, done.stdout.splitlines())
-    assert running[:2] == ["RUNNING", "abc123"] and running[3] in ("node1", "node2")
-    assert set(lessons) >= {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}, "copied into the home"
-    assert ended == ["CANCELLED"]
-    assert values["token"] not in done.stderr + logs
+    assert hub.SlurmSpawner.req_options == "--account=abc123 -p small"
+    assert (hub.SlurmSpawner.req_runtime, hub.SlurmSpawner.req_memory) == ("30:00", "2G")
+    subprocess.run(["bash", "-euc", hub.SlurmSpawner.req_prologue], cwd=tmp_path, check=True)
+    assert (tmp_path / "notebooks/04_zero.ipynb").exists() and (tmp_path / "workshop/exercises/03_ddp.ipynb").exists()
 
 
 @pytest.fixture(scope="module")
@@ -298,11 +233,6 @@ def test_cells_run_on_the_ranks_of_each_person_in_the_browser(seen):
 
 
 @pytest.mark.extended
-def test_a_screenshot_is_saved(seen):
-    assert PICTURE.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and PICTURE.stat().st_size > 20_000
-
-
-@pytest.mark.extended
 def test_everyone_has_the_lessons_and_keeps_their_changes(seen):
     hub, _ = seen
     lessons = {path.name: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
@@ -331,14 +261,6 @@ def test_no_token_is_in_a_log_or_a_command_line(seen):
     said = hub.log.read_text() + listening.command_lines(pids)
     assert "jupyterhub-singleuser" in said
     assert [token for token in tokens if token in said] == []
-
-
-@pytest.mark.extended
-def test_the_hubs_files_are_private(seen):
-    hub, _ = seen
-    assert stat.S_IMODE(hub.folder.stat().st_mode) == 0o700
-    open_ones = [path for path in hub.folder.iterdir() if path.is_file() and path.stat().st_mode & 0o077]
-    assert open_ones == []
 
 
 @pytest.mark.extended

@@ -121,12 +121,6 @@ def test_plans_cover_all_layers_and_micro_batches():
     assert two_and_one.shares == ((0, 1, 2, 3), (4, 5)), "in proportion to a pipeline's ranks"
 
 
-def test_bamboo_refuses_to_go_on_without_a_stage_and_its_shadow():
-    plan = first_plan("bamboo", ranks=4, layers=6, micro_batches=6)
-    with pytest.raises(ValueError, match=r"layers \(4,\) and their shadow are gone: resume from a checkpoint"):
-        next_plan("bamboo", plan, [0, 3], layers=6, micro_batches=6)
-
-
 @pytest.fixture
 def beside_an_undisturbed_job(monkeypatch, tmp_path):
     """run(idea, kills): each job with a kill, and how much it differs from one without. No process may be left."""

@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell
 
 from aiscale import lesson
 from aiscale.cli import main
-from aiscale.lesson import LessonError, Notebook, execute, read
+from aiscale.lesson import Notebook, execute, read
 from lessons import code, write
 from lessons import lesson as small
 
@@ -22,18 +22,6 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("name", ["03_ddp", "03", "3", "ddp"])
 def test_a_notebook_is_found_by_its_name_its_number_or_its_word(shelf, name):
     assert [notebook.name for notebook in lesson.notebooks([name], shelf)] == ["03_ddp"]
-
-
-def test_a_name_that_no_notebook_has_is_refused(shelf):
-    with pytest.raises(LessonError, match=r"no notebook is called 03_dpp: did you mean 03_ddp\?"):
-        lesson.notebooks(["03_dpp"], shelf)
-
-
-def test_list_says_what_a_reader_needs_to_know(shelf, capsys):
-    assert main(["notebooks", "--list", "--root", str(shelf)]) == 0
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == "00_start: A small lesson"
-    assert second.strip() == "5 min, ranks: 2, any laptop; comes before: nothing"
 
 
 def run(tmp_path, *cells, **options):

@@ -1,13 +1,8 @@
 """The emulated slow link: a collective takes at least its bytes / rate, and the time passes while the rank computes."""
 
-import threading
-import time
-
 import pytest
-import torch
 
 from aiscale import cost
-from aiscale.distributed.link import Link
 from ranks import COLLECTIVES, aiscale, run_ranks
 
 TIMED = """
@@ -117,32 +112,6 @@ def test_the_link_works_while_a_rank_computes_and_later_requests_queue(tmp_path)
     assert len(lines) == 3 * 8 and [line for line in lines if "False" in line] == []
 
 
-class SlowWork:
-    """A collective that takes half a second by itself."""
-
-    def __init__(self):
-        self.future = torch.futures.Future()
-        threading.Timer(0.5, self.future.set_result, [None]).start()
-
-    def wait(self):
-        self.future.wait()
-        return True
-
-    def get_future(self):
-        return self.future
-
-
-@pytest.mark.alone
-def test_the_time_of_the_collective_itself_is_not_added_to_that_of_the_link():
-    link, taken_s = Link(), []
-    for _ in range(3):
-        begun_s = time.monotonic()
-        link.carry(0.8, SlowWork, kind="the same").wait()
-        taken_s.append(time.monotonic() - begun_s)
-    assert taken_s[0] >= 1.3  # how long it takes by itself is not known yet
-    assert 0.8 <= min(taken_s[1:]) < 1.2
-
-
 DDP = """
 from torch.nn.parallel import DistributedDataParallel
 from aiscale.config import Run
@@ -184,12 +153,6 @@ def test_a_run_slows_the_link_and_its_records_say_so(tmp_path):
     done = aiscale("train", "--recipe", "laptop", "--nproc", "2", "--quiet", *settings, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "link_mbit_s" in (tmp_path / "runs" / "slow" / "run.json").read_text()
-
-
-def test_an_all_to_all_waits_if_a_pair_of_ranks_sends_one_way_first():
-    # Predictions of a fluid model with fair shares for every order in which 2 to 6 ranks arrive, in messages of S/n.
-    messages = {2: 2, 3: 3, 4: 5, 5: 6, 6: 8}
-    assert all(cost.collective_terms("all_to_all", n, n, "gloo") == (m, m) for n, m in messages.items())
 
 
 def test_the_busiest_card_carries_no_less_than_the_mean_one():

@@ -2,8 +2,6 @@
 
 import pytest
 
-from aiscale.config import ConfigError, Run
-from aiscale.parallel.megatron import engine as megatron
 from ranks import TRAINING, run_ranks
 
 SETUP = (
@@ -146,55 +144,3 @@ def test_nothing_of_the_adaptation_is_left_behind(tmp_path):
     done = run_ranks(SETUP + CLEAN, 2, tmp_path, strategy="megatron")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [*["ddp as ever True"] * 2, *["raised True torch.FloatTensor"] * 2]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("model.parallel_residual=true",), "Megatron-Core's layers feed the MLP with what attention gave"),
-        (("loop.precision=fp16",), "it takes fp32, tf32, bf16 and fp64"),
-        (("optimizer.name=sgd", "parallel.distributed_optimizer=true"), "divides the states of Adam and AdamW only"),
-        (("parallel.tp=4", "parallel.sequence_parallel=true", "loop.seq_len=30"), "seq_len 30 is not divisible by"),
-    ],
-)
-def test_unsupported_settings_are_refused_in_one_line(settings, message):
-    run = Run().override("parallel.strategy=megatron", *settings)
-    with pytest.raises(ConfigError, match=message) as refusal:
-        megatron.check(run)
-    assert "\n" not in str(refusal.value)
-
-
-def test_a_token_beyond_the_vocabulary_is_refused(tmp_path):
-    code = """
-    from aiscale.config import Run
-    from aiscale.parallel import build
-    run = Run().override("parallel.strategy=megatron", "parallel.tp=2", "model.vocab_size=67", "loop.seq_len=4",
-                         "model.n_layer=1", "model.d_model=16")
-    tokens = torch.full((2, 4), 67)
-    build(run, world).step([(tokens, tokens)], lr=1e-3)
-    """
-    done = run_ranks(code, 2, tmp_path, strategy="megatron")
-    assert "token 67, but model.vocab_size 67 ends at 66" in done.stderr
-
-
-def test_upstream_context_parallelism_needs_transformer_engine():
-    """The reason why no option offers it: Megatron-Core's own attention refuses, only Transformer Engine's supports
-    it."""
-    from megatron.core.transformer.dot_product_attention import DotProductAttention
-    from megatron.core.transformer.enums import AttnMaskType
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, context_parallel_size=2)
-    with pytest.raises(AssertionError, match="Context parallelism is only supported by TEDotProductAttention"):
-        DotProductAttention(config, 1, AttnMaskType.causal, "self")
-
-
-def test_upstream_sequence_parallelism_is_refused_by_torchs_norm():
-    """The reason why the layer spec uses our norms."""
-    from megatron.core.transformer.torch_norm import WrappedTorchNorm
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    options = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
-    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2, **options)
-    with pytest.raises(AssertionError, match="sequence parallel not supported by torch LayerNorm"):
-        WrappedTorchNorm(config, 8)

@@ -9,7 +9,7 @@ import torch
 from aiscale.config import ModelConfig
 from aiscale.model import GPT
 from aiscale.parallel.megatron import shards
-from aiscale.parallel.megatron.layout import Grid, gate_value_order, padded_vocab, query_key_value_order, slots
+from aiscale.parallel.megatron.layout import Grid, padded_vocab, slots
 
 GPT2 = ModelConfig(n_layer=4, n_head=4, d_model=16, vocab_size=67, max_seq_len=8)
 LLAMA = dataclasses.replace(
@@ -40,15 +40,6 @@ def test_every_weight_comes_back_from_every_layout(model, tp, pp, virtual):
             slot.paste(parts[stage, rank, name], back[slot.source], rank)
             assert list(parts[stage, rank, name].shape) == slot.shape(state[slot.source].shape)
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
-
-
-def test_a_kv_heads_queries_key_and_value_are_adjacent():
-    model = dataclasses.replace(LLAMA, d_model=8)  # 4 heads, 2 key/value heads, 2 wide: rows q 0-7, k 8-11, v 12-15
-    assert query_key_value_order(model).tolist() == [0, 1, 2, 3, 8, 9, 12, 13, 4, 5, 6, 7, 10, 11, 14, 15]
-
-
-def test_each_rank_has_its_gate_beside_its_value():
-    assert gate_value_order(4, tp=2).tolist() == [0, 1, 4, 5, 2, 3, 6, 7]  # gate 0-3, value 4-7
 
 
 def test_the_padded_vocabulary_is_zero_and_belongs_to_the_last_rank():
@@ -89,13 +80,6 @@ def test_every_expert_is_on_some_rank_and_comes_back(ep):
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
 
 
-def test_tensor_parallel_neighbours_come_first_and_stages_last():
-    grid = Grid(tp=2, dp=3, pp=2)
-    assert [grid.coordinates(rank) for rank in (0, 1, 2, 5, 6, 11)] == [
-        *((0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 2, 0), (0, 0, 1), (1, 2, 1))
-    ]
-
-
 def write_checkpoint(folder, grid: Grid, model=GPT2) -> dict:
     """Write one as the distributed optimizer would: data-parallel ranks hold uneven ranges of every tensor."""
     torch.manual_seed(0)
@@ -127,14 +111,3 @@ def test_a_checkpoint_is_read_without_processes(grid, tmp_path):
     saved = shards.Saved(tmp_path)
     assert all(torch.equal(saved.tensor(name, "exp_avg_sq"), 3 * tensor) for name, tensor in state.items())
     assert saved.state("norm.weight") == (["exp_avg", "exp_avg_sq"], {"step": 7.0})
-
-
-def test_a_missing_or_truncated_file_is_named(tmp_path):
-    write_checkpoint(tmp_path, Grid(tp=2, dp=2))
-    path = tmp_path / "rank_00003.pt"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(shards.CheckpointError, match=r"cannot read .*rank_00003.pt .*it is damaged"):
-        shards.weights(tmp_path)
-    path.unlink()
-    with pytest.raises(shards.CheckpointError, match="not all of them: a file is missing"):
-        shards.weights(tmp_path)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from aiscale.config import ConfigError, Run
-from aiscale.parallel.phases import MODES, order, predicted
+from aiscale.config import Run
+from aiscale.parallel.phases import order, predicted
 from ranks import run_ranks
 
 SETTINGS = ("model.n_layer=4", "model.d_model=32", "model.n_head=2", "loop.seq_len=16", "loop.device=cpu")
@@ -47,25 +47,3 @@ def test_only_one_rank_works_at_a_time_unless_pipelined():
     assert order("sharded", 0, 2, 2)[:2] == [("forward", 0, 0), ("backward", 0, 0)]
     assert [work.micro_batch for work in order("pipelined", 0, 2, 3)] != [0, 0, 1, 1, 2, 2]
     assert {work.piece for work in order("parallel phased", 1, 4, 2)} == {1, 3}
-
-
-def test_what_no_source_tells_stays_unknown():
-    run = Run().override(*SETTINGS)
-    assert {mode: predicted(run, mode, 2)["streaming_s"] for mode in MODES} == {
-        "sharded": 0.0,
-        "pipelined": 0.0,
-        "serial phased": None,
-        "parallel phased": None,
-    }
-
-
-@pytest.mark.parametrize(
-    ("mode", "ranks", "message"),
-    [
-        ("phased", 2, "mode 'phased': it must be one of sharded, pipelined"),
-        ("sharded", 3, "model.n_layer 4 is not divisible by 3 phases"),
-    ],
-)
-def test_a_mode_that_does_not_fit_is_refused(mode, ranks, message):
-    with pytest.raises(ConfigError, match=message):
-        predicted(Run().override(*SETTINGS), mode, ranks)

@@ -8,9 +8,6 @@ import torch
 from aiscale import cost
 from aiscale.config import ConfigError, Run
 from aiscale.parallel.radius.mask import (
-    ByParameter,
-    choose,
-    disagreeing,
     give_back,
     in_turns,
     largest,
@@ -20,9 +17,6 @@ from aiscale.parallel.radius.mask import (
     sent_now,
     step_arrived,
     turn_sizes,
-    unpack,
-    waits,
-    widened,
 )
 
 SETTINGS = ("model.n_layer=2", "model.d_model=32", "parallel.strategy=ddp", "compression.method=radius")
@@ -37,19 +31,6 @@ def test_exactly_k_largest_entries_are_selected_and_the_first_among_equals():
     assert set(largest(values, 0.4).nonzero().view(-1).tolist()) == set(values.topk(400).indices.tolist())
 
 
-def test_a_density_selects_within_each_tensor():
-    scored = {"small": torch.tensor([0.1, 0.2, 0.3, 0.4]), "large": torch.tensor([1.0, 2.0, 3.0, 4.0])}
-    assert [int(mask.sum()) for mask in choose(scored, density=0.5, reach=0).values()] == [2, 2]
-
-
-def test_a_range_selects_neighbours_within_the_tensor():
-    mask = torch.zeros(7, dtype=torch.bool)
-    mask[0] = mask[4] = True
-    assert widened(mask, 1).tolist() == [True, True, False, True, True, True, False]
-    assert widened(mask, 0).tolist() == mask.tolist()
-    assert widened(mask, 100).all()
-
-
 def test_turns_rotate_through_unselected_entries_within_the_density():
     mask = torch.tensor([False, True, False, False, True, False, False])
     when = in_turns(mask, 3)
@@ -62,15 +43,6 @@ def test_turns_rotate_through_unselected_entries_within_the_density():
         always, *more = turn_sizes(in_turns(chosen, 3), 3)
         assert [always + each for each in more] == sent
         assert max(sent) <= max(0.4 * n, 1) or n == 7  # of 7 entries at most 2 may be sent, but each turn needs 3
-
-
-def test_an_entry_sent_in_its_turn_carries_all_gradients_since_its_last_turn_or_dense_step():
-    for turns in (2, 3, 5):
-        waited = [0] * turns
-        for gathered in range(12):
-            waited = [steps + 1 for steps in waited]
-            assert waits(turns, gathered) == [1, 1, *waited]
-            waited[gathered % turns] = 0  # sent
 
 
 def test_a_step_of_delayed_entries_equals_adamw_if_none_was_delayed():
@@ -101,15 +73,6 @@ def test_scores_are_adamws_updates():
     assert torch.allclose(scores(optimizer, parameter), moved, rtol=1e-4, atol=1e-6)
 
 
-def test_packed_entries_and_residual_add_up_to_the_gradient():
-    gradient, residual, mask = torch.randn(100), torch.zeros(100), torch.rand(100) < 0.4
-    whole, at = gradient.clone(), positions(mask, int(mask.sum()))
-    packed = pack(gradient, at, residual)
-    assert torch.equal(packed, whole[mask]) and torch.equal(residual, whole * ~mask)
-    unpack(gradient, at, packed)
-    assert torch.equal(gradient + residual, whole) and not gradient[~mask].any()
-
-
 def test_rounding_errors_of_bf16_are_sent_next_time():
     residual, at = torch.zeros(100), positions(torch.arange(100) < 40, 40)
     gradients = torch.rand(300, 100, generator=torch.Generator().manual_seed(0)) + 1
@@ -126,61 +89,11 @@ def test_rounding_errors_of_bf16_are_sent_next_time():
     assert torch.equal(dense[:40], expected) and not residual.any()
 
 
-def test_a_parameters_state_moves_with_it_into_other_buckets():
-    a, b, c = (torch.nn.Parameter(torch.zeros(n)) for n in (2, 3, 4))
-    memory = ByParameter([a, b, c], 0)
-    memory.together([a, b]).copy_(torch.arange(5))
-    memory.together([c]).fill_(9)
-    assert memory.together([b, c]).tolist() == [2, 3, 4, 9, 9, 9, 9]
-    memory.together([b, c]).add_(1)
-    assert memory.together([a, b]).tolist() == [0, 1, 3, 4, 5] and memory[c].tolist() == [10] * 4
-    memory.together([a, b]).zero_()
-    assert not memory[a].any() and not memory[b].any()
-
-
-def test_a_mean_residual_divides_the_sum_by_the_number_of_gradients():
-    mask, at = torch.tensor([True, False]), torch.tensor([0])
-    residual = torch.zeros(2)
-    for value in (1.0, 2.0):
-        pack(torch.tensor([9.0, value]), at, residual)
-    dense = torch.tensor([9.0, 6.0])
-    give_back(dense, residual, positions(mask, 1), gathered=3)
-    assert dense.tolist() == [9.0, (1 + 2 + 6) / 3] and residual.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("digests", "odd"), [("aaaa", []), ("abaa", [1]), ("ab", [0, 1]), ("aabb", [0, 1, 2, 3]), ("abbb", [0]), ("a", [])]
-)
-def test_ranks_that_differ_from_the_majority_are_named(digests, odd):
-    assert disagreeing(list(digests)) == odd
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("density=0", "compression.density is 0.0: it is the share of entries that is sent, above 0 and at most 1"),
-        ("density=1.1", "compression.density is 1.1: it is the share"),
-        ("interval=0", "compression.interval is 0: it must be at least 1"),
-        ("range=-1", "compression.range is -1: it must be at least 0"),
-        ("turns=-1", "compression.turns is -1: it must be at least 0"),
-        (
-            "turns=2",
-            "compression.turns is 2 at density 0.4: to send each entry once in so many steps, it must be at ",
-        ),
-        ("turns=201", "compression.turns is 201 at density 0.4: to send each entry"),
         ("turns=3 interval=3", "compression.turns is 3 with interval 3: a dense step would come before the last turn"),
-        ("moments=wait", "compression.moments is wait without turns: "),
-        ("turns=3 range=1", "compression.turns is 3: with range 1 what turns would send is not defined"),
-        ("turns=3 residual=mean", "compression.turns is 3 with residual mean: "),
-        ("density=0.4 loop.precision=fp16", "compression.method radius with loop.precision fp16: unsent gradients "),
-        (
-            "turns=3 moments=wait optimizer.name=sgd",
-            "compression.moments wait with optimizer.name sgd and parallel.distributed_optimizer false: ",
-        ),
-        (
-            "turns=3 moments=wait parallel.distributed_optimizer=true",
-            "compression.moments wait with optimizer.name adamw and parallel.distributed_optimizer true: ",
-        ),
     ],
 )
 def test_an_impossible_density_or_interval_is_refused(setting, message):

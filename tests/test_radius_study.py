@@ -66,8 +66,3 @@ def test_the_long_curves_are_of_the_longest_runs_that_all_cases_have():
     assert max(line.get_xdata()[-1] for line in loss.lines) == 2000  # top-k has no longer one
     with pytest.raises(ConfigError, match="no length has runs of dense and of all of no such case"):
         plots.radius_long_curves(RESULTS["sweep"], {"x": "no such case"})
-
-
-def test_a_measurement_without_times_is_refused():
-    with pytest.raises(ConfigError, match="give a measurement with speed, rates and sweep"):
-        plots.radius_page({"speed": None, "sweep": RESULTS["sweep"]}, times=[], perplexities=[], share=0.5)

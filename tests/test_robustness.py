@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from aiscale.distributed import ConnectError, find_launch
-from aiscale.distributed.connect import pick_device, refuse_shared_gpus
+from aiscale.distributed import find_launch
+from aiscale.distributed.connect import pick_device
 from aiscale.distributed.rendezvous import Launch
 from aiscale.distributed.spawn import culprit
 from ranks import processes_with, run_ranks, wait_until
@@ -88,13 +88,6 @@ Engine.step = step
 
 
 @pytest.mark.extended
-def test_an_unexpected_error_on_one_rank_keeps_its_traceback(tmp_path):
-    fault = 'spoil(Engine, "step", KeyError("bug"), after=3)'
-    done, _ = train(fault, "mpiexec", tmp_path, "parallel.strategy=mpi")
-    assert done.returncode != 0 and "KeyError: 'bug'" in done.stderr and "Traceback" in done.stderr
-
-
-@pytest.mark.extended
 def test_ranks_that_read_different_texts_are_refused(tmp_path):
     fault = """
 import dataclasses
@@ -120,24 +113,6 @@ def test_an_uncaught_error_in_a_users_script_ends_the_mpi_job(tmp_path):
     assert done.returncode != 0 and "RuntimeError: boom" in done.stderr
 
 
-def test_objects_and_errors_that_cannot_be_pickled_fail_on_all_ranks(tmp_path):
-    code = """
-    class Odd(Exception):
-        def __init__(self, a, b):
-            super().__init__(f"{a} {b}")
-    def fail():
-        raise Odd(1, 2)
-    for make in (lambda: (lambda: 0), fail):
-        try:
-            world.from_rank0(make)
-        except Exception as error:
-            say(str(error)[:13])
-    """
-    done = run_ranks(code, 2, tmp_path)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 4 and lines.count("rank 0 failed") >= 2, (lines, done.stderr)
-
-
 STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
@@ -155,11 +130,6 @@ def test_mpiexec_inside_a_slurm_step_is_not_mistaken_for_single_ranks(env, expec
     assert (found.launcher, found.rank, found.size, found.local_rank) == expected
 
 
-def test_local_ranks_are_counted_even_if_nodes_differ():
-    env = {**STEP, "SLURM_PROCID": "17", "SLURM_STEP_NUM_TASKS": "20", "SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}
-    assert [find_launch({**env, "SLURM_NODEID": str(node)}).local_size for node in range(3)] == [8, 8, 4]
-
-
 @pytest.mark.parametrize(
     ("gpus", "ranks", "launcher", "device", "expected"),
     [
@@ -175,12 +145,6 @@ def test_all_ranks_of_a_node_choose_the_same_kind_of_device(gpus, ranks, launche
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     places = [Launch(launcher=launcher, rank=r, size=ranks, local_rank=r, local_size=ranks) for r in range(ranks)]
     assert [str(pick_device(device, place)) for place in places] == expected
-
-
-def test_two_ranks_on_one_gpu_are_refused():
-    refuse_shared_gpus([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-1")])
-    with pytest.raises(ConnectError, match="ranks 1 and 2 on b were given the same GPU: start one rank for each GPU"):
-        refuse_shared_gpus([("a", "GPU-1"), ("b", "GPU-1"), ("b", "GPU-1")])
 
 
 @pytest.mark.parametrize(

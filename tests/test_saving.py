@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -17,11 +16,9 @@ import torch
 
 from aiscale import checkpoint
 from aiscale.checkpoint import integrity
-from aiscale.checkpoint.staging import Staging
 from aiscale.config import Run
 from aiscale.distributed import connect
 from aiscale.parallel import build
-from aiscale.recipes import recipe
 from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
 from aiscale.verify import rungs
@@ -100,11 +97,6 @@ def test_every_file_is_flushed_by_its_rank_before_the_checkpoint_gets_its_name(s
         begun = i
 
 
-@pytest.mark.parametrize("strategy", IN_TIERS)
-def test_a_blocking_write_is_never_reported_as_a_hang(strategy, trained):
-    assert '"watched"' not in (trained(strategy)[0] / "tiny/flushed.jsonl").read_text()
-
-
 @pytest.fixture
 def engine():
     run = Run().override(*TINY)
@@ -167,27 +159,6 @@ def test_checkpoints_are_written_one_at_a_time_and_in_order(engine, tmp_path, mo
         assert gate.names == ["step_00000001", "step_00000002", "step_00000003"]
 
 
-def test_a_second_copy_reuses_the_memory_of_the_first(engine):
-    step(engine)
-    staging = Staging()
-    first = staging.of(engine.state())["model"]
-    step(engine)
-    second = staging.of(engine.state())["model"]
-    assert all(first[name].data_ptr() == second[name].data_ptr() for name in first)
-    assert all(torch.equal(second[name], tensor) for name, tensor in weights(engine).items())
-
-
-def test_tied_tensors_are_copied_once_and_other_values_are_unchanged():
-    tensor, counts = torch.ones(3), [1]
-    copied = Staging().of(
-        {"a": tensor, "b": (tensor, counts, "x"), "c": {"d": torch.tensor(2.0, dtype=torch.bfloat16)}}
-    )
-    tensor += 1
-    counts.append(2)
-    assert copied["a"] is copied["b"][0] and copied["a"].tolist() == [1, 1, 1]
-    assert copied["b"][1:] == ([1], "x") and copied["c"]["d"].dtype == torch.bfloat16
-
-
 def test_a_failed_write_ends_the_run_at_its_next_step_and_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     real, failed = Path.rename, threading.Event()
 
@@ -223,20 +194,6 @@ def test_a_signal_waits_for_the_current_write(tmp_path, monkeypatch):
     assert gate.names == ["step_00000003", "step_00000004"]
 
 
-def test_a_failing_run_completes_its_current_write(tmp_path, monkeypatch):
-    gate = Gate(monkeypatch)
-
-    def fail_at_4(step):
-        if step == 3:
-            threading.Timer(0.2, gate.open.set).start()
-            raise ZeroDivisionError
-
-    before_each_step(monkeypatch, fail_at_4)
-    with pytest.raises(ZeroDivisionError):
-        fit(Run().override(*TINY, "loop.checkpoint_every=3"), runs_dir=tmp_path, progress=False)
-    assert gate.names == ["step_00000003"]
-
-
 def test_a_rank_that_cannot_write_is_named_by_all_and_no_partial_checkpoint_remains(tmp_path):
     code = f"""
     from pathlib import Path
@@ -264,19 +221,6 @@ def test_a_rank_that_cannot_write_is_named_by_all_and_no_partial_checkpoint_rema
     lines = done.stdout.splitlines()
     why = "rank 1 of 2 failed alone: OSError: [Errno 28] No space left on device): free some space or ask for it; "
     assert sorted(lines) == ["['step_00000002']"] * 2 + [why + "earlier checkpoints are untouched"] * 2
-
-
-def test_a_full_disk_is_reported_in_one_line_if_torch_writes(trained, tmp_path):
-    shutil.copytree(trained("serial")[0], tmp_path / "runs")
-    run = recipe("laptop").override(*TINY, "loop.steps=9")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, before[1]))
-    try:
-        with pytest.raises(checkpoint.CheckpointError, match="step_00000004 .* earlier checkpoints are untouched"):
-            fit(run, runs_dir=tmp_path / "runs", resume=True, progress=False)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in (tmp_path / "runs/tiny/checkpoints").iterdir()] == ["step_00000002"]
 
 
 @pytest.mark.extended

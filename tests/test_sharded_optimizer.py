@@ -2,7 +2,6 @@
 
 import pytest
 
-from aiscale.config import ConfigError, Run
 from ranks import run_ranks
 
 SETUP = """
@@ -49,26 +48,6 @@ for settings in ways:
 
 
 @pytest.mark.extended
-def test_owners_broadcast_masks_as_bookkeeping_with_one_bit_per_entry(tmp_path):
-    code = """
-from math import ceil
-from aiscale.cost.compression import is_exempt
-engine = build(BASE.override(ZERO1, "compression.method=radius", "compression.density=0.3"), world)
-train(engine, 0, 1)
-def broadcast(counts):
-    return sum(c.payload_bytes for (op, _), c in counts.items() if op == "broadcast")
-sent, control = broadcast(world.traffic.snapshot()), broadcast(world.traffic.control_counts)
-engine.compressor.refresh()
-assert broadcast(world.traffic.snapshot()) == sent
-names = {p: name for name, p in engine.model.named_parameters()}
-own = [p for group in engine.optimizer.optim.param_groups for p in group["params"]]
-entries = world.gather(sum(p.numel() for p in own if not is_exempt(names[p])))
-assert broadcast(world.traffic.control_counts) - control == sum(ceil(n / 8) for n in entries)
-"""
-    ranks(code, 2, tmp_path)
-
-
-@pytest.mark.extended
 def test_a_checkpoint_of_sharded_states_resumes_bit_for_bit_sharded_and_unsharded(tmp_path):
     code = f"""
 for settings in ((), ("compression.method=radius", "compression.density=0.3", "compression.interval=3")):
@@ -97,14 +76,3 @@ checkpoint.load(engine, "{tmp_path}/0/step_00000003")
 assert (train(engine, 3, 5) - torch.load("{tmp_path}/straight")).abs().max() < 1e-12
 """
     ranks(code, 3, tmp_path)  # more ranks than wrote it
-
-
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        ("zero", "DeepSpeed averages gradients inside its own engine"),
-    ],
-)
-def test_strategies_without_communication_hooks_refuse(strategy, reason):
-    with pytest.raises(ConfigError, match=f"compression is a communication hook of DDP, and {reason}"):
-        Run().override(f"parallel.strategy={strategy}", "compression.method=radius")

@@ -46,26 +46,6 @@ def test_a_warp_takes_as_many_transactions_as_it_touches_pieces_of_32_bytes(kern
     assert (x.transactions, y.transactions) == (of_x, 8)
 
 
-def test_two_reads_of_one_thread_are_two_transactions():
-    @cuda.jit
-    def twice(x, y):
-        y[0] = x[0] + x[1]
-
-    x, y = to_gpu(np.ones(2, np.float32)), empty(1)
-    twice[1, 1](x, y)
-    assert (x.reads, x.transactions) == (2, 2)
-
-
-@pytest.mark.parametrize("index", [-1, 4])
-def test_an_index_outside_of_the_array_is_refused_also_a_negative_one(index):
-    @cuda.jit
-    def outside(x):
-        x[index] = 0
-
-    with pytest.raises(IndexError, match=rf"index \({index},\) is outside of an array of shape \(4,\)"):
-        outside[1, 1](empty(4))
-
-
 PROGRAM = "x, y = np.ones(10, np.float32), np.zeros(10, np.float32)\ndouble[1, size](x, y)\nresult = y.tolist()"
 
 

@@ -91,12 +91,6 @@ def test_a_figure_of_a_notebook_that_was_not_run_is_missed_by_name(tmp_path):
     assert "not run yet" in deck.build(tmp_path, as_is=True).read_text()
 
 
-def test_every_lesson_and_every_block_of_the_two_hours_has_a_deck():
-    lessons = {path.stem for path in (ROOT / "notebooks").glob("[01][0-9]_*.ipynb")}
-    assert lessons <= {deck.name for deck in DECKS}
-    assert {"h1a_training", "h1b_parallelism", "h1c_forge", "h2_machines", "radius"} <= {deck.name for deck in DECKS}
-
-
 @pytest.mark.parametrize("deck", DECKS, ids=lambda deck: deck.name)
 def test_a_deck_names_only_what_is_there_and_takes_about_a_minute_a_slide(deck):
     for text in deck.texts:

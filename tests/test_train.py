@@ -1,6 +1,5 @@
 """fit: its numbers, its files, how it ends, and how it resumes."""
 
-import errno
 import json
 import math
 import os
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from aiscale.config import ConfigError, Run
 from aiscale.data import Batches, open_corpus
 from aiscale.distributed import connect
 from aiscale.parallel import build
-from aiscale.train import RunFolderError, TrainingError, fit, loop, open_trained, read_metrics
+from aiscale.train import RunFolderError, TrainingError, fit, open_trained, read_metrics
 from ranks import aiscale, before_each_step, processes_with, run_ranks, wait_until
 
 TINY = Run().override(
@@ -92,12 +90,6 @@ def test_two_ranks_report_their_joint_speed_and_the_loss_of_all_validation_batch
     assert [line["tokens"] for line in evaluated] == [256, 256]
 
 
-def test_training_lowers_the_loss(tmp_path):
-    result = train(tmp_path, "loop.steps=60", "optimizer.lr=3e-3", "loop.eval_every=0")
-    assert result.losses[0] == pytest.approx(math.log(256), rel=0.05)  # an untrained model
-    assert result.val_losses[-1][1] < 4.0
-
-
 def test_memory_by_category_is_counted_to_the_byte(tmp_path):
     parameters = sum(p.numel() for p in build(TINY, connect("cpu")).model.parameters())
     held = read_metrics(train(tmp_path).path)[-1]["held_bytes"]
@@ -133,12 +125,6 @@ def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
     assert [line["step"] for kind in ("eval", "rank") for line in read_metrics(tmp_path / "parts", kind)] == [3, 6, 6]
     a, b = (open_trained(tmp_path / name)[0].state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(a[key], b[key]) for key in a)
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    result = train(tmp_path, "loop.checkpoint_every=1", "loop.keep_checkpoints=2")
-    names = sorted(path.name for path in (result.path / "checkpoints").iterdir())
-    assert names == ["step_00000005", "step_00000006"]
 
 
 def test_a_checkpoint_just_written_is_kept_despite_a_newer_partial_or_damaged_one(tmp_path):
@@ -183,68 +169,11 @@ def test_two_runs_never_write_to_one_folder(tmp_path):
     assert len(train(tmp_path, "loop.steps=9", resume=True).losses) == 3
 
 
-def test_a_file_system_without_locks_is_named_and_training_goes_on(tmp_path, monkeypatch, capsys):
-    from aiscale.train.records import Records
-
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    Records(tmp_path).lock(say=True).close()
-    told = capsys.readouterr().err
-    assert f"this file system cannot lock {tmp_path} (no locks available): make sure that no other run" in told
-    assert "--dependency=singleton" in told and len(told.splitlines()) == 1
-
-
-def test_a_failed_run_releases_its_folder(tmp_path):
-    with pytest.raises(TrainingError) as kept:  # keeps the traceback alive, as a notebook does
-        train(tmp_path, "optimizer.lr=1e30", "optimizer.clip_norm=0", "optimizer.name=sgd")
-    assert kept.value and len(train(tmp_path, overwrite=True).losses) == 6
-
-
-def test_a_line_of_metrics_torn_by_a_kill_does_not_stop_resuming(tmp_path):
-    train(tmp_path)
-    with (tmp_path / "tiny/metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')
-    assert len(read_metrics(tmp_path / "tiny")) == 6
-    train(tmp_path, "loop.steps=8", resume=True)
-    assert [line["step"] for line in read_metrics(tmp_path / "tiny")] == list(range(1, 9))
-
-
-def test_a_run_of_another_version_is_refused_by_the_key_that_it_has(tmp_path):
-    other = TINY.to_dict()
-    other["parallel"]["static_graph"] = False
-    (tmp_path / "run.json").write_text(json.dumps({"run": other}))
-    with pytest.raises(
-        RunFolderError, match="run.json does not fit this version of aiscale: unknown key parallel.stat"
-    ):
-        open_trained(tmp_path)
-
-
 @pytest.mark.parametrize("setting", ["loop.global_batch=8", "loop.seq_len=16", "optimizer.name=sgd"])
 def test_a_changed_training_is_not_resumed(setting, tmp_path):
     train(tmp_path)
     with pytest.raises(RunFolderError, match=f"tiny was trained with {setting.split('=')[0]}=.*, not .*: resume with"):
         train(tmp_path, "loop.steps=9", setting, resume=True)
-
-
-def test_a_run_with_a_changed_text_is_not_resumed(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("a rose is a rose " * 100)
-    train(tmp_path, f"data.corpus={text}")
-    text.write_text("a nose is a nose " * 100)
-    with pytest.raises(RunFolderError, match=r"was trained on another text under data.corpus .*text.txt \(sha256 "):
-        train(tmp_path, f"data.corpus={text}", "loop.steps=9", resume=True)
-
-
-def test_a_peak_measured_on_a_busy_machine_never_gives_an_mfu_above_1(tmp_path, monkeypatch):
-    import aiscale.meter as meter
-
-    found = iter([(1e3, "measured: busy"), (1e15, "measured: idle")])
-    monkeypatch.setattr(meter, "peak_flops", lambda *a, **k: next(found))
-    result = train(tmp_path)
-    assert all(0 < line["mfu"] <= 1 for line in read_metrics(result.path))
-    assert 0 < result.summary["mfu"] < 1e-2 and result.summary["peak_source"] == "measured: idle"
 
 
 def test_a_stopped_run_saves_and_does_not_evaluate(tmp_path, monkeypatch):
@@ -255,45 +184,6 @@ def test_a_stopped_run_saves_and_does_not_evaluate(tmp_path, monkeypatch):
     assert result.summary["val_loss"] is result.summary["val_perplexity"] is None
     result = train(tmp_path, "name=b", "loop.eval_every=3")
     assert result.stopped and [step for step, _ in result.val_losses] == [3]
-
-
-def test_the_last_checkpoint_can_be_left_out_but_not_that_of_a_run_that_is_stopped(tmp_path, monkeypatch):
-    result = train(tmp_path, "loop.save_last=false")
-    assert len(result.losses) == 6 and not (result.path / "checkpoints").exists()
-    before_each_step(monkeypatch, lambda step: step == 2 and os.kill(os.getpid(), signal.SIGTERM))
-    result = train(tmp_path, "loop.save_last=false", resume=True)
-    assert [path.name for path in (result.path / "checkpoints").iterdir()] == ["step_00000003"]
-
-
-def test_a_hang_is_reported_after_the_time_that_the_run_allows_and_before_the_backend_gives_up(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(loop, "connect", lambda *args, **more: asked.append(args[1]) or connect(*args, **more))
-    monkeypatch.setattr(loop, "watching", lambda world, timeout_s, tell: asked.append(timeout_s) or nullcontext())
-    train(tmp_path, "loop.steps=1", "loop.hang_timeout_s=1200")
-    assert asked == [1260, 1200]
-
-
-def test_a_schedulers_signal_before_the_first_step_is_not_lost(tmp_path, monkeypatch):
-    real = loop.build
-    monkeypatch.setattr(loop, "build", lambda *a: (os.kill(os.getpid(), signal.SIGUSR1), real(*a))[1])
-    result = train(tmp_path, note_saved=tmp_path / "saved")
-    assert result.stopped and len(result.losses) == 1
-    assert (tmp_path / "saved").read_text().splitlines()[1:] == ["stopped"]
-
-
-def test_checkpoints_may_be_timed_in_minutes_and_each_complete_one_is_noted(tmp_path, monkeypatch):
-    note, real, named = tmp_path / "saved", Path.rename, []
-
-    def rename(path, target):
-        if Path(target).name.startswith("step_"):  # by now the one before is noted
-            named.append((Path(target), note.read_text().strip() if note.exists() else ""))
-        return real(path, target)
-
-    monkeypatch.setattr(Path, "rename", rename)
-    result = train(tmp_path, "loop.checkpoint_minutes=1e-9", note_saved=note)
-    paths = [str(result.path / "checkpoints" / f"step_{step:08d}") for step in range(1, 7)]
-    assert [str(path) for path, _ in named] == paths
-    assert [*(noted for _, noted in named), note.read_text().strip()] == ["", *paths]
 
 
 def test_a_finished_job_that_is_started_again_succeeds(tmp_path, capsys):
@@ -344,14 +234,6 @@ def test_nonfinite_gradients_change_no_weight():
     world.close()
 
 
-def test_epochs_count_steps_by_the_corpus(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("a rose is a rose " * 100)
-    result = train(tmp_path, f"data.corpus={text}", "loop.epochs=2", "loop.steps=0", "loop.eval_batches=1")
-    windows = (len(text.read_text()) * 9 // 10 - 1) // 32
-    assert len(result.losses) == pytest.approx(2 * windows // 4, abs=2)
-
-
 def test_the_command_line_trains_and_prints_its_results(tmp_path):
     settings = [word for s in ("loop.steps=3", "model.n_layer=1", "loop.eval_batches=1") for word in ("--set", s)]
     done = aiscale("train", "--recipe", "laptop", "--json", "--runs-dir", str(tmp_path), *settings)
@@ -360,22 +242,6 @@ def test_the_command_line_trains_and_prints_its_results(tmp_path):
     done = aiscale("generate", str(tmp_path / "laptop"), "--prompt", "abc", "--tokens", "5", "--temperature", "0")
     assert done.returncode == 0 and done.stdout.startswith("abc"), done.stderr
     assert aiscale("--version").stdout.strip() == version("aiscale")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--set", "model.n_layr=2"], "unknown key model.n_layr: did you mean model.n_layer?"),
-        (["--set", "data.corpus=/nowhere/at/all"], "/nowhere/at/all"),
-        (["--nproc", "2"], "parallel.strategy serial uses 1 rank, but this job has 2: start 1, or use ddp"),
-        (["--set", "parallel.strategy=mpi"], "parallel.strategy mpi needs ranks that MPI started"),
-        (["--config", "/nowhere.json"], "--config /nowhere.json cannot be read as JSON"),
-    ],
-)
-def test_bad_input_to_the_command_line_is_one_line(arguments, message, tmp_path):
-    done = aiscale("train", "--runs-dir", str(tmp_path), *arguments)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1 and message in done.stderr, done.stderr
 
 
 def start_endless(runs_dir) -> subprocess.Popen:

@@ -1,13 +1,12 @@
 """Every call of a collective is counted once, with its whole payload, under the name of its group."""
 
 import json
-import time
 
 import pytest
 import torch
 
 from aiscale.distributed import counter as flight
-from aiscale.distributed.counter import Count, Group, Traffic, group_name
+from aiscale.distributed.counter import Group
 from ranks import run_ranks
 
 CALLS = """
@@ -103,22 +102,6 @@ def test_groups_have_their_name_and_ranks(tmp_path):
     ], done.stderr
 
 
-@pytest.mark.parametrize(
-    ("description", "name"),
-    [
-        ("default_pg", "world"),
-        ("mesh_shard", "shard"),
-        ("DATA_PARALLEL_GROUP_WITH_CP", "dp"),
-        ("TENSOR_MODEL_PARALLEL_GROUP", "tp"),
-        ("PIPELINE_MODEL_PARALLEL_GROUP", "pp"),
-        ("EMBEDDING_GROUP", "embedding"),
-        ("undefined", "ranks"),
-    ],
-)
-def test_the_names_that_libraries_give_their_groups_become_ours(description, name):
-    assert group_name(description, (0, 1), 4) == name
-
-
 def test_nccls_collectives_are_read_from_its_flight_recorder_without_bookkeeping():
     def record(number, name, sizes_in, sizes_out, dtype="Float", group=("0", "default_pg"), ns=0):
         return {
@@ -155,18 +138,6 @@ def test_nccls_collectives_are_read_from_its_flight_recorder_without_bookkeeping
     assert following == 10 and flight.read(dump, first=10) == ([], 10)
     with pytest.warns(UserWarning, match="2 calls of NCCL were overwritten before they were counted"):
         flight.read(dump, first=2)
-
-
-def test_collectives_read_later_still_count_as_bookkeeping():
-    traffic, sent = Traffic(), []
-    traffic.pull = lambda: [traffic.add("all_reduce", 2, 8, time_ns=sent.pop()) for _ in list(sent)]
-    sent.append(time.time_ns())
-    with traffic.control():
-        sent.append(time.time_ns())
-    time.sleep(0.001)
-    sent.append(time.time_ns())
-    assert traffic.snapshot() == {("all_reduce", 2): Count(2, 16)}
-    assert traffic.control_counts == {("all_reduce", 2): Count(1, 8)}
 
 
 @pytest.mark.gpu

@@ -119,8 +119,3 @@ def test_terms_of_the_glossary_occur_in_the_lessons_they_name():
     for term, lesson in terms.items():
         found = [number for number, text in texts.items() if re.search(rf"\b{re.escape(plain(term))}", text)]
         assert lesson in found or (lesson == "–" and not found), f"{term}: glossary {lesson}, lessons {found}"
-
-
-def test_the_readme_leads_to_both():
-    readme = (ROOT / "README.md").read_text()
-    assert "(workshop/glossary.md)" in readme and "(workshop/cheat_sheet.html)" in readme

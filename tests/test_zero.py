@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aiscale import checkpoint, cost
-from aiscale.config import ConfigError, Run
+from aiscale.config import Run
 from aiscale.model.build import build_model
 from aiscale.parallel.zero import deepspeed_config
 from ranks import TRAINING, aiscale, run_ranks
@@ -116,11 +116,6 @@ def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_if_it_do
             "the one before",
         ]
     ] * 2
-
-
-def test_fp64_is_refused_because_deepspeed_would_use_fp32():
-    with pytest.raises(ConfigError, match="DeepSpeed keeps its masters and sends gradients in fp32"):
-        Run().override(*ZERO, "loop.precision=fp64")
 
 
 def test_the_deepspeed_configuration_is_valid_and_matches_the_run():
