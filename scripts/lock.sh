@@ -16,7 +16,6 @@ compile() { # OPTIONS...
   grep -vE "^(#|(nvidia|cuda|triton)-?|.*== '(win32|nt|emscripten)')" "$work/lock" \
     | sed -E "s/ ; sys_platform != 'emscripten'( and sys_platform != 'win32')?$//; s/ ; os_name != 'nt'.*$//"
 }
-names() { sed -E 's/[= ].*//' "$1"; }
 
 if [ -n "$site" ]; then
   fields='from aiscale.hpc.sites import find; s = find("'$site'"); print(s.name, s.build.python, s.build.torch)'
@@ -33,10 +32,11 @@ else
   compile --universal --python-version 3.11 --all-extras > "$work/all"
   mv "$work/lock" "$work/pins"
   compile --universal --python-version 3.11 --extra mpi > "$work/lessons"
-  first='NR == FNR {lessons[$1]; next} ($1 in lessons) == first'
-  sed -n '/^#/{/^# Beyond/!p;}' $lock > "$work/new"
-  awk -F '[= ]' -v first=1 "$first" <(names "$work/lessons") "$work/all" >> "$work/new"
-  echo "# Beyond the lessons: evaluation, corpora, a hub, decks, the tests." >> "$work/new"
-  awk -F '[= ]' -v first=0 "$first" <(names "$work/lessons") "$work/all" >> "$work/new"
+  {
+    sed -n '/^#/{/^# Beyond/!p;}' $lock
+    awk -F '[= ]' 'NR == FNR {lessons[$1]; next} $1 in lessons' "$work/lessons" "$work/all"
+    echo "# Beyond the lessons: evaluation, corpora, a hub, decks, the tests."
+    awk -F '[= ]' 'NR == FNR {lessons[$1]; next} !($1 in lessons)' "$work/lessons" "$work/all"
+  } > "$work/new"
 fi
 mv "$work/new" "$lock"
