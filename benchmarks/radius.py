@@ -172,7 +172,7 @@ class Bench:
         self.step(contender)
         counts = self.world.traffic.since(before)
         wire = sum(cost.wire_bytes(op, count.payload_bytes, n) for (op, n), count in counts.items())
-        step, held = (lambda: self.step(contender)), self.engines[contender.settings].held
+        step, held = (lambda: self.step(contender)), self.engines[contender.settings].tensors
         return {
             "payload_bytes": sum(count.payload_bytes for count in counts.values()),
             "wire_bytes": round(wire),

@@ -34,7 +34,7 @@ for name, settings in CASES.items():
     run = Run().override(*MODEL, *LOOP, "parallel.strategy=megatron", *settings)
     engine = build(run, world)
     tokens = torch.randint(0, 67, (2, 65))
-    held = {part.untyped_storage().data_ptr() for parts in engine.held().values() for part in parts}
+    held = {part.untyped_storage().data_ptr() for parts in engine.tensors().values() for part in parts}
     kept = {}
     def keep(tensor):
         storage = tensor.untyped_storage()

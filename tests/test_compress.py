@@ -95,7 +95,7 @@ def two_steps(*settings, n_micro=1):
     for step in range(2):
         engine.step(share(step, n_micro), lr=1e-3)
     found = gradients(engine)
-    left = [t.abs().max().item() for t in engine.held().get("compression", [])]
+    left = [t.abs().max().item() for t in engine.tensors().get("compression", [])]
     engine.close()
     return found, max(left, default=0.0)
 dense, _ = two_steps()

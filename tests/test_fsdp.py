@@ -36,11 +36,11 @@ EQUAL = """
 for settings, n_micro in CASES:
     engine = make(*settings)
     off = differences(engine, n_micro)
-    before, held = world.traffic.groups(), held_bytes(engine.held())
+    before, held = world.traffic.groups(), held_bytes(engine.tensors())
     train(engine, 6, 7, n_micro)
     sent = {op: count.payload_bytes for (op, _), count in world.traffic.groups_since(before).items()}
     engine.evaluate(share(engine, 99))
-    say(json.dumps([off, sent, held_bytes(engine.held()) != held]))
+    say(json.dumps([off, sent, held_bytes(engine.tensors()) != held]))
     engine.close()
 """
 
@@ -115,7 +115,7 @@ for settings in ((), ("parallel.prefetch=0",), ("parallel.reshard_after_forward=
     engine = make(*settings)
     train(engine, 0, 1, 1)
     trace = step_memory(engine, share(engine, 1, 1), 1e-3)
-    held, tops = held_bytes(engine.held()), {name: max(level) for name, level in trace.held_bytes.items()}
+    held, tops = held_bytes(engine.tensors()), {name: max(level) for name, level in trace.held_bytes.items()}
     ends = {name: level[-1] for name, level in trace.held_bytes.items()}
     blocks = sum(p.numel() for p in engine.model.blocks.parameters()) * 8
     whole = sum(p.numel() for p in engine.model.parameters()) * 8

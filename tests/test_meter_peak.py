@@ -23,7 +23,7 @@ def test_a_serial_steps_peak_lies_between_activations_and_activations_with_gradi
     tokens = torch.randint(0, 256, (8, 65))
     batch = [(tokens[:, :-1], tokens[:, 1:])]
     engine.step(batch, 1e-3)
-    peak = step_peak_bytes(lambda: engine.step(batch, 1e-3), engine.held, torch.device("cpu"))
+    peak = step_peak_bytes(lambda: engine.step(batch, 1e-3), engine.tensors, torch.device("cpu"))
     states, kept = cost.model_state_bytes(run.model), cost.activation_bytes(run.model, 8, 64)
     assert peak["parameters"] == states["parameters"]
     assert peak["optimizer states"] == states["optimizer states"]
@@ -42,7 +42,7 @@ def test_peak_memory_of_a_sharded_step_includes_the_predicted_states(strategy, t
     batch = [(tokens[:, :-1], tokens[:, 1:])]
     for _ in range(2):
         engine.step(batch, 1e-3)
-    peak = step_peak_bytes(lambda: engine.step(batch, 1e-3), engine.held, world.device)
+    peak = step_peak_bytes(lambda: engine.step(batch, 1e-3), engine.tensors, world.device)
     if world.is_main:
         import json
         say(json.dumps(peak))

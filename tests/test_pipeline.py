@@ -35,7 +35,7 @@ for settings in SETTINGS:
     sent = {f"{op} {group.name}": [c.calls, c.payload_bytes] for (op, group), c in counts.items()}
     own = [p.numel() for p in engine.model.parameters()]
     same = world.gather((result.loss, result.grad_norm))
-    held = held_bytes(engine.held())
+    held = held_bytes(engine.tensors())
     everything = world.gather({"errors": errors, "sent": sent, "held": held, "own": sum(own), "tensors": len(own)})
     if world.rank == 0:
         say(json.dumps({"settings": settings, "same": all(s == same[0] for s in same), "ranks": everything}))

@@ -229,8 +229,8 @@ def overlap_changes_nothing():
 
 def held():
     engine = train(build(radius.override("parallel.bucket_mb=25"), world), 3)
-    measured = held_bytes(engine.held())
-    small = held_bytes(train(build(radius, world), 3).held())
+    measured = held_bytes(engine.tensors())
+    small = held_bytes(train(build(radius, world), 3).tensors())
     return measured["compression"] == small["compression"] == cost.radius_held(radius) == (4 + 1) * len(weights(engine))
 
 def not_finite():

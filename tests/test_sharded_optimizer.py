@@ -40,7 +40,7 @@ for settings in ways:
     assert torch.equal(train(whole, 0, 5), train(divided, 0, 5)), settings
     if "compression.method=radius" in settings:
         assert all(torch.equal(a, b) for a, b in zip(*(e.compressor.mask.tensors() for e in (whole, divided))))
-    nbytes, share_of_it = (held_bytes(e.held())["optimizer states"] for e in (whole, divided))
+    nbytes, share_of_it = (held_bytes(e.tensors())["optimizer states"] for e in (whole, divided))
     assert sum(world.gather(share_of_it)) == nbytes and share_of_it < nbytes / 2, settings
     whole.close(), divided.close()
 """

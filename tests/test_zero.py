@@ -30,7 +30,7 @@ def ranks(code: str, n: int, tmp_path, **options):
 EQUAL = """
 for settings in CASES:
     engine = make(*settings)
-    off, buffers = differences(engine, 2), held_bytes(engine.held())["buffers"]
+    off, buffers = differences(engine, 2), held_bytes(engine.tensors())["buffers"]
     say(json.dumps([settings, off, buffers, engine.config["zero_optimization"]["reduce_bucket_size"]]))
     engine.close()
 """

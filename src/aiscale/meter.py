@@ -66,15 +66,15 @@ def allocated_bytes(work: Callable[[], object]) -> tuple[list[float], list[int]]
 
 
 def step_peak_bytes(
-    step: Callable[[], object], held: Callable[[], Mapping[str, Iterable[torch.Tensor]]], device: torch.device
+    step: Callable[[], object], tensors: Callable[[], Mapping[str, Iterable[torch.Tensor]]], device: torch.device
 ) -> dict[str, int]:
-    """Peak memory of one optimizer step, by category. `step()` takes the step, `held()` is an engine's.
+    """Peak memory of one optimizer step, by category. `step()` takes the step, `tensors()` is an engine's.
 
     What lives through the step has its own category. The rest is `within the step`: activations, workspaces, and
     gradients, because a step first frees the last one's. The sum is the peak: exact on the CPU, the allocator's on a
     GPU. Call it after a first step, which creates the optimizer states.
     """
-    before = held_bytes(held())
+    before = held_bytes(tensors())
     lasting = {category: nbytes for category, nbytes in before.items() if category != "gradients"}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -82,8 +82,8 @@ class DDPEngine(Engine):
     def _after_update(self) -> None:
         self.compressor.after_update()
 
-    def held(self) -> dict[str, list[Tensor]]:
-        return super().held() | {what: tensors for what, tensors in self.compressor.held().items() if tensors}
+    def tensors(self) -> dict[str, list[Tensor]]:
+        return super().tensors() | {what: tensors for what, tensors in self.compressor.tensors().items() if tensors}
 
     def state(self, full: bool = False) -> dict:
         state = super().state(full)

@@ -3,7 +3,7 @@
 A block's parameters are all-gathered just before it computes and freed after it; its gradients are reduce-scattered
 when its backward pass ends. So a rank holds and updates only its shard of parameters, gradients and optimizer states.
 The changes from serial: `_place` (`fully_shard` on each block and on the rest), `_accumulating` (only the last
-micro-batch reduces) and local tensors in `held`.
+micro-batch reduces) and local tensors in `tensors`.
 
     aiscale train --recipe laptop --nproc 4 --set parallel.strategy=fsdp --set parallel.replicas=2
 
@@ -72,8 +72,8 @@ class FSDPEngine(Engine):
         with nullcontext() if self.run.optimizer.name == "muon" else self.world.control():  # LAMB's and LARS's norms
             super()._take_step()
 
-    def held(self) -> dict[str, list[Tensor]]:
-        held = super().held().items()
+    def tensors(self) -> dict[str, list[Tensor]]:
+        held = super().tensors().items()
         return {kind: [t.to_local() if isinstance(t, DTensor) else t for t in tensors] for kind, tensors in held}
 
     def state(self, full: bool = False) -> dict:

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from aiscale.parallel.serial import Engine, MicroBatch
 
 CATEGORIES = ("parameters", "optimizer states", "gathered parameters", "gradients", "buffers", "activations")
-#: Arguments of FSDP's own operations -> category. Any other tensor is an activation, unless engine.held() has it.
+#: Arguments of FSDP's own operations -> category. Any other tensor is an activation, unless engine.tensors() has it.
 _FSDP_OPERATIONS = {
     "fsdp::all_gather_copy_in": {1: "buffers"},
     "fsdp::split_with_sizes_copy": {0: "buffers", "out": "gathered parameters"},
@@ -46,7 +46,7 @@ class StepMemory:
 def step_memory(engine: Engine, micro_batches: list[MicroBatch], lr: float) -> StepMemory:
     """Take one optimizer step (not the engine's first) and record memory."""
     watch = _Watch()
-    for category, tensors in engine.held().items():
+    for category, tensors in engine.tensors().items():
         for tensor in tensors:
             watch.see(tensor, category)
     del tensors, tensor  # else they would outlive the step's zero_grad
@@ -54,7 +54,7 @@ def step_memory(engine: Engine, micro_batches: list[MicroBatch], lr: float) -> S
     with watch.resizing(), watch:
         engine.step(micro_batches, lr)
     ended_s = time.perf_counter()
-    for tensor in engine.held()["gradients"]:
+    for tensor in engine.tensors()["gradients"]:
         watch.see(tensor, "gradients")
     return watch.result(began_s, ended_s)
 

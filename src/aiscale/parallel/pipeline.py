@@ -219,7 +219,7 @@ class PipelineEngine(Engine):
             message.wait()
         return total
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         """As serial's; buffers are the receive buffers, one for each micro-batch."""
         received = [
             info.buffer
@@ -229,7 +229,7 @@ class PipelineEngine(Engine):
             for info in infos
             if getattr(info, "buffer", None) is not None  # before torch 2.13 the first stage's inputs have none
         ]
-        held = super().held()
+        held = super().tensors()
         return held | {"buffers": [*held["buffers"], *received]}
 
     def state(self, full: bool = False) -> dict:

@@ -159,7 +159,7 @@ class Engine:
         all_tokens = self.world.sum(tokens)
         return self.world.sum(total) / all_tokens, int(all_tokens)
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         """The tensors that live between steps, by category. Gradients are those of the last backward pass."""
         parameters = list(self.model.parameters())
         return {

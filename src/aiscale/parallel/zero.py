@@ -165,7 +165,7 @@ class ZeROEngine(Engine):
         with calling(self.world), self.world.control():  # stage 3 gathers the weights here too
             return super().evaluate(micro_batches)
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         """This rank's tensors by category. fp32 masters count as optimizer states, as in the ZeRO paper. DeepSpeed
         frees the gradients in the update. After that, one meta tensor of the same size stands for them."""
         zero, parameters = self._zero, list(self.model.parameters())

@@ -66,7 +66,7 @@ _LINES = ("-", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
 #: Colour of a rank and of the data that comes from it.
 RANK_COLORS = ("#0068B8", "#FAC62D", "#60B4A1", "#AB2C4E", "#572D88", "#ADE0FC", "#D96709", "#7C828A")
-#: Colour of a kind of memory; the names are those of `cost.CATEGORIES` and of an engine's `held()`.
+#: Colour of a kind of memory; the names are those of `cost.CATEGORIES` and of an engine's `tensors()`.
 MEMORY_COLORS = {
     "parameters": "#34548F",
     "gradients": "#F0AF00",

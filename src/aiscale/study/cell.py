@@ -60,7 +60,7 @@ def measure(world: World, cell: Cell, data: str) -> dict:
     figures |= {"first_epoch_s": first, "epoch_s": second, "step_s": statistics.median(np.diff(marks[1]).tolist())}
     figures["tokens_per_s"] = steps * loop.global_batch * loop.seq_len / second
     batch = share(0)
-    peak = step_peak_bytes(lambda: work(batch), engine.held, world.device)
+    peak = step_peak_bytes(lambda: work(batch), engine.tensors, world.device)
     figures["peak_bytes"] = max(world.gather(sum(peak.values())))
     engine.close()
     return figures

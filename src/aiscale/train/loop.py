@@ -206,7 +206,7 @@ class _Training:
                 skipped=outcome.skipped,
                 tokens=outcome.tokens,
                 **measures,
-                held_bytes=held_bytes(self.engine.held()),
+                held_bytes=held_bytes(self.engine.tensors()),
                 peak_memory_bytes=peak_memory_bytes(self.world.device),
             )
 
@@ -276,7 +276,7 @@ class _Training:
             **self.meter.overall(),
             "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }
-        for report in self.world.gather(self.meter.rank_report(self.engine.held())):
+        for report in self.world.gather(self.meter.rank_report(self.engine.tensors())):
             if self.records:
                 self.records.append("rank", step=done, **report)
         if self.records:

@@ -219,7 +219,7 @@ def _last_step(run, world, steps: int) -> tuple[Counter, Counter, dict]:
         if len(group.ranks) > 1:
             sent[op, group.name] += count.payload_bytes
             calls[op, group.name] += count.calls
-    held = held_bytes(engine.held())
+    held = held_bytes(engine.tensors())
     engine.close()
     return sent, calls, held
 

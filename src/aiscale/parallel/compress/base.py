@@ -89,7 +89,7 @@ class Compressor:
     def after_update(self) -> None:
         self.step += 1
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         return {"compression": []}
 
     def state(self) -> dict:

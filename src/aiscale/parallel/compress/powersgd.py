@@ -134,7 +134,7 @@ class PowerSGD(Compressor):
                 by_shape.setdefault((shape[0], self.errors[name].numel() // shape[0]), []).append(name)
         return [name for group in by_shape.values() for name in group]
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         p = list(self.powersgd.p_memory_dict.values())
         return {"compression": [*self.errors.values(), *self.factors.values(), *p]}
 

@@ -83,7 +83,7 @@ class Sparse(Compressor):
     def k(self, parameter: nn.Parameter) -> int:
         return kept_entries(self.config.density, parameter.numel()) if parameter in self.unsent else parameter.numel()
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         return {"compression": [tensor for unsent in self.unsent.values() for tensor in unsent.tensors()]}
 
     def state(self) -> dict:

@@ -188,7 +188,7 @@ class MegatronEngine(Engine):
             total += squares.item()
         return math.sqrt(total)
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         """The tensors that live between steps, by category; fp32 masters count as optimizer states."""
         buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
         parameters = [p for chunk in self.chunks for p in chunk.parameters()]

@@ -140,7 +140,7 @@ class Radius(Compressor):
             "changes a model or optimizer on some ranks only",
         )
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors(self) -> dict[str, list[Tensor]]:
         residual = self.residual.tensors() if self.residual else []
         return {"compression": [*residual, *self.mask.tensors()]}
 
