@@ -25,8 +25,7 @@ lab:  ## start here: install what the lessons need, and open notebook 00 in Jupy
 	@$(WITH_PATH) $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS) .
 
 workshop: setup  ## install everything, run every notebook without a browser, and build the site
-	@$(WITH_PATH) $(BIN)/aiscale notebooks $(NOTEBOOKS) $(ARGS)
-	@$(MAKE) --no-print-directory site
+	@$(WITH_PATH) $(BIN)/aiscale notebooks $(NOTEBOOKS) $(ARGS); status=$$?; $(MAKE) --no-print-directory site && exit $$status
 
 site: setup  ## build the site of the notebooks that have run: build/site/index.html, which needs no network
 	@rm -rf $(BUILD)/pages && mkdir -p $(BUILD)/pages
