@@ -271,7 +271,7 @@ def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_help():
         ("--model forge-m --machine frontier --nodes 0", "--nodes is 0: it must be at least 1 and at most 1000000"),
         ("--model forge-m --machine frontier --layout tp=3", "--layout: dp 1 x tp 3 x pp 1 x cp 1 = 3 devices, but"),
         ("--model forge-m --machine frontier --layout tq=2", "--layout: unknown key 'tq': did you mean tp?"),
-        ("--rows nowhere.csv", "nowhere.csv cannot be used (No such file or directory)"),
+        ("--rows nowhere.csv", "No such file or directory: 'nowhere.csv'"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(argv, message, capsys):
