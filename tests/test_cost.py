@@ -1,7 +1,6 @@
 """Formulas against torch's counters, and against the numbers that papers print."""
 
 import itertools
-import math
 import random
 
 import pytest
@@ -267,15 +266,6 @@ def test_the_timeline_sends_every_gradient_byte_once_in_order_after_it_is_comput
     assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(sends))
     assert sends[0].start_s == pytest.approx(1.0 + 2.0 * 0.3)
     assert sum(e.end_s - e.start_s for e in sends) == pytest.approx(1.5)
-
-
-def test_scaling_without_communication_is_ideal_until_the_cores_run_out():
-    free = cost.Link(0.0, math.inf)
-    strong = cost.scaling_seconds("strong", 8.0, 1.0, [1, 2, 4], free, cores=2)
-    weak = cost.scaling_seconds("weak", 8.0, 1.0, [1, 2, 4], free, cores=2)
-    assert strong == pytest.approx([8, 4, 4])
-    assert weak == pytest.approx([8, 8, 16])
-    assert cost.speedup("weak", [1, 2, 4], weak) == pytest.approx([1, 2, 2])
 
 
 @pytest.mark.parametrize(

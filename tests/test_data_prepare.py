@@ -1,11 +1,8 @@
 """`aiscale data prepare`: local files in the formats of published corpora become shards that a run trains on."""
 
-import functools
 import gzip
-import http.server
 import json
 import sys
-import threading
 
 import pytest
 
@@ -63,25 +60,6 @@ def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
         [tmp_path / "docs.jsonl"], tmp_path / "out", tokenizer="bpe", bpe_vocab_size=300, field="body", progress=False
     )
     assert text_of(tmp_path / "out", "bpe") == "<|endoftext|>".join(DOCUMENTS)
-
-
-def test_a_corpus_at_a_web_address_is_fetched_once(tmp_path, datasets, monkeypatch):
-    (tmp_path / "served").mkdir()
-    (tmp_path / "served/works.txt").write_text(toy_text()[:5000])
-    serve = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "served")
-    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    monkeypatch.setenv("AISCALE_CACHE", str(tmp_path / "aiscale"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/works.txt"
-        monkeypatch.setitem(prepare_module.HUB["shakespeare"], "data_files", url)
-        prepare_corpus("shakespeare", tmp_path / "one", tokenizer="char", progress=False)
-        server.shutdown()
-    assert text_of(tmp_path / "one") == toy_text()[:5000]
-    prepare_corpus("shakespeare", tmp_path / "two", tokenizer="char", progress=False)
-    (tmp_path / "aiscale/downloads/works.txt").unlink()
-    with pytest.raises(ConfigError, match=r"works.txt cannot be fetched .*refused.*: check the network, or fetch it"):
-        prepare_corpus("shakespeare", tmp_path / "three", tokenizer="char", progress=False)
 
 
 def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 
-from aiscale.distributed import find_launch
 from aiscale.distributed.connect import pick_device
 from aiscale.distributed.rendezvous import Launch
 from aiscale.distributed.spawn import culprit
@@ -111,23 +110,6 @@ def test_an_uncaught_error_in_a_users_script_ends_the_mpi_job(tmp_path):
     """
     done = run_ranks(code, 2, tmp_path, launcher="mpiexec")
     assert done.returncode != 0 and "RuntimeError: boom" in done.stderr
-
-
-STEP = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
-HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-
-
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
-        ({**STEP, **HYDRA}, ("mpiexec", 3, 4, 1)),  # mpiexec typed into an interactive srun --pty bash
-        ({**STEP, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", **HYDRA}, ("mpiexec", 3, 4, 1)),
-        ({**STEP, "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", **HYDRA}, ("srun", 3, 4, 0)),  # srun --mpi=pmi2
-    ],
-)
-def test_mpiexec_inside_a_slurm_step_is_not_mistaken_for_single_ranks(env, expected):
-    found = find_launch(env)
-    assert (found.launcher, found.rank, found.size, found.local_rank) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -15,13 +14,11 @@ import pytest
 import torch
 
 from aiscale import checkpoint
-from aiscale.checkpoint import integrity
 from aiscale.config import Run
 from aiscale.distributed import connect
 from aiscale.parallel import build
 from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
-from aiscale.verify import rungs
 from aiscale.verify.ladder import Jobs
 from ranks import before_each_step, run_ranks, without_greetings
 
@@ -66,8 +63,7 @@ def trained(tmp_path_factory):
             shutil.rmtree(folder / "tiny/checkpoints/step_00000004")
         return folder, *found
 
-    with pytest.MonkeyPatch.context() as patch, Jobs() as jobs:
-        patch.setattr(rungs, "PYTHON", (sys.executable, str(Path(__file__).with_name("recording.py"))))
+    with Jobs() as jobs:
         yield losses
 
 
@@ -75,26 +71,6 @@ def trained(tmp_path_factory):
 def test_a_run_resumed_from_a_background_checkpoint_equals_an_uninterrupted_one(strategy, trained):
     _, first, again = trained(strategy)
     assert first == again and [step for step, _ in first] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("strategy", IN_TIERS)
-def test_every_file_is_flushed_by_its_rank_before_the_checkpoint_gets_its_name(strategy, trained):
-    folder = trained(strategy)[0] / "tiny"
-    events = [json.loads(line) for line in (folder / "flushed.jsonl").read_text().splitlines()]
-    names = integrity.files(folder / "checkpoints/step_00000002")
-    writers = {name: int(found[1]) if (found := re.search(r"(?:__|rank_)(\d+)", name)) else 0 for name in names}
-    assert set(writers.values()) == set(range(1 if strategy == "serial" else 2)) and checkpoint.NOTE in names
-    named = [(i, Path(path)) for i, (_, what, path) in enumerate(events) if what == "named"]
-    named = [(i, path) for i, path in named if path.name.startswith("step_")]
-    assert [path.name[-1] for _, path in named] == ["2", "4", "4"]  # in the background, and blocking
-    begun = 0
-    for i, path in named:
-        partial = path.with_name(f".{path.name}.partial")
-        flushed = [(rank, where) for rank, what, where in events[begun:i] if what == "flushed"]
-        for name, rank in writers.items():
-            assert (rank, str(partial / name)) in flushed and (0, str((partial / name).parent)) in flushed, (path, name)
-        assert [0, "flushed", str(path.parent)] in events[i:]
-        begun = i
 
 
 @pytest.fixture
