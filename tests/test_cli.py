@@ -23,22 +23,17 @@ TINY = ["--quiet", "--set", "model.n_layer=1", "--set", "loop.device=cpu"]
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """Files and folders of which a part is missing."""
-    from aiscale.data.prepare import prepare_corpus
     from aiscale.recipes import recipe
     from aiscale.train import fit
 
     base = tmp_path_factory.mktemp("places")
-    at = {name: base / name for name in ("file", "half", "run", "damaged", "text", "cut")}
+    at = {name: base / name for name in ("file", "half", "run", "damaged")}
     at["file"].write_text("a file where a folder is wanted")
     at["half"].mkdir()
-    at["text"].mkdir()
-    (at["text"] / "a.txt").write_text("a few words " * 200)
     tiny = recipe("laptop").override("model.n_layer=1", "loop.steps=2", "loop.eval_batches=1", "loop.device=cpu")
     fit(tiny.override("name=run"), runs_dir=base, progress=False)
     shutil.copytree(at["run"], at["damaged"])
     _cut(next((at["damaged"] / "checkpoints/step_00000002").glob("*.distcp")))
-    prepare_corpus(at["text"], at["cut"], tokenizer="byte", progress=False)
-    _cut(at["cut"] / "00000.tokens")
     (at["half"] / "run.json").write_text((at["run"] / "run.json").read_text()[:500])
     (at["half"] / "half.ipynb").write_text('{"cells": [')
     return at
@@ -55,7 +50,6 @@ def _cut(file: Path) -> None:
         ("train --runs-dir {file}/runs", r"runs/laptop cannot be written \(Not a directory\): name another"),
         ("train --config {folder}/none.json", r"--config .*none.json cannot be read as JSON: .*No such file"),
         ("generate {half}", r"half is not a run folder: it has no readable run.json"),
-        ("data show {cut}", r"shard .*00000.tokens is truncated: .* bytes, the file has \d+: delete its folder and"),
         ("export {damaged} {folder}/mine", r"step_00000002 is damaged \(.*\): delete it to use the one before"),
         ("evaluate {folder}", r"is neither a run folder \(run.json\) nor a Hugging Face folder \(config.json\)"),
         ("launchers --site frontir", r"unknown site 'frontir': did you mean frontier\?"),

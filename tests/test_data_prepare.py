@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from aiscale import cli
-from aiscale.config import ConfigError, DataConfig
-from aiscale.data import open_corpus, prepare_corpus, toy_text
-from aiscale.data import prepare as prepare_module
+from aiscale.config import DataConfig
+from aiscale.data import open_corpus, prepare_corpus
 
 DOCUMENTS = ["First document.\nTwo lines of it.", "Second: été.", "Third, the last one."]
 
@@ -62,54 +61,15 @@ def test_documents_in_bpe_are_divided_by_its_own_token(tmp_path, datasets):
     assert text_of(tmp_path / "out", "bpe") == "<|endoftext|>".join(DOCUMENTS)
 
 
-def test_the_same_command_resumes_after_an_interruption_and_does_nothing_when_done(tmp_path, monkeypatch):
-    from aiscale.data import shards
-
-    monkeypatch.setattr(shards, "BLOCK_CHARS", 10_000)
-    (tmp_path / "toy.txt").write_text(toy_text())
-    out = tmp_path / "out"
-
-    def prepare():
-        return prepare_corpus(
-            tmp_path / "toy.txt", out, tokenizer="bpe", bpe_vocab_size=400, shard_tokens=20_000, progress=False
-        )
-
-    class Interrupted(prepare_module.tqdm):
-        def update(self, text_bytes):
-            if text_bytes > 200_000:
-                raise KeyboardInterrupt
-
-    with monkeypatch.context() as interrupting:
-        interrupting.setattr(prepare_module, "tqdm", Interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare()
-    with pytest.raises(
-        ConfigError, match="was begun with a bpe tokenizer, not char: choose another --out or delete it"
-    ):
-        prepare_corpus(tmp_path / "toy.txt", out, tokenizer="char", progress=False)
-    monkeypatch.setattr(prepare_module, "learn", None)  # the vocabulary was learnt in the first run
-    kept = {file: file.stat().st_mtime_ns for file in out.glob("*.tokens")}
-    assert len(kept) >= 2
-    manifest = prepare()
-    assert all(file.stat().st_mtime_ns == time for file, time in kept.items())
-    assert text_of(out, "bpe") == toy_text() and len(manifest.shards) > len(kept)
-    assert prepare() == manifest
-
-
-def test_the_command_prints_its_result_and_shows_it_again(tmp_path, capsys, monkeypatch):
+def test_the_command_prints_how_to_train_on_what_it_made(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("a b a b")
-    assert cli.main(["data", "prepare", "words.txt", "--tokenizer", "word", "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["tokens"] == 4 and "learning the word vocabulary" in said.err
-    assert cli.main(["data", "show", "corpora/words"]) == 0
-    assert (
-        capsys.readouterr().out == "corpora/words: 4 tokens of a vocabulary of 3, from 7 bytes of text, in 1 shards\n"
-    )
-    assert cli.main(["data", "prepare", "words.txt", "--tokenizer", "word"]) == 0
-    train = capsys.readouterr().out.splitlines()[-1].split()
-    assert train[:2] == ["aiscale", "train"] and cli.main([*train[1:], "--show"]) == 0
+    command = ["data", "prepare", "words.txt", "--tokenizer", "word"]
+    assert cli.main(command) == 0
+    first, train = capsys.readouterr().out.splitlines()
+    assert first == "corpora/words: 4 tokens of a vocabulary of 3, from 7 bytes of text, in 1 shards"
+    assert cli.main([*train.split()[1:], "--show"]) == 0
     run = json.loads(capsys.readouterr().out)
     assert (run["data"]["corpus"], run["data"]["tokenizer"], run["model"]["vocab_size"]) == ("corpora/words", "word", 3)
-    assert cli.main(["data", "prepare", "nowhere.txt"]) == 2
-    assert capsys.readouterr().err.startswith("aiscale: corpus 'nowhere.txt' does not exist")
+    assert cli.main(command) == 2
+    assert "already holds a corpus: choose another --out, or delete it" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiscale import cli
 from aiscale.lesson import check, exercises, progress, workbooks
 from aiscale.lesson.comparing import Wrong, same, same_on_ranks
 from aiscale.lesson.grading import exercise
@@ -229,28 +228,6 @@ def test_a_grader_that_accepts_a_wrong_answer_fails_the_check(workshop):
     rows = {row["answer"]: row for row in json.loads(done.stdout)["answers"]}
     assert done.returncode == 1, done.stderr
     assert {name for name, row in rows.items() if not row["ok"]} == {"minus"} and rows["stub"]["state"] == "empty"
-
-
-def test_cards_become_a_table_of_the_class(tmp_path, capsys):
-    def card(who: str, **states: str) -> None:
-        entries = {
-            f"09.{id[1:]}": {"title": "T", "state": state, "tries": 2, "hints": 1, "minutes": 5, "taken": 4.0}
-            for id, state in states.items()
-        }
-        (tmp_path / who).write_text(json.dumps({"version": 1, "lessons": {"09_twice": {"exercises": entries}}}))
-
-    card("anna.json", e1="right", e2="wrong"), card("ben.json", e1="right")
-    assert cli.main(["exercises", "--collect", str(tmp_path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["exercises"]["09.1"] | {"title": ""} == {
-        **{"title": "", "tried": 2, "done": 2, "tries": 2, "hints": 1, "minutes": 4.0, "planned": 5}
-    }
-    assert found["done"] == {"anna": 1, "ben": 1}
-    assert cli.main(["exercises", "--collect", str(tmp_path)]) == 0
-    assert "2 participants" in (shown := capsys.readouterr().out) and "  1 ██ 2" in shown
-    (tmp_path / "eve.json").write_text("[1]")
-    assert cli.main(["exercises", "--collect", str(tmp_path)]) == 2
-    assert "eve.json is not a card" in capsys.readouterr().err
 
 
 # all of them, on real ranks -------------------------------------------------------------------------------------------

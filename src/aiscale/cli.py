@@ -327,7 +327,7 @@ _DELEGATED = {
         "aiscale.plan.command",
     ),
     "exercises": (
-        "make the exercises' notebooks, try their graders, grade an answer, collect a class's cards",
+        "make the exercises' notebooks, try their graders, grade an answer",
         "aiscale exercises --check 03",
         "aiscale.lesson.exercise_command",
     ),

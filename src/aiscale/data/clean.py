@@ -16,27 +16,19 @@ The steps, each by a published rule:
     tokens       BPE learnt from an even sample, then shards in `data/shards.py`'s format: one folder for all, and one
                  for each domain; documents in an order drawn at random, which is always the same
 
-Processes share the parts (PART_BYTES of JSON lines; other files and packages are not divided) and write what they
-find; after an interruption the same call goes on with the parts that are missing, and ends with the same bytes. What is
-in memory does not grow with the corpus: the keys of a part's documents, a slice of SLICE keys while duplicates are
-sought, a block of text while it is tokenized; the one exception is a byte a document.
+In memory are the band keys of the documents, some 300 bytes each, and a block of text while it is tokenized.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import multiprocessing
-import os
 import re
 import unicodedata
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,58 +36,35 @@ from tqdm import tqdm
 
 from aiscale.config import ConfigError, require_writable
 from aiscale.data import science
-from aiscale.data.corpus import find_files, identity
-from aiscale.data.filters import BANDS, NGRAM, band_keys, ngrams, why_dropped
+from aiscale.data.corpus import find_files
+from aiscale.data.filters import NGRAM, band_keys, ngrams, why_dropped
 from aiscale.data.formats import records_of
 from aiscale.data.order import permute
-from aiscale.data.shards import MANIFEST, TOKENIZER, Text, read_manifest, replacing, write_atomically, write_corpus
-from aiscale.data.tokenizers import Tokenizer, learn
-from aiscale.processes import die_with
+from aiscale.data.shards import TOKENIZER, Text, replacing, write_atomically, write_corpus
+from aiscale.data.tokenizers import learn
 
-PART_BYTES = 2**24
 CUT_CHARS = 2**15  #: a text file is cut at empty lines into documents of about this size
 LEARN_CHARS = 2**25  #: BPE is learnt from a sample of this size
-SLICE = 2**21  #: of a band about so many keys are sorted at a time, 64 bytes each
-PLAN, KEPT, REPORT, AGAINST = "plan.json", "kept.rows", "report.json", "against.npy"
-_ROW = np.dtype([("offset", "<u8")] + [(name, "<u4") for name in ("part", "length", "bytes", "domain", "source")])
-
-Piece = tuple[str, int, int]  #: of a file: name, first byte, byte after the last; a package has "package:" before it
+DOCUMENTS, PLACES, REPORT = "documents.jsonl", "kept.npy", "report.json"
 
 
-def _plan(sources: Sequence[str]) -> tuple[str, list[list[Piece]]]:
-    """(identity, parts of about PART_BYTES): JSON lines are divided, other files are not."""
+def _documents(sources: Sequence[str], field: str) -> Iterator[dict[str, str]]:
     if list(sources) == ["science"]:
         sources = [f"package:{package}" for package in science.installed()]
-    if all(source.startswith("package:") for source in sources):
-        packages = [source.removeprefix("package:") for source in sources]
-        if missing := [package for package in packages if not science.is_installed(package)]:
-            raise ConfigError(f"package:{missing[0]} is not installed: install it, or name other packages")
-        about = [(package, science.about(package)) for package in packages]
-        return repr(about), [[(f"package:{package}", 0, 0)] for package in packages]
-    files, parts, size = [file for source in sources for file in find_files(source)], [[]], 0
-    for file in files:
-        n = file.stat().st_size
-        step = PART_BYTES if file.suffix == ".jsonl" else max(n, 1)
-        for start in range(0, n, step):
-            if size >= PART_BYTES:
-                parts, size = [*parts, []], 0
-            parts[-1].append((str(file), start, min(start + step, n)))
-            size += min(step, n - start)
-    return identity(files), parts
+    for source in sources:
+        if source.startswith("package:"):
+            yield from science.package_documents(source.removeprefix("package:"))
+        else:
+            for file in find_files(source):
+                yield from _in_file(file, field)
 
 
-def _documents(piece: Piece, field: str) -> Iterator[dict[str, str]]:
-    name, start, stop = piece
-    if name.startswith("package:"):
-        yield from science.package_documents(name.removeprefix("package:"))
-        return
-    file = Path(name)
-    domain = file.parent.name
-    records = records_of(file, field, start, stop)
+def _in_file(file: Path, field: str) -> Iterator[dict[str, str]]:
+    records = records_of(file, field)
     for number, row in enumerate(({field: text} for text in _cut(file)) if records is None else records):
         yield {
-            "id": str(row.get("id", f"{file.name}:{start}:{number}")),
-            "domain": re.sub(r"\W+", "_", str(row.get("domain", domain))),  # it names a folder
+            "id": str(row.get("id", f"{file.name}:{number}")),
+            "domain": re.sub(r"\W+", "_", str(row.get("domain", file.parent.name))),  # it names a folder
             "source": str(row.get("source", file.name)),
             "text": row[field],
         }
@@ -113,78 +82,15 @@ def _cut(file: Path) -> Iterator[str]:
     yield "".join(held)
 
 
-def _clean_part(part: tuple[int, list[Piece]], folder: Path, field: str) -> None:
-    """Filter a part; writes its documents, their band keys and, last, its counts."""
-    (number, pieces), against, counts = part, np.load(folder / AGAINST), Counter()
-    rows, keys, offset = [], [], 0
-    with replacing(folder / f"{number:05d}.jsonl") as lines:
-        for document in (document for piece in pieces for document in _documents(piece, field)):
-            text = unicodedata.normalize("NFC", document["text"]).replace("\r\n", "\n").strip()
-            reason = why_dropped(text)
-            if not reason and len(against):
-                grams = ngrams(text, NGRAM)
-                places = np.minimum(np.searchsorted(against, grams), len(against) - 1)
-                reason = "in a test set" if (against[places] == grams).any() else ""
-            where, n_bytes = (document["domain"], document["source"]), len(text.encode())
-            counts[(*where, reason, "documents")] += 1
-            counts[(*where, reason, "bytes")] += n_bytes
-            if not reason:
-                line = json.dumps({**document, "text": text}, ensure_ascii=False).encode() + b"\n"
-                rows.append((offset, number, len(line), n_bytes, *(zlib.crc32(name.encode()) for name in where)))
-                offset += lines.write(line)
-                keys.append(band_keys(text))
-    _write(folder / f"{number:05d}.rows.npy", np.array(rows, _ROW))
-    _write(folder / f"{number:05d}.keys.npy", np.array(keys, np.uint64).reshape(-1, BANDS).T.copy())
-    write_atomically(folder / f"{number:05d}.json", json.dumps([[*key, n] for key, n in counts.items()]).encode())
-
-
-def _shared(work: Callable, jobs: Sequence, processes: int) -> Iterator[None]:
-    """work(job) for each job, by so many processes."""
-    if processes == 1 or len(jobs) < 2:
-        yield from map(work, jobs)
-        return
-    spawn = multiprocessing.get_context("spawn")  # a forked child would share torch's threads
-    with ProcessPoolExecutor(processes, spawn, die_with, (os.getpid(),)) as pool:
-        yield from pool.map(work, jobs)
-
-
-def _again(folder: Path, sizes: list[int]) -> np.ndarray:
-    """Whether each document of the parts, `sizes` many in each, shares a band's key with an earlier one."""
-    again, n_slices = np.zeros(sum(sizes), dtype=bool), np.uint64(1 + sum(sizes) // SLICE)
-    for band, number in product(range(BANDS), np.arange(n_slices)):
-        columns, places, start = [], [], 0
-        for n, size in enumerate(sizes):
-            column = np.load(folder / f"{n:05d}.keys.npy", mmap_mode="r")[band]
-            inside = np.flatnonzero(column % n_slices == number)
-            columns.append(column[inside])
-            places.append(inside + start)
-            start += size
-        column, place = np.concatenate(columns), np.concatenate(places)
-        order = np.argsort(column, kind="stable")
-        again[place[order[1:][column[order[1:]] == column[order[:-1]]]]] = True
-    return again
-
-
-def _deduplicate(folder: Path, n_parts: int) -> Counter:
-    """Writes the rows of the documents that stay; counts them by domain and by source, and the duplicates."""
-    parts = [folder / f"{n:05d}.rows.npy" for n in range(n_parts)]
-    again, counts, start = _again(folder, [len(np.load(part, mmap_mode="r")) for part in parts]), Counter(), 0
-    with replacing(folder / KEPT) as stream:
-        for part in parts:
-            rows = np.load(part)
-            gone = again[start : start + len(rows)]
-            start += len(rows)
-            stays = rows[~gone]
-            stream.write(stays.tobytes())
-            counts["again", 0, "documents"] += int(gone.sum())
-            counts["again", 0, "bytes"] += int(rows["bytes"][gone].sum())
-            for kind in ("domain", "source"):
-                names, group = np.unique(stays[kind], return_inverse=True)
-                sizes = np.bincount(group).tolist(), np.bincount(group, stays["bytes"]).tolist()
-                for name, n_documents, n_bytes in zip(names.tolist(), *sizes, strict=True):
-                    counts[kind, name, "documents"] += n_documents
-                    counts[kind, name, "bytes"] += int(n_bytes)
-    return counts
+def _examined(document: dict[str, str], against: np.ndarray) -> tuple[dict[str, str], str, np.ndarray | None]:
+    """(the document with its text put into one form, the rule it breaks or "", its band keys)."""
+    text = unicodedata.normalize("NFC", document["text"]).replace("\r\n", "\n").strip()
+    reason = why_dropped(text)
+    if not reason and len(against):
+        grams = ngrams(text, NGRAM)
+        places = np.minimum(np.searchsorted(against, grams), len(against) - 1)
+        reason = "in a test set" if (against[places] == grams).any() else ""
+    return {**document, "text": text}, reason, None if reason else band_keys(text)
 
 
 def clean_corpus(
@@ -195,7 +101,6 @@ def clean_corpus(
     bpe_vocab_size: int = 8192,
     field: str = "text",
     processes: int = 1,
-    shard_tokens: int = 2**24,
     progress: bool = True,
 ) -> dict:
     """Clean `sources` (science, or files and folders) into `out`; returns the report, which is also OUT/report.json.
@@ -204,110 +109,99 @@ def clean_corpus(
     record's domain is its field of that name, or the folder it lies in. Raises ConfigError with one line.
     """
     sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
-    for option, number in (("--processes", processes), ("--shard-tokens", shard_tokens)):
-        if number < 1:
-            raise ConfigError(f"{option} is {number}: it must be at least 1")
+    if processes < 1:
+        raise ConfigError(f"--processes is {processes}: it must be at least 1")
     folder, texts = Path(out), list(against)
-    source, parts = _plan(sources)
-    plan = {"source": source, "field": field, "bpe": bpe_vocab_size, "shard": shard_tokens}
-    plan["layout"] = 3  # of the files between, and of the rules
+    require_writable(folder, "--out")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: choose another --out, or delete it")
     grams = np.unique(np.concatenate([np.empty(0, np.uint64), *(ngrams(text, NGRAM) for text in texts)]))
-    plan["against"] = hashlib.sha256(grams.tobytes()).hexdigest()
-    if _begin(folder, plan, grams):
-        return json.loads((folder / REPORT).read_text())
-    todo = [n for n in range(len(parts)) if not (folder / f"{n:05d}.json").exists()]
-    work = partial(_clean_part, folder=folder, field=field)
-    with tqdm(total=len(parts), initial=len(parts) - len(todo), desc="clean", unit="part", disable=not progress) as bar:
-        for _ in _shared(work, [(n, parts[n]) for n in todo], processes):
-            bar.update()
-    report = _report(folder, len(parts), _deduplicate(folder, len(parts)))
+    report = {"read": Counter(), "kept": Counter(), "dropped": {}, "domains": {}, "sources": {}}
+    documents, examine = _documents(sources, field), partial(_examined, against=grams)
+    with tqdm(desc="clean", unit="document", disable=not progress) as bar:
+        if processes == 1:
+            _filter(map(examine, documents), folder, report, bar)
+        else:  # a forked child would share torch's threads
+            with multiprocessing.get_context("spawn").Pool(processes) as pool:
+                _filter(pool.imap(examine, documents, chunksize=64), folder, report, bar)
     if not report["kept"]["documents"]:
-        raise ConfigError(f"no document of {', '.join(sources)} is left: see the counts in {folder}/00000.json")
+        raise ConfigError(f"no document of {', '.join(sources)} is left: {describe(report)}")
     report |= {"test_texts": len(texts), "test_ngrams": len(grams)}
-    for package in report["sources"] if parts[0][0][0].startswith("package:") else ():
-        report["sources"][package] |= science.about(package)
-    _tokenize(folder, report, bpe_vocab_size, shard_tokens, processes, progress)
+    _tokenize(folder, report, bpe_vocab_size, progress)
     write_atomically(folder / REPORT, json.dumps(report, indent=1).encode())
     return report
 
 
-def _begin(folder: Path, plan: dict, grams: np.ndarray) -> bool:
-    """Whether the folder is finished; raises ConfigError if it was begun with another plan."""
-    text = json.dumps(plan, sort_keys=True)
-    require_writable(folder, "--out")
-    folder.mkdir(parents=True, exist_ok=True)
-    if (folder / PLAN).exists() and (folder / PLAN).read_text() != text:
-        raise ConfigError(f"{folder} was begun with other texts or sizes: choose another --out, or delete it")
-    for unfinished in folder.rglob(".*.*.*.????????"):  # what a killed process was writing
-        unfinished.unlink()
-    if not (folder / PLAN).exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty and was not made by this command: choose another --out")
-    write_atomically(folder / PLAN, text.encode())
-    _write(folder / AGAINST, grams)
-    return (folder / REPORT).exists()
-
-
-def _write(file: Path, array: np.ndarray) -> None:
-    with replacing(file) as stream:
-        np.save(stream, array)
-
-
-def kept(folder: str | Path, domain: str = "") -> Iterator[dict[str, str]]:
-    """The documents that stayed, of one domain or all, in an order drawn at random: id, domain, source, text."""
-    folder, rows = Path(folder), np.memmap(Path(folder) / KEPT, _ROW, "r")
-    open_part = lru_cache(maxsize=256)(lambda part: open(folder / f"{part:05d}.jsonl", "rb"))
-    for start in range(0, len(rows), 2**16):
-        some = rows[permute(np.arange(start, min(start + 2**16, len(rows))), len(rows), 0, 0)]
-        chosen = some[some["domain"] == zlib.crc32(domain.encode())] if domain else some
-        for offset, part, length, *_ in chosen.tolist():
-            stream = open_part(part)
-            stream.seek(offset)
-            yield json.loads(stream.read(length))
-
-
-def _tokenize(folder: Path, report: dict, vocab_size: int, shard_tokens: int, processes: int, progress: bool) -> None:
-    """BPE from every k-th document, then the shards of all and of each domain; their tokens go into the report."""
-    file, every = folder / TOKENIZER, math.ceil(report["kept"]["bytes"] / LEARN_CHARS)
-    if not file.exists():
-        sample = (d["text"] + "\n" for number, d in enumerate(kept(folder)) if number % every == 0)
-        write_atomically(file, learn("bpe", sample, bpe_vocab_size=vocab_size).to_json().encode())
-    names = [name for name, facts in report["domains"].items() if facts["documents"] and name != "all"]
-    facts = {"all": report["kept"], **{name: report["domains"][name] for name in names if len(names) > 1}}
-    jobs = [(row, name, facts[name]["bytes"]) for row, name in enumerate(facts)]
-    for _ in _shared(partial(_write_shards, folder, shard_tokens, progress), jobs, processes):
-        pass
-    for name in facts:
-        facts[name]["tokens"] = read_manifest(folder / name).tokens
-
-
-def _write_shards(folder: Path, shard_tokens: int, progress: bool, job: tuple[int, str, int]) -> None:
-    row, name, n_bytes = job
-    if (folder / name / MANIFEST).exists():
-        return
-    tokenizer = Tokenizer.from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
-    domain, key = "" if name == "all" else name, hashlib.sha256((folder / PLAN).read_bytes()).hexdigest()
-    text = Text(name, key, lambda: (document["text"] + tokenizer.separator for document in kept(folder, domain)))
-    with tqdm(desc=name, total=n_bytes, unit="B", unit_scale=True, position=row, disable=not progress) as bar:
-        write_corpus(text, tokenizer, folder / name, shard_tokens=shard_tokens, report=lambda n: bar.update(n - bar.n))
-
-
-def _report(folder: Path, n_parts: int, stayed: Counter) -> dict:
-    """What was read, what stayed, and what each rule dropped: documents and bytes, by domain and by source."""
-    report: dict = {"read": Counter(), "kept": {}, "dropped": {}, "domains": {}, "sources": {}}
-    for n in range(n_parts):
-        for domain, source, reason, unit, count in json.loads((folder / f"{n:05d}.json").read_text()):
-            report["read"][unit] += count
-            for kind, name in (("domains", domain), ("sources", source)):
-                report[kind].setdefault(name, {"read_bytes": 0})["read_bytes"] += count * (unit == "bytes")
+def _filter(examined: Iterable, folder: Path, report: dict, bar: tqdm) -> None:
+    """Write the documents that break no rule, and the places of those that no earlier one is similar to; count what
+    was read, what stays, and what each rule drops. Similar: a band's key in common."""
+    rows, keys = [], []
+    with replacing(folder / DOCUMENTS) as lines:
+        for document, reason, bands in examined:
+            size = {"documents": 1, "bytes": len(document["text"].encode())}
+            report["read"].update(size)
+            for kind in ("domain", "source"):
+                empty = Counter(read_bytes=0, documents=0, bytes=0)
+                report[f"{kind}s"].setdefault(document[kind], empty)["read_bytes"] += size["bytes"]
             if reason:
-                report["dropped"].setdefault(reason, Counter())[unit] += count
-    units = ("documents", "bytes")
-    report["dropped"]["near duplicate"] = {unit: stayed["again", 0, unit] for unit in units}
-    for kind in ("domains", "sources"):
-        for name, facts in report[kind].items():
-            facts |= {unit: stayed[kind[:-1], zlib.crc32(name.encode()), unit] for unit in units}
-    report["kept"] = {unit: sum(facts[unit] for facts in report["domains"].values()) for unit in units}
-    return report
+                report["dropped"].setdefault(reason, Counter()).update(size)
+            else:
+                rows.append((lines.tell(), document["domain"], document["source"], size))
+                keys.append(bands)
+                lines.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
+            bar.update()
+    again = np.zeros(len(rows), dtype=bool)
+    for column in np.array(keys, np.uint64).reshape(len(rows), -1).T:
+        order = np.argsort(column, kind="stable")
+        again[order[1:][column[order[1:]] == column[order[:-1]]]] = True
+    places, duplicates = [], report["dropped"].setdefault("near duplicate", Counter(documents=0, bytes=0))
+    for (offset, domain, source, size), drop in zip(rows, again.tolist(), strict=True):
+        groups = (report["kept"], report["domains"][domain], report["sources"][source])
+        for group in (duplicates,) if drop else groups:
+            group.update(size)
+        if not drop:
+            places.append((offset, list(report["domains"]).index(domain)))
+    with replacing(folder / PLACES) as stream:
+        np.save(stream, np.array(places, np.int64).reshape(-1, 2))
+
+
+def kept(folder: str | Path, domain: int | None = None) -> Iterator[dict[str, str]]:
+    """The documents that stayed, of one domain (its place among the report's) or all, in an order drawn at random: id,
+    domain, source, text."""
+    places = np.load(Path(folder) / PLACES)
+    places = places[permute(np.arange(len(places)), len(places), 0, 0)]
+    with open(Path(folder) / DOCUMENTS, "rb") as lines:
+        for offset in places[places[:, 1] == domain, 0] if domain is not None else places[:, 0]:
+            lines.seek(offset)
+            yield json.loads(lines.readline())
+
+
+def _tokenize(folder: Path, report: dict, vocab_size: int, progress: bool) -> None:
+    """BPE from every k-th document, then the shards of all and of each domain; their tokens go into the report."""
+    every = math.ceil(report["kept"]["bytes"] / LEARN_CHARS)
+    sample = (d["text"] + "\n" for number, d in enumerate(kept(folder)) if number % every == 0)
+    tokenizer = learn("bpe", sample, bpe_vocab_size=vocab_size)
+    write_atomically(folder / TOKENIZER, tokenizer.to_json().encode())
+    domains = [
+        (name, facts, number)
+        for number, (name, facts) in enumerate(report["domains"].items())
+        if facts["documents"] and name != "all"
+    ]
+    for name, facts, number in [("all", report["kept"], None), *(domains if len(domains) > 1 else [])]:
+        pieces = partial(_texts, folder, number, tokenizer.separator)
+        with tqdm(desc=name, total=facts["bytes"], unit="B", unit_scale=True, disable=not progress) as bar:
+            written = write_corpus(
+                Text(name, str(folder), pieces),
+                tokenizer,
+                folder / name,
+                report=lambda n, bar=bar: bar.update(n - bar.n),
+            )
+        facts["tokens"] = written.tokens
+
+
+def _texts(folder: Path, domain: int | None, separator: str) -> Iterator[str]:
+    return (document["text"] + separator for document in kept(folder, domain))
 
 
 def describe(report: dict) -> str:

@@ -12,7 +12,6 @@ file need fit in memory; a text file is one document, in pieces, and need not ei
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -31,13 +30,12 @@ def documents_of(file: Path, field: str) -> Iterator[Document]:
     yield from [read_files([file])] if records is None else ([record[field]] for record in records)
 
 
-def records_of(file: Path, field: str, start: int = 0, stop: float = math.inf) -> Iterator[dict] | None:
-    """The records of a file, each with a text in `field`; None: it is plain text. Of JSON lines those that begin in
-    bytes [start, stop), so that processes can share a file."""
+def records_of(file: Path, field: str) -> Iterator[dict] | None:
+    """The records of a file, each with a text in `field`; None: it is plain text."""
     suffixes = [suffix for suffix in file.suffixes if suffix not in PACKED]
     builder = BUILDERS.get(suffixes[-1]) if suffixes else None
     if file.suffix == ".jsonl":
-        rows = _lines(file, start, stop)
+        rows = _lines(file)
     elif builder:
         rows = load_rows(str(file), path=builder, data_files=str(file), streaming=True)
     elif file.suffix in PACKED:
@@ -48,12 +46,9 @@ def records_of(file: Path, field: str, start: int = 0, stop: float = math.inf) -
     return with_text(rows, str(file), field)
 
 
-def _lines(file: Path, start: int, stop: float) -> Iterator[dict]:
+def _lines(file: Path) -> Iterator[dict]:
     with open(file, "rb") as stream:
-        if start:
-            stream.seek(start - 1)
-            stream.readline()
-        while stream.tell() < stop and (line := stream.readline()):
+        for line in stream:
             if line.strip():
                 try:
                     yield json.loads(line)

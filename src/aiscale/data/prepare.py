@@ -7,9 +7,8 @@
 
     prepare_corpus(["a.jsonl", "b.parquet"], "corpora/mine", tokenizer="bpe", bpe_vocab_size=8192)
 
-The text is streamed (`data/formats.py`), so that neither it nor its tokens need to fit in memory; after an interruption
-the same command continues after the last finished shard. Documents are joined by the tokenizer's separator:
-`<|endoftext|>` for bpe, an empty line for the others.
+The text is streamed (`data/formats.py`), so that neither it nor its tokens need to fit in memory. Documents are joined
+by the tokenizer's separator: `<|endoftext|>` for bpe, an empty line for the others.
 
 The well-known corpora need a network and the library `datasets` (`pip install 'aiscale[data]'`). Their addresses come
 from their publishers and are not tested; reading local files in the same formats is.
@@ -24,7 +23,6 @@ import shlex
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from tqdm import tqdm
@@ -34,17 +32,7 @@ from aiscale.data.clean import clean_corpus, describe
 from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, cache_root, find_files, find_text, identity
 from aiscale.data.filters import texts_in
 from aiscale.data.formats import Document, documents_of, first_line, load_rows, with_text
-from aiscale.data.shards import (
-    MANIFEST,
-    PROGRESS,
-    SHARD_TOKENS,
-    Manifest,
-    read_corpus,
-    read_manifest,
-    read_tokenizer,
-    write_atomically,
-    write_corpus,
-)
+from aiscale.data.shards import MANIFEST, Manifest, read_tokenizer, write_atomically, write_corpus
 from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 
 #: Arguments of datasets.load_dataset for the well-known corpora.
@@ -79,7 +67,6 @@ def prepare_corpus(
     tokenizer: str = "bpe",
     bpe_vocab_size: int = 8192,
     field: str = "text",
-    shard_tokens: int = SHARD_TOKENS,
     progress: bool = True,
 ) -> Manifest:
     """Tokenize `sources`, a name of HUB or paths, into the folder `out`, for DataConfig.corpus.
@@ -87,52 +74,19 @@ def prepare_corpus(
     tokenizer: byte, char, word, bpe, or the path of a tokenizer.json. field: the text's key in JSON or parquet records.
     Raises ConfigError with one line.
     """
-    if shard_tokens < 1:
-        raise ConfigError(f"--shard-tokens is {shard_tokens}: it must be at least 1")
     sources = [sources] if isinstance(sources, str | Path) else list(sources)
     name, source, documents = _open_sources([str(s) for s in sources], field)
     folder = Path(out) if out else Path("corpora") / name
     if (folder / MANIFEST).exists():
-        return _already(folder, source, tokenizer)
+        raise ConfigError(f"{folder} already holds a corpus: choose another --out, or delete it")
     require_writable(folder, "--out")
-    chosen = _tokenizer(folder, tokenizer, documents, bpe_vocab_size, progress)
+    pieces = _joined(documents(), END_OF_TEXT if tokenizer == "bpe" else Tokenizer.separator)
+    if tokenizer == "bpe":
+        pieces = _beginning(pieces, LEARN_CHARS)
+    chosen = learn(tokenizer, pieces, bpe_vocab_size=bpe_vocab_size)
     text = Text(name, source, lambda: _joined(documents(), chosen.separator))
     with tqdm(desc=f"prepare {name}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:
-        return write_corpus(
-            text, chosen, folder, shard_tokens=shard_tokens, report=lambda text_bytes: bar.update(text_bytes - bar.n)
-        )
-
-
-def _already(folder: Path, source: str, wanted: str) -> Manifest:
-    manifest, tokenizer = read_manifest(folder), read_tokenizer(folder)
-    if manifest.source != source or not _is(tokenizer, wanted):
-        raise ConfigError(
-            f"{folder} already holds corpus {manifest.name} in {tokenizer.kind} tokens, made from another text or with "
-            "another tokenizer: choose another --out, or delete it"
-        )
-    return manifest
-
-
-def _is(tokenizer: Tokenizer, wanted: str) -> bool:
-    file = Path(wanted)
-    return tokenizer.kind == wanted or (file.is_file() and learn(wanted, ()).sha256 == tokenizer.sha256)
-
-
-def _tokenizer(folder: Path, wanted: str, documents: Callable, bpe_vocab_size: int, progress: bool) -> Tokenizer:
-    """The tokenizer of an interrupted call, or a new one."""
-    if (folder / PROGRESS).exists():
-        tokenizer = read_tokenizer(folder)
-        if not _is(tokenizer, wanted):
-            raise ConfigError(
-                f"{folder} was begun with a {tokenizer.kind} tokenizer, not {wanted}: choose another --out or delete it"
-            )
-        return tokenizer
-    if progress and wanted in ("char", "word", "bpe"):
-        print(f"learning the {wanted} vocabulary ...", file=sys.stderr)
-    pieces = _joined(documents(), END_OF_TEXT if wanted == "bpe" else Tokenizer.separator)
-    if wanted == "bpe":
-        pieces = _beginning(pieces, LEARN_CHARS)
-    return learn(wanted, pieces, bpe_vocab_size=bpe_vocab_size)
+        return write_corpus(text, chosen, folder, report=lambda text_bytes: bar.update(text_bytes - bar.n))
 
 
 def _beginning(pieces: Iterator[str], n_chars: int) -> Iterator[str]:
@@ -185,99 +139,39 @@ def _fetch(url: str) -> Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    prepare = actions.add_parser(
-        "prepare",
-        help="tokenize text once, into memory-mapped shards",
-        description="Tokenize text once, into memory-mapped shards. After an interruption, run the same command again.",
-        epilog="example:\n  aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    prepare.add_argument(
-        "source",
-        nargs="+",
-        help=f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, or science: the "
-        "documentation of the scientific packages that are installed",
-    )
-    prepare.add_argument("--out", metavar="DIR", help="the folder for the shards (default: corpora/NAME)")
-    prepare.add_argument(
-        "--tokenizer", default="bpe", metavar="KIND", help="byte, char, word, bpe, or a tokenizer.json (default: bpe)"
-    )
-    prepare.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help="vocabulary of a bpe tokenizer (default: 50257 for openwebtext and oscar, else 8192)",
-    )
-    prepare.add_argument(
-        "--field", default="text", help="the key of the text in a JSON or parquet record (default: text)"
-    )
-    prepare.add_argument(
-        "--shard-tokens", type=int, default=SHARD_TOKENS, metavar="N", help="approximate number of tokens in a shard"
-    )
-    prepare.add_argument("--clean", action="store_true", help="filter the documents and drop near duplicates first")
-    prepare.add_argument(
-        "--against", nargs="+", default=[], metavar="FILE", help="with --clean: drop what shares 13 words with them"
-    )
-    prepare.add_argument("--processes", type=int, default=1, metavar="N", help="with --clean: work on N parts at once")
-    prepare.add_argument("--quiet", action="store_true", help="show no progress")
-    show = actions.add_parser(
-        "show",
-        help="check the shards of a prepared corpus and print its size",
-        description="Check the shards of a prepared corpus and print its size.",
-        epilog="example:\n  aiscale data show corpora/mine",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    show.add_argument("folder")
-    for action in (prepare, show):
-        action.add_argument("--json", action="store_true", help="print the manifest as JSON")
+    example = "example:\n  aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192"
+    raw, about = argparse.RawDescriptionHelpFormatter, "tokenize text once, into memory-mapped shards"
+    prepare = actions.add_parser("prepare", help=about, description=about, epilog=example, formatter_class=raw)
+    add = prepare.add_argument
+    sources = f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, or science: "
+    add("source", nargs="+", help=f"{sources}the documentation of the scientific packages that are installed")
+    add("--out", metavar="DIR", help="the folder for the shards (default: corpora/NAME)")
+    add("--tokenizer", default="bpe", metavar="KIND", help="byte, char, word, bpe, or a tokenizer.json (default: bpe)")
+    size = "vocabulary of a bpe tokenizer (default: 50257 for openwebtext and oscar, else 8192)"
+    add("--vocab-size", type=int, metavar="N", help=size)
+    add("--field", default="text", help="the key of the text in a JSON or parquet record (default: text)")
+    add("--clean", action="store_true", help="filter the documents and drop near duplicates first")
+    add("--against", nargs="+", default=[], metavar="FILE", help="with --clean: drop what shares 13 words with them")
+    add("--processes", type=int, default=1, metavar="N", help="with --clean: filter with so many processes")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "show":
-        _, manifest, _ = read_corpus(Path(args.folder))
-        _print(manifest, args.folder, args.json)
-        return 0
+    size = args.vocab_size or (50257 if args.source[0] in ("openwebtext", "oscar") else 8192)
+    options = {"bpe_vocab_size": size, "field": args.field}
     if args.clean or args.source == ["science"]:
         folder = Path(args.out or f"corpora/{Path(args.source[0]).stem}")
-        report = clean_corpus(
-            args.source,
-            folder,
-            against=[text for file in args.against for text in texts_in(Path(file))],
-            bpe_vocab_size=args.vocab_size or 8192,
-            field=args.field,
-            processes=args.processes,
-            shard_tokens=args.shard_tokens,
-            progress=not args.quiet,
-        )
-        print(json.dumps(report, indent=2) if args.json else f"{describe(report)}\n{_train_line(folder / 'all')}")
-        return 0
-    manifest = prepare_corpus(
-        args.source,
-        args.out,
-        tokenizer=args.tokenizer,
-        bpe_vocab_size=args.vocab_size or (50257 if args.source[0] in ("openwebtext", "oscar") else 8192),
-        field=args.field,
-        shard_tokens=args.shard_tokens,
-        progress=not args.quiet,
-    )
-    folder = args.out or f"corpora/{manifest.name}"
-    _print(manifest, folder, args.json)
-    if not args.json:
-        print(_train_line(Path(folder)))
-    return 0
-
-
-def _train_line(folder: Path) -> str:
-    tokenizer = read_tokenizer(folder)
-    settings = f"data.corpus={folder}", f"data.tokenizer={tokenizer.kind}", f"model.vocab_size={tokenizer.vocab_size}"
-    return shlex.join(["aiscale", "train", *(word for setting in settings for word in ("--set", setting))])
-
-
-def _print(manifest: Manifest, folder: str, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"folder": str(folder), **asdict(manifest)}, indent=2))
+        against = [text for file in args.against for text in texts_in(Path(file))]
+        report = clean_corpus(args.source, folder, against=against, processes=args.processes, **options)
+        print(describe(report))
+        folder = folder / "all"
     else:
+        manifest = prepare_corpus(args.source, args.out, tokenizer=args.tokenizer, **options)
+        folder = Path(args.out or f"corpora/{manifest.name}")
         print(
             f"{folder}: {manifest.tokens:,} tokens of a vocabulary of {manifest.vocab_size:,}, from "
             f"{manifest.text_bytes:,} bytes of text, in {len(manifest.shards)} shards"
         )
+    tokenizer = read_tokenizer(folder)
+    settings = f"data.corpus={folder}", f"data.tokenizer={tokenizer.kind}", f"model.vocab_size={tokenizer.vocab_size}"
+    print(shlex.join(["aiscale", "train", *(word for setting in settings for word in ("--set", setting))]))
+    return 0

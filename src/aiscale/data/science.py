@@ -15,9 +15,9 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
-from functools import cache
-from importlib import metadata
 from pathlib import Path
+
+from aiscale.config import ConfigError
 
 #: Discipline -> packages. Those that are not installed are left out.
 DISCIPLINES = {
@@ -35,36 +35,20 @@ _TESTS = {"tests", "test", "testing"}
 
 def installed() -> list[str]:
     """The packages of DISCIPLINES that are installed here."""
-    return [package for packages in DISCIPLINES.values() for package in packages if is_installed(package)]
-
-
-def is_installed(package: str) -> bool:
-    return _root(package) is not None
+    return [package for packages in DISCIPLINES.values() for package in packages if _root(package)]
 
 
 def package_documents(package: str) -> Iterator[dict[str, str]]:
     """The docstrings of a package's modules, files in order of their names: id, domain, source, text."""
     root = _root(package)
+    if root is None:
+        raise ConfigError(f"package:{package} is not installed: install it, or name other packages")
     domain = next((name for name, packages in DISCIPLINES.items() if package in packages), package)
-    for file in sorted(root.rglob("*.py")) if root else ():
+    for file in sorted(root.rglob("*.py")):
         if _TESTS.isdisjoint(file.relative_to(root).parts):
             for line, text in _docstrings(file.read_text(encoding="utf-8", errors="replace")):
                 place = f"{package}/{file.relative_to(root).as_posix()}:{line}"
                 yield {"id": place, "domain": domain, "source": package, "text": text}
-
-
-def about(package: str) -> dict[str, str]:
-    """Version and licence of an installed package, as its own metadata give them."""
-    names = _distributions().get(package, [package])
-    facts = metadata.metadata(names[0])
-    licence = facts.get("License-Expression") or facts.get("License") or ""
-    if not licence or len(licence) > 60:  # some put the whole text there
-        classifiers = [line for line in facts.get_all("Classifier", []) if line.startswith("License ::")]
-        licence = classifiers[0].rpartition(":: ")[2] if classifiers else licence.strip().split("\n")[0]
-    return {"version": facts["Version"], "licence": licence or "not stated"}
-
-
-_distributions = cache(metadata.packages_distributions)  # reads the metadata of all that is installed
 
 
 def _root(package: str) -> Path | None:

@@ -1,9 +1,8 @@
-"""`aiscale exercises`: make the participants' notebooks, grade the graders, grade a notebook, collect a class's cards.
+"""`aiscale exercises`: make the participants' notebooks, grade the graders, grade a notebook.
 
     aiscale exercises                            # workshop/solutions -> workshop/exercises
     aiscale exercises --check 03                 # every solution passes, every stub and wrong answer is refused
     aiscale exercises --grade my/03_ddp.ipynb
-    aiscale exercises --collect cards/           # cards/anna.json, cards/ben.json, ...: progress/card.json of each
 
 Each answer is graded alone: in an empty namespace, after the set-up and the cells of its exercise only. A second
 `cluster.start` in a process reuses the ranks and empties their namespaces, so that an answer costs tenths of a second.
@@ -17,9 +16,7 @@ import argparse
 import gc
 import json
 import os
-import statistics
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--in-step", action="store_true", help="check that sources, graders and notebooks fit together")
     task.add_argument("--check", action="store_true", help="the same, and try every solution, stub and wrong answer")
     task.add_argument("--grade", metavar="NOTEBOOK", help="run a participant's notebook and say which exercises pass")
-    task.add_argument("--collect", metavar="FOLDER", help="the class's table, from progress/card.json of each member")
     add("--out", metavar="DIR", help="the folder to write notebooks to (default: workshop/exercises)")
     add("--seed", type=int, metavar="N", help="of the inputs that --check draws (default: a new one each time)")
     add("--json", action="store_true", help="print the result as JSON")
@@ -57,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
         read(args.grade)  # raises LessonError
         with Seat() as seat:
             return _report(list(grade(seat, Path(args.grade))), {}, args.json)
-    if args.collect:
-        return _collect(Path(args.collect), args.json)
     root, chosen = workshop(), lessons(args.names)
     if args.in_step or args.check:
         return _check(list(chosen), root, args)
@@ -190,54 +184,3 @@ def grade(seat: Seat, path: Path) -> Iterator[Row]:
         verdict = seat.graded(task, set_up, cells)
         done = verdict.state == "right"
         yield Row(id, task.title, done, verdict.state, verdict.text, round(verdict.seconds, 2), verdict.seed)
-
-
-# the class ----------------------------------------------------------------------------------------------------------
-
-
-def _collect(folder: Path, as_json: bool) -> int:
-    """For each exercise who has tried and done it, with medians; then how many participants have done how many."""
-    entries, done = defaultdict(list), Counter()
-    for who, lessons_of in _cards(folder).items():
-        done[who] = 0
-        for lesson in lessons_of.values():
-            for id, entry in lesson["exercises"].items():
-                entries[id].append(entry)
-                done[who] += entry["state"] == "right"
-    rows = {id: _row(entries[id]) for id in sorted(entries)}
-    if as_json:
-        print(json.dumps({"participants": len(done), "exercises": rows, "done": done}, indent=1))
-        return 0
-    table = Table("exercise", *list(next(iter(rows.values()), {}))[1:], box=None, pad_edge=False)
-    for id, row in rows.items():
-        title, *numbers = row.values()
-        table.add_row(f"{id} {title}", *map(str, numbers))
-    Console(markup=False, highlight=False).print(table)
-    print(f"\n{len(done)} participants; tries, hints and minutes are medians. Exercises done by each:")
-    for count, people in sorted(Counter(done.values()).items()):
-        print(f"{count:3} {'█' * people} {people}")
-    return 0
-
-
-def _row(entries: list[dict]) -> dict:
-    right = [entry for entry in entries if entry["state"] == "right"]
-    names = {"tries": "tries", "hints": "hints", "taken": "minutes"}
-    medians = {name: statistics.median(e.get(key, 0) for e in right) if right else "" for key, name in names.items()}
-    counts = {"title": entries[0]["title"], "tried": len(entries), "done": len(right)}
-    return {**counts, **medians, "planned": entries[0]["minutes"]}
-
-
-def _cards(folder: Path) -> dict[str, dict]:
-    """Each participant's lessons, of FOLDER/anna.json."""
-    found, what = {}, "collect the files progress/card.json that check.card() writes"
-    for path in sorted(folder.glob("*.json")):
-        try:
-            card = json.loads(path.read_text())["lessons"]
-            for entry in (entry for lesson in card.values() for entry in lesson["exercises"].values()):
-                _ = entry["state"], entry["title"], entry["minutes"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise LessonError(f"{path} is not a card: {what}") from None
-        found[path.stem] = card
-    if not found:
-        raise LessonError(f"there are no cards in {folder}: {what}")
-    return found
