@@ -1,4 +1,4 @@
-"""The parts into which `pipeline` cuts a GPT, and torch's stage around each one, which `parallel.trace` can time.
+"""The parts into which `pipeline` cuts a GPT.
 
     part = Part(GPT(config), range(0, 4), None)       # the first four blocks, with the embeddings
     hidden = part(tokens)                             # the activations sent to the next part
@@ -8,19 +8,15 @@ Shapes: B sequences of one micro-batch, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.utils.checkpoint import checkpoint
 
 from aiscale.model import GPT, cross_entropy, cross_entropy_plain, place
 from aiscale.model.kernels import Linear
-
-#: (kind, piece, micro-batch) -> the context in which that work runs; parallel.trace has one that times it
-Watch = Callable[[str, int, int], AbstractContextManager]
 
 
 class Part(nn.Module):
@@ -73,21 +69,3 @@ class Part(nn.Module):
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:
         return torch.autocast(device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
-
-
-class WatchedStage(PipelineStage):
-    """torch's stage, with every pass run inside `watch`."""
-
-    watch: Watch
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
-        with self.watch("forward", self.stage_index, fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
-        with self.watch("backward", self.stage_index, bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
-        with self.watch("weights", self.stage_index, bwd_chunk_id):
-            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)

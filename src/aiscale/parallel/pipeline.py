@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ from aiscale.cost import stage_ranks
 from aiscale.distributed import World
 from aiscale.model import GPT
 from aiscale.optim import build_optimizer
-from aiscale.parallel.parts import Part, Watch, WatchedStage
+from aiscale.parallel.parts import Part
 from aiscale.parallel.serial import _AUTOCAST, Engine, MicroBatch, on_rank0, prepare
 
 #: schedule -> torch's class
@@ -72,7 +72,6 @@ class PipelineEngine(Engine):
         self._attach_gradients()
         self._schedules: dict[tuple, tuple] = {}
         self._loss_sum = torch.zeros((), device=world.device, dtype=torch.float64)
-        self.watch: Watch = lambda kind, piece, micro_batch: nullcontext()
 
     def _cut(self, pieces: int) -> None:
         """Initialize the whole model as serial does, and keep this rank's parts."""
@@ -138,8 +137,7 @@ class PipelineEngine(Engine):
             scale = n_micro * self.data_world
 
             def loss(hidden: Tensor, targets: Tensor) -> Tensor:
-                with self.watch("forward", len(self.stage_ranks) - 1, -1):
-                    value = self.parts[len(self.stage_ranks) - 1].loss(hidden, targets) / scale
+                value = self.parts[len(self.stage_ranks) - 1].loss(hidden, targets) / scale
                 self._loss_sum += value.detach()
                 return self.scaler.scale(value)
 
@@ -154,7 +152,7 @@ class PipelineEngine(Engine):
             return torch.empty(*shape, *([] if is_tokens else [self.run.model.d_model]), device="meta", **kind)
 
         # Given the shapes, torch does not exchange them first, except for a 4-byte message in the first step.
-        stage = WatchedStage(
+        return PipelineStage(
             part,
             index,
             len(self.stage_ranks),
@@ -163,8 +161,6 @@ class PipelineEngine(Engine):
             output_args=like(False),
             group=self.pp_group,
         )
-        stage.watch = lambda *what: self.watch(*what)
-        return stage
 
     def _average_gradients(self) -> None:
         if self.data_world > 1:  # a sum: the loss was already divided by data_world

@@ -1,39 +1,34 @@
-"""Timelines of one rank: a step of DDP or of a pipeline, or a forward pass of FSDP.
+"""Timelines of one rank: a step of a pipeline, or a forward pass of FSDP. (`torch.profiler` traces DDP: lesson 03.)
 
-    trace = StepTrace(ddp)          # a DistributedDataParallel module without another communication hook
-    trace = PipelineTrace(engine)   # a PipelineEngine
-    trace = GatherTrace(engine)     # an FSDPEngine
-    world.barrier(); trace.start(); engine.step(micro_batches, lr); events = trace.stop()
     events = pipeline_step(run, world, micro_batches, forward_s=0.02, backward_s=0.04)  # the fastest of some steps
-    plots.timeline(events)          # events gathered from all ranks; plots.pipeline(events) for stages
+    trace = GatherTrace(engine, gather_s=0.02, block_s=0.03)   # an FSDPEngine
+    world.barrier(); trace.start(); engine.evaluate(micro_batches); events = trace.stop()
+    plots.pipeline(events)          # events gathered from all ranks; plots.timeline(events) for FSDP
 
-Each trace uses a hook that its library offers: DDP's communication hook, torch's pipeline stages, FSDP's custom
-all-gather. The library's work does not change.
-
-Ranks that share cores slow each other down, which would hide the schedule. So all traces but StepTrace can set a
-minimum time for each piece of work and sleep for the rest: a sleeping rank stands for a computing accelerator, a
-delayed message for a slow network.
+Ranks that share cores slow each other down, which would hide the schedule. So each piece of work gets a minimum time,
+and the rank sleeps for the rest, which no profiler does: a sleeping rank stands for a computing accelerator, a delayed
+message for a slow network.
 """
 
-# No `from __future__ import annotations` here: DDP checks its hook's annotations, which must be types, not strings.
+from __future__ import annotations
+
+import functools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.pipelining import PipelineStage
 
 from aiscale.config import Run
 from aiscale.cost import Event, Work, event_name
 from aiscale.distributed import World
 from aiscale.parallel.build import build
-
-if TYPE_CHECKING:
-    from aiscale.parallel.fsdp import FSDPEngine
-    from aiscale.parallel.pipeline import PipelineEngine
+from aiscale.parallel.parts import Part
+from aiscale.parallel.serial import Engine
 
 #: torch 2.13 gave all_gather_into_tensor this name
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -42,9 +37,8 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 class Trace:
     """Events of this rank, in seconds from start()."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.rank, self._events, self._zero = dist.get_rank(), [], 0.0  # other threads append, too
-        self._waits_for_gpu = device is not None and device.type == "cuda"
+    def __init__(self) -> None:
+        self.rank, self._events, self._zero = dist.get_rank(), [], 0.0
 
     def start(self) -> None:
         """Set the clock to 0: call it on all ranks right after a barrier, before the forward pass."""
@@ -52,89 +46,69 @@ class Trace:
         self._zero = time.perf_counter()
 
     def now(self) -> float:
-        """Seconds since start(); synchronizes the GPU first if this trace has a device."""
-        if self._waits_for_gpu:
-            torch.cuda.synchronize()
         return time.perf_counter() - self._zero
 
     def sleep_until(self, moment_s: float) -> None:
         time.sleep(max(0.0, moment_s - self.now()))
 
-    def mark(self, name: str, began_s: float, kind: str, until_s: float | None = None) -> float:
-        """Record `name` from `began_s` to `until_s` (default: now); returns the end."""
-        end = self.now() if until_s is None else until_s
-        self._events.append(Event(self.rank, name, began_s, end, kind))
-        return end
+    def mark(self, name: str, began_s: float, kind: str, until_s: float | None = None) -> None:
+        """Record `name` from `began_s` to `until_s` (default: now)."""
+        self._events.append(Event(self.rank, name, began_s, self.now() if until_s is None else until_s, kind))
 
     def stop(self) -> list[Event]:
         return sorted(self._events, key=lambda event: event.start_s)
 
 
-class StepTrace(Trace):
-    """The events of one backward pass under DDP: kinds backward and communication. Its hook averages with an
-    all-reduce, as DDP does without a hook."""
-
-    def __init__(self, module: DistributedDataParallel) -> None:
-        super().__init__()
-        self.group = module.process_group
-        self.gradients_ready_s = 0.0  #: when the last bucket was full; backward() itself returns once all have arrived
-        module.register_comm_hook(self, _send_and_note)
-
-
-def _send_and_note(trace: StepTrace, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    buffer = bucket.buffer().div_(trace.group.size())
-    began, name = trace.now(), f"all-reduce {bucket.index()}"
-    trace.gradients_ready_s = began
-    sent = dist.all_reduce(buffer, group=trace.group, async_op=True).get_future()
-
-    def note(done: torch.futures.Future) -> Tensor:
-        trace.mark(name, began, "communication")
-        return done.value()[0]
-
-    return sent.then(note)
-
-
-class PipelineTrace(Trace):
-    """The events of one pipeline step: kinds forward, backward and weights, named as in cost.pipeline_timeline.
+def pipeline_step(
+    run: Run, world: World, micro_batches: list, *, steps: int = 4, forward_s: float = 0.0, backward_s: float = 0.0
+) -> list[Event]:
+    """This rank's events in the fastest step of strategy "pipeline", after a first one that warms up: kinds forward,
+    backward and weights, named as in cost.pipeline_timeline. All ranks agree which step was the fastest.
 
     forward_s, backward_s: minimum time of one micro-batch's pass through all pieces of a rank.
     """
-
-    def __init__(self, engine: "PipelineEngine", *, forward_s: float = 0.0, backward_s: float = 0.0) -> None:
-        super().__init__(engine.world.device)
-        layout = engine.run.parallel
-        self._pp, self._pieces = layout.pp, layout.virtual_stages
-        half = backward_s / 2 if layout.schedule == "zero-bubble" else backward_s
-        self._least_s = {"forward": forward_s, "backward": half, "weights": half}
-        engine.watch = self.watch
-
-    @contextmanager
-    def watch(self, kind: str, piece: int, micro_batch: int) -> Iterator[None]:
-        """The context of one pass; micro_batch -1 continues the pass before it (the loss after a forward pass)."""
-        if micro_batch < 0:
-            yield
-            self._events[-1] = self._events[-1]._replace(end_s=self.now())
-            return
-        began = self.now()
-        yield
-        self.sleep_until(began + self._least_s[kind] / self._pieces)
-        self.mark(event_name(Work(kind, piece, micro_batch), self._pp, self._pieces), began, kind)
-
-
-def pipeline_step(run: Run, world: World, micro_batches: list, *, steps: int = 4, **least_s: float) -> list[Event]:
-    """This rank's events in the fastest step of strategy "pipeline", after a first one that warms up; `least_s` as for
-    PipelineTrace. All ranks agree which step was the fastest."""
-    engine = build(run, world)
-    trace, found = PipelineTrace(engine, **least_s), []
-    for _ in range(steps):
-        world.barrier()
-        trace.start()
-        engine.step(micro_batches, lr=0.0)
-        found.append(trace.stop())
+    engine, trace, taken = build(run, world), Trace(), []
+    half = backward_s / 2 if run.parallel.schedule == "zero-bubble" else backward_s
+    with _passes_traced(trace, run, {"forward": forward_s, "backward": half, "weights": half}):
+        for _ in range(steps):
+            world.barrier()
+            trace.start()
+            engine.step(micro_batches, lr=0.0)
+            taken.append(trace.stop())
     engine.close()
-    ends_s = world.gather([events[-1].end_s for events in found[1:]])
+    ends_s = world.gather([events[-1].end_s for events in taken[1:]])
     took_s = [max(step) for step in zip(*ends_s, strict=True)]
-    return found[1 + took_s.index(min(took_s))]
+    return taken[1 + took_s.index(min(took_s))]
+
+
+@contextmanager
+def _passes_traced(trace: Trace, run: Run, least_s: dict[str, float]) -> Iterator[None]:
+    """Inside, torch's pipeline stages record each pass, which lasts at least `least_s` / pieces of a rank."""
+    pp, pieces = run.parallel.pp, run.parallel.virtual_stages
+
+    def traced(kind: str, run_pass: Callable) -> Callable:
+        @functools.wraps(run_pass)
+        def wrapper(stage: PipelineStage, micro_batch: int, *args, **kwargs):
+            began = trace.now()
+            result = run_pass(stage, micro_batch, *args, **kwargs)
+            trace.sleep_until(began + least_s[kind] / pieces)
+            trace.mark(event_name(Work(kind, stage.stage_index, micro_batch), pp, pieces), began, kind)
+            return result
+
+        return wrapper
+
+    def loss(part: Part, hidden: Tensor, targets: Tensor, plain=Part.loss) -> Tensor:
+        value = plain(part, hidden, targets)
+        trace._events[-1] = trace._events[-1]._replace(end_s=trace.now())  # of the forward pass before it
+        return value
+
+    methods = {"forward": "forward", "backward": "backward", "weights": "backward_weight"}
+    with ExitStack() as stack:
+        for kind, method in methods.items():
+            name = f"{method}_one_chunk"
+            stack.enter_context(patch.object(PipelineStage, name, traced(kind, getattr(PipelineStage, name))))
+        stack.enter_context(patch.object(Part, "loss", loss))
+        yield
 
 
 class GatherTrace(Trace):
@@ -143,7 +117,7 @@ class GatherTrace(Trace):
     gather_s, block_s: minimum time of every all-gather and of every block. Gathers run one at a time.
     """
 
-    def __init__(self, engine: "FSDPEngine", *, gather_s: float = 0.0, block_s: float = 0.0) -> None:
+    def __init__(self, engine: Engine, *, gather_s: float = 0.0, block_s: float = 0.0) -> None:
         super().__init__()
         self.gather_s, self.block_s, self.wire_free_s = gather_s, block_s, 0.0
         engine.model.set_custom_all_gather(_Gather(self, "root"))
@@ -185,8 +159,7 @@ class _TracedGather(dist.Work):
 
     def __init__(self, work: dist.Work, trace: GatherTrace, name: str, began_s: float) -> None:
         super().__init__()
-        self.work, self.trace, self.name, self.began_s = work, trace, name, began_s
-        self.arrived_s: float | None = None
+        self.work, self.trace, self.name, self.began_s, self.arrived_s = work, trace, name, began_s, 0.0
         work.get_future().then(self._note)
 
     def _note(self, done: torch.futures.Future) -> None:

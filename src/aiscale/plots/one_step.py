@@ -2,7 +2,7 @@
 
 plots.timeline([(rank, name, start_s, end_s, kind), ...])          # measured
 plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in separate rows
-plots.pipeline(events)                                             # measured, of all ranks, from PipelineTrace
+plots.pipeline(events)                                             # measured, of all ranks, from pipeline_step
 plots.pipeline(predicted=cost.pipeline_timeline("1f1b", 4, 8))     # simulated
 plots.step_memory({"ddp": trace, "fsdp": trace})                   # a panel for each strategy
 """
@@ -176,7 +176,7 @@ def _panel(ax: Axes, label: str, trace: StepMemory, top: float) -> None:
         np.asarray(trace.held_bytes.get(category, 0)) / 2**20 * np.ones(len(milliseconds)) for category in _STEP_COLORS
     ]
     names = [f"_{category}" for category in _STEP_COLORS]
-    ax.stackplot(milliseconds, stack, colors=list(_STEP_COLORS.values()), labels=names, linewidth=0)
+    ax.stackplot(milliseconds, stack, colors=list(_STEP_COLORS.values()), labels=names, linewidth=0, step="post")
     ax.set_xlim(0, milliseconds[-1])
     ax.set_ylim(0, 1.16 * top)
     ax.annotate(label, (0, 1), xycoords="axes fraction", textcoords="offset points", xytext=(6, -5), va="top")
