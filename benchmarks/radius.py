@@ -97,7 +97,6 @@ def plan(quick: bool) -> tuple[tuple[str, ...], tuple[Contender, ...], int, tupl
     shape = ("model.n_layer=3", "model.n_head=6", "model.d_model=192", "loop.seq_len=128", "loop.global_batch=32")
     # At 4 ranks an all-gather of k values and indices sends as much as an all-reduce of 4 k values.
     rivals = (
-        Contender(method="random-k", density=0.4),
         Contender(method="top-k", density=0.1),
         Contender(method="powersgd", rank=4),
         Contender(method="powersgd", rank=51),  # the largest that sends at most 0.4 of the gradients

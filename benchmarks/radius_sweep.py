@@ -7,8 +7,8 @@ SPEED.json is the output of `python benchmarks/radius.py --json`. A finished run
 one is repeated. Every case trains with the same learning rates and seed 0, then with the other seeds at the two best
 rates; the rate with the better mean counts. Runs longer than `tuned` use the rate found there, with every seed.
 
-One process simulates all ranks. Radius, random-k and PowerSGD are linear in the gradients: all ranks share the mask (or
-the indices, or the factor), so n ranks update the weights as one rank with the whole batch does, up to rounding. Top-k
+One process simulates all ranks. Radius and PowerSGD are linear in the gradients: all ranks share the mask (or the
+factor), so n ranks update the weights as one rank with the whole batch does, up to rounding. Top-k
 is not, since each rank selects by its own gradients, and bf16 rounds each rank's: there the ranks are played in turn.
 At n ranks an all-gather of values and indices sends n times as much as an all-reduce of as many values, so top-k's
 density is divided by n; PowerSGD has the largest rank that fits.
@@ -86,7 +86,6 @@ def _cases() -> dict[str, Case]:
     turns = ("method=radius", "density=0.4", "interval=200", "turns=4")
     found["radius d 0.4 T 200 turns 4 switch 0.2"] = Case(turns, 0.2, longest=500)
     found["radius d 0.4 T 200 turns 4 wait switch 0.2"] = Case((*turns, "moments=wait"), 0.2, **main)
-    found["random-k d 0.4 mean switch 0.2"] = Case(("method=random-k", "density=0.4", "residual=mean"), 0.2, 500, 500)
     found["top-k d 0.1 switch 0.2"] = Case(("method=top-k", f"density={0.4 / RANKS}"), 0.2, 2000)
     found["powersgd rank 17 switch 0.2"] = Case(("method=powersgd", "rank=17"), 0.2, 2000)
     return found

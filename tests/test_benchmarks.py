@@ -234,7 +234,7 @@ def test_the_table_compares_each_case_at_its_best_rate_with_dense_seed_by_seed()
 def test_competitors_send_no_more_than_radius_at_the_same_density():
     cases = radius_sweep.CASES
     share = radius_sweep.wire_share(cases["radius d 0.4 T 200 sum switch 0.2"])
-    for name in ("random-k d 0.4 mean switch 0.2", "top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2"):
+    for name in ("top-k d 0.1 switch 0.2", "powersgd rank 17 switch 0.2"):
         assert 0.95 * share < radius_sweep.wire_share(cases[name]) <= share
 
 

@@ -180,13 +180,13 @@ class ParallelConfig:
 #: option -> the methods that have it; the others refuse it
 _METHOD_OPTIONS = {
     "overlap": ("none", "radius"),
-    "density": ("radius", "top-k", "random-k"),
-    "warmup_steps": ("radius", "top-k", "random-k", "powersgd"),
+    "density": ("radius", "top-k"),
+    "warmup_steps": ("radius", "top-k", "powersgd"),
     "interval": ("radius",),
     "turns": ("radius",),
     "moments": ("radius",),
     "range": ("radius",),
-    "residual": ("radius", "top-k", "random-k"),
+    "residual": ("radius",),
     "rank": ("powersgd",),
 }
 
@@ -195,7 +195,7 @@ _METHOD_OPTIONS = {
 class CompressionConfig:
     """How DDP compresses gradients."""
 
-    method: Literal["none", "radius", "top-k", "random-k", "powersgd"] = "none"
+    method: Literal["none", "radius", "top-k", "powersgd"] = "none"
     wire: Literal["same", "bf16"] = "same"  #: precision on the wire: the gradients' own, or bf16
     overlap: bool = True  #: send each full bucket during the backward pass; false: send all at once after it
     density: float = 0.4  #: share of each tensor's entries that is sent, k = max(floor(density x numel), 1)
@@ -208,7 +208,7 @@ class CompressionConfig:
     #: gradient. wait: none; in its turn it takes as many steps as it waited, with its mean gradient
     moments: Literal["decay", "wait"] = "decay"
     range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
-    #: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
+    #: radius: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all
     residual: Literal["sum", "mean", "none"] = "sum"
     rank: int = 4  #: powersgd: rank of a matrix's two factors
 

@@ -1,4 +1,4 @@
-"""Bytes that a DDP step with compressed gradients sends and keeps: Radius, top-k, random-k, PowerSGD.
+"""Bytes that a DDP step with compressed gradients sends and keeps: Radius, top-k, PowerSGD.
 
     kept_entries(0.4, 1000)                 # k = 400 of a tensor of 1000 entries
     sent_entries(run)                       # (sum of k, entries of biases, which are sent whole)
@@ -6,14 +6,13 @@
     gradient_traffic(run, 4, dense=True)    # of a dense step: in the warm-up, then every interval-th
     mean_payload_bytes(run)                 # average over steps after the warm-up
     radius_held(run)                        # mask and residual of a rank
-    rivals_held(run)                        # for top-k, random-k and PowerSGD
+    rivals_held(run)                        # for top-k and PowerSGD
 
     wire density of Radius = ((T - 1) (sum of k + b) + N) / (T N)       N parameters, b of them biases, T the interval
 
 Published rule of Radius (its artifact appendix): k = max(floor(density x numel), 1) of each tensor, biases exempt.
 Sparse steps of the others, with e bytes per entry on the wire and n ranks (dense steps are those of method none):
 
-    random-k    all_reduce e (sum of k + b)
     top-k       all_gather n (4 + e) sum of k, indices and values; all_reduce e b
     powersgd    all_reduce e ((rows + columns) r for a matrix if that is less than half of it, all else whole)
 """
@@ -132,8 +131,7 @@ def rivals_held(run: Run) -> int:
         shapes = parameter_shapes(run.model).values()
         factors = sum(_factor_entries(shape, run.compression.rank) for shape in shapes)
         return each * (parameter_count(run.model) + factors)
-    numbers = {"none": 0, "sum": each, "mean": each + INDEX_BYTES}[run.compression.residual]  # each sum has an age
-    return numbers * sum(prod(shape) for name, shape in parameter_shapes(run.model).items() if not is_exempt(name))
+    return each * sum(prod(shape) for name, shape in parameter_shapes(run.model).items() if not is_exempt(name))
 
 
 def powersgd_rank(shape: Sequence[int], rank: int) -> int:

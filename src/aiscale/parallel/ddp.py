@@ -87,9 +87,10 @@ class DDPEngine(Engine):
 
     def state(self, full: bool = False) -> dict:
         state = super().state(full)
-        if full or not self._compresses:
+        if full:
             return state
-        return {**state, "compression": self.compressor.state()}
+        kept = self.compressor.state()  # raises after an interrupted step
+        return {**state, "compression": kept} if self._compresses else state
 
     def note(self) -> dict:
         return {"compression": dataclasses.asdict(self.run.compression)} if self._compresses else {}
@@ -126,8 +127,8 @@ class DDPEngine(Engine):
 
     @property
     def _compresses(self) -> bool:
-        """Whether a residual of unsent gradients is kept."""
-        return self.run.compression.method != "none"
+        """Whether a checkpoint holds unsent gradients."""
+        return self.run.compression.method != "none" and self.compressor.keeps_state
 
 
 def _divided(optimizer: Optimizer) -> Optimizer:

@@ -29,7 +29,6 @@ METHODS = {
     "none": "aiscale.parallel.compress.base:Compressor",
     "radius": "aiscale.parallel.radius:Radius",
     "top-k": "aiscale.parallel.compress.topk:TopK",
-    "random-k": "aiscale.parallel.compress.topk:RandomK",
     "powersgd": "aiscale.parallel.compress.powersgd:PowerSGD",
 }
 
@@ -55,6 +54,8 @@ class Bucket:
 
 class Compressor:
     """Method none: sends dense gradients, in their own precision or bf16, during the backward pass or after it."""
+
+    keeps_state = True  #: a checkpoint has the unsent gradients of every rank
 
     def __init__(self, run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.run, self.world, self.model, self.optimizer = run, world, model, optimizer
