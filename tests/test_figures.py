@@ -83,16 +83,6 @@ def test_the_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(world):
     assert all(len(cell) == world for row in states[-1][0] for cell in row)
 
 
-def test_the_ring_has_the_colour_of_a_rank_where_its_numbers_are():
-    (ax,) = drawn("ring")
-    states = draw.ring_states(4)
-    for rank in range(4):
-        stripes = [box for box in filled(ax, style.RANK_COLORS[rank]) if box.get_height() == 0.88]
-        assert len(stripes) == sum(rank in cell for state, _ in states for row in state for cell in row)
-        start = [box for box in stripes if box.get_x() < 4 and box.get_y() > 6]
-        assert {math.floor(box.get_y() - 6.4) for box in start} == {3 - rank} and len(start) == 4
-
-
 def test_the_filled_area_of_a_stage_is_its_bytes():
     (ax,) = drawn("zero_stages")
     for stage in range(4):
@@ -102,51 +92,8 @@ def test_the_filled_area_of_a_stage_is_its_bytes():
             assert {(box.get_y() - 11 * stage) / 2 for box in boxes} == {0, 1, 2, 3}, "no slice is lost"
 
 
-def test_a_step_of_fsdp_borrows_one_layer_at_a_time_and_keeps_slices_of_gradients():
-    (ax,) = drawn("fsdp_step")
-    places = {(round(box.get_x(), 2), int(box.get_y() / 1.2)) for box in filled(ax, draw.BORROWED)}
-    assert [layer for _, layer in sorted(places)] == [0, 1, 2, 2, 1, 0]
-    last = max(x for x, _ in places)
-    kept = [box for box in filled(ax, draw.GRADIENTS) if box.get_x() > last]
-    assert sorted(int(box.get_y() / 1.2) for box in kept) == [0, 0, 0, 0, 1, 2]  # layer 0 is at work
-
-
-def test_tensor_parallelism_cuts_an_mlps_first_matrix_by_columns_and_its_second_by_rows():
-    (ax,) = drawn("mlp_cut")
-    for rank in range(4):
-        first, hidden, second = filled(ax, style.RANK_COLORS[rank])
-        assert first.get_width() == hidden.get_width() == second.get_height() == 1.0
-        assert first.get_x() == pytest.approx(2.7 + rank) and second.get_y() == rank
-
-
-def test_the_grid_numbers_ranks_as_megatron_core_does_and_frames_one_ranks_groups():
-    (ax,) = drawn("ranks_16")
-    at = {text.get_position(): text.get_text() for text in ax.texts}
-    groups = {}
-    for patch in (patch for patch in ax.patches if patch.get_facecolor()[3] == 0):
-        inset = (0.92 - patch.get_width()) / 2
-        place = (patch.get_x() - inset + 0.46, patch.get_y() - inset + 0.46)
-        (rank,) = (int(text) for (x, y), text in at.items() if math.dist((x, y), place) < 1e-6)
-        groups.setdefault(to_hex(patch.get_edgecolor()), set()).add(rank)
-    assert groups == {
-        to_hex(draw.AXES["tensor"]): {4, 5, 6, 7},
-        to_hex(draw.AXES["pipeline"]): {5, 13},
-        to_hex(draw.AXES["data"]): {1, 5},
-    }
-
-
-def test_a_node_has_as_many_devices_and_adapters_as_the_catalogue():
-    shown = words(drawn("node_frontier"))
-    assert {str(i) for i in range(8)} <= set(shown) and shown.count("NIC") == 4
-
-
 def test_the_layers_boxes_have_the_parameters_of_their_tensors():
     shown, model = words(drawn("layer_gpt2")), recipe("gpt2").model
     for name, shape in (("attn_norm", "768"), ("attn.qkv", "768 × 2304"), ("mlp.up", "768 × 3072")):
         tensors = [dims for tensor, dims in block_shapes(model).items() if tensor.startswith(f"{name}.")]
         assert f"{shape}\n{style.format_count(sum(map(math.prod, tensors)))}" in shown
-
-
-def test_a_warp_reads_four_pieces_along_a_row_and_32_down_a_column():
-    row, column = (len([box for box in filled(ax, draw.DATA) if box.get_y() == 0]) for ax in drawn("warp_reads"))
-    assert (row, column) == (4, 32)

@@ -15,7 +15,6 @@ import pytest
 
 from aiscale import cost, lesson
 from aiscale.cli import _parser
-from aiscale.config import ModelConfig
 from aiscale.recipes import recipe
 from browser import Browser, find_browser
 from ranks import wait_until
@@ -74,26 +73,6 @@ def test_links_and_their_anchors_lead_somewhere(path):
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text()), link
-
-
-def exact(number: str, what: str) -> str:
-    """What a block says of a quantity, on two cores."""
-    return re.search(rf"^\| {re.escape(what)} \| (.*?) \|", BLOCKS[number], re.M)[1]
-
-
-def test_exact_numbers_of_the_blocks_are_those_of_cost():
-    small = ModelConfig(n_layer=4, d_model=128)
-    assert exact("00", "bytes that a rank sends in the ring") == f"{cost.all_reduce_wire_bytes(4, 4):g} MiB, exactly"
-    gradients = 8 * cost.parameter_count(recipe("gpt-c-tiny").model)
-    assert exact("02", "the gradients of gpt-c-tiny") == f"{gradients:,} bytes, exactly"
-    assert exact("03", "bytes that a rank hands over") == f"{8 * cost.parameter_count(small):,}"
-    assert exact("03", "messages of the naive way; with buckets of 2 MiB").startswith(f"{12 * small.n_layer + 4};")
-    billions = 32 / sum(cost.zero_state_bytes(1, 2, dp=64).values())
-    assert exact("04", "the largest model at stage 2 (formula)") == f"{billions:.1f} billion"
-    parts = sum(cost.wire_bytes(op, 1e6, 4) for op in ("all_gather", "all_gather", "reduce_scatter"))
-    over = parts / cost.wire_bytes("all_reduce", 1e6, 4)
-    assert exact("05", "bytes sent, sharded over DDP, by hand") == f"{over:g}, exactly"
-    assert exact("06", "waiting over working, GPipe").startswith(f"{cost.bubble('gpipe', 4, 8):.2f} by the formula")
 
 
 # commands ------------------------------------------------------------------------------------------------------------

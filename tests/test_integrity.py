@@ -10,7 +10,7 @@ from aiscale import checkpoint
 from aiscale.train import RunFolderError, fit, open_trained
 from aiscale.train.records import run_id_of
 from damage import TINY, cut, flip_a_bit, resume_after_damage, train_whole
-from ranks import aiscale, run_ranks
+from ranks import aiscale
 
 #: A flipped bit, a cut, a missing and a lengthened file, each for the three files of a checkpoint.
 SEEDS = (0, 1, 2, 3, 4, 5, 7, 9, 13, 17, 19, 33)
@@ -44,22 +44,6 @@ def test_damaged_files_are_named(trained, tmp_path, capsys):
         "step_00000004",
     ]
     assert torn.is_dir() and not unfinished.exists()  # it may belong to somebody, because it has a checkpoint's name
-
-
-def test_a_checkpoint_that_one_rank_cannot_read_is_refused_on_all(trained, tmp_path):
-    newest = trained[0] / "tiny/checkpoints/step_00000006"
-    code = f"""
-    from types import SimpleNamespace
-    from aiscale import checkpoint
-    from aiscale.distributed import RankError
-    try:
-        checkpoint.load(SimpleNamespace(world=world, checkpoint_format="dcp"), "{newest}" + "/no" * world.rank)
-    except RankError as error:
-        say(error.failed_alike, error)
-    """
-    said = run_ranks(code, 2, tmp_path).stdout.splitlines()
-    assert len(said) == 2 and said[0] == said[1]
-    assert said[0].startswith("True rank 1 of 2 failed alone: CheckpointError: ") and "is not a checkpoint" in said[0]
 
 
 def other_run(trained, tmp_path):

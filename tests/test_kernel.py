@@ -100,29 +100,6 @@ def test_start_scripts_are_sound_bash(tmp_path, name):
     assert done.returncode == 0, done.stdout
 
 
-def test_a_start_that_fails_says_where_in_one_line(home, monkeypatch):
-    monkeypatch.setenv("BASH_FUNC_module%%", "() { echo 'no such module' >&2; return 1; }")
-    assert cli.main(["kernel", "install", "--site", "perlmutter", "--name", "mine"]) == 0
-    done = subprocess.run([home / "data/kernels/mine/start.sh", "-c", "print(1)"], capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.splitlines()[-1].startswith("kernel mine: line ")
-    assert "start.sh failed: if [ " in done.stderr and "module load pytorch" in done.stderr
-
-
-def test_cluster_start_uses_a_custom_profile(home, tmp_path):
-    mine = tmp_path / "mine.toml"
-    mine.write_text((Path(sys.modules["aiscale.hpc.sites"].__file__).parent / "generic.toml").read_text())
-    assert cli.main(["kernel", "install", "--site", str(mine), "--name", "own"]) == 0
-    assert f"export AISCALE_SITE={mine}  #" in (home / "data/kernels/own/start.sh").read_text()
-
-
-def test_the_default_site_is_that_of_the_machine(home, monkeypatch):
-    monkeypatch.setenv("AISCALE_SITE", "perlmutter")
-    for argv, name in (([], "aiscale-perlmutter"), (["--site", "none"], "aiscale")):
-        assert cli.main(["kernel", "install", *argv]) == 0
-        assert (home / "data/kernels" / name).is_dir()
-
-
 def test_a_kernel_for_a_class_is_readable_by_all_and_writable_by_its_owner_only(home):
     mask = os.umask(0o077)
     try:

@@ -225,16 +225,6 @@ def test_ddp_at_centres_whose_files_are_rendered_on_demand(place, name, capsys):
 
 
 @extended
-def test_every_file_of_the_profile_for_other_clusters_is_accepted(place):
-    assert main(["launchers", "--site", "generic", "--out", str(place)]) == 0
-    with Cluster(site="generic", nodes=2) as nodes:
-        for path in sorted((place / "generic").glob("*.sbatch")):
-            size = [] if re.search(r"--nodes=1\b", path.read_text()) else ["--nodes=2"]
-            done = nodes.login(["sbatch", "--test-only", *size, path], capture_output=True)
-            assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
-
-
-@extended
 def test_a_job_resumes_after_slurm_killed_its_frozen_ranks(perlmutter, place):
     (place / ".venv/bin/python").write_text(FROZEN.replace("@python@", sys.executable))
     path = ROOT / "launchers/perlmutter/ddp.sbatch"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import re
 import shlex
@@ -19,18 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from aiscale import cost, published
+from aiscale import cost
 from aiscale.cli import _configured, _parser, main
 from aiscale.config import HFModelConfig, ModelConfig
-from aiscale.hpc.job import facts
 from aiscale.hpc.launchers import LESSONS, SHIPPED, drift, render_all
 from aiscale.hpc.launchers.render import fits
 from aiscale.hpc.sites import load, names, site
-from aiscale.hpc.submit import Launcher, checkpoints
-from aiscale.machines import find_machine
-from aiscale.plan.answer import plan
-from aiscale.plan.hardware import platform_of
-from aiscale.plan.layout import layout_of, shape_of
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -183,16 +176,6 @@ def test_no_personal_values_are_inside(path):
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_sbatch_reads_every_option_and_expands_none(path):
-    lines = (FOLDER / path).read_text().splitlines()
-    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert all(i < first for i, line in enumerate(lines) if line.startswith("#SBATCH")), "sbatch stops at a command"
-    assert not [line for line in lines if re.match(r"#+\s+SBATCH|##SBATCH", line)], "sbatch would not see it"
-    assert not [line for line in lines if line.startswith("#SBATCH") and "$" in line.partition(" # ")[0]]
-    assert lines[0] == "#!/bin/bash"
-
-
-@pytest.mark.parametrize("path", FILES)
 def test_no_file_requeues_itself_unless_asked_and_one_that_trains_for_long_says_so_first(path):
     text, asked, lesson = (FOLDER / path).read_text(), options((FOLDER / path).read_text()), LESSONS[Path(path).stem]
     hours, minutes, _ = map(int, asked["time"].split(":"))
@@ -210,38 +193,6 @@ def test_no_file_requeues_itself_unless_asked_and_one_that_trains_for_long_says_
     assert float(told.replace(",", "")) == pytest.approx(most, rel=0.05)
     if lesson.work in ("train", "scaling", "study"):
         assert asked["dependency"] == "singleton", "two jobs would write the same folder"
-
-
-@pytest.mark.parametrize("path", TRAINING)
-def test_a_file_says_what_to_expect_and_its_training_is_long_enough_to_learn(path):
-    text, place = (FOLDER / path).read_text().replace("\n# ", " "), place_of(path)
-    job = Launcher.read(FOLDER / path, place)
-    run, ranks = job.run(), job.ranks
-    told = re.search(r"Expect ([\d,]+) tokens/s per GPU and ([\d.]+) (min|h) for ([\d,]+) steps", text)
-    speed, time, steps = (float(told[i].replace(",", "")) for i in (1, 2, 4))
-    seconds = time * {"min": 60, "h": 3600}[told[3]]
-    assert steps == run.loop.steps
-    assert speed * ranks * seconds == pytest.approx(steps * run.loop.global_batch * run.loop.seq_len, rel=0.1)
-    kind = next(kind for kind in place.node.kinds if kind.constraint == job.options["constraint"])
-    platform = platform_of(find_machine(kind.machine or place.machine))
-    assert 1 <= platform.memory_bytes / (kind.memory_gb * 1e9) < 1.1, "planned on the GPUs that it asks for"
-    answer = plan(shape_of(run.model, run.loop.seq_len), layout_of(run, ranks), platform)
-    assert speed == pytest.approx(answer.tokens_per_s, rel=0.05)
-    first = re.search(r"loss from ([\d.]+) = ln ([\d,]+) (?:down|to ([\d.]+) \(published\))", text)
-    assert first[2] == f"{run.model.vocab_size:,}" and first[1] == f"{math.log(run.model.vocab_size):.1f}"
-    assert run.optimizer.warmup_steps <= run.loop.steps / 10
-    if first[3]:
-        rows = [row for row in published.table("radius_perlmutter") if row["hidden"] == run.model.d_model]
-        [known] = [row for row in rows if (row["density_d"], row["update_T"]) == (run.compression.density, 200)]
-        assert float(first[3]) == pytest.approx(math.log(known["val_ppl"]), abs=0.005)
-    else:
-        assert seconds < 0.5 * 3600 * job.hours, "a plan may be wrong by a factor of 2"
-    kept = checkpoints(run)[0] * (12 * cost.parameter_count(run.model))
-    if run.compression.method == "radius":
-        kept += checkpoints(run)[0] * ranks * cost.radius_held(run)
-    told = re.search(r"; (?:(no) checkpoint|([\d.,]+) (GB|TB) in RUNS)\.", text)
-    assert bool(told[1]) == (kept == 0) == Path(path).name.startswith(("3d", "forge"))
-    assert told[1] or float(told[2]) * {"GB": 1e9, "TB": 1e12}[told[3]] == pytest.approx(kept, rel=0.05)
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -267,11 +218,6 @@ def test_a_notebook_has_cores_of_a_node_without_gpus_and_costs_no_whole_node(nam
     assert cpus / whole * place.node.cores == cores and "gpus-per-node" not in asked
     assert f"0.5 node-hours (charged: {charge})" in " ".join(text.split()), "of half an hour"
     assert set(place.scheduler.required) <= set(asked) and asked["account"] in ("m1234", "project_465000000")
-
-
-def test_a_job_knows_the_cores_of_a_node_and_where_chains_are_forbidden():
-    assert facts(site("frontier")) == {"unchained": "debug", "cpus": "56"}
-    assert facts(site("perlmutter")) == {"unchained": "debug gpu_debug", "cpus": "128"}
 
 
 # What they start ------------------------------------------------------------------------------------------------------
@@ -414,13 +360,6 @@ def test_dead_engines_are_started_again_when_the_notebook_asks(tmp_path):
     assert len([call for call in job.calls("srun") if "aiscale.cluster" in call]) == 2
 
 
-def test_dead_engines_that_nobody_restarts_release_their_nodes(tmp_path):
-    (tmp_path / "engines").mkdir()
-    asked = {"AISCALE_FOLDER": str(tmp_path / "engines"), "AISCALE_IDLE": "1"}
-    job = Job(tmp_path, "frontier/engines.sbatch", ENGINES_DIE="1", **asked)
-    assert job.finish()[0] == 1
-
-
 @pytest.mark.parametrize("alive, cancelled", [("fresh", False), ("old", True), ("gone with its folder", True)])
 def test_engines_whose_notebook_died_end_their_job(tmp_path, alive, cancelled):
     sign = tmp_path / "engines/alive"
@@ -456,12 +395,6 @@ def test_a_job_that_stopped_in_time_requeues_itself_only_if_asked(name, lesson, 
         assert ("step saved last: 4. To go on, submit the file again; with CHAIN=1" in errors) == (not chain)
 
 
-@pytest.mark.parametrize("path", TRAINING)
-def test_slurm_signals_the_ranks_and_not_the_batch_shell(path):
-    asked, lesson = options((FOLDER / path).read_text()), LESSONS[Path(path).stem]
-    assert asked["signal"] == f"USR1@{lesson.signal_s}", "B: would be for the shell, which saves nothing"
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("lesson", ["ddp", "scaling", "your_own", "engines"])
 def test_every_step_ends_when_one_of_its_ranks_fails(name, lesson, tmp_path):
@@ -481,12 +414,6 @@ def test_an_environment_without_python_ends_the_job_before_its_ranks_start(name,
     job = Job(tmp_path, f"{name}/{lesson}.sbatch", AISCALE_ENVIRONMENT=f"{tmp_path}/nowhere")
     status, errors = job.finish()
     assert status and not job.calls("srun") and errors.endswith("nowhere/bin/python': No such file or directory\n")
-
-
-@pytest.mark.parametrize("status, said", [("143", "stopped"), ("137", "hung")])
-def test_a_job_is_requeued_even_if_srun_had_to_kill_a_late_or_hanging_rank(status, said, tmp_path):
-    job = Job(tmp_path, "frontier/ddp.sbatch", TRAIN_STATUS=status, NOTES=f"step_1 {said}", CHAIN="1")
-    assert job.finish()[0] == int(status) and ["scontrol", "requeue", "77"] in job.calls()
 
 
 def test_restarts_are_capped_and_the_cap_can_be_raised(tmp_path):
@@ -510,27 +437,12 @@ def test_a_qos_that_forbids_chains_is_known_by_the_name_that_jobs_see(qos, tmp_p
     assert f"QOS {qos} forbids chains of jobs" in errors
 
 
-def test_the_log_begins_with_a_banner(tmp_path):
-    job = Job(tmp_path, "perlmutter/ddp.sbatch", SLURM_JOB_QOS="gpu_preempt", SLURM_JOB_NODELIST="nid[001-004]")
-    job.finish()
-    banner = [line for line in job.log.splitlines() if line.startswith("===")]
-    assert re.match(r"=== ddp, job 77, \d{4}-\d\d-\d\d .*, restart 0 of at most 5", banner[0])
-    assert banner[1:] == ["=== nodes: nid[001-004]; QOS: gpu_preempt"]
-
-
 def test_a_file_trains_without_the_helper(tmp_path):
     lost = {"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}
     job = Job(tmp_path, "frontier/ddp.sbatch", **lost)
     assert job.finish()[0] == 0 and len(job.steps("train")) == 1 and not job.steps("doctor")
     job = Job(tmp_path, "frontier/ddp.sbatch", CHAIN="1", **lost)
     assert job.finish()[0] == 1 and len(job.steps("train")) == 1, "nobody would count the starts of a chain"
-
-
-def test_a_time_limit_reached_before_training_is_reported(tmp_path):
-    job = Job(tmp_path, "frontier/ddp.sbatch", DOCTOR_STATUS="138")
-    status, errors = job.finish()
-    assert status == 1 and job.steps("train") == []
-    assert "ask for more" in errors
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -542,33 +454,6 @@ def test_the_doctor_warns_and_ends_a_job_only_where_it_is_strict(name, tmp_path)
         assert len(job.steps("doctor")) == (strictness != "off")
 
 
-def test_a_packed_environment_goes_to_every_nodes_nvme_or_the_job_ends(tmp_path):
-    packed = str(tmp_path / "env.tar.gz")
-    job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed, SBCAST_STATUS="1")
-    assert job.finish()[0] == 1 and job.calls("srun") == []
-    job = Job(tmp_path, "frontier/ddp.sbatch", AISCALE_ENVIRONMENT=packed)
-    assert job.finish()[0] == 0
-    assert job.calls("sbcast")[-1] == ["sbcast", "--preserve", "--force", packed, "/mnt/bb/someone/env.tar.gz"]
-    unpacking, fixing = job.calls("srun")[:2]
-    assert {"--ntasks-per-node=1", "--cpus-per-task=56"} <= set(unpacking) and unpacking[-1] == "/mnt/bb/someone/env"
-    assert fixing[-1] == "conda-unpack"
-
-
-def test_perlmutters_container_is_put_before_python(tmp_path):
-    job = Job(tmp_path, "perlmutter/ddp.sbatch", AISCALE_ENVIRONMENT="container")
-    assert job.finish()[0] == 0
-    [train] = [call for call in job.calls("srun") if "train" in call]
-    assert train[train.index("shifter") :][1:3] == [f"--env=PYTHONUSERBASE={tmp_path}/user", "python"]
-    assert not job.calls("module")
-
-
-def test_modules_are_loaded_in_the_sites_order(tmp_path):
-    job = Job(tmp_path, "frontier/ddp.sbatch")
-    job.finish()
-    loaded = [word.partition("/")[0] for call in job.calls("module") for word in call[2:]]
-    assert loaded.index("PrgEnv-gnu") < loaded.index("rocm") < loaded.index("rccl-net-plugin")
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_two_jobs_on_a_node_have_two_ports_which_no_connection_takes(name, tmp_path):
     ports = set()
@@ -578,19 +463,6 @@ def test_two_jobs_on_a_node_have_two_ports_which_no_connection_takes(name, tmp_p
         Job(tmp_path, str(probe), AISCALE_ENVIRONMENT=str(tmp_path / "env"), SLURM_JOB_ID=job).finish()
         ports.add(int((tmp_path / "port").read_text()))
     assert len(ports) == 2 and all(1024 < port < 32768 for port in ports)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_caches_have_names_that_nobody_can_guess(name, tmp_path):
-    seen = set()
-    for i in range(2):
-        (tmp_path / str(i)).mkdir()
-        text = (FOLDER / name / "ddp.sbatch").read_text()
-        probe = tmp_path / f"probe{i}.sbatch"
-        probe.write_text(text.replace("job doctor", 'echo "$TRITON_CACHE_DIR" > caches; job doctor', 1))
-        Job(tmp_path / str(i), str(probe), AISCALE_ENVIRONMENT=str(tmp_path / str(i) / "env")).finish()
-        seen.add((tmp_path / str(i) / "caches").read_text())
-    assert len(seen) == 2 and all(re.match(r"/tmp/someone-[0-9a-f]{16}/triton$", line.strip()) for line in seen)
 
 
 @pytest.mark.parametrize("name, local", [("frontier", "0"), ("perlmutter", "2")])
@@ -626,15 +498,6 @@ def test_the_readmes_commands_parse_and_its_files_exist():
 # Profiles -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_rule_of_a_profile_names_its_source(name):
-    place = site(name)
-    rules = [*place.scheduler.partitions.values(), *place.scheduler.qos.values(), place.node, *place.node.kinds]
-    rules += [place.cpus.node, *place.cpus.node.kinds] if place.cpus.node.ranks else []
-    for rule in rules:
-        assert re.split(r"[:;, ]", rule.source)[0] in place.sources, rule
-
-
 @pytest.mark.parametrize(
     "change, told",
     [
@@ -655,12 +518,6 @@ def test_a_bad_profile_is_refused_in_one_line(change, told, tmp_path, capsys):
     errors = capsys.readouterr().err
     assert told in errors and "mine.toml" in errors and len(errors.splitlines()) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_missing_profile_is_refused_in_one_line(tmp_path, capsys):
-    assert main(["launchers", "--site", str(tmp_path / "none.toml")]) == 2
-    errors = capsys.readouterr().err
-    assert "no such file" in errors and len(errors.splitlines()) == 1
 
 
 def test_a_custom_profile_is_rendered(tmp_path):

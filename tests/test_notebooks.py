@@ -44,14 +44,6 @@ def test_the_first_cell_says_what_a_reader_needs_to_know(notebook):
         assert 2 <= text.partition(f"## {heading}\n")[2].partition("\n##")[0].count("- ") <= 5, heading
 
 
-def test_imports_come_first_then_parameters_each_with_a_word_and_a_use(code):
-    assert [place for place, cell in enumerate(code) if "parameters" in tags(cell)] == [1]
-    later = "\n".join(cell.source for cell in code[2:])
-    for line in code[1].source.splitlines():
-        assert re.fullmatch(r"(\w+) = .+  # .+", line), line
-        assert re.search(rf"\b{line.split()[0]}\b", later), f"{line} is not used"
-
-
 def test_cells_are_short_and_prose_stands_between_them(notebook, code):
     lengths = [len(cell.source.splitlines()) for cell in code]
     assert max(lengths) <= 25 and statistics.median(lengths) <= 10
@@ -66,12 +58,6 @@ def test_ranks_that_a_cell_starts_are_stopped_on_the_core_path_too(notebook, cod
         for start in STARTS.finditer(cell.source):
             later = [other.source for other in code[place:] if is_optional(cell) or not is_optional(other)]
             assert start[0].startswith("with") or f"{start[1]}.stop()" in "\n".join(later), cell.source
-
-
-def test_the_end_is_key_points_and_exercises(notebook):
-    points, exercises = [c.source for c in notebook.cells if c.cell_type == "markdown" and "## " in c.source][-2:]
-    assert points.startswith("## Key points\n") and 3 <= points.count("\n- ") <= 5
-    assert exercises.startswith("## Exercises\n")
 
 
 def test_it_is_committed_without_outputs_and_editors_metadata(notebook):

@@ -9,7 +9,7 @@ import pytest
 
 from aiscale import plots, published
 from aiscale.config import ConfigError
-from aiscale.plots import sparsity, style
+from aiscale.plots import sparsity
 
 matplotlib.use("agg")
 
@@ -24,18 +24,6 @@ def house_style():
 
 def lines(ax, kind):
     return [line for line in ax.lines if line.get_label() == f"_{kind}"]
-
-
-def legend(ax):
-    found = ax.figure.legends[0] if ax.figure.legends else ax.get_legend()
-    return [text.get_text() for text in found.texts]
-
-
-def test_overlap_of_masks_is_drawn_with_the_chance_level():
-    ax = plots.mask_overlap({0.4: [(1, 0.9), (10, 0.7)], 0.1: [(1, 0.8), (10, 0.4)]})
-    assert [line.get_ydata().tolist() for line in lines(ax, "measured")] == [[0.9, 0.7], [0.8, 0.4]]
-    assert [line.get_ydata().tolist() for line in lines(ax, "predicted")] == [[0.4, 0.4], [0.1, 0.1]]
-    assert legend(ax) == ["d 0.4", "d 0.1", "measured", "by chance"]
 
 
 def test_loss_error_is_the_baseline_minus_the_run():
@@ -54,14 +42,6 @@ def test_loss_error_is_the_baseline_minus_the_run():
         plots.radius_curves({"radius": [1.0]}, {})
 
 
-def test_times_by_density_distinguish_the_three_kinds():
-    ax = plots.density_times([(0.4, 0.8), (0.1, 0.6)], [(0, 0.5), (1, 1.1)], [(0.9, 1.06)], source="Radius")
-    assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.1, 0.6], [0.4, 0.8]]
-    assert lines(ax, "published")[0].get_xydata().tolist() == [[0.9, 1.06]]
-    assert lines(ax, "published")[0].get_markerfacecolor() == style.PAPER
-    assert legend(ax) == ["measured", "predicted", "published (Radius)"]
-
-
 def test_speedups_over_the_link_show_their_marks():
     measured = {"radius d 0.4": [(100, 1.6), (1000, 1.1)], "dense bf16, overlapped": [(100, 1.9), (1000, 1.2)]}
     ax = plots.link_speedups(measured, marks={"here": 300})
@@ -75,17 +55,6 @@ def test_perplexity_increase_is_drawn_as_mean_and_range_over_seeds():
     assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.2, 2.0]]
     (bar,) = ax.containers[0].lines[2]
     assert bar.get_segments()[0][:, 1].tolist() == [1.0, 4.0]
-
-
-def test_perplexity_increase_is_drawn_over_training_length():
-    ax = plots.perplexity_trend({"radius d 0.4": [(2000, 4.0, 4.0, 4.0), (500, 15.0, 10.0, 20.0)]})
-    assert lines(ax, "measured")[0].get_xydata().tolist() == [[500, 15.0], [2000, 4.0]]
-    both = plots.perplexity_trend({name: [(500, 1.0, 1.0, 2.0)] for name in ("random-k", "top-k")})
-    left, right = (line.get_xdata()[0] for line in lines(both, "measured"))
-    assert 480 < left < 500 < right < 520  # the bars do not overlap
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["500", "2,000"]
-    (bar,) = ax.containers[0].lines[2]
-    assert [segment[:, 1].tolist() for segment in bar.get_segments()] == [[10, 20], [4, 4]]
 
 
 def test_the_page_of_radius_draws_the_stored_ratios_shares_and_intervals():
@@ -123,23 +92,3 @@ def test_a_studys_ratios_have_a_mark_at_the_median_and_a_line_over_the_interval(
     ax = plots.study_ratios({"micro 2": [{"median": 2.0, "low": 1.5, "high": 3.0}]})
     interval, mark = ax.lines[:2]
     assert (interval.get_xdata().tolist(), mark.get_xdata().tolist()) == ([1.5, 3.0], [2.0])
-
-
-def test_variants_of_a_method_differ_in_line_mark_and_shade():
-    names = [f"radius T {T} {residual}" for T in (50, 200) for residual in ("sum", "mean")]
-    ax = sparsity.perplexities({name: [(0.4, i, i, i)] for i, name in enumerate([*names, "top-k"])})
-    looks = [(line.get_linestyle(), line.get_marker(), line.get_color()) for line in lines(ax, "measured")]
-    assert [len({look[i] for look in looks[:4]}) for i in range(3)] == [4, 4, 4]
-    assert len({marker for _, marker, _ in looks}) == 5  # greyscale does not separate colours
-    drawn = [(line.get_linestyle(), line.get_marker(), line.get_color()) for line in ax.figure.legends[0].get_lines()]
-    assert drawn == looks
-
-
-def test_a_method_has_one_colour_in_every_figure():
-    colors = style.series_colors(
-        ["dense", "dense, overlapped", "radius d 0.4, overlapped", "radius d 0.1", "top-k d 0.2", "x"]
-    )
-    assert colors["dense"] != colors["dense, overlapped"]
-    assert colors["radius d 0.4, overlapped"] == plots.STRATEGY_COLORS["radius"]
-    both = style.series_colors(["radius d 0.4", "radius d 0.4 bf16, overlapped"])
-    assert len(set(colors.values())) == 6 and len(set(both.values())) == 2

@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from aiscale import cost, plots
-from aiscale.config import ConfigError
+from aiscale import plots
 from aiscale.plots import style
 
 matplotlib.use("agg")
-SIZES = [2**10, 2**15, 2**20]
 
 
 @pytest.fixture(autouse=True)
@@ -22,32 +20,6 @@ def house_style():
         plots.use_style()
         yield
     plt.close("all")
-
-
-def test_the_three_kinds_look_different_and_are_named_in_the_legend():
-    left, _ = plots.latency_bandwidth(
-        {"all_reduce": (SIZES, [1e-4, 2e-4, 4e-3])},
-        {"all_reduce": cost.Link(50e-6, 1e9)},
-        world=4,
-        published={"all_reduce": (SIZES, [1e-5, 2e-5, 4e-5])},
-        source="NCCL",
-    )
-    (measured,), (predicted,), (published,) = (
-        [line for line in left.lines if line.get_label() == f"_{kind}"] for kind in style.KINDS
-    )
-    assert measured.get_marker() == "o" and measured.get_markerfacecolor() == measured.get_color()
-    assert predicted.get_linestyle() == "--" and predicted.get_marker() in ("", "None")
-    assert published.get_marker() == "D" and published.get_linestyle() == "None"
-    assert published.get_markerfacecolor() == style.PAPER
-    legend = [text.get_text() for text in left.figure.legends[0].texts]
-    assert legend == ["all-reduce", "measured", "predicted", "published (NCCL)"]
-
-
-def test_bars_of_the_three_kinds_look_different():
-    styles = [style.bar_style(kind, "#0068B8") for kind in style.KINDS]
-    assert len({str((s["facecolor"], s["edgecolor"])) for s in styles}) == 3
-    with pytest.raises(ConfigError, match="^unknown kind 'guessed': a number is measured, predicted or published$"):
-        style.bar_style("guessed", "#000000")
 
 
 #: Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
@@ -95,13 +67,6 @@ def test_ranks_and_series_are_distinguishable(vision):
     for palette in (style.RANK_COLORS, cycle):
         for one, other in itertools.combinations(palette, 2):
             assert np.linalg.norm(oklab(one, vision) - oklab(other, vision)) > 8, (one, other)
-
-
-def test_a_strategy_has_one_colour_and_its_further_runs_are_shades_of_it():
-    colors = style.series_colors(["serial", "ddp x2", "ddp x4", "something"])
-    assert colors["serial"] == style.STRATEGY_COLORS["serial"]
-    assert colors["ddp x2"] == style.STRATEGY_COLORS["ddp"]
-    assert len(set(colors.values())) == 4
 
 
 def test_bytes_are_written_in_powers_of_1024_and_seconds_in_the_unit_that_fits():

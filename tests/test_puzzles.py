@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiscale import cost
 from aiscale.lesson import exercises, progress
 from puzzle_answers import WRONG
 
@@ -94,29 +93,6 @@ def simulated(name: str, program: Callable, ranks: int, **sizes: int) -> World:
     world, verify = PUZZLES[name].prepare(np.random.default_rng(0), ranks, **sizes)
     assert verify(world.run(program)) == ""
     return world
-
-
-@pytest.mark.parametrize(
-    ("name", "schedule", "pieces", "ranks", "micro"),
-    [
-        *[("1f1b", "1f1b", 1, *sizes) for sizes in ((4, 8), (3, 6), (2, 4))],
-        *[("zero-bubble", "zero-bubble", 1, *sizes) for sizes in ((4, 8), (3, 6), (2, 4))],
-        *[("interleaved", "interleaved", 2, *sizes) for sizes in ((4, 8), (3, 6))],
-    ],
-)
-def test_a_pipelines_time_and_memory_are_those_of_cost(name, schedule, pieces, ranks, micro):
-    world = simulated(name, best_answers()[name][0], ranks, micro=micro, pieces=pieces)
-    assert world.time_s == pytest.approx(3 * micro * (1 + cost.bubble(schedule, ranks, micro, pieces)))
-    assert [world.peak_gb(r) for r in range(ranks)] == cost.in_flight(schedule, ranks, micro, pieces)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
-def test_a_ring_sends_what_cost_says(ranks):
-    world = simulated("ring", best_answers()["ring"][0], ranks)
-    assert world.sent_gb == pytest.approx(cost.wire_bytes("all_reduce", ranks, ranks))
-    assert world.time_s == pytest.approx(
-        cost.Link(latency_s=0.0, bandwidth_bytes_s=1.0).seconds("all_reduce", ranks, ranks)
-    )
 
 
 def test_a_deadlock_names_who_waits_for_whom_and_where():

@@ -102,39 +102,8 @@ def test_each_task_sees_the_gpu_closest_to_its_cores_as_at_frontier(frontier):
     assert sorted(done.stdout.splitlines()) == sorted(expected), done.stderr
 
 
-@pytest.mark.slurm
-def test_jobs_that_request_nvme_get_it_and_sbcast_fills_it(frontier, place):
-    script = place / "job.sh"
-    script.write_text(
-        f"#!/bin/bash\n#SBATCH -A ABC123 -t 5 -N 2\n"
-        f"sbcast --force {place}/file /mnt/bb/$USER/file || exit 3\n"
-        "srun --ntasks-per-node=1 bash -c 'echo $(hostname) $(cat /mnt/bb/$USER/file)'\n"
-    )
-    (place / "file").write_text("packed")
-    with_it = frontier.submit(script, "--constraint=nvme", f"--output={place}/out")
-    assert frontier.wait(with_it) == "COMPLETED", (place / "out").read_text()
-    assert sorted((place / "out").read_text().splitlines()) == ["node1 packed", "node2 packed"]
-    assert frontier.calls("sbcast")[0].args[0] == "--force"
-    assert frontier.wait(frontier.submit(script, f"--output={place}/out")) == "FAILED"
-
-
 ACCOUNT = "Invalid account or account/partition combination specified"
-TIME = "Requested time limit is invalid (missing or exceeds some limit)"
 POLICY = "Job violates accounting/QOS policy"
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize(
-    "words, text",
-    [
-        ("-t 5", f"--account=ABC123.*\n.*{ACCOUNT}"),
-        ("-A ABC123 -t 2:01:00", TIME),
-        ("-A ABC123 -t 2:01:00 -p extended -q debug", "QOSMaxWallDurationPerJobLimit"),
-        ("-A ABC123 -t 5 -q debug --dependency=afterany:1", "QOS debug: chains of jobs are prohibited in it"),
-    ],
-)
-def test_frontier_refuses_with_slurms_messages(frontier, words, text):
-    refused(frontier, words, text)
 
 
 @pytest.mark.slurm
@@ -166,37 +135,6 @@ def test_every_launcher_is_accepted_as_shipped(name, request):
         size = [] if re.search(r"--nodes=1\b", path.read_text()) else ["--nodes=2"]
         done = nodes.login(["sbatch", "--test-only", *size, path], capture_output=True)
         assert done.returncode == 0 and "to start at" in done.stderr, f"{path.name}: {done.stderr}"
-
-
-@pytest.mark.slurm
-def test_frontier_allows_one_debug_job_per_user(frontier):
-    words = ["--account=ABC123", "--time=5", "--qos=debug", "--output=/dev/null", "--hold"]
-    first = frontier.submit(empty_script(frontier), *words)
-    # Slurm updates a plugin's view of all jobs only if one changed in a later second than its last look.
-    time.sleep(1.1)
-    frontier.login(["scontrol", "update", f"job={first}", "comment=seen"])
-    with pytest.raises(rehearsal.RehearsalError, match="QOSMaxSubmitJobPerUserLimit"):
-        frontier.submit(empty_script(frontier), *words)
-    frontier.login(["scancel", first])
-    assert frontier.wait(first) == "CANCELLED"
-
-
-@pytest.mark.slurm
-def test_where_chains_are_prohibited_no_job_requeues_or_submits_another(perlmutter, place):
-    script = place / "job.sh"
-    script.write_text(
-        "#!/bin/bash\n#SBATCH -A m1234_g -C gpu -t 5 --requeue --open-mode=append\n"
-        'echo "run $SLURM_RESTART_COUNT in $SLURM_JOB_QOS"; [ "$SLURM_RESTART_COUNT" = 1 ] && exit\n'
-        f"sbatch -A m1234_g -C gpu -t 5 -q debug --output=/dev/null {empty_script(perlmutter)} 2>&1\n"
-        "scontrol requeue $SLURM_JOB_ID 2>&1 && sleep 60; exit 0\n"
-    )
-    said = {}
-    for qos in ("debug", "preempt"):
-        assert perlmutter.wait(perlmutter.submit(script, "-q", qos, f"--output={place}/{qos}")) == "COMPLETED"
-        said[qos] = (place / qos).read_text()
-    assert "chains of jobs are prohibited" in said["debug"] and "presently disabled" in said["debug"]
-    assert said["debug"].startswith("run  in gpu_debug\n"), "as jobs on GPU nodes see it"
-    assert said["preempt"].splitlines()[-1] == "run 1 in gpu_preempt" and "prohibited" not in said["preempt"]
 
 
 def empty_script(nodes) -> Path:

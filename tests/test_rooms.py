@@ -93,19 +93,7 @@ def test_torch_free_rooms_do_not_import_torch(name):
             assert not re.search(r"^\s*(import|from) torch\b", file.read_text(), re.M), file
 
 
-def test_init_files_only_reexport():
-    for file in PACKAGE.rglob("__init__.py"):
-        body = ast.parse(file.read_text()).body
-        defined = [node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-        assert not defined, f"{file}: {[node.name for node in defined]}"
-
-
 @pytest.mark.parametrize("cell", first_cells(section("Ten changes, and where each is made"), 1))
 def test_the_files_that_typical_changes_touch_exist(cell):
     for name in re.findall(r"`([\w/.]+)`", cell):
         assert (PACKAGE / name).exists(), name
-
-
-def test_functions_and_files_stay_short_enough_to_read():
-    long = [f"{module(file)}: {n} lines" for file in FILES if (n := file.read_text().count("\n")) > 400]
-    assert long == [], "about 350 lines are the aim: split it by what it is about"

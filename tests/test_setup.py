@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -96,14 +95,6 @@ def test_a_second_setup_starts_nothing(clone):
     assert clone.setup().returncode == 0 and clone.calls.read_text() == ""
 
 
-def test_setup_runs_again_when_a_list_changes(clone):
-    clone.setup()
-    with open(clone.folder / "requirements.lock", "a") as lock:
-        lock.write("# changed\n")
-    assert clone.setup().returncode == 0 and clone.pip()[-1].endswith("--editable .")
-    assert "-m venv" not in clone.calls.read_text(), "the virtual environment is reused"
-
-
 def test_an_interrupted_setup_is_resumed_and_half_a_package_is_installed_anew(clone):
     clone.stand_in(pip="exit 1")
     assert clone.setup().returncode != 0
@@ -114,32 +105,6 @@ def test_an_interrupted_setup_is_resumed_and_half_a_package_is_installed_anew(cl
     (packages / "whole-1.dist-info/RECORD").touch()
     assert clone.setup().returncode == 0 and "-m venv" not in clone.calls.read_text()
     assert [path.name for path in packages.iterdir()] == ["whole-1.dist-info"]
-
-
-def test_a_clone_reached_by_a_link_is_the_same_clone(clone, tmp_path):
-    clone.setup()
-    (tmp_path / "link").symlink_to(clone.folder)
-    clone.calls.write_text("")
-    env = {**os.environ, "PWD": str(tmp_path / "link")}
-    done = subprocess.run([tmp_path / "link/scripts/setup.sh"], cwd=tmp_path / "link", env=env, timeout=60)
-    assert done.returncode == 0 and clone.calls.read_text() == ""
-
-
-def test_of_two_setups_at_once_one_waits_and_finds_the_work_done(clone):
-    assert clone.setup().returncode == 0
-    stamp = clone.folder / ".venv/.aiscale-stamp"
-    wanted = stamp.read_text()
-    stamp.unlink()
-    with open(clone.folder / "pyproject.toml", "a") as script:  # the first set-up
-        fcntl.flock(script, fcntl.LOCK_EX)
-        clone.calls.write_text("")
-        env = {**os.environ, "PYTHON": str(clone.folder / "python")}
-        command = [clone.folder / "scripts/setup.sh"]
-        second = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-        assert "another set-up is at work in this folder: waiting" in second.stderr.readline()
-        stamp.write_text(wanted)
-    assert second.wait(60) == 0 and "pip" not in clone.calls.read_text()
-    second.stderr.close()
 
 
 # which torch ----------------------------------------------------------------------------------------------------------

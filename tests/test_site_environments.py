@@ -22,11 +22,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import rehearsal
-from aiscale.cli import _parser, main
+from aiscale.cli import _parser
 from aiscale.hpc.launchers.render import BUILD, SHIPPED
 from aiscale.hpc.sites import site
-from centre import Cluster
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "launchers"
@@ -73,16 +71,6 @@ def test_a_sites_lock_satisfies_pyproject_and_has_the_torch_of_the_profile(name)
     assert not {"mpich", "pytest"} & set(locked), "the site has an MPI, and nobody runs the tests there"
     assert not any(package.startswith(("nvidia", "triton", "cuda")) for package in locked), "torch brings its own"
     assert "setuptools" in locked, "aiscale is built with it"
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_launchers_load_the_modules_the_environment_was_built_with(name):
-    place = site(name)
-    built, ran = (
-        " ".join(re.findall(r"module load (.+?)(?:;|  #|$)", text, re.M)).split()
-        for text in (place.build.modules, place.shell.modules)
-    )
-    assert [module for module in ran if module in built] == built, "the same versions, in the same order"
 
 
 # Pages ----------------------------------------------------------------------------------------------------------------
@@ -253,24 +241,6 @@ def test_frontiers_environment_is_fetched_with_a_network_and_built_without_one(t
     assert done.stderr.splitlines()[-1].endswith(f"export AISCALE_ENVIRONMENT={packed}")
 
 
-@pytest.mark.extended
-def test_perlmutters_environment_uses_the_modules_torch(tmp_path):
-    login, prefix = Login(tmp_path, "perlmutter"), tmp_path / "env"
-    (tmp_path / "module").mkdir()
-    wheel(tmp_path, "torch", "2.13.0+cu130", 'class version:\n    cuda = "13.0"\n__version__ = "2.13.0+cu130"\n')
-    with zipfile.ZipFile(next(tmp_path.glob("torch*.whl"))) as file:
-        file.extractall(tmp_path / "module")
-    done = login.build(prefix, index=login.plain)
-    assert done.returncode == 0, done.stderr
-    built = ["load pytorch/" + site("perlmutter").build.torch, "unload darshan craype-accel-nvidia80"]
-    assert login.calls() == "".join(f"module {words}\n" for words in built), "mpi4py without GPUs"
-    assert says(prefix, "torch.__file__") == str(tmp_path / "module/torch/__init__.py")
-    assert says(prefix, "mpi4py.mpicc") == "cc -shared"
-    assert "AISCALE_ENVIRONMENT" in done.stderr.splitlines()[-1]
-    done = login.build(prefix, index=login.plain)
-    assert done.returncode == 1 and done.stderr.endswith("and jobs may be using it: name another folder\n")
-
-
 @pytest.mark.parametrize(
     ("words", "env", "told"),
     [
@@ -286,46 +256,3 @@ def test_an_impossible_environment_is_refused_in_one_line(words, env, told, tmp_
     done = subprocess.run(["bash", script, *words], env=os.environ | env, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and told in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "env").exists()
-
-
-def test_without_a_network_the_script_says_how_to_build_offline(tmp_path):
-    login = Login(tmp_path, "frontier")
-    done = login.build("--torch-index", "http://127.0.0.1:9/simple", tmp_path / "env")
-    assert done.returncode == 1
-    assert "no package index answers: is this a login node?" in done.stderr.splitlines()[-1]
-    assert Path(f"{tmp_path}/env.unfinished").exists(), "the next run begins anew"
-
-
-def test_a_custom_site_gets_a_script_that_uses_the_projects_lock(tmp_path):
-    text = (ROOT / "src/aiscale/hpc/sites/generic.toml").read_text().replace('name = "generic"', 'name = "mine"')
-    build = "[build]\npython = '3.12'\ntorch = '2.13.0'\ncreate = 'python3 -m venv $PREFIX'\n"
-    (tmp_path / "mine.toml").write_text(text + build)
-    assert main(["launchers", "--site", str(tmp_path / "mine.toml"), "--out", str(tmp_path)]) == 0
-    script = tmp_path / "mine" / BUILD
-    assert os.access(script, os.X_OK)
-    done = subprocess.run(["bash", script, "env"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert f"{tmp_path.parent} is no checkout of aiscale: name yours in AISCALE_SOURCE" in done.stderr
-    stop = {"AISCALE_SOURCE": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    (tmp_path / "python3").write_text("#!/bin/bash\nexit 1\n")
-    (tmp_path / "python3").chmod(0o755)
-    done = subprocess.run(["bash", script, "env"], env=os.environ | stop, cwd=tmp_path, capture_output=True, text=True)
-    assert "1 of 5: Python 3.12" in done.stderr and "Python was not installed" in done.stderr.splitlines()[-1]
-
-
-# A class --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(bool(rehearsal.why_not()), reason=rehearsal.why_not() or "-")
-def test_a_class_sets_variables_and_edits_no_launcher():
-    with Cluster(site="perlmutter", nodes=2, accounts=["m77_g"]) as nodes:
-        made = "reservation=lesson starttime=now duration=60 users=root nodes=ALL".split()
-        nodes.login(["scontrol", "create", *made], check=True, capture_output=True)
-        said = {"SBATCH_ACCOUNT": "m77_g", "SBATCH_RESERVATION": "lesson"}
-        job = nodes.submit(FOLDER / "perlmutter/ddp.sbatch", "--hold", "--nodes=2", "--time=10", env=said)
-        shown = nodes.login(["scontrol", "--oneliner", "show", "job", job], capture_output=True).stdout
-        assert {"Account=m77_g", "Reservation=lesson"} <= set(shown.split())
-        with pytest.raises(rehearsal.RehearsalError, match="reservation"):
-            nodes.submit(
-                FOLDER / "perlmutter/ddp.sbatch", "--nodes=2", "--time=10", env=said | {"SBATCH_RESERVATION": "x"}
-            )

@@ -1,23 +1,17 @@
 """Studies: refused before anything runs, resumed without a run made twice, summed up and compared as measured."""
 
-import copy
 import json
 import re
-import resource
-from pathlib import Path
 
-import matplotlib.pyplot as plt
-import nbformat
 import pytest
 
 from aiscale import cli, published
 from aiscale.config import ConfigError
 from aiscale.parallel.megatron import engine as megatron
-from aiscale.study import engine, load, read_study, results, run_study, side_by_side, summary
+from aiscale.study import engine, load, read_study, run_study, side_by_side, summary
 from aiscale.study.grid import run_of, study_of
 from ranks import aiscale
 
-LESSON = nbformat.read(Path(__file__).parents[1] / "notebooks/09_benchmarks.ipynb", 4)
 TINY = {"size": "1x32", "batch": 2, "data_kib": 1, "strategy": "serial", "loop.seq_len": 16, "loop.device": "cpu"}
 
 
@@ -92,20 +86,6 @@ def test_a_killed_study_goes_on_with_nothing_run_twice(tmp_path, made, monkeypat
         run_study(study_of(tiny(vary={"micro": [2, 1]})), tmp_path)
 
 
-def test_a_full_disk_loses_no_finished_run(tmp_path, made):
-    study, (soft, hard) = study_of(tiny(vary={"micro": [1, 2]})), resource.getrlimit(resource.RLIMIT_FSIZE)
-    run_study(study, tmp_path, budget_minutes=None)
-    (last := max(tmp_path.iterdir())).unlink()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            run_study(study, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not last.exists() and len(load(tmp_path)) == len(made) - 2
-    assert len(run_study(study, tmp_path)) == len(made) - 2, "it goes on when there is room"
-
-
 def test_a_machine_that_slows_down_or_hesitates_does_not_change_the_ratios(tmp_path, made):
     rows = run_study(study_of(tiny(vary={"micro": [2]}, repeats=3)), tmp_path)
     ratio = entry(rows, "micro 2")["ratio"]
@@ -129,48 +109,6 @@ def test_two_studies_side_by_side_say_what_changed_and_how_many_ratios_agree(tmp
     stored = json.loads(capsys.readouterr().out)
     assert (stored["within_10_pct"], stored["of"]) == (1, 1) and len(stored["machines"]) == 2
     assert [entry["cell"] for entry in stored["cells"]] == ["base", "micro 2"]
-
-
-def test_an_interval_needs_six_runs():
-    assert results.spread([3, 1, 2]) == {"median": 2, "low": 1, "high": 3}
-    assert results.spread(range(1, 10)) == {"median": 5, "low": 2, "high": 8}  # 96 %: the binomial distribution
-
-
-def h100(document: dict) -> dict:
-    return next(fact for fact in document["facts"] if fact["what"] == "H100 over A100, bf16")
-
-
-def told(tables: dict) -> tuple[str, str]:
-    """(the sentences, the numbers in figures) of lesson 09 where it reads the report's tables, with these ones."""
-    said, drawn, names = [], [], {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("IPython.display.display", lambda shown: said.append(shown.data))
-        patch.setattr(published, "facts", lambda name: tables[name])
-        patch.setattr(published, "table", lambda name: tables[name])
-        for cell in LESSON.cells[: 1 + next(i for i, cell in enumerate(LESSON.cells) if cell.id == "09-017")]:
-            if cell.cell_type == "code":
-                plt.close("all")
-                exec(cell.source, names)
-                drawn += [line.get_xydata().tolist() for ax in plt.gcf().axes for line in ax.lines]
-    return " ".join(said), str(drawn)
-
-
-@pytest.mark.parametrize(
-    ("table", "change", "sentence"),
-    [
-        ("turing_table5_peak_memory", lambda rows: rows[0].update(peak_memory_MiB=9999.0), "Counted: 22"),
-        ("turing_facts", lambda doc: h100(doc).update(ratio=[1.5, 3.25]), "1.5 to 3.25 times"),
-    ],
-)
-def test_changing_a_cell_of_a_published_table_changes_figure_and_text_of_the_lesson(table, change, sentence):
-    tables = {
-        "turing_facts": published.facts("turing_facts"),
-        "turing_table5_peak_memory": published.table("turing_table5_peak_memory"),
-    }
-    before = told(copy.deepcopy(tables))
-    change(tables[table])
-    text, drawn = told(tables)
-    assert text != before[0] and drawn != before[1] and sentence in text
 
 
 @pytest.mark.extended

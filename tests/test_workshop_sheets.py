@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 import shlex
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -17,17 +15,8 @@ from aiscale.recipes import recipe
 
 ROOT = Path(__file__).parents[1]
 SHEET = (ROOT / "workshop" / "cheat_sheet.html").read_text()
-GLOSSARY = (ROOT / "workshop" / "glossary.md").read_text()
-TABLES = re.findall(r"(?:^\|.*\n)+", GLOSSARY, re.M)
 CODES = [html.unescape(re.sub(r"\s+", " ", code)) for code in re.findall(r"<code.*?>(.*?)</code>", SHEET, re.S)]
 AISCALE = [shlex.split(code.partition("aiscale ")[2]) for code in CODES if re.search(r"\baiscale [a-z]", code)]
-LESSONS = {
-    path.name[:2]: "\n".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
-    for path in sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
-}
-#: What the sheet may name without explaining: lessons, scripts to take home, launchers.
-SHOWN = "\n".join([*LESSONS.values(), *(path.read_text() for path in (ROOT / "launchers").rglob("*.sbatch"))])
-
 GPT2 = recipe("gpt2").model
 A100 = machines.find("a100-sxm4-80gb")
 LINK = cost.Link(latency_s=10e-6, bandwidth_bytes_s=25e9)
@@ -77,45 +66,5 @@ def test_aiscale_commands_parse_and_their_settings_exist(words):
         assert args.run(args) == 0
 
 
-def test_submit_has_the_options_and_the_file():  # read, not parsed: its parser imports torch
-    [(_, launcher, *options)] = [words for words in AISCALE if words[0] == "submit"]
-    source = (ROOT / "src" / "aiscale" / "hpc" / "submit.py").read_text()
-    assert (ROOT / launcher).exists() and all(f'"{option}"' in source for option in options)
-
-
-def test_other_programs_have_these_options():
-    torch = metadata.distribution("torch")
-    torchrun = Path(torch.locate_file("torch/distributed/run.py")).read_text()
-    for code in CODES:
-        program, *words = code.split()
-        options = [word.partition("=")[0] for word in words if word.startswith("--")]
-        if program in ("torchrun", "torchfrtrace"):
-            assert program in {entry.name for entry in torch.entry_points}
-            assert [option for option in options if f'"{option}"' not in torchrun] == []
-        elif program in ("srun", "py-spy"):
-            assert [option for option in options if option not in SHOWN] == []
-        elif program == "make":
-            assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M)
-        for script in re.findall(r"\b\w+\.(?:py|sh)\b", code):
-            assert (ROOT / "workshop" / "your_own" / script).exists(), script
-
-
 def test_the_sheet_asks_nothing_of_the_network():
     assert re.findall(r"https?:|<script|<link|<img|<iframe|@import|url\((?!#)|\b(?:src|href)=", SHEET) == []
-
-
-def plain(text: str) -> str:
-    return re.sub(r"[-_]", " ", text.lower())
-
-
-def rows(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
-
-
-def test_terms_of_the_glossary_occur_in_the_lessons_they_name():
-    texts = {number: plain(text) for number, text in LESSONS.items()}
-    terms = {term: lesson for table in TABLES for term, _, lesson, *_ in rows(table)}
-    assert len(terms) > 60
-    for term, lesson in terms.items():
-        found = [number for number, text in texts.items() if re.search(rf"\b{re.escape(plain(term))}", text)]
-        assert lesson in found or (lesson == "–" and not found), f"{term}: glossary {lesson}, lessons {found}"
