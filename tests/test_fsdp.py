@@ -113,7 +113,7 @@ MEMORY = """
 from aiscale.parallel.memory_trace import step_memory
 for settings in ((), ("parallel.prefetch=0",), ("parallel.reshard_after_forward=false",)):
     engine = make(*settings)
-    train(engine, 0, 1, 1)
+    train(engine, 0, 2, 1)
     trace = step_memory(engine, share(engine, 1, 1), 1e-3)
     held, tops = held_bytes(engine.tensors()), {name: max(level) for name, level in trace.held_bytes.items()}
     ends = {name: level[-1] for name, level in trace.held_bytes.items()}

@@ -99,7 +99,7 @@ def test_a_checkpoint_resumes_exactly_is_read_without_ranks_and_refused_if_it_do
     assert [same for name, same, _ in lines if name != "refused"] == [[True, True, True]] * 8
     losses = {name: losses for name, _, losses in lines}
     a, b = (torch.cat([w.flatten() for w in torch.load(tmp_path / f"{stage}.pt").values()]) for stage in "01")
-    assert losses["0"] == pytest.approx(losses["1"], abs=5e-4) and (a - b).norm() < 1e-3 * b.norm()  # both in bf16
+    assert losses["0"] == pytest.approx(losses["1"], abs=5e-4) and (a - b).norm() < 4e-3 * b.norm()  # both in bf16
     model = build_model(Run().override(*TINY).model).state_dict()
     for stage in "0123":
         if stage != "3":  # its shard has been truncated by now

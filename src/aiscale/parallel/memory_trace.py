@@ -1,6 +1,6 @@
 """Memory over one optimizer step, by category, as torch's MemTracker sees it.
 
-    engine.step(batch, lr)                      # the first step allocates optimizer states and buffers
+    engine.step(batch, lr)                      # twice: optimizer states are allocated, then DDP rebuilds its buckets
     trace = step_memory(engine, batch, lr)      # collective: takes one more step
     plots.step_memory({"ddp": trace})
 
@@ -42,7 +42,7 @@ class StepMemory:
 
 
 def step_memory(engine: Engine, micro_batches: list[MicroBatch], lr: float) -> StepMemory:
-    """Take one optimizer step (not the engine's first) and record memory."""
+    """Take one optimizer step (the engine's third or a later one) and record memory."""
     seconds: list[float] = []
     levels: list[dict[str, int]] = []
     sharded = isinstance(engine.model, FSDPModule)
@@ -56,8 +56,8 @@ def step_memory(engine: Engine, micro_batches: list[MicroBatch], lr: float) -> S
 
     tracker = Recorder(engine.model, engine.optimizer) if sharded else Recorder()
     tracker.track_external(*([] if sharded else [engine.model]), engine.optimizer)
-    for gradient in [] if sharded else engine.tensors()["gradients"]:  # views of DDP's buckets
-        tracker._update_and_maybe_create_winfos(gradient, _MemRefType.GRAD)
+    for parameter in [] if sharded else engine.model.parameters():  # its gradient may be a view of DDP's bucket
+        tracker._update_and_maybe_create_winfos(parameter.grad, _MemRefType.GRAD)
     began_s = time.perf_counter()
     with tracker:
         engine.step(micro_batches, lr)

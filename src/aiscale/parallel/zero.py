@@ -25,7 +25,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from aiscale import cost
 from aiscale.checkpoint import CheckpointError
@@ -40,6 +43,29 @@ from aiscale.parallel.serial import Engine, MicroBatch
 
 _TAG = "deepspeed"  #: DeepSpeed's folder inside a checkpoint
 _LARGEST_BUCKET = 500_000_000  #: elements; DeepSpeed's default, which it allocates even for a tiny model
+
+
+class NaiveZeRO1:
+    """Stage 1 by hand: this rank updates its share of all weights, which lie in one long, padded buffer."""
+
+    def __init__(self, model: nn.Module, **adamw) -> None:
+        self.model, self.n = model, dist.get_world_size()
+        self.flat = self._padded(model.parameters())
+        vector_to_parameters(self.flat, model.parameters())  # from here on, views of the buffer
+        self.own = self.flat.chunk(self.n)[dist.get_rank()].clone().requires_grad_()
+        self.optimizer = torch.optim.AdamW([self.own], **adamw)
+
+    def _padded(self, tensors: Iterable[Tensor]) -> Tensor:
+        flat = parameters_to_vector(tensors).detach()
+        return pad(flat, (0, -len(flat) % self.n))
+
+    def step(self) -> None:
+        """After a backward pass: a share of the mean gradient, its update, and all new weights."""
+        gradient = self._padded(p.grad for p in self.model.parameters()) / self.n
+        self.own.grad = torch.empty_like(self.own)
+        dist.reduce_scatter(self.own.grad, list(gradient.chunk(self.n)))
+        self.optimizer.step()
+        dist.all_gather(list(self.flat.chunk(self.n)), self.own.detach())
 
 
 def deepspeed_config(run: Run, world_size: int) -> dict:
@@ -191,18 +217,18 @@ class ZeROEngine(Engine):
         return _tensors(found)
 
     def state(self, full: bool = False) -> dict:
-        """`full`: the whole model under GPT's names, from the fp32 masters, on the CPU of every rank. Collective."""
+        """`full`: the whole model under GPT's names, on the CPU of every rank, from the fp32 masters; at stage 0 from
+        the weights. Collective."""
         if not full:
             raise ConfigError("DeepSpeed writes its shards itself: use checkpoint.save, or state(full=True)")
         from deepspeed.utils import safe_get_full_fp32_param as gather
 
-        masters, places = _tensors([getattr(self._zero, "fp32_groups", [])]), _master_places(self.model, self._zero)
         state: dict[str, Tensor] = {}
         gathered: dict[Tensor, Tensor] = {}  # a tied parameter has two names
         with self.world.control(), torch.no_grad(), calling(self.world):
             for name, parameter in self.model.named_parameters(remove_duplicate=False):
                 if parameter not in gathered:
-                    whole = masters[places[name]] if places else gather(parameter)
+                    whole = gather(parameter)
                     whole = parameter if whole is None else whole
                     gathered[parameter] = whole.detach().to("cpu", torch.float32, copy=True)
                 state[name] = gathered[parameter]
@@ -216,8 +242,7 @@ class ZeROEngine(Engine):
         """Run DeepSpeed's save_checkpoint for `folder`; the returned function writes the files."""
         delayed = DelayedFiles(self.engine.checkpoint_engine, staging)
         with delayed.instead(self.engine), calling(self.world):
-            places = {"master_places": _master_places(self.model, self._zero)}
-            self.engine.save_checkpoint(str(folder), tag=_TAG, client_state=places)
+            self.engine.save_checkpoint(str(folder), tag=_TAG)
         return delayed.write
 
     def read(self, folder: Path, note: dict) -> None:
@@ -249,7 +274,7 @@ class ZeROEngine(Engine):
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint under GPT's names, in fp32; needs no process group."""
+    """The weights of a checkpoint under GPT's names, in fp32 (at stage 0 from 16 bits); needs no process group."""
     import_deepspeed(torch.device("cpu"))
     from deepspeed.utils import zero_to_fp32
 
@@ -262,12 +287,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
             return zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=_TAG)
     # Stage 0 writes one file, which zero_to_fp32 cannot read.
     found = torch.load(folder / _TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
-    masters = _tensors([found["optimizer"].get("fp32_groups", [])])
-    places = found["master_places"]
-    return {
-        name: (masters[places[name]].detach() if name in places else tensor.float())
-        for name, tensor in found["module"].items()
-    }
+    return {name: tensor.float() for name, tensor in found["module"].items()}
 
 
 def preload() -> None:
@@ -305,13 +325,6 @@ def _tensors(tree: object) -> list[Tensor]:
 
 def _nbytes(tensors: list[Tensor]) -> int:
     return held_bytes({"all": tensors})["all"]
-
-
-def _master_places(model: nn.Module, zero: object) -> dict[str, int]:
-    """Parameter name -> its index among stage 0's fp32 masters; empty if there are none."""
-    order = {id(p): place for place, p in enumerate(_tensors([getattr(zero, "fp16_groups", [])]))}
-    masters = hasattr(zero, "fp32_groups")
-    return {n: order[id(p)] for n, p in model.named_parameters(remove_duplicate=False)} if masters else {}
 
 
 def _damage(folder: Path, rank: int | None) -> str:
