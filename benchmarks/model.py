@@ -9,6 +9,9 @@ key/value cache, with its scaled-dot-product attention, in two settings:
     default   GPT-2's own activation, gelu_new: the same function, spelled out in seven operations
 The floor is the time of a step's matrix products alone, written to memory allocated beforehand: no framework can be
 faster without faster products. Attention's products count half, because a token attends only to earlier ones.
+
+Generation is to reach 1.25 times the speed of transformers' own `generate`. A step takes longer than its floor by its other
+operations, some 20 a layer of a few microseconds each.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ def measure(quick: bool = False) -> dict:
         "machine": machine_facts(),
         "training": [_training(size) for size in sizes],
         "kernels": [row for size in sizes for row in _kernels(size, new_tokens)],
-        "generation": [_generation(sizes[0], new_tokens, rounds)],
+        "generation": [_generation(size, new_tokens // (1 + index), rounds) for index, size in enumerate(sizes)],
     }
     return {**result, "checks": [] if quick else checks(result)}
 
@@ -91,7 +94,7 @@ def checks(result: dict) -> list[dict]:
             found.append(check(f"{size}: bf16 autocast over our fp32", 1 / speed["ours bf16"], 1.5, at_most=False))
     for row in result["generation"]:
         speed = row["speedup"]["transformers"]
-        found.append(check(f"{row['size']}: generation over transformers", speed, 1.3, at_most=False))
+        found.append(check(f"{row['size']}: generation over transformers", speed, 1.25, at_most=False))
     return found
 
 
@@ -122,7 +125,7 @@ def _training(size: Size) -> dict:
 KERNELS = {
     "fp32 step": ("products", "cross-entropy"),
     "bf16 step": ("attention", "cross-entropy"),
-    "generation": ("slices", "columns"),
+    "generation": ("products",),
 }
 
 
@@ -270,14 +273,14 @@ def _row_products(model: GPT, new_tokens: int) -> Callable[[], None]:
     """The products of one row with every weight, once for each new token."""
     linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     rows = {linear.in_features: torch.randn(1, linear.in_features) for linear in linears}
-    head, row = model.head_weight.detach().t().contiguous(), torch.randn(1, model.config.d_model)
+    row = torch.randn(1, model.config.d_model)
 
     @torch.inference_mode()
     def products() -> None:
         for _ in range(new_tokens):
             for linear in linears:
                 linear(rows[linear.in_features])
-            torch.mm(row, head)
+            kernels.linear(row, model.head_weight)
 
     return products
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from aiscale.config import ModelConfig
 from aiscale.model import GPT, kernels
-from aiscale.model.kernels import Linear, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain, stream_by_columns
+from aiscale.model.kernels import Linear, _ChunkedCrossEntropy, cross_entropy, cross_entropy_plain
 
 SMALL = ModelConfig(n_layer=2, n_head=4, d_model=32, vocab_size=61, max_seq_len=16)
 
@@ -59,35 +59,16 @@ def test_torchs_flop_counter_sees_the_products_by_onednn(by_onednn, monkeypatch)
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("maker_is_amd", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("columns", [True, False])
-def test_products_of_few_rows_by_weight_slices_equal_the_plain_product(rows, bias, columns, monkeypatch):
-    monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
-    monkeypatch.setattr(kernels, "MIN_WEIGHTS_SLICED", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+def test_a_row_without_gradients_goes_to_onednn_whatever_the_processor(maker_is_amd, bias, by_onednn, monkeypatch):
+    monkeypatch.setattr(kernels, "ONEDNN_IS_FASTER", maker_is_amd)
     torch.manual_seed(0)
-    linear, x = Linear(24, 36, bias=bias), torch.randn(rows, 1, 24)
-    plain = F.linear(x, linear.weight, linear.bias)
-    if columns:
-        linear.weight.data = kernels.lie_by_columns(linear.weight.data)
-        assert linear.weight.stride() == (1, 36)
+    layer, x = Linear(24, 36, bias=bias), torch.randn(2, 1, 24)
+    plain = F.linear(x, layer.weight, layer.bias)
     monkeypatch.setattr(kernels.F, "linear", None)  # it must not fall back
     with torch.no_grad():
-        torch.testing.assert_close(linear(x), plain)
-        assert linear(x).shape == (rows, 1, 36)
-
-
-def test_the_copy_for_single_steps_computes_the_same_and_leaves_the_model_alone():
-    torch.manual_seed(0)
-    model = GPT(SMALL)
-    before = {name: (t.stride(), t.data_ptr()) for name, t in model.state_dict().items()}
-    copy = stream_by_columns(model)
-    tokens = torch.arange(8)[None]
-    torch.testing.assert_close(copy(tokens), model(tokens))
-    assert copy.blocks[0].mlp.up.weight.stride() == (1, 128)
-    assert copy.token_embedding.weight.data_ptr() == model.token_embedding.weight.data_ptr()
-    assert before == {name: (t.stride(), t.data_ptr()) for name, t in model.state_dict().items()}
+        torch.testing.assert_close(layer(x), plain)
 
 
 # Attention -----------------------------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ Shapes: B batch, T tokens, V vocabulary, G key/value heads, C width of a head, S
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from aiscale.config import ConfigError
-from aiscale.model.kernels import lie_by_columns, stream_by_columns
+from aiscale.model.kernels import linear
 
 
 class LayerCache:
@@ -56,13 +55,10 @@ def generate(
     (0: all), top_p the fewest whose probabilities add up to it; generator makes sampling reproducible.
     """
     _check(model, prompts, max_new_tokens, temperature, top_k, top_p)
-    # A copy for one-token steps. It takes as long as a few of them, so it does not pay for a short text.
-    stepper = stream_by_columns(model) if use_cache and max_new_tokens >= 16 else model
     window, length = model.config.max_seq_len, prompts.shape[1] + max_new_tokens
     with torch.inference_mode():
         prompts = prompts.to(model.head_weight.device)
         text = torch.cat([prompts, prompts.new_empty(len(prompts), max_new_tokens)], dim=1)
-        head = lie_by_columns(model.head_weight) if stepper is not model else model.head_weight
         cache = None
         for end in range(prompts.shape[1], length):
             if cache is None or cache[0].length == cache[0].capacity:
@@ -71,8 +67,8 @@ def generate(
                 cache = [LayerCache(capacity) for _ in range(model.config.n_layer)] if use_cache else None
                 x = model.hidden(seen, cache=cache)
             else:
-                x = stepper.hidden(text[:, end - 1 : end], cache=cache)
-            text[:, end] = sample(F.linear(x[:, -1], head), temperature, top_k, top_p, generator)
+                x = model.hidden(text[:, end - 1 : end], cache=cache)
+            text[:, end] = sample(linear(x[:, -1], model.head_weight), temperature, top_k, top_p, generator)
     return text.clone()  # outside inference mode, so that the caller can use it in training
 
 

@@ -1,16 +1,16 @@
-"""Four operations in which a small model spends its time on a CPU, faster than in plain torch.
+"""Three operations in which a small model spends its time on a CPU, faster than in plain torch.
 
     loss = cross_entropy(hidden, head_weight, targets)     # computes logits in chunks, not all at once
-    layer = Linear(384, 1536)                              # nn.Linear, multiplying with the faster library
+    y = linear(x, weight, bias)                            # F.linear, multiplying with the faster library
     y = causal_attention(q, k, v)                          # F.scaled_dot_product_attention, faster in bf16
-    wide = stream_by_columns(model)                        # a copy of a model for one-token steps of generation
 
 Each has a plain version, which the tests compare it with and which runs where the fast one does not apply.
 `benchmarks/model.py` measures steps with and without each (`ON`); one that gains less than 3 % of a step in every size
 is not worth having (our own GELU in bf16 gained 2 %).
 
 The library that multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD,
-MKL on all others (`ONEDNN_IS_FASTER`). bf16 attention up to 512 tokens rounds differently from torch's fused kernel.
+MKL on all others (`ONEDNN_IS_FASTER`), but for the few rows of generation oneDNN everywhere. bf16 attention up to 512
+tokens rounds differently from torch's fused kernel.
 
 Shapes: B batch, H heads, G key/value heads, T tokens, C width of a head, N = B T, D width, V vocabulary, n tokens of
 one chunk.
@@ -28,12 +28,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
 #: a kernel that is off runs plain torch, to measure what it gains
-ON = dict.fromkeys(("products", "attention", "slices", "columns", "cross-entropy"), True)
+ON = dict.fromkeys(("products", "attention", "cross-entropy"), True)
 
 
 # Products in fp32 --------------------------------------------------------------------------------------------------
 # Eager torch uses Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN, which torch also ships and
-# uses for bf16, is 5 to 10 % faster: 3 to 5 % of a training step.
+# uses for bf16, is 5 to 10 % faster: 3 to 5 % of a training step. For the few rows of a step of generation MKL uses one
+# thread and oneDNN all: at GPT-2's size a step takes two thirds as long on two cores.
 
 
 def _onednn_is_faster() -> bool:
@@ -47,7 +48,7 @@ def _onednn_is_faster() -> bool:
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 ONEDNN_IS_FASTER = _onednn_is_faster()
 MIN_WEIGHTS = 2**17  #: for a smaller weight the overhead exceeds the gain
-MIN_WEIGHTS_SLICED = 2**18  #: a smaller one-row product is done before a second thread wakes up
+FEW_ROWS = 8
 
 if HAS_ONEDNN:
 
@@ -59,13 +60,14 @@ if HAS_ONEDNN:
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether x weight^T goes to oneDNN: fp32 on a CPU, plain tensors, large enough."""
     return (
-        ONEDNN_IS_FASTER
+        weight.numel() >= MIN_WEIGHTS
         and ON["products"]
-        and weight.numel() >= MIN_WEIGHTS
+        and (ONEDNN_IS_FASTER or HAS_ONEDNN and not torch.is_grad_enabled() and x.shape[:-1].numel() <= FEW_ROWS)
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and type(x) is Tensor
         and type(weight) in (Tensor, nn.Parameter)
+        and not torch.is_autocast_enabled("cpu")
     )
 
 
@@ -92,21 +94,19 @@ class _OneDnnLinear(torch.autograd.Function):
         )
 
 
-class Linear(nn.Linear):
-    """nn.Linear with faster products on CPU, in training and in the one-token steps of generation."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear with faster products on a CPU: x (...,in), weight (out,in) -> (...,out)."""
+    if not _by_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    return (_OneDnnLinear.apply if torch.is_grad_enabled() else _product)(x, weight, bias)
 
-    FEW_ROWS = 8  #: with more rows, MKL is multithreaded by itself
+
+class Linear(nn.Linear):
+    """nn.Linear with faster products on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (...,in) -> (...,out)."""
-        if self.weight.numel() < MIN_WEIGHTS or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
-            return F.linear(x, self.weight, self.bias)
-        if not torch.is_grad_enabled() and x.shape[:-1].numel() <= self.FEW_ROWS and x.dtype == torch.float32:
-            sliced = ON["slices"] and self.weight.numel() >= MIN_WEIGHTS_SLICED
-            return (few_rows if sliced else F.linear)(x, self.weight, self.bias)
-        if _by_onednn(x, self.weight):
-            return _OneDnnLinear.apply(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 # Attention -----------------------------------------------------------------------------------------------------------
@@ -178,41 +178,6 @@ def _heads(*tensors: Tensor):
     return zip(*(t.split(max(1, _AttentionByHeads.CHUNK // T**2)) for t in tensors), strict=True)
 
 
-# One token at a time -----------------------------------------------------------------------------------------------
-
-
-def few_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear for a few rows. MKL uses one thread for these; given slices of the weight as a batch, it uses all, and a
-    step of generation takes half as long on two cores."""
-    n_out, n_in = weight.shape
-    slices = math.gcd(n_out, torch.get_num_threads())
-    if slices == 1:
-        return F.linear(x, weight, bias)
-    x_batch = x.reshape(1, -1, n_in).expand(slices, -1, -1)
-    weight = weight.view(slices, -1, n_in).transpose(1, 2)  # (slices,in,out/slices)
-    y = torch.bmm(x_batch, weight) if bias is None else torch.baddbmm(bias.view(slices, 1, -1), x_batch, weight)
-    return y.transpose(0, 1).reshape(*x.shape[:-1], n_out)
-
-
-def lie_by_columns(weight: Tensor) -> Tensor:
-    """The same matrix (out,in), stored column by column if columns are longer than rows. A product with one row mostly
-    reads the weight from memory, up to 2.5 times as fast in long runs as in short ones."""
-    return weight.t().contiguous().t() if weight.shape[0] > weight.shape[1] else weight
-
-
-def stream_by_columns(model: nn.Module) -> nn.Module:
-    """A copy of a GPT for generation on CPU, which shares all weights except those that lie_by_columns copies.
-    Returns the model itself if it is on another device or sharded."""
-    if not ON["columns"] or any(p.device.type != "cpu" or type(p) is not nn.Parameter for p in model.parameters()):
-        return model
-    linears = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    state = {name: lie_by_columns(t) if name in linears else t for name, t in model.state_dict().items()}
-    with torch.device("meta"):
-        copy = type(model)(model.config)
-    copy.load_state_dict(state, assign=True)
-    return copy
-
-
 # Cross-entropy -----------------------------------------------------------------------------------------------------
 # The logits are the largest tensor of a small model (with GPT-2's vocabulary, 50257 x 4 bytes a token: 65 times the
 # residual stream), and the plain form holds three copies of them.
@@ -247,7 +212,6 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         wide = torch.promote_types(low, torch.float32)
         x, w = hidden.to(low), weight.to(low)
-        linear = _product if _by_onednn(x, w) else F.linear
         total = torch.zeros((), device=hidden.device, dtype=wide)
         d_hidden, d_weight = torch.empty_like(x) if with_grad else None, None
         most = max(256, _ChunkedCrossEntropy.CHUNK_BYTES // (len(w) * w.element_size()))
