@@ -19,8 +19,8 @@ sys.path.insert(0, str(WORKSHOP / "puzzles"))
 
 from simulated import SimulationError, best_answers, checking  # noqa: E402
 from simulated import __main__ as making  # noqa: E402
+from simulated.machine import Costs  # noqa: E402
 from simulated.problems import PUZZLES  # noqa: E402
-from simulated.ranks import Costs  # noqa: E402
 from simulated.world import World  # noqa: E402
 
 

@@ -3,11 +3,11 @@
     from simulated import check
     check("ring", ring)
 
-`ranks` has what a rank can do, `world` runs a program on all of them, `problems` the puzzles and their targets,
-`checking` judges an answer, `drawing` draws it.
+`machine` has what ranks share, `ranks` what a rank can do, `world` runs a program on all of them, `problems` the
+puzzles and their targets, `checking` judges an answer, `drawing` draws it.
 """
 
 from simulated.checking import best_answers, check
-from simulated.ranks import SimulationError
+from simulated.machine import SimulationError
 
 __all__ = ["SimulationError", "best_answers", "check"]

@@ -20,8 +20,8 @@ import numpy as np
 from aiscale.lesson.exercises import card, entry_of, keep, tried
 from aiscale.lesson.grading import Graded
 from aiscale.lesson.progress import shell, show
+from simulated.machine import SimulationError
 from simulated.problems import PUZZLES, Case, Puzzle
-from simulated.ranks import SimulationError
 from simulated.world import World
 
 SOLUTIONS = Path(__file__).parents[2] / "solutions" / "puzzles.ipynb"

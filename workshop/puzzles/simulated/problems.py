@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulated.ranks import Costs, Rank
+from simulated.machine import Costs
+from simulated.ranks import Rank
 from simulated.world import World
 
 WIDTH = 4

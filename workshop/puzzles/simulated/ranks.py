@@ -11,49 +11,15 @@ Messages arrive one after another. Values are real arrays, so a wrong answer is 
 
 from __future__ import annotations
 
-import linecache
-import threading
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from aiscale import cost
-from aiscale.lesson import LessonError
-
-if TYPE_CHECKING:
-    from simulated.world import World
+from simulated.machine import Machine, Message, SimulationError, line_of_program
 
 _SHORT = {"all_reduce": "sum", "reduce_scatter": "rs", "all_gather": "ag"}
 MOST_WORK = 5000  #: pieces of work of a rank, against loops without end
-
-
-class SimulationError(LessonError):
-    """A program did what ranks cannot do; a notebook shows the one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    forward_s: float = 1.0  #: of a layer and micro-batch; backward takes twice as long, each of its halves once
-    update_s: float = 0.0  #: of a whole layer's parameters
-    link_s_per_gb: float = 0.0
-    saved_gb: float = 0.0  #: what a layer keeps for its backward pass
-    border_gb: float = 0.0  #: a micro-batch between two layers
-    lr: float = 0.5
-
-
-@dataclass
-class Message:
-    source: int
-    to: int
-    start_s: float
-    arrived_s: float
 
 
 class Value:
@@ -77,7 +43,7 @@ class Rank:
     """What a program can do. `index` of `world_size`; `inputs` by micro-batch, `parameters`, `gradients`, `shards` by
     layer."""
 
-    def __init__(self, world: World, index: int) -> None:
+    def __init__(self, world: Machine, index: int) -> None:
         self._world, self.index, self.world_size = world, index, world.size
         self.n_layers, self.n_micro = world.layers, world.micro
         self.inputs: list[Value] = []
@@ -163,7 +129,7 @@ class Rank:
         self._world.messages.append(message)
         self._world.channels[self.index, to].append((message, x, x.data.copy()))
         if seconds:
-            self._world.event(self, x.name, start_s, self._link_free_s, "communication")
+            self._world.event(self.index, x.name, start_s, self._link_free_s, "communication")
 
     def recv(self, source: int) -> Value:
         """The next message from a rank; waits until it has arrived."""
@@ -297,7 +263,7 @@ class Rank:
         start_s = max(self._clock_s, *(value.ready_s for value in values))
         self._clock_s = start_s + seconds
         if seconds:
-            self._world.event(self, self._world.label(layer, micro), start_s, self._clock_s, kind)
+            self._world.event(self.index, self._world.label(layer, micro), start_s, self._clock_s, kind)
         return start_s
 
     def _link(self, x: Value) -> float:
@@ -320,7 +286,7 @@ class Rank:
         end_s = self._link_free_s = x.busy_s = start_s + bytes_sent * self._world.costs.link_s_per_gb
         self.sent_gb += bytes_sent
         name = "sum" if x.micro is not None else f"{_SHORT[op]} {x.layer}"
-        self._world.event(self, name, start_s, end_s, "communication")
+        self._world.event(self.index, name, start_s, end_s, "communication")
         return [calls[r][2] for r in range(self.world_size)], start_s, end_s
 
     def _other(self, what: str, rank: int) -> None:
@@ -339,12 +305,3 @@ class Rank:
 
     def _fail(self, problem: str) -> None:
         raise SimulationError(f"rank {self.index} at {self._clock_s:g} s: {problem}{line_of_program()}")
-
-
-def line_of_program() -> str:
-    """The line of the participant's program that is running."""
-    for frame in reversed(traceback.extract_stack()):
-        if frame.filename != threading.__file__ and Path(frame.filename).parent != Path(__file__).parent:
-            text = (linecache.getline(frame.filename, frame.lineno) or "").strip()
-            return f"\n    line {frame.lineno}: {text}" if text else ""
-    return ""

@@ -12,32 +12,23 @@ each rank has a clock of its own, and what arrives carries its time.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
-from aiscale.cost import Event
-from simulated.ranks import Costs, Message, Rank, SimulationError, line_of_program
+from simulated.machine import Costs, Machine, SimulationError, line_of_program
+from simulated.ranks import Rank
 
 
 class _Stop(BaseException):
     """Ends a rank's thread after another one failed."""
 
 
-class World:
+class World(Machine):
     """`size` ranks, what they may do and at what cost, and what they have done."""
 
-    def __init__(self, size: int, costs: Costs, *, layers: int = 0, micro: int = 1, width: int = 4) -> None:
-        self.size, self.costs, self.layers, self.micro, self.width = size, costs, layers, micro, width
-        self.linear: set[int] = set()  #: layers without tanh
-        self.owners = False  #: each rank has the optimizer states of its part of every layer only
-        self.labels = "layer"  #: what is written into a pass: layer or micro
-        self.events: list[Event] = []
-        self.messages: list[Message] = []
+    def __init__(self, size: int, costs: Costs, **model: int) -> None:
+        super().__init__(size, costs, **model)
         self.stuck: dict[int, tuple[float, str]] = {}  #: after a deadlock: since when a rank waits, and for what
-        self.channels: dict[tuple[int, int], deque] = defaultdict(deque)
-        self.collectives: dict[int, dict] = defaultdict(dict)
         self.ranks = [Rank(self, index) for index in range(size)]
         self._turns = [threading.Semaphore(0) for _ in range(size)]
         self._back = threading.Semaphore(0)
@@ -91,23 +82,7 @@ class World:
             lines.append(f"rank {index} has waited since {since_s:g} s for {what}{why}{line}")
         return "deadlock: nobody can go on\n  " + "\n  ".join(lines)
 
-    def event(self, rank: Rank, name: str, start_s: float, end_s: float, kind: str) -> None:
-        self.events.append(Event(rank.index, name, start_s, end_s, kind))
-
-    def label(self, layer: int, micro: int) -> str:
-        """What a picture writes into a pass; of several pieces on a rank also the piece's number."""
-        if self.labels == "layer":
-            return str(layer)
-        return f"{micro}.{layer // self.size}" if self.layers > self.size else str(micro)
-
-    def apply(self, layer: int, z: np.ndarray) -> np.ndarray:
-        return z if layer in self.linear else np.tanh(z)
-
-    def slope(self, layer: int, out: np.ndarray) -> np.ndarray:
-        """The derivative of `apply`, from its output."""
-        return np.ones_like(out) if layer in self.linear else 1 - out**2
-
-    # what was found
+    # what was counted
 
     @property
     def time_s(self) -> float:
