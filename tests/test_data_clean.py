@@ -27,7 +27,7 @@ def write(path, texts, domains=("physics", "chemistry")):
 
 
 def bytes_of(folder) -> dict[str, bytes]:
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in sorted(folder.rglob("*.npy"))}
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in sorted(folder.rglob("*.bin"))}
 
 
 def test_planted_copies_and_a_planted_test_text_go_and_the_rest_stays(tmp_path):

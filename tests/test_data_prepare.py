@@ -1,4 +1,4 @@
-"""`aiscale data prepare`: local files in the formats of published corpora become shards that a run trains on."""
+"""`aiscale data prepare`: local files in the formats of published corpora become tokens that a run trains on."""
 
 import gzip
 import json
@@ -67,7 +67,7 @@ def test_the_command_prints_how_to_train_on_what_it_made(tmp_path, capsys, monke
     command = ["data", "prepare", "words.txt", "--tokenizer", "word"]
     assert cli.main(command) == 0
     first, train = capsys.readouterr().out.splitlines()
-    assert first == "corpora/words: 4 tokens of a vocabulary of 3, from 7 bytes of text, in 1 shards"
+    assert first == "corpora/words: 4 tokens of a vocabulary of 3, from 7 bytes of text"
     assert cli.main([*train.split()[1:], "--show"]) == 0
     run = json.loads(capsys.readouterr().out)
     assert (run["data"]["corpus"], run["data"]["tokenizer"], run["model"]["vocab_size"]) == ("corpora/words", "word", 3)

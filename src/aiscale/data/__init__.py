@@ -7,6 +7,6 @@ from aiscale.data.images import NpzDataset, draw_shapes, write_npz
 from aiscale.data.order import Batches
 from aiscale.data.prepare import prepare_corpus
 from aiscale.data.science import package_documents
-from aiscale.data.shards import ShardError, Tokens, read_corpus, write_corpus
+from aiscale.data.stored import CorpusError, read_corpus, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
 from aiscale.data.toy import toy_text

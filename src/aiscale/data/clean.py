@@ -1,4 +1,4 @@
-"""Clean a corpus before it is tokenized: filters, near duplicates, texts of a test set; then BPE and shards.
+"""Clean a corpus before it is tokenized: filters, near duplicates, texts of a test set; then BPE and tokens on disk.
 
     aiscale data prepare science --out corpora/science
     aiscale data prepare papers/ --clean --against test.jsonl --processes 8 --out corpora/papers
@@ -13,7 +13,7 @@ The steps, each by a published rule:
     test sets    a document that shares 13 words in a row with a text of `against` is dropped (Brown et al. 2020)
     duplicates   MinHash of 5 words in a row, 14 bands of 8 rows (as FineWeb, Penedo et al. 2024): of documents with
                  similarity s a share of 1 - (1 - s^8)^14 is found; the first stays
-    tokens       BPE learnt from an even sample, then shards in `data/shards.py`'s format: one folder for all, and one
+    tokens       BPE learnt from an even sample, then folders as of `data/stored.py`: one folder for all, and one
                  for each domain; documents in an order drawn at random, which is always the same
 
 In memory are the band keys of the documents, some 300 bytes each, and a block of text while it is tokenized.
@@ -40,7 +40,7 @@ from aiscale.data.corpus import find_files
 from aiscale.data.filters import NGRAM, band_keys, ngrams, why_dropped
 from aiscale.data.formats import records_of
 from aiscale.data.order import permute
-from aiscale.data.shards import TOKENIZER, Text, replacing, write_atomically, write_corpus
+from aiscale.data.stored import TOKENIZER, Text, replacing, write_atomically, write_corpus
 from aiscale.data.tokenizers import learn
 
 CUT_CHARS = 2**15  #: a text file is cut at empty lines into documents of about this size
@@ -105,7 +105,7 @@ def clean_corpus(
 ) -> dict:
     """Clean `sources` (science, or files and folders) into `out`; returns the report, which is also OUT/report.json.
 
-    `out` then holds shards for DataConfig.corpus: OUT/all, and OUT/DOMAIN for each domain if there are several. A
+    `out` then holds corpora for DataConfig.corpus: OUT/all, and OUT/DOMAIN for each domain if there are several. A
     record's domain is its field of that name, or the folder it lies in. Raises ConfigError with one line.
     """
     sources = [str(s) for s in ([sources] if isinstance(sources, str | Path) else sources)]
@@ -178,7 +178,7 @@ def kept(folder: str | Path, domain: int | None = None) -> Iterator[dict[str, st
 
 
 def _tokenize(folder: Path, report: dict, vocab_size: int, progress: bool) -> None:
-    """BPE from every k-th document, then the shards of all and of each domain; their tokens go into the report."""
+    """BPE from every k-th document, then the tokens of all and of each domain; their number goes into the report."""
     every = math.ceil(report["kept"]["bytes"] / LEARN_CHARS)
     sample = (d["text"] + "\n" for number, d in enumerate(kept(folder)) if number % every == 0)
     tokenizer = learn("bpe", sample, bpe_vocab_size=vocab_size)

@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data.shards import MANIFEST, VERSION, Text, Tokens, is_corpus, read_corpus, write_atomically, write_corpus
+from aiscale.data.stored import MANIFEST, VERSION, Text, is_corpus, read_corpus, write_atomically, write_corpus
 from aiscale.data.tokenizers import Tokenizer, learn
 from aiscale.data.toy import toy_text
 
@@ -41,8 +41,8 @@ class Corpus:
     """Training tokens, validation tokens, and the text they come from."""
 
     name: str  #: DataConfig.corpus, or the name in a prepared folder
-    train: Tokens
-    val: Tokens  #: the end of the text
+    train: np.ndarray
+    val: np.ndarray  #: the end of the text
     tokenizer: Tokenizer
     sha256: str  #: of the text in UTF-8
 
@@ -65,8 +65,8 @@ def open_corpus(data: DataConfig, *, tokenizer: Tokenizer | None = None) -> Corp
     name = manifest.name
     return Corpus(
         name=name,
-        train=tokens.part(0, split, f"the training part of corpus {name}"),
-        val=tokens.part(split, len(tokens), f"the validation part of corpus {name}"),
+        train=tokens[:split],
+        val=tokens[split:],
         tokenizer=tokenizer,
         sha256=manifest.sha256,
     )

@@ -37,7 +37,7 @@ class Batches:
         self.windows = (len(tokens) - 1) // seq_len  #: the last target of a window is the next window's first token
         if self.windows < 1:
             raise ConfigError(
-                f"{getattr(tokens, 'name', 'the corpus')} has {len(tokens)} tokens, fewer than one block of "
+                f"this part of the corpus has {len(tokens)} tokens, fewer than one block of "
                 f"loop.seq_len {seq_len} and its last target, {seq_len + 1}: lengthen the text or shorten loop.seq_len"
             )
 

@@ -32,7 +32,7 @@ from aiscale.data.clean import clean_corpus, describe
 from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, cache_root, find_files, find_text, identity
 from aiscale.data.filters import texts_in
 from aiscale.data.formats import Document, documents_of, first_line, load_rows, with_text
-from aiscale.data.shards import MANIFEST, Manifest, read_tokenizer, write_atomically, write_corpus
+from aiscale.data.stored import MANIFEST, Manifest, read_tokenizer, write_atomically, write_corpus
 from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 
 #: Arguments of datasets.load_dataset for the well-known corpora.
@@ -140,12 +140,12 @@ def _fetch(url: str) -> Path:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
     example = "example:\n  aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192"
-    raw, about = argparse.RawDescriptionHelpFormatter, "tokenize text once, into memory-mapped shards"
+    raw, about = argparse.RawDescriptionHelpFormatter, "tokenize text once, to be memory-mapped"
     prepare = actions.add_parser("prepare", help=about, description=about, epilog=example, formatter_class=raw)
     add = prepare.add_argument
     sources = f"text, JSON-lines or parquet files, folders of them, one of {', '.join(DOWNLOADABLE)}, or science: "
     add("source", nargs="+", help=f"{sources}the documentation of the scientific packages that are installed")
-    add("--out", metavar="DIR", help="the folder for the shards (default: corpora/NAME)")
+    add("--out", metavar="DIR", help="the folder for the tokens (default: corpora/NAME)")
     add("--tokenizer", default="bpe", metavar="KIND", help="byte, char, word, bpe, or a tokenizer.json (default: bpe)")
     size = "vocabulary of a bpe tokenizer (default: 50257 for openwebtext and oscar, else 8192)"
     add("--vocab-size", type=int, metavar="N", help=size)
@@ -169,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(args.out or f"corpora/{manifest.name}")
         print(
             f"{folder}: {manifest.tokens:,} tokens of a vocabulary of {manifest.vocab_size:,}, from "
-            f"{manifest.text_bytes:,} bytes of text, in {len(manifest.shards)} shards"
+            f"{manifest.text_bytes:,} bytes of text"
         )
     tokenizer = read_tokenizer(folder)
     settings = f"data.corpus={folder}", f"data.tokenizer={tokenizer.kind}", f"model.vocab_size={tokenizer.vocab_size}"

@@ -55,7 +55,7 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """Equal for tokenizers that produce the same tokens; stored in shards."""
+        """Equal for tokenizers that produce the same tokens; stored with them."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:

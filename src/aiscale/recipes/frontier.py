@@ -1,4 +1,4 @@
-"""Recipes of what was trained on Frontier (OLCF, "AI for Science at Scale 2"): GPT-J, FORGE, 22B, 175B and 1T.
+"""Recipes of what was trained on Frontier (OLCF, "AI for Science at Scale 2"): GPT-J, FORGE, 22B and 175B.
 
 OLCF's examples of DDP, FSDP and ZeRO train transformers' own models: these recipes end in -hf, with twins of seconds.
 
@@ -137,16 +137,6 @@ def gpt_175b() -> Run:
     launch_gpt175b_srun.frontier, a demonstration with batch 12; the paper is recalled to have used 640.
     """
     return _megatron((96, 96, 12288), 12, 1)
-
-
-@register("1t")
-def gpt_1t() -> Run:
-    """The trillion-parameter model on Frontier: 128 layers of 25600, tensor 8 x pipeline 64 in OLCF's script.
-
-    Shape: olcf/ai-training-series, launch_gpt1T_srun.frontier, as in Dash et al. 2023 (arXiv:2312.12705). The script
-    is a demonstration with batch 8; the paper is recalled to have used 1600.
-    """
-    return _megatron((128, 128, 25600), 8, 1)
 
 
 # transformers' own models --------------------------------------------------------------------------------------------

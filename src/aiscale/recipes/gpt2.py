@@ -1,9 +1,9 @@
-"""Recipes of GPT-2's shapes: its four sizes, and those of Turing Technical Report 3."""
+"""Recipes of GPT-2's four sizes."""
 
 from __future__ import annotations
 
 from aiscale.config import LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
-from aiscale.recipes.registry import OPENWEBTEXT, SHAKESPEARE, register, sizes
+from aiscale.recipes.registry import OPENWEBTEXT, register, sizes
 
 GPT2_SHAPES = {  #: layers, heads, width: Radford et al. 2019, table 2; the heads as in the released models
     "gpt2": (12, 12, 768),
@@ -58,46 +58,3 @@ def gpt2_large() -> Run:
 def gpt2_xl() -> Run:
     """GPT-2 with 1.6B parameters; sources as for gpt2. OLCF's DDP example is this size."""
     return _gpt2("gpt2-xl", 2e-4)
-
-
-# Turing Technical Report 3 --------------------------------------------------------------------------------------------
-
-
-def _turing(size: str) -> Run:
-    return Run(
-        model=ModelConfig(**sizes(*GPT2_SHAPES[size]), vocab_size=67, max_seq_len=128, tied=False),
-        data=SHAKESPEARE,
-        optimizer=OptimizerConfig(lr=3e-4, schedule="constant"),
-        parallel=ParallelConfig(strategy="ddp"),
-        loop=LoopConfig(epochs=2, steps=0, seq_len=128, global_batch=64, precision="fp16", eval_every=0),
-    )
-
-
-@register("turing-gpt2")
-def turing_gpt2() -> Run:
-    """Turing Technical Report 3's gpt2: 85.21M parameters without the head.
-
-    Lazauskas and Llewellyn-Jones 2024, doi:10.5281/zenodo.13349541, tables 4 and 5; shape, optimizer (AdamW 3e-4,
-    betas 0.9 and 0.95, decay 0.1, clip 1) and default batch 64 from its code, llewelld/lit-GPT. A vocabulary of 67
-    (the characters of shakespeare_input.txt) and blocks of 128 are inferred: they give the printed 85.21M and 302.51M
-    exactly, as minGPT counts, without its untied head. Its dropout of 0.1 is left out.
-    """
-    return _turing("gpt2")
-
-
-@register("turing-gpt2-medium")
-def turing_gpt2_medium() -> Run:
-    """Turing Technical Report 3's gpt2-medium: 302.51M parameters without the head; sources as for turing-gpt2."""
-    return _turing("gpt2-medium")
-
-
-@register("turing-gpt2-large")
-def turing_gpt2_large() -> Run:
-    """Turing Technical Report 3's gpt2-large: 708.6M without the head; sources as for turing-gpt2."""
-    return _turing("gpt2-large")
-
-
-@register("turing-gpt2-xl")
-def turing_gpt2_xl() -> Run:
-    """Turing Technical Report 3's gpt2-xl: 1.48B without the head; sources as for turing-gpt2."""
-    return _turing("gpt2-xl")

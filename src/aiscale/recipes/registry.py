@@ -18,7 +18,6 @@ from aiscale.config import ConfigError, DataConfig, LoopConfig, ModelConfig, Opt
 RECIPES: dict[str, Callable[[], Run]] = {}
 
 # Corpora that `aiscale data prepare` makes; --set data.corpus=embedded takes their place where there is no network.
-SHAKESPEARE = DataConfig(corpus="corpora/shakespeare", tokenizer="char")
 OPENWEBTEXT = DataConfig(corpus="corpora/openwebtext", tokenizer="bpe", bpe_vocab_size=50257, val_fraction=0.05)
 OSCAR = DataConfig(corpus="corpora/oscar", tokenizer="bpe", bpe_vocab_size=50257, val_fraction=0.02)
 

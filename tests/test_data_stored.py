@@ -1,4 +1,4 @@
-"""Shards: they read back as written, in constant memory; damaged, truncated or mismatched shards are refused."""
+"""A corpus on disk reads back as written, in constant memory; a truncated one, or of another tokenizer, is refused."""
 
 import os
 import subprocess
@@ -8,13 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from aiscale.config import ConfigError, DataConfig
-from aiscale.data import Batches, ShardError, find_text, learn, open_corpus, read_corpus, toy_text, train_tokenizer
-from aiscale.data import shards as shards_module
+from aiscale.data import Batches, CorpusError, find_text, learn, open_corpus, read_corpus, toy_text, train_tokenizer
+from aiscale.data import stored as stored_module
 from aiscale.data.corpus import Text
-from aiscale.data.shards import write_corpus
+from aiscale.data.stored import write_corpus
 
 BYTE = learn("byte", ())
 
@@ -25,44 +24,28 @@ def source(*pieces: str, name: str = "test") -> Text:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(shards_module, "BLOCK_CHARS", 100)
+    monkeypatch.setattr(stored_module, "BLOCK_CHARS", 100)
 
 
 @pytest.fixture
 def folder(tmp_path, small_blocks) -> Path:
-    """The first 5000 bytes of the toy corpus in shards of about 1000 tokens."""
-    write_corpus(source(toy_text()[:5000]), BYTE, tmp_path / "corpus", shard_tokens=1000)
+    """The first 5000 bytes of the toy corpus, written in blocks of 100."""
+    write_corpus(source(toy_text()[:5000]), BYTE, tmp_path / "corpus")
     return tmp_path / "corpus"
 
 
-def test_many_shards_read_as_one_sequence(folder):
+def test_tokens_read_back_as_written(folder):
     tokens, manifest, tokenizer = read_corpus(folder)
-    flat = np.frombuffer(toy_text()[:5000].encode(), dtype=np.uint8)
-    assert len(manifest.shards) > 3 and len(tokens) == manifest.tokens == 5000 and tokenizer.kind == "byte"
-    assert np.array_equal(np.asarray(tokens), flat)
-    for start, stop in [(0, 10), (990, 1110), (500, 4500), (4990, 9999), (7, 7), (4000, 3000), (-20, None)]:
-        assert np.array_equal(tokens[start:stop], flat[start:stop]), (start, stop)
-    assert tokens[1234] == flat[1234] and tokens[-1] == flat[-1]
-    part = tokens.part(900, 3000, "a part")
-    assert len(part) == 2100 and np.array_equal(part[50:1300], flat[950:2200]) and part[-1] == flat[2999]
-    with pytest.raises(IndexError):
-        part[2100]
-
-
-def test_windows_may_begin_in_one_shard_and_end_in_the_next(folder):
-    tokens, _, _ = read_corpus(folder)
-    flat = np.frombuffer(toy_text()[:5000].encode(), dtype=np.uint8)
-    ours, theirs = (Batches(t, seq_len=333, global_batch=5, seed=1) for t in (tokens, flat))
-    for step in range(6):
-        assert torch.equal(ours.batch(step)[0], theirs.batch(step)[0])
+    assert len(tokens) == manifest.tokens == 5000 and tokenizer.kind == "byte"
+    assert bytes(tokens.astype(np.uint8)) == toy_text()[:5000].encode()
 
 
 def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards_module, "BLOCK_CHARS", 2**17)
+    monkeypatch.setattr(stored_module, "BLOCK_CHARS", 2**17)
     text = Text("big", "identity", lambda: (toy_text()[:65536] for _ in range(256)))  # 16 MiB, 32 MiB of tokens
     tracemalloc.start()
     try:
-        write_corpus(text, BYTE, tmp_path, shard_tokens=2**19)
+        write_corpus(text, BYTE, tmp_path)
         tokens, _, _ = read_corpus(tmp_path)
         order = Batches(tokens, seq_len=256, global_batch=16, seed=1)
         for step in range(50):
@@ -73,15 +56,14 @@ def test_a_corpus_larger_than_the_memory_allowed_is_written_and_read(tmp_path, m
     assert len(tokens) == 2**24 and peak_bytes < 2**22
 
 
-def test_a_truncated_shard_is_refused_by_name(folder):
-    shard = folder / "00001.npy"
-    os.truncate(shard, shard.stat().st_size - 2)
-    with pytest.raises(ShardError, match=r"shard .*00001.npy is not whole .*: delete its folder and prepare it again"):
+def test_a_truncated_corpus_is_refused_by_name(folder):
+    os.truncate(folder / "tokens.bin", 9998)
+    with pytest.raises(CorpusError, match=r"tokens.bin is not whole: 5000 tokens of 2 bytes, .* 9998 bytes"):
         read_corpus(folder)
 
 
 def test_a_folder_is_refused_to_a_run_with_another_tokenizer(folder):
-    with pytest.raises(ShardError, match="has another vocabulary"):
+    with pytest.raises(CorpusError, match="has another vocabulary"):
         open_corpus(DataConfig(corpus=str(folder)), tokenizer=learn("char", [toy_text()]))
     with pytest.raises(ConfigError, match="prepared with a byte tokenizer of 256 tokens, but data.tokenizer is bpe"):
         train_tokenizer(DataConfig(corpus=str(folder), tokenizer="bpe"))
