@@ -22,10 +22,8 @@ def compare(*settings):
 """
 )
 
-EXPERTS = ("model.n_expert=4", "model.bias=false", "model.d_ff=48")
 RECOMPUTED = "model.activation_checkpointing=true"
 LAYOUTS = [
-    ("parallel.ep=2", "model.activation=swiglu", "model.experts_per_token=1", RECOMPUTED, *EXPERTS),
     ("parallel.tp=2", "loop.precision=bf16"),
     ("parallel.pp=2", RECOMPUTED),
     ("parallel.pp=2", "optimizer.name=sgd", "model.tied=false", "loop.micro_batch=8"),
@@ -87,36 +85,6 @@ def test_a_run_resumes_exactly_and_in_another_layout(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = ["True"] * 20 + ["in memory True"] * 4 + ["refused True True"] * 4 + ["alone True"]
     assert sorted(done.stdout.splitlines()) == sorted(lines)
-
-
-EXPERTS_RESUME = """
-def layout(*settings):
-    return base.override("loop.micro_batch=1", *EXPERTS, *settings)
-first = layout("parallel.ep=2")
-engine = build(first, world)
-train(engine, 0, 2)
-path = checkpoint.save(engine, Path(FOLDER), step=2)
-kept = engine.state(full=True)
-expected = train(engine, 2, 4)
-engine.close()
-for run in [first, layout("parallel.ep=4"), layout(), layout("parallel.ep=2", "parallel.pp=2")]:
-    engine = build(run, world)
-    checkpoint.load(engine, path)
-    same = engine.state(full=True)
-    equal = not world.is_main or all(torch.equal(same[name], kept[name]) for name in kept)
-    steps = train(engine, 2, 4)
-    off = max(abs(a.loss - b.loss) + abs(a.grad_norm - b.grad_norm) for a, b in zip(steps, expected))
-    say(equal and (steps == expected if run == first else off < 1e-10) or (run.parallel, off))
-    engine.close()
-"""
-
-
-@pytest.mark.extended
-def test_experts_resume_exactly_and_with_another_sharding(tmp_path):
-    code = EXPERTS_RESUME.replace("FOLDER", repr(str(tmp_path / "ck"))).replace("EXPERTS", repr(EXPERTS))
-    done = run_ranks(SETUP + code, 4, tmp_path, strategy="megatron")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True"] * 16
 
 
 CLEAN = """

@@ -15,7 +15,6 @@ GPT2 = ModelConfig(n_layer=4, n_head=4, d_model=16, vocab_size=67, max_seq_len=8
 LLAMA = dataclasses.replace(
     GPT2, n_kv_head=2, norm="rmsnorm", position="rotary", activation="swiglu", tied=False, bias=False, d_ff=24
 )
-EXPERTS = dataclasses.replace(GPT2, n_expert=4, activation="swiglu", bias=False)
 
 
 def cut_everywhere(model: ModelConfig, grid: Grid, state: dict) -> dict:
@@ -64,20 +63,6 @@ def test_a_tied_head_is_a_copy_if_the_embedding_is_on_another_stage():
     head = slots(GPT2, Grid(pp=2), 1)["output_layer.weight"]
     assert head.source == "token_embedding.weight"
     assert head.is_copy
-
-
-@pytest.mark.parametrize("ep", [1, 2, 4])
-def test_every_expert_is_on_some_rank_and_comes_back(ep):
-    torch.manual_seed(0)
-    state = {name: torch.randn_like(tensor) for name, tensor in GPT(EXPERTS).state_dict().items()}
-    grid = Grid(dp=4, ep=ep)
-    back = {name: torch.full_like(tensor, torch.nan) for name, tensor in state.items()}
-    for rank in range(4):
-        table = slots(EXPERTS, grid, 0, rank)
-        assert sum(slot.is_expert for slot in table.values()) == EXPERTS.n_layer * 2 * 4 // ep
-        for slot in table.values():
-            slot.paste(slot.cut(state[slot.source], 0), back[slot.source], 0)
-    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
 
 
 def write_checkpoint(folder, grid: Grid, model=GPT2) -> dict:

@@ -129,7 +129,7 @@ _RULES = {"lars": _lars, "lamb": _lamb, "muon": _muon, "adamw": _lamb}
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
     """Nearly U V^T of the singular value decomposition U S V^T, by Newton and Schulz's iteration in bf16 (fp64 stays),
-    which brings singular values to 0.7 to 1.2. A matrix of experts or heads is taken as one."""
+    which brings singular values to 0.7 to 1.2. A matrix of several heads is taken as one."""
     a, b, c = 3.4445, -4.775, 2.0315
     x = matrix if matrix.dtype == torch.float64 else matrix.bfloat16()
     tall = x.shape[0] > x.shape[1]

@@ -21,7 +21,6 @@ _OPTIONS = {
     "replicas": ("fsdp",),
     "tp": ("megatron",),
     "sequence_parallel": ("megatron",),
-    "ep": ("megatron",),
     "distributed_optimizer": ("ddp", "megatron"),
     "pp": _PIPELINED,
     "virtual_stages": _PIPELINED,
@@ -37,7 +36,6 @@ class ParallelConfig:
     dp: int = 0  #: data-parallel ranks; 0: as many as connect
     tp: int = 1  #: tensor-parallel ranks: each holds a shard of every matrix
     pp: int = 1  #: pipeline stages: each holds some of the layers
-    ep: int = 1  #: expert-parallel ranks, among the data-parallel ones: each holds some of a block's experts
     bucket_mb: float = 25.0  #: ddp: size of the gradient buckets, MiB
     zero_stage: int = 0  #: zero: shards 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too
     offload: Literal["none", "optimizer", "all"] = "none"  #: zero: the host holds optimizer states, or parameters too
@@ -50,7 +48,7 @@ class ParallelConfig:
     distributed_optimizer: bool = False  #: ddp, megatron: shard optimizer states over data-parallel ranks (ZeRO-1)
 
     def __post_init__(self) -> None:
-        require_positive("parallel", self, "tp pp ep bucket_mb replicas virtual_stages")
+        require_positive("parallel", self, "tp pp bucket_mb replicas virtual_stages")
         require(self.dp >= 0, f"parallel.dp is {self.dp}: it must not be negative (0 takes every rank)")
         require(self.prefetch >= 0, f"parallel.prefetch is {self.prefetch}: it must not be negative")
         require(self.zero_stage in (0, 1, 2, 3), f"parallel.zero_stage is {self.zero_stage}: it must be 0, 1, 2 or 3")
@@ -110,18 +108,6 @@ class ParallelConfig:
             model.ff_width % self.tp == 0,
             f"model.d_ff {model.ff_width} is not divisible by parallel.tp {self.tp}: change one of them",
         )
-        experts = model.n_expert if isinstance(model, ModelConfig) else 0
-        require(
-            self.ep == 1 or (experts and experts % self.ep == 0),
-            f"model.n_expert {experts} is not divisible by parallel.ep {self.ep}: every expert-parallel rank needs as "
-            "many experts: change one of them",
-        )
-        require(
-            not experts or self.strategy != "megatron" or (self.tp == 1 and not self.distributed_optimizer),
-            f"model.n_expert {experts} with parallel.tp {self.tp} and distributed_optimizer "
-            f"{self.distributed_optimizer}: Megatron-Core divides experts over ep only: set "
-            "tp to 1 and distributed_optimizer to false",
-        )
         pieces = self.pp * self.virtual_stages
         require(
             model.n_layer % pieces == 0,
@@ -161,11 +147,6 @@ class ParallelConfig:
             raise ConfigError(
                 f"dp {dp} x tp {self.tp} x pp {self.pp} = {dp * cut} ranks, but this job has {world_size}: "
                 f"change one of them, or start {dp * cut}"
-            )
-        if dp % self.ep:
-            raise ConfigError(
-                f"parallel.ep {self.ep} does not divide the {dp} data-parallel ranks: experts are divided over groups "
-                "of them: change one of them"
             )
         if dp % self.replicas:
             raise ConfigError(

@@ -53,8 +53,6 @@ class ModelConfig(Heads):
     n_kv_head: int = 0  #: key/value heads (grouped-query attention); 0: as many as n_head
     d_model: int = 128  #: D, width of the residual stream
     d_ff: int = 0  #: width of the hidden layer of the MLP; 0: 4 x d_model
-    n_expert: int = 0  #: experts (MLPs) in each block, of which a router chooses for every token; 0: one MLP for all
-    experts_per_token: int = 2  #: experts that a token passes through
     vocab_size: int = 256  #: V, rows of the embedding; at least the tokenizer's
     max_seq_len: int = 128  #: longest sequence the position embedding knows, in tokens
     norm: Literal["layernorm", "rmsnorm", "deepnorm"] = "layernorm"  #: deepnorm: layer norm of the scaled sum
@@ -72,20 +70,10 @@ class ModelConfig(Heads):
     def __post_init__(self) -> None:
         require_positive("model", self, "n_layer n_head d_model vocab_size max_seq_len norm_eps rope_theta")
         require_positive("model", self, "relative_distance")
-        for name in ("n_kv_head", "d_ff", "n_expert"):
+        for name in ("n_kv_head", "d_ff"):
             value = getattr(self, name)
             require(value >= 0, f"model.{name} is {value}: it must not be negative (0 takes the default)")
         self.check_heads()
-        require(
-            not self.n_expert or 1 <= self.experts_per_token <= self.n_expert,
-            f"model.experts_per_token is {self.experts_per_token}, but there are {self.n_expert} experts: "
-            f"set it between 1 and {self.n_expert}",
-        )
-        require(
-            not self.n_expert or not self.bias,
-            f"model.n_expert {self.n_expert} with model.bias true: experts have no biases, as in Mixtral: "
-            "set model.bias=false",
-        )
         require(
             self.position != "rotary" or self.d_head % 2 == 0,
             f"model.d_model / model.n_head = {self.d_head} is odd: rotary positions turn pairs of channels",

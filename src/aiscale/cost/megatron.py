@@ -13,10 +13,6 @@ A is the residual stream of one micro-batch (B T D numbers). Per micro-batch, on
                         layer half: the backward pass gathers the input again (Korthikanti et al. 2022, section 4.2.2)
     pipeline            send A to the next stage, its gradient to the previous one; A / tp with sequence parallelism
 
-    experts             every token goes to all ep ranks (the all-gather dispatcher): all_gather of A, of the router's
-                        weight of every token for every expert and of its choice (a byte each), and a reduce_scatter
-                        of A; the reverse in the backward pass, without the choice
-
 Per step: gradients over dp (all_reduce, or with the distributed optimizer a reduce_scatter of the gradients and an
 all_gather of the new weights, both padded; under bf16 gradients travel in 4 bytes, weights in 2), gradients of a tied
 embedding between the first and the last stage, those of norms and biases over tp with sequence parallelism, and one
@@ -55,12 +51,6 @@ class Place:
     @property
     def dp_rank(self) -> int:
         return self.rank // self.run.parallel.tp % self.dp
-
-    @property
-    def experts(self) -> range:
-        each = self.run.model.n_expert // self.run.parallel.ep
-        first = self.dp_rank % self.run.parallel.ep * each
-        return range(first, first + each)
 
     @property
     def pp_rank(self) -> int:
@@ -112,7 +102,7 @@ class Place:
             shapes["embedding.word_embeddings.weight"] = (rows, model.d_model)
             if model.position == "learned":
                 shapes["embedding.position_embeddings.weight"] = (model.max_seq_len, model.d_model)
-        layer = _layer_shapes(model, tp, self.experts)
+        layer = _layer_shapes(model, tp)
         for number in range(model.n_layer // (self.last_stage + 1)):
             shapes |= {f"decoder.layers.{number}.{name}": shape for name, shape in layer.items()}
         if stage == self.last_stage:
@@ -125,7 +115,6 @@ class Place:
 def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, str], int]:
     place = Place(run, world_size, rank)
     sent = _tensor_parallel(place) if run.parallel.tp > 1 else {}
-    sent |= _experts(place) if run.parallel.ep > 1 else {}
     sent |= _messages(place) if run.parallel.pp > 1 else {}
     sent |= _gradients(place) if place.dp > 1 else {}
     tied_apart = run.model.tied and run.parallel.pp > 1
@@ -135,23 +124,7 @@ def megatron_traffic(run: Run, world_size: int, rank: int) -> dict[tuple[str, st
     group, size = ("optimizer", world_size) if run.parallel.distributed_optimizer else ("tp-pp", world_size // place.dp)
     if size > 1:
         sent["all_reduce", group] = place.gradient_bytes
-    if run.model.n_expert and run.parallel.ep * run.parallel.pp > 1:
-        sent["all_reduce", "ep-pp"] = place.gradient_bytes  # the norm of the experts' gradients
     return sent
-
-
-def _experts(place: Place) -> dict[tuple[str, str], int]:
-    model, ep = place.run.model, place.run.parallel.ep
-    n_micro, tokens = place.micro_batch
-    stream = ep * tokens * model.d_model * place.weight_bytes
-    weights = ep * tokens * model.n_expert * place.weight_bytes
-    choice = ep * tokens * model.n_expert
-    forwards = 2 if model.activation_checkpointing else 1
-    each = n_micro * place.layers
-    return {
-        ("all_gather", "ep"): each * (forwards * (stream + weights + choice) + stream),
-        ("reduce_scatter", "ep"): each * (forwards * stream + stream + weights),
-    }
 
 
 def _tensor_parallel(place: Place) -> dict[tuple[str, str], int]:
@@ -186,10 +159,7 @@ def _messages(place: Place) -> dict[tuple[str, str], int]:
 
 def _gradients(place: Place) -> dict[tuple[str, str], int]:
     if not place.run.parallel.distributed_optimizer:
-        experts = _held_numbers(place, lambda name: ".experts." in name)
-        sent = {("all_reduce", "dp"): place.gradient_bytes * (_held_numbers(place) - experts)}
-        copies = place.dp // place.run.parallel.ep
-        return {**sent, ("all_reduce", "expert-dp"): place.gradient_bytes * experts * (copies > 1)}
+        return {("all_reduce", "dp"): place.gradient_bytes * _held_numbers(place)}
     numbers = sum(size for stage in place.stages for _, size in buckets(place, stage))
     return {
         ("reduce_scatter", "dp"): place.gradient_bytes * numbers,
@@ -250,7 +220,7 @@ def _share(place: Place, extents: list[tuple[int, int]], size: int) -> tuple[int
     return sum(part for part in parts if part > 0), sum(part > 0 for part in parts)
 
 
-def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shape]:
+def _layer_shapes(model: ModelConfig, tp: int) -> dict[str, Shape]:
     ours = block_shapes(model)
     names = (  # Megatron-Core's name, ours, the dim that tp shards
         ("input_layernorm", "attn_norm", None),
@@ -259,9 +229,6 @@ def _layer_shapes(model: ModelConfig, tp: int, experts: range) -> dict[str, Shap
         ("pre_mlp_layernorm", "mlp_norm", None),
         ("mlp.linear_fc1", "mlp.up", 0),
         ("mlp.linear_fc2", "mlp.down", 1),
-        ("mlp.router", "mlp.router", None),
-        *((f"mlp.experts.local_experts.{i}.linear_fc1", f"mlp.experts.{n}.up", None) for i, n in enumerate(experts)),
-        *((f"mlp.experts.local_experts.{i}.linear_fc2", f"mlp.experts.{n}.down", None) for i, n in enumerate(experts)),
     )
     shapes = {}
     for theirs, mine, dim in names:

@@ -50,17 +50,12 @@ def layer_parameters(model: ModelConfig) -> dict[str, int]:
 
 
 def check_countable(model: ModelConfig) -> None:
-    """Raise ConfigError for a mixture of experts, whose activations depend on where the router sends tokens, and where
-    positions are learned from attention's scores, for which torch's attention keeps them by ways of its own."""
+    """Raise ConfigError where positions are learned from attention's scores, for which torch's attention keeps them by
+    ways of its own."""
     if model.position in ("t5", "shaw", "huang"):
         raise ConfigError(
             f"model.position {model.position}: torch's attention keeps the scores that something learns from, which "
             "no formula here counts: measure it instead (parallel.step_memory)"
-        )
-    if model.n_expert:
-        raise ConfigError(
-            f"model.n_expert {model.n_expert}: which expert keeps how much is known only when tokens are routed: "
-            "measure it instead (parallel.step_memory)"
         )
 
 
@@ -113,15 +108,13 @@ def parameter_tensors(model: ModelConfig) -> int:
 
 
 def matmul_parameters(model: ModelConfig) -> dict[str, int]:
-    """Weights that multiply every token: qkv, attention_out, mlp, head; not biases, norms and embedding look-ups. In a
-    mixture of experts: the experts that one token passes through, and the router."""
+    """Weights that multiply every token: qkv, attention_out, mlp, head; not biases, norms and embedding look-ups."""
     model = as_gpt(model)
     D, F, L = model.d_model, model.ff_width, model.n_layer
-    one = D * F * (3 if model.gated else 2)
     return {
         "qkv": L * D * (model.n_head + 2 * model.kv_heads) * model.d_head,
         "attention_out": L * D * D,
-        "mlp": L * (model.experts_per_token * one + D * model.n_expert if model.n_expert else one),
+        "mlp": L * D * F * (3 if model.gated else 2),
         "head": D * model.vocab_size,
     }
 
@@ -170,19 +163,9 @@ def block_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         **_linear_shapes("attn.out", D, D, model.bias),
         **({"attn.distance_embedding.weight": (model.relative_distance + 1, model.d_head)} if relative else {}),
         **norm_shapes("mlp_norm", model),
-        **_mlp_shapes(model, up_rows),
+        **_linear_shapes("mlp.up", up_rows, D, model.bias),
+        **_linear_shapes("mlp.down", D, F, model.bias),
     }
-
-
-def _mlp_shapes(model: ModelConfig, up_rows: int) -> dict[str, tuple[int, ...]]:
-    D, F, bias = model.d_model, model.ff_width, model.bias
-    if not model.n_expert:
-        return {**_linear_shapes("mlp.up", up_rows, D, bias), **_linear_shapes("mlp.down", D, F, bias)}
-    shapes = _linear_shapes("mlp.router", model.n_expert, D, False)
-    for number in range(model.n_expert):
-        shapes |= _linear_shapes(f"mlp.experts.{number}.up", up_rows, D, bias)
-        shapes |= _linear_shapes(f"mlp.experts.{number}.down", D, F, bias)
-    return shapes
 
 
 def _linear_shapes(name: str, rows: int, columns: int, bias: bool) -> dict[str, tuple[int, ...]]:

@@ -34,9 +34,6 @@ ANY_SOURCE = "*"
 #: capitals ("DATA_PARALLEL_GROUP_WITH_CP"), a device mesh calls the group of its axis dp "mesh_dp".
 _NAMES = (
     ("default_pg", "world"),
-    ("EXPERT_DATA", "expert-dp"),
-    ("EXPERT_TENSOR_MODEL_PIPELINE", "ep-pp"),
-    ("EXPERT", "ep"),
     ("OPTIMIZER_INSTANCE", "optimizer"),
     ("POSITION_EMBEDDING", "position embedding"),
     ("EMBEDDING", "embedding"),

@@ -100,37 +100,6 @@ class MLP(nn.Module):
         return self.down(self.activation(x))
 
 
-class MixtureOfExperts(nn.Module):
-    """Many MLPs; a router sends each token through K of them: more parameters for the same FLOPs.
-
-    Their outputs are added, weighted by the softmax of the router's K best scores; for K = 1 by the best expert's
-    softmax over all experts, since otherwise the router would not learn (Fedus et al. 2021). No token is dropped, and
-    there is no load balancing.
-    """
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.experts_per_token = config.experts_per_token
-        self.router = Linear(config.d_model, config.n_expert, bias=False)
-        self.experts = nn.ModuleList(MLP(config) for _ in range(config.n_expert))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B,T,D) -> (B,T,D)."""
-        tokens = x.flatten(0, 1)  # (N,D)
-        scores = self.router(tokens)  # (N,E)
-        wide = torch.promote_types(scores.dtype, torch.float32)
-        if self.experts_per_token == 1:
-            weights, chosen = scores.softmax(dim=-1, dtype=wide).max(dim=-1, keepdim=True)  # (N,1)
-        else:
-            best, chosen = scores.topk(self.experts_per_token)
-            weights = best.softmax(dim=-1, dtype=wide)  # (N,K)
-        out = torch.zeros_like(tokens)
-        for number, expert in enumerate(self.experts):  # also those without tokens, which get zero gradients
-            token, place = (chosen == number).nonzero(as_tuple=True)
-            out = out.index_add(0, token, (expert(tokens[token]) * weights[token, place, None]).to(out.dtype))
-        return out.view_as(x)
-
-
 class Block(nn.Module):
     """One layer: attention and MLP each read a normed copy of the residual stream and add to it. With DeepNorm (Wang et
     al. 2022) they read the stream itself, and LN(alpha x + f(x)) goes on, alpha = (2 L)^(1/4): 1000 layers train."""
@@ -140,7 +109,7 @@ class Block(nn.Module):
         self.parallel_residual = config.parallel_residual
         self.alpha = (2 * config.n_layer) ** 0.25 if config.norm == "deepnorm" else None
         self.attn_norm, self.attn = make_norm(config), Attention(config)
-        self.mlp_norm, self.mlp = make_norm(config), (MixtureOfExperts if config.n_expert else MLP)(config)
+        self.mlp_norm, self.mlp = make_norm(config), MLP(config)
 
     def forward(
         self, x: Tensor, where: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None

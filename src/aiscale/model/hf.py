@@ -90,7 +90,6 @@ def _problems(config: ModelConfig) -> list[str]:
     rotary, llama = config.position == "rotary", config.norm == "rmsnorm"
     norm = f"model.norm {config.norm}"
     found = [] if rotary else [f"model.position {config.position}"]
-    found += [f"model.n_expert {config.n_expert}"] if config.n_expert else []
     if llama != config.gated:
         found += [norm, f"model.activation {config.activation}"]
     found += [norm] if config.norm == "deepnorm" else []

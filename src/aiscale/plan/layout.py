@@ -257,10 +257,8 @@ SHAPES: dict[str, Shape] = {
 
 
 def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
-    """The planner's view of a model of a recipe. Raises ConfigError where our GPT has no such shape, or experts."""
+    """The planner's view of a model of a recipe. Raises ConfigError where our GPT has no such shape."""
     model = model if isinstance(model, ModelConfig) else model.shape
-    if model.n_expert:
-        raise ConfigError(f"model.n_expert is {model.n_expert}: the planner has no formulas for experts")
     return Shape(
         layers=model.n_layer,
         hidden=model.d_model,

@@ -59,7 +59,6 @@ _ZERO1 = ("parallel.strategy=ddp", "parallel.distributed_optimizer=true")
 _SINUSOIDAL = ("model.position=sinusoidal", "model.activation=geglu", "optimizer.name=adam")
 _LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swiglu", "model.tied=false")
 
-_EXPERTS = ("model.n_expert=4", "model.bias=false")
 _RECOMPUTED = ("model.activation_checkpointing=true",)
 
 
@@ -127,12 +126,6 @@ CASES = (
     _megatron("tp2 pp2 bf16", (4,), "tp=2", "pp=2", model=("loop.precision=bf16",)),
     _megatron("tp2 pp2 dp2 distributed", (8,), "tp=2", "pp=2", "distributed_optimizer=true"),
     _megatron("tp2 pp2 dp2 sequence", (8,), "tp=2", "pp=2", "sequence_parallel=true"),
-    _megatron("ep2", (2, 4), "ep=2", model=_EXPERTS),
-    _megatron("ep2 pp2", (4,), "ep=2", "pp=2", model=_EXPERTS),
-    _megatron("ep2 recomputed bf16", (2,), "ep=2", model=(*_EXPERTS, *_RECOMPUTED, "loop.precision=bf16")),
-    Case("ddp experts", ("parallel.strategy=ddp", *_EXPERTS), (2,)),
-    Case("fsdp experts", (_FSDP, *_EXPERTS), (2,)),
-    _zero("3 experts", (2,), "zero_stage=3", model=_EXPERTS),
     Case("fsdp llama", (_FSDP, *_LLAMA), (3,)),
     Case("fsdp muon deepnorm", (_FSDP, "optimizer.name=muon", "model.norm=deepnorm", "model.tied=false"), (3,)),
     Case("fsdp lamb t5", (_FSDP, "optimizer.name=lamb", "model.position=t5"), (2,)),

@@ -40,7 +40,7 @@ _BASE = {
     "optimizer.clip_norm": 1.2,
 }
 
-#: GPT-2's architecture; the same twice as deep, for four stages of two pieces; Llama's; a mixture of experts.
+#: GPT-2's architecture; the same twice as deep, for four stages of two pieces; Llama's.
 MODELS: dict[str, dict] = {
     "gpt2": {},
     "deep": {"model.n_layer": 8},
@@ -52,7 +52,6 @@ MODELS: dict[str, dict] = {
         "model.tied": "false",
         "model.bias": "false",
     },
-    "experts": {"model.n_expert": 4, "model.d_ff": 64, "model.bias": "false"},
 }
 
 #: Choices in pairs: norm, position, activation, optimizer, and what makes them differ from the others in more. A fault
@@ -186,10 +185,6 @@ _ALL = (
         "tp=2 pp=2 loop.micro_batch=4 sequence_parallel=true",
         model="llama",
     ),
-    Rung("ddp-x2-experts", "ddp", 2, model="experts"),
-    Rung("fsdp-x2-experts", "fsdp", 2, model="experts"),
-    Rung("ep2", "megatron", 2, "ep=2", model="experts"),
-    Rung("ep2-pp2-dp2", "megatron", 8, "ep=2 pp=2 loop.micro_batch=1", model="experts"),
     Rung("ddp-x2-alibi", "ddp", 2, model="alibi"),
     Rung("ddp-x2-deepnorm", "ddp", 2, model="deepnorm"),
     Rung("ddp-x2-zero1-t5", "ddp", 2, "distributed_optimizer=true", model="t5"),

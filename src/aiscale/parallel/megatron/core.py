@@ -38,13 +38,9 @@ with warnings.catch_warnings():  # about missing Apex and Transformer Engine, wh
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: F401  for engine
     from megatron.core.transformer.module import Float16Module
-    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
-
-if not hasattr(moe_utils, "te_general_gemm"):  # its router reads this name even without Transformer Engine
-    moe_utils.te_general_gemm = None
 
 DTYPES = {"bf16": torch.bfloat16, "fp64": torch.float64}  #: of weights and activations; else fp32
 
@@ -58,7 +54,6 @@ def start_groups(grid: Grid) -> None:
         grid.tp,
         grid.pp,
         virtual_pipeline_model_parallel_size=grid.virtual if grid.virtual > 1 else None,
-        expert_model_parallel_size=grid.ep,
         create_gloo_process_groups=False,
     )
 
@@ -89,15 +84,6 @@ def transformer_config(run: Run) -> TransformerConfig:
     dtype = DTYPES.get(precision, torch.float32)
     activation = CHOICES[model.activation]
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    experts = {
-        "num_moe_experts": model.n_expert,
-        "expert_model_parallel_size": layout.ep,
-        "moe_router_topk": model.experts_per_token,
-        "moe_router_pre_softmax": model.experts_per_token == 1,
-        "moe_router_load_balancing_type": "none",
-        # The other dispatchers need CUDA streams; this one sends every token to every rank of the group.
-        "moe_token_dispatcher_type": "allgather",
-    }
     return TransformerConfig(
         num_layers=model.n_layer,
         hidden_size=model.d_model,
@@ -122,7 +108,6 @@ def transformer_config(run: Run) -> TransformerConfig:
         init_method=_leave,
         output_layer_init_method=_leave,
         **(recompute if model.activation_checkpointing else {}),
-        **(experts if model.n_expert else {}),
     )
 
 
@@ -194,7 +179,7 @@ def _gpt(model: ModelConfig, config: TransformerConfig, chunk: int) -> GPTModel:
     place = {"vp_stage": chunk} if has_chunks else {}
     ends = {"ignore_virtual": not has_chunks, **place}
     norm = ModuleSpec(module=Norm, params={"model": model})
-    layer = get_gpt_layer_local_spec(config.num_moe_experts, normalization=config.normalization)
+    layer = get_gpt_layer_local_spec(normalization=config.normalization)
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = norm
     pieces = config.pipeline_model_parallel_size * (config.virtual_pipeline_model_parallel_size or 1)
     gpt = GPTModel(
@@ -247,7 +232,7 @@ class _Sinusoids(nn.Module):
 def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], tables: list[dict[str, Slot]]):
     """A Shard for every parameter of this rank: the range that this rank's optimizer updates, and its state."""
     inner = optimizer.chained_optimizers[0]
-    states = {p: state for chained in optimizer.chained_optimizers for p, state in chained.optimizer.state.items()}
+    states = inner.optimizer.state
     ranges = getattr(inner, "model_param_gbuf_map", None)  # only the distributed optimizer has one
     for chunk, stage, slots in zip(chunks, stages, tables, strict=True):
         parameters = dict(gpt_model(chunk).named_parameters())

@@ -1,4 +1,4 @@
-"""Megatron-Core: tp ranks shard matrices, pp stages the layers, dp ranks the batch, ep of the dp ranks the experts.
+"""Megatron-Core: tp ranks shard matrices, pp stages the layers, dp ranks the batch.
 
     aiscale train --recipe laptop --nproc 8 --set parallel.strategy=megatron --set parallel.tp=2 --set parallel.pp=2 \
         --set parallel.distributed_optimizer=true
@@ -179,22 +179,19 @@ class MegatronEngine(Engine):
         """The norm of the whole model's gradients. Megatron-Core sums in fp32, so in fp64 we sum ourselves."""
         if self.run.loop.precision != "fp64":
             return float(self.optimizer.get_grad_norm())
-        total = 0.0
-        for optimizer in self.optimizer.chained_optimizers:  # experts have their own optimizer and group
-            squares = torch.zeros((), dtype=torch.float64, device=self.world.device)
-            for gradient in optimizer.get_main_grads_for_grad_norm():
-                squares += gradient.square().sum()
-            dist.all_reduce(squares, group=optimizer.get_grad_stats_parallel_group())
-            total += squares.item()
-        return math.sqrt(total)
+        (optimizer,) = self.optimizer.chained_optimizers
+        squares = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for gradient in optimizer.get_main_grads_for_grad_norm():
+            squares += gradient.square().sum()
+        dist.all_reduce(squares, group=optimizer.get_grad_stats_parallel_group())
+        return math.sqrt(squares.item())
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """The tensors that live between steps, by category; fp32 masters count as optimizer states."""
-        buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
+        buffers = [buffer for chunk in self.chunks for buffer in chunk.buffers]
         parameters = [p for chunk in self.chunks for p in chunk.parameters()]
         groups = self.optimizer.param_groups
-        kept = [states[p] for p, states in self._states().items() if p in states]
-        states = [v for state in kept for v in state.values() if torch.is_tensor(v)]
+        states = [v for state in self._states().values() for v in state.values() if torch.is_tensor(v)]
         return {
             "parameters": [b.param_data for b in buffers if b.param_data is not None] + parameters,
             "gradients": [buffer.grad_data for buffer in buffers],
@@ -221,7 +218,7 @@ class MegatronEngine(Engine):
             shard.main.data.copy_(saved.pop("weight"))
             shard.parameter.view(-1)[shard.start : shard.end].copy_(shard.main.detach().reshape(-1))
             kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
-            states[shard.main][shard.main] = kept
+            states[shard.main] = kept
         if self.run.parallel.distributed_optimizer:  # gather what the other data-parallel ranks hold
             with self.world.control(), self._adapted():
                 for chunk in self.chunks:
@@ -247,7 +244,7 @@ class MegatronEngine(Engine):
             for key in moments:
                 part = self._part(shard, saved.tensor(shard.slot.source, key))
                 state[key] = part.to(shard.main, copy=True)
-            states[shard.main][shard.main] = state
+            states[shard.main] = state
 
     def close(self) -> None:
         self.chunks, self.optimizer, self._schedule = [], None, None
@@ -257,7 +254,7 @@ class MegatronEngine(Engine):
         return adapted(self.world.device, double=self.run.loop.precision == "fp64")
 
     def _shards(self) -> list[Shard]:
-        tables = [slots(self.run.model, self.grid, stage, self.world.rank) for stage in self.stages]
+        tables = [slots(self.run.model, self.grid, stage) for stage in self.stages]
         return list(self.core.owned(self.optimizer, self.chunks, self.stages, tables))
 
     def _written(self) -> list[Shard]:
@@ -265,14 +262,11 @@ class MegatronEngine(Engine):
         distributed optimizer, tensor-parallel ranks those of unsharded tensors."""
         mine = [shard for shard in self._shards() if shard.main is not None and not shard.slot.is_copy]
         mine = [shard for shard in mine if shard.slot.dim is not None or self.tp_rank == 0]
-        if self.run.parallel.distributed_optimizer or self.data_rank == 0:
-            return mine
-        return [shard for shard in mine if shard.slot.is_expert and self.data_rank < self.grid.ep]
+        return mine if self.run.parallel.distributed_optimizer or self.data_rank == 0 else []
 
     def _states(self) -> dict[Tensor, dict]:
-        """Main parameter -> its optimizer states; experts have their own optimizer."""
-        inner = [chained.optimizer for chained in self.optimizer.chained_optimizers]
-        return {p: optimizer.state for optimizer in inner for group in optimizer.param_groups for p in group["params"]}
+        """Main parameter -> its optimizer states."""
+        return self.optimizer.chained_optimizers[0].optimizer.state
 
     @torch.no_grad()
     def _fill(self, whole: Callable[[str], Tensor]) -> None:

@@ -35,12 +35,11 @@ class Grid:
     pp: int = 1
     virtual: int = 1  #: pieces of the model on each pipeline rank
     dp: int = 1
-    ep: int = 1  #: adjacent data-parallel ranks that shard the experts; must divide dp
 
     @classmethod
     def of(cls, layout: ParallelConfig, world_size: int) -> Grid:
         dp = world_size // (layout.tp * layout.pp)
-        return cls(tp=layout.tp, pp=layout.pp, virtual=layout.virtual_stages, dp=dp, ep=layout.ep)
+        return cls(tp=layout.tp, pp=layout.pp, virtual=layout.virtual_stages, dp=dp)
 
     @property
     def stages(self) -> int:
@@ -65,7 +64,6 @@ class Slot:
     dim: int | None = None  #: the dim that tensor-parallel ranks shard; None: not sharded
     order: Tensor | None = None  #: GPT's indices along dim, those of rank 0 first; None: as they are
     is_copy: bool = False  #: a copy of a tensor that another stage holds
-    is_expert: bool = False  #: only some of the data-parallel ranks hold it
 
     def indices(self, size: int, tp_rank: int) -> Tensor:
         """GPT's indices along dim that a tensor-parallel rank holds; PADDING where GPT has none."""
@@ -103,14 +101,8 @@ def padded_vocab(vocab_size: int, tp: int) -> int:
     return -(-vocab_size // tp) * tp
 
 
-def slots(model: ModelConfig, grid: Grid, stage: int, rank: int = 0) -> dict[str, Slot]:
-    """Megatron-Core's name -> Slot, for one piece of the model; stages count along the model from 0.
-
-    rank: decides which experts are included; otherwise all ranks of a stage are alike.
-    """
-    each = model.n_expert // grid.ep
-    first = grid.coordinates(rank)[1] % grid.ep * each
-    experts = range(first, first + each)
+def slots(model: ModelConfig, grid: Grid, stage: int) -> dict[str, Slot]:
+    """Megatron-Core's name -> Slot, for one piece of the model; stages count along the model from 0."""
     found: dict[str, Slot] = {}
     vocabulary = torch.arange(padded_vocab(model.vocab_size, grid.tp))
     vocabulary[model.vocab_size :] = PADDING
@@ -121,7 +113,7 @@ def slots(model: ModelConfig, grid: Grid, stage: int, rank: int = 0) -> dict[str
     layers = model.n_layer // grid.stages
     for layer in range(layers):
         theirs, ours = f"decoder.layers.{layer}", f"blocks.{stage * layers + layer}"
-        found.update(_layer(model, grid.tp, theirs, ours, experts))
+        found.update(_layer(model, grid.tp, theirs, ours))
     if stage == grid.stages - 1:
         found.update(_norm(model, "decoder.final_layernorm", "norm"))
         if not model.tied:
@@ -145,14 +137,14 @@ def gate_value_order(ff_width: int, tp: int) -> Tensor:
     return torch.arange(2 * ff_width).view(2, tp, -1).transpose(0, 1).flatten()
 
 
-def _layer(model: ModelConfig, tp: int, theirs: str, ours: str, experts: range) -> dict[str, Slot]:
+def _layer(model: ModelConfig, tp: int, theirs: str, ours: str) -> dict[str, Slot]:
     up_order = gate_value_order(model.ff_width, tp) if model.gated else None
     linears = {  # ours, the dim that is sharded (0: outputs, with their biases; 1: inputs), the order along it
         "self_attention.linear_qkv": ("attn.qkv", 0, query_key_value_order(model)),
         "self_attention.linear_proj": ("attn.out", 1, None),
+        "mlp.linear_fc1": ("mlp.up", 0, up_order),
+        "mlp.linear_fc2": ("mlp.down", 1, None),
     }
-    if not model.n_expert:
-        linears |= {"mlp.linear_fc1": ("mlp.up", 0, up_order), "mlp.linear_fc2": ("mlp.down", 1, None)}
     found = _norm(model, f"{theirs}.input_layernorm", f"{ours}.attn_norm")
     found |= _norm(model, f"{theirs}.pre_mlp_layernorm", f"{ours}.mlp_norm")
     for name, (source, dim, order) in linears.items():
@@ -160,16 +152,6 @@ def _layer(model: ModelConfig, tp: int, theirs: str, ours: str, experts: range) 
         if model.bias:
             bias = f"{ours}.{source}.bias"
             found[f"{theirs}.{name}.bias"] = Slot(bias, tp, 0, order) if dim == 0 else Slot(bias)
-    return found | _experts(f"{theirs}.mlp", f"{ours}.mlp", experts, up_order)
-
-
-def _experts(theirs: str, ours: str, experts: range, up_order: Tensor | None) -> dict[str, Slot]:
-    """The router, on all ranks, and this rank's experts, numbered from 0. None of them is sharded over tp."""
-    found = {f"{theirs}.router.weight": Slot(f"{ours}.router.weight")} if experts else {}
-    for local, number in enumerate(experts):
-        place, source = f"{theirs}.experts.local_experts.{local}", f"{ours}.experts.{number}"
-        found[f"{place}.linear_fc1.weight"] = Slot(f"{source}.up.weight", 1, 0, up_order, is_expert=True)
-        found[f"{place}.linear_fc2.weight"] = Slot(f"{source}.down.weight", 1, 1, is_expert=True)
     return found
 
 

@@ -101,7 +101,7 @@ class Saved:
         self._entries: dict[str, dict[int, list[dict]]] = defaultdict(lambda: defaultdict(list))
         for content in files:
             tp_rank, _, _ = self.grid.coordinates(content["rank"])
-            by_stage = [slots(self.model, self.grid, stage, content["rank"]) for stage in range(self.grid.stages)]
+            by_stage = [slots(self.model, self.grid, stage) for stage in range(self.grid.stages)]
             for entry in content["entries"]:
                 slot = by_stage[entry["stage"]][entry["name"]]
                 self.slots[slot.source] = slot
@@ -151,8 +151,7 @@ def gather(shards: list[Shard], world: World, grid: Grid, model: ModelConfig) ->
     for rank, found in enumerate(heads):
         for source, start, end in found:
             plan[source].append((rank, start, end))
-    everywhere = [(stage, rank) for stage in range(grid.stages) for rank in range(0, grid.tp * grid.ep, grid.tp)]
-    by_source = {slot.source: slot for place in everywhere for slot in slots(model, grid, *place).values()}
+    by_source = {slot.source: slot for stage in range(grid.stages) for slot in slots(model, grid, stage).values()}
     full, dtype = {}, next((shard.main.dtype for shard in shards), torch.float32)
     with world.control():
         for source, shape in cost.parameter_shapes(model).items():
