@@ -19,7 +19,6 @@ notebook starts; `comes before` the notebook to have read, or `nothing`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,12 +38,6 @@ _HEADER = re.compile(
     r"\| minutes \| ranks \| hardware \| comes before \|\n\|[-|]+\|\n"
     r"\| (?P<minutes>\d+) \| (?P<ranks>\d+) \| (?P<hardware>.+?) \| (?P<needs>.+?) \|"
 )
-
-
-class _Node(dict):
-    """A JSON object whose fields are read as nbformat's are."""
-
-    __getattr__ = dict.__getitem__
 
 
 class LessonError(ConfigError):
@@ -81,17 +74,9 @@ class Notebook:
     def is_appendix(self) -> bool:
         return self.path.parent.name == APPENDIX
 
-    @cached_property
+    @property
     def cells(self) -> list[NotebookNode]:
-        """The cells with their source and tags: without nbformat, whose import takes a second or two."""
-        try:
-            cells = json.loads(self.path.read_text(encoding="utf-8"), object_hook=_Node)["cells"]
-            for cell in cells:
-                cell["source"] = "".join(cell["source"])
-                cell["metadata"], cell["cell_type"]  # or it is no notebook of this format
-            return cells
-        except (OSError, ValueError, KeyError, TypeError):
-            return self.content.cells
+        return self.content.cells
 
     @cached_property
     def content(self) -> NotebookNode:

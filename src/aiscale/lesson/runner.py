@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from aiscale.processes import usable_cores
 
 CELL_TIMEOUT_S = 120
 QUEUE_S = 86400  #: that the job of a notebook's ranks may wait in the queue
-MOST_THREADS = 4
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
     add("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
     add("--out", default="build", metavar="DIR", help="executed copies go to DIR/notebooks (default: build)")
-    add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
     add("--cell-timeout", type=float, metavar="S", help=f"seconds that a cell may take (default: {CELL_TIMEOUT_S})")
+    add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,10 +59,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{notebook.name}: {header.title}")
             print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
         return 0
-    try:
-        results = execute(chosen, _parameters(args.parameter), args.out, args.core, args.cell_timeout)
-    except KeyboardInterrupt:
-        return 130
+    results = execute(chosen, _parameters(args.parameter), args.out, args.core, args.cell_timeout)
     for result in results:
         if result.error:
             print(f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr)
@@ -75,13 +72,12 @@ def _parameters(assignments: Sequence[str]) -> dict[str, object]:
     """Values as JSON has them, else as text."""
     given = {}
     for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals or not name.strip():
+        name, equals, value = (part.strip() for part in assignment.partition("="))
+        if not equals or not name:
             raise LessonError(f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20")
-        try:
-            given[name.strip()] = json.loads(value)
-        except ValueError:
-            given[name.strip()] = value
+        given[name] = value
+        with suppress(ValueError):
+            given[name] = json.loads(value)
     return given
 
 
@@ -123,7 +119,7 @@ def execute(
 def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float) -> Result:
     import papermill
 
-    executed, started = folder / f"{notebook.name}.ipynb", time.monotonic()
+    executed, started, error = folder / f"{notebook.name}.ipynb", time.monotonic(), ""
     executed.unlink(missing_ok=True)
     try:
         papermill.execute_notebook(
@@ -136,7 +132,6 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, lim
             progress_bar={"leave": False, "disable": None},
             **({"skip_cells_with_tag": OPTIONAL} if core else {}),
         )
-        error = ""
     except Exception as raised:  # an error in a cell, a dead kernel, a time-out
         cell, message = shown(executed), _COLOR.sub("", f"{type(raised).__name__}: {raised}")
         error = cell if cell and isinstance(raised, papermill.PapermillExecutionError) else f"{message}\n{cell}"
@@ -145,19 +140,20 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, lim
 
 def shown(executed: Path) -> str:
     """What the failing cell of an executed copy showed: a rank's error may be text, display data or the error."""
-    cells = read(executed).cells if executed.exists() else []
-    failing = [c for c in cells if any(o.output_type == "error" for o in c.get("outputs", []))]
-    parts = [failing[0].source, ""] if failing else []
-    for output in failing[0].outputs if failing else []:
-        data = output.get("data", {})
-        parts.append(output.get("text") or data.get("text/plain") or "\n".join(output.get("traceback", [])))
-    return _COLOR.sub("", "\n".join(parts))
+    for cell in read(executed).cells if executed.exists() else []:
+        outputs, parts = cell.get("outputs", []), [cell.source, ""]
+        if any(output.output_type == "error" for output in outputs):
+            for out in outputs:
+                plain = out.get("data", {}).get("text/plain")
+                parts.append(out.get("text") or plain or "\n".join(out.get("traceback", [])))
+            return _COLOR.sub("", "\n".join(parts))
+    return ""
 
 
 def _environment() -> dict[str, str]:
     """For the kernels: programs of this environment first, few threads, nothing from the hub."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    threads = os.environ.get("OMP_NUM_THREADS") or str(min(MOST_THREADS, len(usable_cores())))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(min(4, len(usable_cores())))
     runs = str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute())  # where ranks in a job keep their files
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     return {"PATH": path, "OMP_NUM_THREADS": threads, "AISCALE_RUNS": runs, **offline}

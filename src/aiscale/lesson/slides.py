@@ -3,7 +3,7 @@
     aiscale slides                  # all: build/slides/NAME.html, and PDFs where there is a Chromium
     aiscale slides 03_ddp --as-is   # one, with the notebooks' figures as they were last run
 
-A deck is one HTML file with reveal.js in it, which opens without a network. Its source:
+A deck is one HTML file with reveal.js in it. Its source, in which an expression is Python with the names of NAMES:
 
     title: Data parallelism            front matter; also subtitle, minutes, color (a strategy's)
     large = recipe("22b")              a name for its expressions
@@ -16,8 +16,6 @@ A deck is one HTML file with reveal.js in it, which opens without a network. Its
     ![what it shows](notebook:03_ddp#c20c3268)        the figure of a cell of an executed notebook
     Source: predicted by `cost`        under the figure: measured here, predicted, published or drawn
     Note: what the speaker says, until the end of the slide
-
-An expression is Python, with the names of NAMES.
 """
 
 from __future__ import annotations
@@ -68,9 +66,6 @@ NAMES = {
     "seconds": plots.format_seconds,
     "gb": lambda nbytes, digits=0: f"{nbytes / 1e9:,.{digits}f} GB",
     "pct": lambda share, digits=0: f"{100 * share:.{digits}f} %",
-    "row": lambda name, **wanted: next(r for r in published.table(name) if wanted.items() <= r.items()),
-    "excerpt": lambda path, first, lines: _excerpt(path, first, lines),
-    "axes": lambda width, height: plots.style.new_axes(None, width, height),
 }
 
 
@@ -82,9 +77,8 @@ class Deck:
         self.name, self.about = path.stem, dict(re.findall(r"^(\w+): *(.+)$", head, re.M))
         self.assigned = dict(re.findall(r"^(\w+) = (.+)$", head, re.M))
         self.color = plots.STRATEGY_COLORS[self.about.get("color", "serial")]
-        self.notebooks = {
-            what.split("#")[0] for t in self.texts for _, kind, what in FIGURE.findall(t) if kind == "notebook"
-        }
+        figures = [figure for text in self.texts for figure in FIGURE.findall(text)]
+        self.notebooks = {what.split("#")[0] for _, kind, what in figures if kind == "notebook"}
 
     def value(self, expression: str) -> object:
         try:
@@ -99,9 +93,8 @@ class Deck:
             self.names[name] = self.value(expression)
         page = jinja2.Template((files("aiscale.lesson") / "templates/slides.html.j2").read_text(), autoescape=True)
         ink = plots.style.text_color(self.color)
-        text = page.render(
-            deck=self, slides=[self.slide(t.strip()) for t in self.texts], size=SIZE, ink=ink, **_parts()
-        )
+        shown = [self.slide(text.strip()) for text in self.texts]
+        text = page.render(deck=self, slides=shown, size=SIZE, ink=ink, **_parts())
         (out / "slides").mkdir(parents=True, exist_ok=True)
         return write_whole(out / "slides" / f"{self.name}.html", text)
 
@@ -128,17 +121,16 @@ class Deck:
         """Prose and figures in their order."""
         parts, end = [], 0
         for figure in FIGURE.finditer(text):
-            parts.append(_html(text[end : figure.start()]))
             alt, kind, what = figure.groups()
             if kind == "notebook":
                 form, content = "png", self.shown(*what.split("#"))
+            elif kind == "plots":
+                form, content = "svg+xml", self.drawn(what)
             else:
-                drawing = find_root() / "figures" / what
-                form, content = "svg+xml", self.drawn(what) if kind == "plots" else drawing.read_bytes()
-            uri = f"data:image/{form};base64,{base64.b64encode(content).decode()}"
+                form, content = "svg+xml", (find_root() / "figures" / what).read_bytes()
             alt = html.escape(alt, quote=True)
-            image = f'<img src="{uri}" alt="{alt}">' if content else f"<p>{alt}: not run yet</p>"
-            parts.append(Markup(f"<figure>{image}</figure>"))
+            image = f'<img src="{_data(f"image/{form}", content)}" alt="{alt}">' if content else f"{alt}: not run yet"
+            parts += [_html(text[end : figure.start()]), Markup(f"<figure>{image}</figure>")]
             end = figure.end()
         return [part for part in [*parts, _html(text[end:])] if part]
 
@@ -154,10 +146,9 @@ class Deck:
 
     def shown(self, name: str, cell_id: str) -> bytes:
         copy = self.executed / f"{notebooks([name])[0].name}.ipynb"
-        outputs = (
-            [o for c in read(copy).cells if c.id == cell_id for o in c.get("outputs", ())] if copy.exists() else []
-        )
-        images = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+        cells = read(copy).cells if copy.exists() else []
+        outputs = [output.get("data", {}) for cell in cells if cell.id == cell_id for output in cell.get("outputs", ())]
+        images = [data["image/png"] for data in outputs if "image/png" in data]
         if not images and not self.as_is:
             raise LessonError(f"{self.name}: cell {cell_id} of {copy} has no figure: aiscale notebooks --core {name}")
         return base64.b64decode(images[0]) if images else b""
@@ -169,18 +160,13 @@ def decks(names: Sequence[str] = (), root: str | Path | None = None) -> list[Dec
     return [Deck(path) for path in choose("deck", names, sorted(root.glob("*.md")), root)]
 
 
-def _excerpt(path: str, first: str, lines: int) -> str:
-    """`lines` lines of a file of this repository, from the one that begins with `first`."""
-    text = (find_root().parent / path).read_text().splitlines()
-    start = next(number for number, line in enumerate(text) if line.startswith(first))
-    return "\n".join(text[start : start + lines])
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _mathml(part: re.Match) -> str:
-    if part["code"]:
-        return part["code"]
     display = "block" if part["block"] else "inline"
-    return latex2mathml.converter.convert(part["block"] or part["inline"], display=display)
+    return part["code"] or latex2mathml.converter.convert(part["block"] or part["inline"], display=display)
 
 
 def _html(text: str) -> Markup:
@@ -196,13 +182,12 @@ def _parts() -> dict[str, Markup]:
     reveal = Path(find_spec("pyreveal").submodule_search_locations[0]) / "revealjs"  # reveal.js as a wheel
     css = [(reveal / "dist/reveal.css").read_text()]
     for weight, cut in ((400, "regular"), (600, "semibold")):
-        font = reveal / f"css/theme/fonts/source-sans-pro/source-sans-pro-{cut}.woff"
-        uri = f"data:font/woff;base64,{base64.b64encode(font.read_bytes()).decode()}"
+        uri = _data("font/woff", (reveal / f"css/theme/fonts/source-sans-pro/source-sans-pro-{cut}.woff").read_bytes())
         css += [f'@font-face {{ font-family: "Source Sans Pro"; font-weight: {weight}; src: url({uri}); }}']
-    css += [(files("aiscale.lesson") / "templates" / "slides.css").read_text()]
+    css += [(files("aiscale.lesson") / "templates/slides.css").read_text()]
     css += [HtmlFormatter(style="friendly").get_style_defs(".highlight")]
-    scripts = [(reveal / "dist" / name).read_text() for name in ("reveal.js", "plugin/notes.js")]
-    return {"css": Markup("\n".join(css)), "script": Markup("\n;\n".join(scripts).replace("</script", "<\\/script"))}
+    script = "\n;\n".join((reveal / name).read_text() for name in ("dist/reveal.js", "dist/plugin/notes.js"))
+    return {"css": Markup("\n".join(css)), "script": Markup(script.replace("</script", "<\\/script"))}
 
 
 def print_pdf(page: Path, chromium: str) -> None:
