@@ -29,11 +29,11 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 _DTYPES["fp64"] = torch.float64
 
 
-def held_bytes(held: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
+def held_bytes(categories: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, int]:
     """Bytes by category of tensors. A storage shared by several tensors counts once, in the first category."""
     seen: set[int] = set()
     totals = {}
-    for category, tensors in held.items():
+    for category, tensors in categories.items():
         total = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -101,9 +101,9 @@ def peak_flops(world: World, precision: str, seconds: float = 0.1) -> tuple[floa
     multiplying matrices, on all ranks at once because they share the cores."""
     if world.device.type == "cuda":
         name = torch.cuda.get_device_name(world.device)
-        known = machines.find_device(name)
-        if known is not None and (flops := known.peak_flops(precision)):
-            return flops, f"data sheet of {known.name}"
+        device = machines.find_device(name)
+        if device is not None and (flops := device.peak_flops(precision)):
+            return flops, f"data sheet of {device.name}"
     dtype = _DTYPES[precision]
     n = 512 if world.device.type == "cpu" else 4096
     a, b = (torch.randn(n, n, device=world.device).to(dtype) for _ in range(2))
@@ -166,9 +166,9 @@ class Meter:
 
     def measure_peak(self) -> None:
         """Measure the peak again and keep the best: a measurement on a busy machine is too low."""
-        found, source = peak_flops(self.world, self.precision)
-        if found > self.peak_flops:
-            self.peak_flops, self.peak_source = found, source
+        peak, source = peak_flops(self.world, self.precision)
+        if peak > self.peak_flops:
+            self.peak_flops, self.peak_source = peak, source
 
     def overall(self) -> dict:
         """MFU of all steps so far, with the best peak known now, and that peak."""
@@ -206,12 +206,12 @@ class Meter:
             "wire_bytes": wire_bytes(self._counts, self.world.backend),
         }
 
-    def rank_report(self, held: Mapping[str, Iterable[torch.Tensor]]) -> dict:
+    def rank_report(self, categories: Mapping[str, Iterable[torch.Tensor]]) -> dict:
         """What this rank sent in the last step, by collective and group, and what it holds."""
         return {
             "rank": self.world.rank,
             "traffic": traffic_rows(self._groups, self.world.backend),
-            "held_bytes": held_bytes(held),
+            "held_bytes": held_bytes(categories),
             "peak_memory_bytes": peak_memory_bytes(self.world.device),
         }
 

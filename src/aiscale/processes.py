@@ -51,10 +51,10 @@ def marked(variable: str, value: str) -> list[int]:
     mark = f"{variable}={value}"
     if not os.path.isdir("/proc/self"):  # macOS: ps shows the environment of one's own processes
         listing = subprocess.run(["ps", "-Ewwax", "-o", "pid=,command="], capture_output=True, text=True).stdout
-        found = [int(line.split(None, 1)[0]) for line in listing.splitlines() if mark in line]
+        pids = [int(line.split(None, 1)[0]) for line in listing.splitlines() if mark in line]
     else:
-        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and _carries(name, mark.encode())]
-    return [pid for pid in found if pid != os.getpid()]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and _carries(name, mark.encode())]
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def _carries(pid: str, mark: bytes) -> bool:

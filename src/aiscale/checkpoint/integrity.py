@@ -33,8 +33,8 @@ def damage(folder: Path, note: dict, names: Iterable[str]) -> str:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if (found := path.stat().st_size) != nbytes:
-            return f"{name} has {found:,} bytes of {nbytes:,}"
+        if (size := path.stat().st_size) != nbytes:
+            return f"{name} has {size:,} bytes of {nbytes:,}"
         if _hash(path) != expected:
             return f"{name} is not what was written: its checksum differs"
     return ""
@@ -42,8 +42,8 @@ def damage(folder: Path, note: dict, names: Iterable[str]) -> str:
 
 def seal(note: dict) -> dict:
     """The note with its own checksum added, or put right."""
-    told = json.dumps({key: value for key, value in note.items() if key != "seal"}, sort_keys=True)
-    return {**note, "seal": hashlib.blake2b(told.encode(), digest_size=16).hexdigest()}
+    text = json.dumps({key: value for key, value in note.items() if key != "seal"}, sort_keys=True)
+    return {**note, "seal": hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}
 
 
 def _hash(path: Path) -> str:

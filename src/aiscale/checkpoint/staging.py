@@ -27,7 +27,7 @@ class Staging:
     """Host memory for one copy of a state; the next `of` overwrites it."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[tuple, Tensor]] = {}  #: part -> path in the state -> its memory
+        self._buffers: dict[str, dict[tuple, Tensor]] = {}  #: part -> path in the state -> its memory
 
     @torch.no_grad()
     def of(self, state: Any, part: str = "") -> Any:
@@ -35,7 +35,7 @@ class Staging:
         that are kept at the same time."""
         used: dict[tuple, Tensor] = {}
         result = self._copied(state, (part,), used, {})
-        self._held[part] = used
+        self._buffers[part] = used
         if any(tensor.is_pinned() for tensor in used.values()):
             torch.cuda.synchronize()  # copies to pinned memory are asynchronous
         return result
@@ -54,14 +54,14 @@ class Staging:
     def _tensor(self, tensor: Tensor, place: tuple, used: dict) -> Tensor:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         local = local.detach()
-        held = self._held.get(place[0], {}).get(place)
-        if held is None or (held.shape, held.dtype) != (local.shape, local.dtype):
-            held = _memory(local)
-        used[place] = held.copy_(local, non_blocking=True)
+        buffer = self._buffers.get(place[0], {}).get(place)
+        if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
+            buffer = _memory(local)
+        used[place] = buffer.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
-            return held
+            return buffer
         # A checkpoint needs the shards' placements but not the device: the mesh stays that of the GPUs.
-        return DTensor(held, tensor._spec, requires_grad=False)
+        return DTensor(buffer, tensor._spec, requires_grad=False)
 
 
 def _memory(like: Tensor) -> Tensor:

@@ -170,28 +170,28 @@ def load_weights(model_state: dict, path: str | Path) -> None:
     """Fill `model_state` (a model's state_dict) from a checkpoint, in this process alone, without the optimizer."""
     path = Path(path)
     note = read_note(path)
-    found = note["format"]
+    kind = note["format"]
     if wrong := integrity.damage(path, note, note["files"]):
         raise CheckpointError(f"{path} is damaged ({wrong}): delete it to use the one before")
     with quiet(), _refusal(f"cannot read {path}", _OTHER):
-        if found == "dcp":
+        if kind == "dcp":
             dcp.load({"model": model_state}, checkpoint_id=path, no_dist=True)
             return
-        weights = pkgutil.resolve_name(READERS[found])(Path(path))
+        weights = pkgutil.resolve_name(READERS[kind])(Path(path))
     for name, tensor in model_state.items():
         tensor.copy_(weights[name])
 
 
 def latest(folder: str | Path, run_id: str | None = None) -> Path | None:
     """The newest complete checkpoint below `folder`, or None. With `run_id`, other runs' are ignored."""
-    found = whole(Path(folder), run_id)
-    return found[-1] if found else None
+    paths = whole(Path(folder), run_id)
+    return paths[-1] if paths else None
 
 
 def whole(folder: Path, run_id: str | None = None) -> list[Path]:
     """Complete checkpoints, oldest first, without those of other runs than `run_id`."""
-    found = sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
-    return [path for path in found if not of_another_run(path, run_id)]
+    paths = sorted(path.parent for path in folder.glob(f"step_*/{NOTE}"))
+    return [path for path in paths if not of_another_run(path, run_id)]
 
 
 def of_another_run(path: Path, run_id: str | None) -> str:
@@ -207,7 +207,7 @@ def read_note(path: Path) -> dict:
     """The checkpoint's note: format version, step, ranks that wrote it. Raises CheckpointError."""
     try:
         note = json.loads((path / NOTE).read_text())
-        version, _, found = note["format_version"], note["step"], note["format"]
+        version, _, kind = note["format_version"], note["step"], note["format"]
     except (OSError, ValueError, TypeError, KeyError):
         raise CheckpointError(f"{path} is not a checkpoint of aiscale: it has no readable {NOTE}") from None
     if note != integrity.seal(note):
@@ -216,9 +216,9 @@ def read_note(path: Path) -> dict:
         raise CheckpointError(
             f"{path} has format version {version}, this aiscale reads {FORMAT_VERSION}: use the aiscale that wrote it"
         )
-    if found not in ("dcp", *READERS):
+    if kind not in ("dcp", *READERS):
         raise CheckpointError(
-            f"{path} has the format {found}, this aiscale reads dcp, {', '.join(READERS)}: use the one that wrote it"
+            f"{path} has the format {kind}, this aiscale reads dcp, {', '.join(READERS)}: use the one that wrote it"
         )
     return note
 

@@ -16,15 +16,15 @@ class ConfigError(ValueError):
     """A configuration that cannot be trained; the message is one line that says what to change."""
 
 
-def hint(word: str, known: Iterable[str], none: str = "", prefix: str = "") -> str:
+def hint(word: str, names: Iterable[str], none: str = "", prefix: str = "") -> str:
     """`did you mean X?` for the nearest known word; where none is near enough, `none` or the list of all. prefix:
     before each, as in model. of model.n_layer."""
-    known = list(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    names = list(names)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     guess = f"did you mean {prefix}{near[0]}?" if near else ""
     if difflib.get_close_matches(word, near, cutoff=0.6):
         return guess
-    return f"{guess} {none or 'it may be one of ' + ', '.join(prefix + name for name in known)}".strip()
+    return f"{guess} {none or 'it may be one of ' + ', '.join(prefix + name for name in names)}".strip()
 
 
 def require(condition: bool, message: str) -> None:

@@ -237,15 +237,15 @@ class HFModelConfig(Heads):
     @property
     def options(self) -> dict[str, object]:
         """`settings` as a dictionary; values are parsed as JSON, else kept as text."""
-        found = {}
+        values = {}
         for pair in filter(None, (part.strip() for part in self.settings.split(","))):
             key, equals, text = pair.partition("=")
             require(bool(equals), f"model.settings has {pair!r} without '=': write it as key=value,key=value")
             try:
-                found[key.strip()] = json.loads(text)
+                values[key.strip()] = json.loads(text)
             except ValueError:
-                found[key.strip()] = text.strip()
-        return found
+                values[key.strip()] = text.strip()
+        return values
 
     @property
     def shape(self) -> ModelConfig:
@@ -276,16 +276,16 @@ class HFModelConfig(Heads):
             raise ConfigError(f"model.folder {self.folder} {problem}: name a local Hugging Face folder") from None
         except ValueError as error:
             raise ConfigError(f"{path} is not JSON ({error}): copy the folder again") from None
-        found = {"model_type": raw.get("model_type") or ""}
+        shape = {"model_type": raw.get("model_type") or ""}
         for name, aliases in _ALIASES.items():
-            found[name] = next((raw[alias] for alias in aliases if raw.get(alias)), 0)
-        for name, value in found.items():
-            given = getattr(self, name)
+            shape[name] = next((raw[alias] for alias in aliases if raw.get(alias)), 0)
+        for name, value in shape.items():
+            own = getattr(self, name)
             require(
-                not given or given == (value or given),
-                f"model.{name} is {given}, but {path} says {value}: leave it out, or another folder",
+                not own or own == (value or own),
+                f"model.{name} is {own}, but {path} says {value}: leave it out, or another folder",
             )
-            object.__setattr__(self, name, given or value)  # the dataclass is frozen
+            object.__setattr__(self, name, own or value)  # the dataclass is frozen
         missing = [name for name in _NEEDED if not getattr(self, name)]
         require(not missing, f"{path} does not give model.{', model.'.join(missing)}: set it")
 

@@ -131,7 +131,7 @@ class _Group:
     def time(self, algorithm: str, steps: int, across: int, volumes: tuple[float, float]) -> Collective:
         """With the faster protocol. across: steps between nodes; volumes: bytes of a rank through links in the node, of
         a node through its adapters."""
-        node, found = self.machine.node, []
+        node, ways = self.machine.node, []
         inside, outside = volumes
         measured = node.bus_gb_s is not None and len(node.bus_gb_s) > 1 and self.nodes == 1
         for protocol in PROTOCOLS[node.accelerator.library]:
@@ -146,8 +146,8 @@ class _Group:
             if outside and self.nodes > 1:
                 nics_s = outside / min(protocol.most_bytes_s, protocol.share * self.nic_bytes_s())
             parts = {"links in the node": links_s, "network adapters": nics_s, "latency": latency_s}
-            found.append((latency_s + max(links_s, nics_s), max(parts, key=parts.__getitem__)))
-        seconds, slowest = min(found)
+            ways.append((latency_s + max(links_s, nics_s), max(parts, key=parts.__getitem__)))
+        seconds, slowest = min(ways)
         return Collective(seconds=seconds, algorithm=algorithm, bottleneck=slowest)
 
     def in_switch(self, across: int, through: float) -> Collective:
@@ -168,14 +168,14 @@ class _Group:
         node, g = self.machine.node, self.per_node
         if g == 2 and node.mate_gb_s:
             return LINK_SHARE * node.mate_gb_s * 1e9
-        known = [LINK_SHARE * (g - 1) * node.pair_gb_s * 1e9] if node.pair_gb_s else []
+        rates = [LINK_SHARE * (g - 1) * node.pair_gb_s * 1e9] if node.pair_gb_s else []
         if node.bus_gb_s:
-            known.append(max(gb_s for _, gb_s in node.bus_gb_s) * 1e9)
+            rates.append(max(gb_s for _, gb_s in node.bus_gb_s) * 1e9)
         elif node.ring_gb_s:
-            known.append(LINK_SHARE * node.ring_gb_s * 1e9)
-        elif g > 2 or not known:
+            rates.append(LINK_SHARE * node.ring_gb_s * 1e9)
+        elif g > 2 or not rates:
             raise self.missing("node.bus_gb_s (the bus bandwidth that nccl-tests measures in a node)")
-        return min(known)
+        return min(rates)
 
     def nic_bytes_s(self) -> float:
         """Out of one node, for one of the groups that share its adapters."""

@@ -173,15 +173,15 @@ def megatron_held(run: Run, world_size: int, rank: int) -> dict[str, int]:
     master = FP32 if place.weight_bytes < FP32 else 0
     if run.parallel.distributed_optimizer:
         pieces = [bucket for stage in place.stages for bucket in buckets(place, stage)]
-        held = sum(size for _, size in pieces)
+        numbers = sum(size for _, size in pieces)
         updated, tensors = map(sum, zip(*(_share(place, *bucket) for bucket in pieces), strict=True))
     else:
-        held = updated = _held_numbers(place)
+        numbers = updated = _held_numbers(place)
         tensors = sum(len(place.shapes(stage)) for stage in place.stages)
     each = MOMENTS[run.optimizer.name] * WIDE[run.loop.precision] + master
     return {
-        "parameters": place.weight_bytes * held,
-        "gradients": place.gradient_bytes * held,
+        "parameters": place.weight_bytes * numbers,
+        "gradients": place.gradient_bytes * numbers,
         "optimizer states": each * updated + counter_bytes(run.optimizer.name, tensors),
     }
 
@@ -202,15 +202,15 @@ def buckets(place: Place, stage: int) -> list[tuple[list[tuple[int, int]], int]]
             groups += [[prod(shape)], []]
         else:
             groups[-1].append(prod(shape))
-    found = []
+    buckets = []
     for sizes in filter(None, groups):
         extents, end = [], 0
         for size in sizes:
             start = round_up(end, PARAMETER_ALIGNMENT)
             end = start + size
             extents.append((start, end))
-        found.append((extents, round_up(end, lcm(place.dp, BUCKET_ALIGNMENT))))
-    return found
+        buckets.append((extents, round_up(end, lcm(place.dp, BUCKET_ALIGNMENT))))
+    return buckets
 
 
 def _share(place: Place, extents: list[tuple[int, int]], size: int) -> tuple[int, int]:

@@ -114,15 +114,15 @@ def check_fits(model: ModelConfig, optimizer: str, precision: Precision, memory_
     parts = ("parameters", "gradients", "optimizer states")
     weights, *others = (one[part] + (model.n_layer - 1) * (two[part] - one[part]) for part in parts)
     whole = weights + sum(others)
-    told = (
+    text = (
         f"the model's weights take {weights / 2**30:,.1f} GiB, with gradients and optimizer states "
         f"{whole / 2**30:,.1f} GiB, and this machine has {memory_bytes / 2**30:,.1f} GiB of memory"
     )
     if weights > memory_bytes:
         raise ConfigError(
-            f"{told}: lower model.n_layer (now {model.n_layer:,}) or model.d_model (now {model.d_model:,})"
+            f"{text}: lower model.n_layer (now {model.n_layer:,}) or model.d_model (now {model.d_model:,})"
         )
-    return told if whole > memory_bytes else ""
+    return text if whole > memory_bytes else ""
 
 
 def activation_bytes_by_part(

@@ -56,10 +56,10 @@ def in_flight(schedule: Schedule, pp: int, n_micro: int, virtual_stages: int = 1
     min(m, p - rank). The backward pass frees activations; if it is split, its second half does."""
     peaks = []
     for work in schedule_order(schedule, pp, n_micro, virtual_stages):
-        cut, held, peak = any(kind == "weights" for kind, _, _ in work), 0, 0
+        cut, in_stage, peak = any(kind == "weights" for kind, _, _ in work), 0, 0
         for kind, _, _ in work:
-            held += {"forward": 1, "backward": 0 if cut else -1, "weights": -1}[kind]
-            peak = max(peak, held)
+            in_stage += {"forward": 1, "backward": 0 if cut else -1, "weights": -1}[kind]
+            peak = max(peak, in_stage)
         peaks.append(peak / virtual_stages)
     return peaks
 

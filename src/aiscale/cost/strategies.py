@@ -46,8 +46,8 @@ def step_traffic(run: Run, world_size: int, rank: int = 0) -> Traffic:
 def held_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
     """Bytes that `rank` holds after a step, by category; with compressed gradients also "compression"."""
     _check(run, world_size)
-    _, held = _STRATEGIES[run.parallel.strategy]
-    return {category: int(nbytes) for category, nbytes in held(run, world_size, rank).items()}
+    _, formula = _STRATEGIES[run.parallel.strategy]
+    return {category: int(nbytes) for category, nbytes in formula(run, world_size, rank).items()}
 
 
 def step_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
@@ -57,21 +57,25 @@ def step_bytes(run: Run, world_size: int, rank: int = 0) -> Held:
     scores (flash attention), gathered weights (FSDP, ZeRO-3), weight casts, buffers, and what no tensor of the model is
     (the device's context, the allocator's gaps).
     """
-    held, layout = held_bytes(run, world_size, rank), run.parallel
+    state, layout = held_bytes(run, world_size, rank), run.parallel
     n_micro, size = run.loop.micro_batches(layout.data_parallel(world_size))
     if layout.strategy == "megatron":
         place = Place(run, world_size, rank)
         parts = megatron_activation_bytes_by_part(run, world_size, rank)
         logits = megatron_logit_bytes(place)
         flying = in_flight(layout.schedule, layout.pp, n_micro, layout.virtual_stages)[place.pp_rank]
-        return {**held, "activations": int(flying * (sum(parts.values()) - parts["scores"] - logits)), "logits": logits}
+        return {
+            **state,
+            "activations": int(flying * (sum(parts.values()) - parts["scores"] - logits)),
+            "logits": logits,
+        }
     parts = activation_bytes_by_part(run.model, size, run.loop.seq_len, run.loop.precision)
     if layout.strategy == "pipeline":
         pieces, pp_rank = stage_ranks(layout.pp, layout.virtual_stages), rank // (world_size // layout.pp)
         flying = in_flight(layout.schedule, layout.pp, n_micro, layout.virtual_stages)[pp_rank]
         ends = {"embeddings": pp_rank == pieces[0], "head": pp_rank == pieces[-1]}
         parts = {part: flying * nbytes * ends.get(part, 1 / layout.pp) for part, nbytes in parts.items()}
-    return {**held, "activations": int(sum(parts.values())), "logits": 0}
+    return {**state, "activations": int(sum(parts.values())), "logits": 0}
 
 
 def _check(run: Run, world_size: int) -> None:
@@ -106,13 +110,13 @@ def _whole_model(run: Run, world_size: int, rank: int) -> Held:
 
 
 def _ddp_held(run: Run, world_size: int, rank: int) -> Held:
-    held = _whole_model(run, world_size, rank)
+    state = _whole_model(run, world_size, rank)
     if run.parallel.distributed_optimizer:
         mine = _owned(run, world_size, rank)
-        held["optimizer states"] = optimizer_bytes(run.optimizer.name, mine, WIDE[run.loop.precision])
+        state["optimizer states"] = optimizer_bytes(run.optimizer.name, mine, WIDE[run.loop.precision])
     if run.compression.method != "none":
-        held["compression"] = radius_held(run) if run.compression.method == "radius" else rivals_held(run)
-    return held
+        state["compression"] = radius_held(run) if run.compression.method == "radius" else rivals_held(run)
+    return state
 
 
 def _owned(run: Run, world_size: int, rank: int) -> dict[str, tuple[int, ...]]:

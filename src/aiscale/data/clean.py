@@ -71,15 +71,15 @@ def _in_file(file: Path, field: str) -> Iterator[dict[str, str]]:
 
 
 def _cut(file: Path) -> Iterator[str]:
-    held, size = [], 0
+    block, size = [], 0
     with open(file, encoding="utf-8-sig", errors="replace") as stream:
         for line in stream:
-            held.append(line)
+            block.append(line)
             size += len(line)
             if size >= CUT_CHARS and (not line.strip() or size >= 32 * CUT_CHARS):
-                yield "".join(held)
-                held, size = [], 0
-    yield "".join(held)
+                yield "".join(block)
+                block, size = [], 0
+    yield "".join(block)
 
 
 def _examined(document: dict[str, str], against: np.ndarray) -> tuple[dict[str, str], str, np.ndarray | None]:

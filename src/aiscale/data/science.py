@@ -52,8 +52,8 @@ def package_documents(package: str) -> Iterator[dict[str, str]]:
 
 
 def _root(package: str) -> Path | None:
-    found = importlib.util.find_spec(package)
-    return Path(list(found.submodule_search_locations)[0]) if found and found.submodule_search_locations else None
+    spec = importlib.util.find_spec(package)
+    return Path(list(spec.submodule_search_locations)[0]) if spec and spec.submodule_search_locations else None
 
 
 def _docstrings(source: str) -> Iterator[tuple[int, str]]:

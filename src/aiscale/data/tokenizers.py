@@ -136,7 +136,7 @@ class WordTokenizer(Tokenizer):
             return np.fromiter(map(self._ids.__getitem__, WORD.findall(text)), dtype=np.int64)
         except KeyError as error:
             word = error.args[0]
-            near = [known for known in (" " + word, word.strip()) if known in self._ids]
+            near = [form for form in (" " + word, word.strip()) if form in self._ids]
             raise _unknown("word", word, self, f" (it knows {near[0]!r})" if near else "") from None
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -171,15 +171,15 @@ class BPETokenizer(Tokenizer):
         return np.concatenate([np.array(e.ids, dtype=np.int64) for e in encoded]) if encoded else np.empty(0, np.int64)
 
     def decode(self, ids: Iterable[int]) -> str:
-        known: list[str] = []
+        parts: list[str] = []
         run: list[int] = []
         for i in map(int, ids):
             if i < self.vocab_size:
                 run.append(i)
             else:
-                known += [self._tokenizer.decode(run, skip_special_tokens=False), UNKNOWN]
+                parts += [self._tokenizer.decode(run, skip_special_tokens=False), UNKNOWN]
                 run = []
-        return "".join(known) + self._tokenizer.decode(run, skip_special_tokens=False)
+        return "".join(parts) + self._tokenizer.decode(run, skip_special_tokens=False)
 
 
 TOKENIZERS = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer)}
@@ -244,19 +244,19 @@ def regroup(pieces: Iterable[str], size: int = 2**22) -> Iterator[str]:
     A block ends before the last white space that text follows: no tokenizer here has a token across that position, so
     the blocks have the same tokens as the whole text. (Text without white space is cut anywhere.)
     """
-    held: list[str] = []
+    buffer: list[str] = []
     length = 0
     for piece in pieces:
         for start in range(0, len(piece), size):
-            held.append(piece[start : start + size])
-            length += len(held[-1])
+            buffer.append(piece[start : start + size])
+            length += len(buffer[-1])
             if length >= size:
-                block = "".join(held)
+                block = "".join(buffer)
                 cut = _last_word_start(block)
                 yield block[:cut]
-                held, length = [block[cut:]], len(block) - cut
+                buffer, length = [block[cut:]], len(block) - cut
     if length:
-        yield "".join(held)
+        yield "".join(buffer)
 
 
 def _last_word_start(block: str) -> int:

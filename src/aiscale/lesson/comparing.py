@@ -1,8 +1,8 @@
 """Compares an answer with what is right, and says in which way it differs: scale, sign, order, axes, rank.
 
-require(len(found) == 3, "a part is missing")
-same(found, expected, "the gradient", scale={4: "divide by the ranks"})
-same_on_ranks(found, expected, "the shard", causes={"the sum of all": sums})
+require(len(parts) == 3, "a part is missing")
+same(actual, expected, "the gradient", scale={4: "divide by the ranks"})
+same_on_ranks(actual, expected, "the shard", causes={"the sum of all": sums})
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def require(holds: bool, message: str) -> None:
 
 
 def same(
-    found: object,
+    actual: object,
     expected: object,
     what: str,
     *,
@@ -37,45 +37,45 @@ def same(
 ) -> None:
     """Refuse the answer if numbers differ by more than `rtol` of the largest; the message tells in which way.
 
-    scale: found / expected -> what was probably missed. causes: message -> the value that this mistake would give.
+    scale: actual / expected -> what was probably missed. causes: message -> the value that this mistake would give.
     """
     compared.append(what)
-    if difference := _difference(found, expected, what, scale or {}, causes or {}, rtol):
+    if difference := _difference(actual, expected, what, scale or {}, causes or {}, rtol):
         raise Wrong(difference)
 
 
-def same_on_ranks(found: Sequence, expected: Sequence, what: str, **how: Any) -> None:
+def same_on_ranks(actual: Sequence, expected: Sequence, what: str, **how: Any) -> None:
     """As `same`, for the results of all ranks in rank order; `causes` hold values in rank order, too."""
     compared.append(what)
     causes, rtol = how.pop("causes", None) or {}, how.get("rtol", 1e-5)
-    wrong = [rank for rank in range(len(expected)) if not _close(found[rank], expected[rank], rtol)]
+    wrong = [rank for rank in range(len(expected)) if not _close(actual[rank], expected[rank], rtol)]
     if not wrong:
         return
     for text, values in causes.items():
-        if all(_close(mine, value, rtol) for mine, value in zip(found, values, strict=True)):
+        if all(_close(mine, value, rtol) for mine, value in zip(actual, values, strict=True)):
             raise Wrong(f"{what}: {text}")
     n = len(expected)
     for k in range(1, n):
-        if all(_close(found[r], expected[(r + k) % n], rtol) for r in range(n)):
+        if all(_close(actual[r], expected[(r + k) % n], rtol) for r in range(n)):
             raise Wrong(f"{what}: each rank r has what rank (r + {k}) % {n} should have: off by {k}")
-    told = [_difference(found[r], expected[r], what, how.get("scale") or {}, {}, rtol) for r in wrong]
-    alike = len(wrong) == n and len(set(told)) == 1
+    differences = [_difference(actual[r], expected[r], what, how.get("scale") or {}, {}, rtol) for r in wrong]
+    alike = len(wrong) == n and len(set(differences)) == 1
     where = "every rank" if alike else f"rank {wrong[0]}"
     others = "" if alike or len(wrong) == 1 else f" (and wrong on rank {', '.join(map(str, wrong[1:]))})"
-    raise Wrong(told[0].replace(what, f"{what} on {where}", 1) + others)
+    raise Wrong(differences[0].replace(what, f"{what} on {where}", 1) + others)
 
 
-def _difference(found, expected, what: str, scale: Mapping, causes: Mapping, rtol: float) -> str:
+def _difference(actual, expected, what: str, scale: Mapping, causes: Mapping, rtol: float) -> str:
     """How two values differ, in words; empty if they agree."""
-    if found is None:
+    if actual is None:
         return f"{what} is None: does the function return it?"
-    mine, truth = _numbers(found), _numbers(expected)
+    mine, truth = _numbers(actual), _numbers(expected)
     if mine is None:
-        return f"{what} is {type(found).__name__} {str(found)[:60]!r}, but it must be numbers"
-    if _close(found, expected, rtol):
+        return f"{what} is {type(actual).__name__} {str(actual)[:60]!r}, but it must be numbers"
+    if _close(actual, expected, rtol):
         return ""
     for text, value in causes.items():
-        if _close(found, value, rtol):
+        if _close(actual, value, rtol):
             return f"{what}: {text}"
     if mine.shape != truth.shape:
         turned = " (the axes are swapped)" if mine.shape == truth.shape[::-1] else ""
@@ -118,8 +118,8 @@ def _numbers(value: object):
         return None
 
 
-def _close(found: object, expected: object, rtol: float) -> bool:
-    mine, truth = _numbers(found), _numbers(expected)
+def _close(actual: object, expected: object, rtol: float) -> bool:
+    mine, truth = _numbers(actual), _numbers(expected)
     if mine is None or mine.shape != truth.shape:
         return False
     return bool(np.allclose(mine, truth, rtol=0, atol=rtol * (np.abs(truth).max() if truth.size else 0)))

@@ -64,31 +64,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(chosen: list[str], root: Path, args: argparse.Namespace) -> int:
-    found = {lesson: problems(lesson, root) for lesson in chosen}
+    faults = {lesson: problems(lesson, root) for lesson in chosen}
     rows: list[Row] = []
     if args.check:
         with Seat() as seat:
-            for lesson in chosen if not any(found.values()) else []:
+            for lesson in chosen if not any(faults.values()) else []:
                 for row in check_graders(seat, lesson, root, args.seed):
                     rows.append(row)
                     print(f"{row.exercise} {row.answer}: {'ok' if row.ok else 'NOT OK'}", file=sys.stderr, flush=True)
-    return _report(rows, found, args.json)
+    return _report(rows, faults, args.json)
 
 
-def _report(rows: list[Row], found: Mapping[str, list[str]], as_json: bool) -> int:
+def _report(rows: list[Row], faults: Mapping[str, list[str]], as_json: bool) -> int:
     if as_json:
-        print(json.dumps({"problems": found, "answers": [asdict(row) for row in rows]}, indent=1))
+        print(json.dumps({"problems": faults, "answers": [asdict(row) for row in rows]}, indent=1))
     else:
         table = Table("exercise", "answer", "", "what was said", "s", box=None, pad_edge=False)
         for row in rows:
             table.add_row(row.exercise, row.answer, "ok" if row.ok else "NOT OK", row.said, f"{row.seconds:.1f}")
         if rows:
             Console(markup=False, highlight=False).print(table)
-        for lesson, lines in found.items():
+        for lesson, lines in faults.items():
             print("\n".join(f"{lesson}: {line}" for line in lines) or f"{lesson}: in step")
         if rows:
             print(f"{sum(row.ok for row in rows)} of {len(rows)} ok, in {sum(row.seconds for row in rows):.0f} s")
-    return 0 if all(row.ok for row in rows) and not any(found.values()) else 1
+    return 0 if all(row.ok for row in rows) and not any(faults.values()) else 1
 
 
 # grading without a browser ------------------------------------------------------------------------------------------
@@ -154,12 +154,12 @@ class Seat:
 def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) -> Iterator[Row]:
     """Solution and other right ones right, stub empty and naming its exercise, wrong ones refused and told why."""
     tasks = exercises(root / "graders" / f"{lesson}.py")
-    source, given = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
+    source, stubs = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
     set_up = [cell.source for cell in source[""]]
     gc.freeze()  # IPython collects at each reset: half a second with torch's objects, nothing without
     for id, task in tasks.items():
         attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
-        attempts += [("stub", [cell.source for cell in given[id]], "empty", f'NotImplementedError("{id}")')]
+        attempts += [("stub", [cell.source for cell in stubs[id]], "empty", f'NotImplementedError("{id}")')]
         attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.said) for wrong in task.refused]
         attempts += [(name, answered(source[id], other), "right", "") for name, other in task.accepted.items()]
         for name, cells, state, said in attempts:

@@ -46,8 +46,8 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
     tried(entry, verdict.state)
     if entry["state"] != "right" and entry["tries"] > 1:  # each failing try after the first shows one more hint
         entry["hints"] = min(max(entry["hints"], entry["tries"] - 1), len(task.hints))
-    said = f"✓ {verdict.text}" if verdict.state == "right" else f"not yet: {verdict.text}{_ladder(task, entry)}"
-    progress.show(f"{id}: {said}", "exact" if verdict.state == "right" else "off", check=id, state=verdict.state)
+    line = f"✓ {verdict.text}" if verdict.state == "right" else f"not yet: {verdict.text}{_ladder(task, entry)}"
+    progress.show(f"{id}: {line}", "exact" if verdict.state == "right" else "off", check=id, state=verdict.state)
     keep(lesson, id, entry)
     return verdict
 
@@ -124,8 +124,8 @@ def card() -> None:
     minutes = sum(entry.get("taken", 0) for entry in right)
     title = f"{len(right)} of {len(entries)} exercises that you tried are done, in {minutes:.0f} minutes"
     grades = [made["grade"] for lesson in lessons.values() for made in lesson["predictions"].values() if made["grade"]]
-    held = sum(grade in ("exact", "close") for grade in grades)
-    title += f"; {held} of {len(grades)} predictions held" if grades else ""
+    hits = sum(grade in ("exact", "close") for grade in grades)
+    title += f"; {hits} of {len(grades)} predictions held" if grades else ""
     progress.show_table(title, table, note)
 
 

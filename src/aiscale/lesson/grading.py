@@ -191,8 +191,8 @@ class _Answer:
 
             causes = [failure for failure in error.failures if not tells_of_another_rank(failure.message)]
             if error.failures and not causes:
-                said = "it hangs: some rank waits for one that never comes. Which sends before it receives?"
-                raise Wrong(said) from None
+                message = "it hangs: some rank waits for one that never comes. Which sends before it receives?"
+                raise Wrong(message) from None
             kind, message = (causes[0].name, causes[0].message) if causes else ("", str(error))
             self._failed(kind, message, "", str(error))
         self.sent = [sent for _, sent in done]

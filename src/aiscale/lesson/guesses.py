@@ -128,11 +128,11 @@ class Guess(Shown):
 
     def compare(self) -> Verdict:
         guess, measured = self.guess, self.measured
-        said = f"guessed {self.say(guess)}, {self.found} {self.say(measured)}"
+        line = f"guessed {self.say(guess)}, {self.found} {self.say(measured)}"
         if math.isclose(guess, measured, rel_tol=1e-9):
-            return Verdict(f"{said}: exactly right", "exact", 1.0)
+            return Verdict(f"{line}: exactly right", "exact", 1.0)
         if not measured or guess / measured <= 0:
-            return Verdict(f"{said}: off", "off")
+            return Verdict(f"{line}: off", "off")
         ratio = guess / measured
         factor = max(ratio, 1 / ratio)
         grade = "close" if factor <= self.within else "near" if factor <= 2 else "off"
@@ -141,7 +141,7 @@ class Guess(Shown):
         good = "within 10 %" if factor <= 1.1 else f"within a factor of {self.within:g}, which is good here"
         what = good if grade == "close" else f"off by a factor of {factor:.3g}"
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
-        return Verdict(f"{said}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
+        return Verdict(f"{line}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
 
     def say(self, value: object) -> str:
         """A number for a person, in its unit."""
@@ -289,13 +289,13 @@ predict.card = card
 # a cell of a grid ---------------------------------------------------------------------------------------------------
 
 
-def _names(given: Names, count: int, what: str) -> list[str]:
+def _names(names: Names, count: int, what: str) -> list[str]:
     """The names of a grid's rows or columns: as they are given, or "rank 0", "rank 1" from "rank"."""
-    if isinstance(given, str):
-        return [f"{given} {i}" for i in range(count)]
-    if len(given) != count:
-        raise GuessError(f"{what} has {len(given)} names, {', '.join(given)}, but the grid has {count}")
-    return list(given)
+    if isinstance(names, str):
+        return [f"{names} {i}" for i in range(count)]
+    if len(names) != count:
+        raise GuessError(f"{what} has {len(names)} names, {', '.join(names)}, but the grid has {count}")
+    return list(names)
 
 
 def _nothing(cell: object) -> bool:

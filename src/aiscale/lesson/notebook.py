@@ -85,10 +85,10 @@ class Notebook:
     @cached_property
     def header(self) -> Header:
         """Raises LessonError if the first cell does not begin as a lesson's does."""
-        found = _HEADER.match(self.cells[0].source) if self.cells else None
-        if not found:
+        header = _HEADER.match(self.cells[0].source) if self.cells else None
+        if not header:
             raise LessonError(f"{self.path} does not begin with a lesson's title, promise and table")
-        values = found.groupdict()
+        values = header.groupdict()
         return Header(**values | {"minutes": int(values["minutes"]), "ranks": int(values["ranks"])})
 
 

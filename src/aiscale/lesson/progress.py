@@ -100,9 +100,9 @@ def write(name: str, tree: dict) -> Path:
 
 def kept() -> dict[str, dict]:
     """All that is kept, by lesson."""
-    found = {
+    lessons = {
         path.stem: {kind: load(kind, path.stem) for kind in ("predictions", "exercises")}
         for name in ("[0-9A]*_*", "clinic", "puzzles")
         for path in sorted(_FOLDER.glob(f"{name}.json"))
     }
-    return {lesson: kinds for lesson, kinds in found.items() if any(kinds.values())}
+    return {lesson: kinds for lesson, kinds in lessons.items() if any(kinds.values())}

@@ -70,15 +70,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _parameters(assignments: Sequence[str]) -> dict[str, object]:
     """Values as JSON has them, else as text."""
-    given = {}
+    values = {}
     for assignment in assignments:
         name, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals or not name:
             raise LessonError(f"-p {assignment!r} is not of the form key=value: write, for example, -p n_steps=20")
-        given[name] = value
+        values[name] = value
         with suppress(ValueError):
-            given[name] = json.loads(value)
-    return given
+            values[name] = json.loads(value)
+    return values
 
 
 def execute(

@@ -38,10 +38,10 @@ def workshop() -> Path:
     """The folder workshop/ of the working directory or above it, else that of the source tree."""
     here = Path.cwd()
     trees = [here, *here.parents, Path(__file__).resolve().parents[3]]
-    found = next((tree / "workshop" for tree in trees if (tree / "workshop" / "graders").is_dir()), None)
-    if found is None:
+    folder = next((tree / "workshop" for tree in trees if (tree / "workshop" / "graders").is_dir()), None)
+    if folder is None:
         raise LessonError("there is no folder workshop/graders here or above: run this in the project's folder")
-    return found
+    return folder
 
 
 def lessons(names: Sequence[str] = (), root: str | Path | None = None) -> dict[str, Path]:
@@ -56,8 +56,8 @@ def exercises(grader: Path) -> dict[str, Exercise]:
     # Not imported: bytecode that Python keeps is known by the source's second, and a grader may change twice in one.
     names = {"__name__": f"graders_{grader.stem}", "__file__": str(grader)}
     exec(compile(grader.read_bytes(), grader, "exec"), names)
-    found = [value for value in names.values() if isinstance(value, Exercise)]
-    return {task.id: task for task in found}
+    tasks = [value for value in names.values() if isinstance(value, Exercise)]
+    return {task.id: task for task in tasks}
 
 
 def find(id: str) -> tuple[str, Exercise]:
@@ -78,17 +78,17 @@ _MOST_ALIKE = 24  #: characters of a line of a solution that nothing else says b
 
 def sections(cells: Sequence[NotebookNode]) -> dict[str, list[NotebookNode]]:
     """The code cells of the set-up ("") and of each exercise, without those that check; the rest belongs to nobody."""
-    found: dict[str, list[NotebookNode]] = {"": []}
+    parts: dict[str, list[NotebookNode]] = {"": []}
     now: str | None = ""
     for cell in cells:
         if cell.cell_type == "markdown" and re.search(r"^## ", cell.source, re.M):
             heading = _HEADING.search(cell.source)
             now = heading[1] if heading else None
-            found.setdefault(now, [])
+            parts.setdefault(now, [])
         elif cell.cell_type == "code" and now is not None and not cell.source.lstrip().startswith("check"):
-            found[now].append(cell)
-    found.pop(None, None)
-    return found
+            parts[now].append(cell)
+    parts.pop(None, None)
+    return parts
 
 
 def solution_of(lesson: str, id: str) -> str:
@@ -134,14 +134,14 @@ def problems(lesson: str, root: Path) -> list[str]:
         return [f"there is no {source}, but graders for it"]
     tasks, cells = exercises(root / "graders" / f"{lesson}.py"), Notebook(source).cells
     parts = sections(cells)
-    found = [f"{id} stands in the notebook, but has no grader" for id in parts if id and id not in tasks]
+    faults = [f"{id} stands in the notebook, but has no grader" for id in parts if id and id not in tasks]
     for id, task in tasks.items():
-        found += [f"{id}: {problem}" for problem in _misfits(task, cells, parts.get(id, []))]
+        faults += [f"{id}: {problem}" for problem in _misfits(task, cells, parts.get(id, []))]
     twice = Counter(task.function for task in tasks.values()) - Counter({task.function for task in tasks.values()})
-    found += [f"two exercises ask for {name}: give each a name of its own" for name in twice]
-    if not found and (not target.exists() or target.read_text(encoding="utf-8") != make(lesson, root)):
-        found.append(f"{target} is not what its source makes: run aiscale exercises")
-    return found + leaks(lesson, root)
+    faults += [f"two exercises ask for {name}: give each a name of its own" for name in twice]
+    if not faults and (not target.exists() or target.read_text(encoding="utf-8") != make(lesson, root)):
+        faults.append(f"{target} is not what its source makes: run aiscale exercises")
+    return faults + leaks(lesson, root)
 
 
 def _misfits(task: Exercise, cells: Sequence[NotebookNode], mine: Sequence[NotebookNode]) -> Iterator[str]:
@@ -164,16 +164,16 @@ def _misfits(task: Exercise, cells: Sequence[NotebookNode], mine: Sequence[Noteb
 def secrets(source: Path) -> set[str]:
     """The lines of a notebook's solutions that its code does not give away itself."""
     cells = [cell.source for cell in Notebook(source).cells if cell.cell_type == "code"]
-    given = "\n".join(_BLOCK.sub("", cell) for cell in cells)
+    stub = "\n".join(_BLOCK.sub("", cell) for cell in cells)
     lines = {line.strip() for cell in cells for block in _BLOCK.finditer(cell) for line in block["code"].splitlines()}
-    return {line for line in lines if len(line) >= _MOST_ALIKE and line not in given}
+    return {line for line in lines if len(line) >= _MOST_ALIKE and line not in stub}
 
 
 def leaks(lesson: str, root: Path) -> list[str]:
     """Lines of this lesson's solutions that stand in what participants get."""
-    secret, found = secrets(root / "solutions" / f"{lesson}.ipynb"), []
+    secret, faults = secrets(root / "solutions" / f"{lesson}.ipynb"), []
     for path in sorted((root / "exercises").glob("*.ipynb")):
         text = "\n".join(cell.source for cell in Notebook(path).cells)
-        found += [f"a solution's line stands in {path}: {line}" for line in sorted(secret) if line in text]
-        found += [f"{path} holds a solution's marker"] * bool(re.search("(BEGIN|END) SOLUTION", text))
-    return found
+        faults += [f"a solution's line stands in {path}: {line}" for line in sorted(secret) if line in text]
+        faults += [f"{path} holds a solution's marker"] * bool(re.search("(BEGIN|END) SOLUTION", text))
+    return faults

@@ -66,8 +66,8 @@ class Accelerator:
 
         AMD's GPUs multiply fp32 matrices in units of their own, fp32_matrix; tflops["fp32"] is the vector units' peak.
         """
-        known = self.tflops.get(f"{precision}_matrix", self.tflops.get(precision))
-        return None if known is None else known * 1e12
+        tflops = self.tflops.get(f"{precision}_matrix", self.tflops.get(precision))
+        return None if tflops is None else tflops * 1e12
 
     def source(self, figure: str) -> str:
         return f"{self.sources.get(figure, self.sources['all'])} ({self.verification})"
@@ -175,8 +175,8 @@ def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Acce
     like = node.pop("like", None)
     if like is not None:
         if "like" in nodes.get(like, {"like": ""}):
-            known = {other: keys for other, keys in nodes.items() if "like" not in keys}
-            raise ConfigError(f"{where}: node.like: {_nearest('system with a node of its own', str(like), known)}")
+            originals = {other: keys for other, keys in nodes.items() if "like" not in keys}
+            raise ConfigError(f"{where}: node.like: {_nearest('system with a node of its own', str(like), originals)}")
         node = nodes[like] | node
     device = node.get("accelerator")
     if isinstance(device, dict):
@@ -190,9 +190,9 @@ def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Acce
     return _build(Machine, table, where, name=name, **built)
 
 
-def _build(cls: type, table: dict, where: str, prefix: str = "", **known):
-    """A `cls` from the table's keys and `known`; raises ConfigError for unknown or missing keys."""
-    keys = {key.name: key for key in fields(cls) if key.name != "name" or "name" not in known}
+def _build(cls: type, table: dict, where: str, prefix: str = "", **extra):
+    """A `cls` from the table's keys and `extra`; raises ConfigError for unknown or missing keys."""
+    keys = {key.name: key for key in fields(cls) if key.name != "name" or "name" not in extra}
     for key in table:
         if key not in keys:
             raise ConfigError(f"{where}: unknown key {prefix}{key}: {hint(key, keys, prefix=prefix)}")
@@ -201,19 +201,19 @@ def _build(cls: type, table: dict, where: str, prefix: str = "", **known):
             raise ConfigError(f"{where}: key {prefix}{key.name} is missing")
     try:
         _one_of("verification", table.get("verification", "primary"), VERIFICATIONS)
-        return cls(**table | known)
+        return cls(**table | extra)
     except ConfigError as error:
         raise ConfigError(f"{where}: {prefix}{error}") from None
 
 
-def _one_of(kind: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{kind} {value!r} is not one of {', '.join(known)}")
+def _one_of(kind: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{kind} {value!r} is not one of {', '.join(choices)}")
 
 
-def _nearest(kind: str, name: str, known: Mapping[str, object]) -> ConfigError:
+def _nearest(kind: str, name: str, names: Mapping[str, object]) -> ConfigError:
     key = name.lower().replace("_", "-").replace(" ", "-")
-    return ConfigError(f"unknown {kind} {name!r}: {hint(key, known)}")
+    return ConfigError(f"unknown {kind} {name!r}: {hint(key, names)}")
 
 
 ACCELERATORS, MACHINES, _NODES = read_catalogue(Path(__file__).parent)

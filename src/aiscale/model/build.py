@@ -64,22 +64,22 @@ def transformers_config(config: HFModelConfig):
         path = Path(config.folder)
         if not (path / "config.json").is_file():
             raise ConfigError(f"model.folder {config.folder} has no config.json: bring it back, or name another folder")
-        found = AutoConfig.from_pretrained(path)
+        hf_config = AutoConfig.from_pretrained(path)
     else:
-        found = _from_shape(CONFIG_MAPPING[config.model_type], config)
+        hf_config = _from_shape(CONFIG_MAPPING[config.model_type], config)
     for key, value in config.options.items():
-        _check_has(found, key)
-        setattr(found, key, value)
+        _check_has(hf_config, key)
+        setattr(hf_config, key, value)
     for ours, theirs in _CANONICAL.items():
-        if (has := getattr(found, theirs, None)) not in (None, getattr(config, ours)):
+        if (has := getattr(hf_config, theirs, None)) not in (None, getattr(config, ours)):
             raise ConfigError(f"model.{ours} is {getattr(config, ours)}, but {config.folder or theirs} has {has}")
-    for key in vars(found):  # every strategy must give the same loss, but dropout differs between ranks
+    for key in vars(hf_config):  # every strategy must give the same loss, but dropout differs between ranks
         if "dropout" in key or key.endswith("_pdrop"):
-            setattr(found, key, 0.0)
-    if "rotary_dim" not in config.options and (getattr(found, "rotary_dim", None) or 0) > config.d_head:
-        found.rotary_dim = config.d_head  # GPT-J rotates 64 channels of a head, unless it has fewer
-    found.use_cache = False
-    return found
+            setattr(hf_config, key, 0.0)
+    if "rotary_dim" not in config.options and (getattr(hf_config, "rotary_dim", None) or 0) > config.d_head:
+        hf_config.rotary_dim = config.d_head  # GPT-J rotates 64 channels of a head, unless it has fewer
+    hf_config.use_cache = False
+    return hf_config
 
 
 def _from_shape(kind: type, config: HFModelConfig):
@@ -99,10 +99,10 @@ def _from_shape(kind: type, config: HFModelConfig):
     return kind(**sizes)
 
 
-def _check_has(found, key: str) -> None:
-    if not hasattr(found, key):
+def _check_has(hf_config, key: str) -> None:
+    if not hasattr(hf_config, key):
         raise ConfigError(
-            f"{type(found).__name__} has no {key}: leave it out of model.settings, or name another model.model_type"
+            f"{type(hf_config).__name__} has no {key}: leave it out of model.settings, or name another model.model_type"
         )
 
 
@@ -213,7 +213,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _instantiate(config: HFModelConfig, found, weights: bool) -> nn.Module:
+def _instantiate(config: HFModelConfig, hf_config, weights: bool) -> nn.Module:
     """transformers' model, with torch's fused attention if it supports that (GPT-J does not)."""
     import transformers
 
@@ -225,8 +225,8 @@ def _instantiate(config: HFModelConfig, found, weights: bool) -> nn.Module:
         try:
             with _quiet():
                 if start:
-                    return kind.from_pretrained(folder, config=found, local_files_only=True, **how)
-                return kind.from_config(found, **how)
+                    return kind.from_pretrained(folder, config=hf_config, local_files_only=True, **how)
+                return kind.from_config(hf_config, **how)
         except (ValueError, RuntimeError, OSError) as problem:
             error = problem
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -89,17 +89,17 @@ def _problems(config: ModelConfig) -> list[str]:
     """The options of ModelConfig that neither GPT-NeoX nor Llama has."""
     rotary, llama = config.position == "rotary", config.norm == "rmsnorm"
     norm = f"model.norm {config.norm}"
-    found = [] if rotary else [f"model.position {config.position}"]
+    settings = [] if rotary else [f"model.position {config.position}"]
     if llama != config.gated:
-        found += [norm, f"model.activation {config.activation}"]
-    found += [norm] if config.norm == "deepnorm" else []
+        settings += [norm, f"model.activation {config.activation}"]
+    settings += [norm] if config.norm == "deepnorm" else []
     if llama and config.parallel_residual:
-        found += [norm, "model.parallel_residual true"]
+        settings += [norm, "model.parallel_residual true"]
     if not llama and config.kv_heads != config.n_head:
-        found += [norm if rotary else "", f"model.n_kv_head {config.kv_heads}"]
+        settings += [norm if rotary else "", f"model.n_kv_head {config.kv_heads}"]
     if not llama and not config.bias:
-        found += [norm if rotary else "", "model.bias false"]
-    return [*dict.fromkeys(filter(None, found))]
+        settings += [norm if rotary else "", "model.bias false"]
+    return [*dict.fromkeys(filter(None, settings))]
 
 
 def _shared(config: ModelConfig) -> dict:

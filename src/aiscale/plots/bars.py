@@ -93,8 +93,8 @@ def _stacked(
     """A bar for each configuration and kind, its parts in the order of `palette` and its total at the end."""
     labels, rows = _rows(groups)
     ax = style.new_axes(ax, 7.5, 0.95 + 0.33 * len(rows) + 0.19 * len(labels))
-    given = dict.fromkeys(part for label, kind in rows for part, nbytes in groups[kind][label].items() if nbytes)
-    parts = [part for part in palette if part in given] + [part for part in given if part not in palette]
+    nonzero = dict.fromkeys(part for label, kind in rows for part, nbytes in groups[kind][label].items() if nbytes)
+    parts = [part for part in palette if part in nonzero] + [part for part in nonzero if part not in palette]
     colors = {part: palette.get(part, palette["other"]) for part in parts}
     ticks, y = [], 0.0
     for i, (label, kind) in enumerate(rows):

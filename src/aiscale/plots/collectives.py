@@ -182,7 +182,7 @@ def latency_bandwidth(
         style.bytes_axis(ax.xaxis)
     style.seconds_axis(left.yaxis)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    kinds = [kind for kind, given in (("measured", points), ("predicted", fits), ("published", published)) if given]
+    kinds = [kind for kind, series in (("measured", points), ("predicted", fits), ("published", published)) if series]
     names = {op.replace("_", "-"): color for op, color in colors.items()}
     handles = style.legend_handles(names, style.kind_handles(kinds, source))
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))

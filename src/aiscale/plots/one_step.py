@@ -125,8 +125,8 @@ def _finish(ax: Axes, groups: Groups, rows: Rows, unit: str) -> Axes:
     ax.set_yticks(range(len(rows)), [f"rank {rank}" + (f", {kind}" if several else "") for kind, rank in rows])
     ax.set_ylim(len(rows) - 0.45, -0.55)
     ax.set_xlabel(f"time ({unit})")
-    found = dict.fromkeys(event.kind for _, group in groups for event in group)
-    order = [kind for kind in style.EVENT_COLORS if kind in found] + [k for k in found if k not in style.EVENT_COLORS]
+    kinds = dict.fromkeys(event.kind for _, group in groups for event in group)
+    order = [kind for kind in style.EVENT_COLORS if kind in kinds] + [k for k in kinds if k not in style.EVENT_COLORS]
     colors = {kind: style.EVENT_COLORS.get(kind, style.MUTED) for kind in order}
     shown = [kind for kind, _ in groups]
     more = style.kind_handles(shown, bars=True) if shown != ["measured"] else []
@@ -163,8 +163,8 @@ def step_memory(traces: Mapping[str, StepMemory]) -> np.ndarray:
         ax.set_visible(False)
     for ax in axes[:, 0]:
         ax.set_ylabel("memory (MiB)")
-    found = {category for trace in traces.values() for category, levels in trace.held_bytes.items() if any(levels)}
-    colors = {category: color for category, color in _STEP_COLORS.items() if category in found}
+    categories = {category for trace in traces.values() for category, levels in trace.held_bytes.items() if any(levels)}
+    colors = {category: color for category, color in _STEP_COLORS.items() if category in categories}
     handles = style.legend_handles(colors, bars=True)
     figure.legend(handles=handles, ncols=4, loc="outside upper left")
     return axes

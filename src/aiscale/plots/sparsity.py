@@ -110,16 +110,16 @@ def density_times(
     measured: Points = (), predicted: Points = (), published: Points = (), *, source: str = "", ax: Axes | None = None
 ) -> Axes:
     """Time of a step over that of a dense one, by density, [(density, ratio)]; below the grey line Radius is faster."""
-    given = {"measured": measured, "predicted": predicted, "published": published}
-    given = {kind: points for kind, points in given.items() if len(points)}
+    series = {"measured": measured, "predicted": predicted, "published": published}
+    series = {kind: points for kind, points in series.items() if len(points)}
     ax = style.new_axes(ax, 7.5, 3.4)
-    for kind, points in given.items():
+    for kind, points in series.items():
         color = style.INK if kind == "published" else style.STRATEGY_COLORS["radius"]
         style.draw(ax, kind, *xy(sorted(points)), color)
     ax.axhline(1, color=style.FAINT, linewidth=1.4, zorder=1)
     ax.set(xlim=(0, 1.02), xlabel="density d (share of entries sent)", ylabel="time of a step (dense = 1)")
-    ax.set_ylim(0, 1.08 * max(1, *(ratio for points in given.values() for _, ratio in points)))
-    style.legend_above(ax, style.kind_handles(given, source))
+    ax.set_ylim(0, 1.08 * max(1, *(ratio for points in series.values() for _, ratio in points)))
+    style.legend_above(ax, style.kind_handles(series, source))
     return ax
 
 

@@ -86,8 +86,8 @@ def _by_bytes(ax: Axes, sweep: Mapping, perplexities: Points) -> None:
 def radius_long_curves(sweep: Mapping, cases: Mapping[str, str]) -> np.ndarray:
     """The artifact's three curves of the longest stored runs of `cases`, {label: case}, and of dense."""
     rows = {label: _runs(sweep, case) for label, case in cases.items()}
-    steps = max(set.intersection(*({row["steps"] for row in found} for found in rows.values())), default=0)
-    chosen = {label: row for label, found in rows.items() for row in found if row["steps"] == steps}
+    steps = max(set.intersection(*({row["steps"] for row in group} for group in rows.values())), default=0)
+    chosen = {label: row for label, group in rows.items() for row in group if row["steps"] == steps}
     dense = next((row for row in sweep["rows"] if row["case"] == "dense" and row["steps"] == steps), None)
     if dense is None:
         raise ConfigError(f"no length has runs of dense and of all of {', '.join(cases.values())}")

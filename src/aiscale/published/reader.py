@@ -107,15 +107,15 @@ def radius_beside_ours(results: Mapping) -> str:
 
 def radius_downstream() -> str:
     """Downstream results of GPT-2.0B, with the standard error of each test."""
-    found: dict[str, dict[str, str]] = {}
+    scores: dict[str, dict[str, str]] = {}
     for row in table("radius_downstream"):
         if row["model"] == "GPT-2.0B" and _TESTS.get(row["task"]) == row["metric"]:
             name = f"Radius, d {row['density_d']:g}, T {row['update_T']}" if row["density_d"] else "dense"
             accuracy = row["metric"] == "acc"
             text = f"{row['value']:.1%} ± {row['stderr']:.1%}" if accuracy else f"{row['value']:.2f}"
-            found.setdefault(name, {})[row["task"]] = text
+            scores.setdefault(name, {})[row["task"]] = text
     head = ["", "LAMBADA, accuracy", "WinoGrande, accuracy", "WikiText, perplexity of a word"]
-    return _markdown(head, ([name, *(values[task] for task in _TESTS)] for name, values in found.items()))
+    return _markdown(head, ([name, *(values[task] for task in _TESTS)] for name, values in scores.items()))
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -95,7 +95,7 @@ def study_of(tree: dict) -> Study:
 def run_of(cell: Cell) -> Run:
     """The run that a cell trains. Raises ConfigError if its settings contradict each other."""
     size, ranks, strategy = cell["size"], cell["ranks"], cell["strategy"]
-    given = {key: value for key, value in cell.items() if "." in key}
+    overrides = {key: value for key, value in cell.items() if "." in key}
     own = {f"parallel.{key}": ranks if value == "ranks" else value for key, value in STRATEGIES[strategy].items()}
     own |= {"loop.precision": cell["precision"], "loop.micro_batch": cell["micro"], "loop.compile": cell["compile"]}
     own |= {"loop.global_batch": cell["batch"] * (1 if strategy in ("tp", "pp") else ranks)}
@@ -107,9 +107,9 @@ def run_of(cell: Cell) -> Run:
             raise ConfigError(f"size is {size}: write LAYERSxWIDTH, such as 4x128, or the name of a recipe")
         own |= {"model.n_layer": layers, "model.d_model": width, "model.n_head": max(1, int(width) // 32)}
         run = Run().override("model.position=learned", "loop.seq_len=64")
-    if twice := given.keys() & own.keys():
+    if twice := overrides.keys() & own.keys():
         raise ConfigError(f"{twice.pop()} is set by an axis: vary that")
-    return run.override(*(f"{key}={value}" for key, value in {"data.corpus": "stdlib", **given, **own}.items()))
+    return run.override(*(f"{key}={value}" for key, value in {"data.corpus": "stdlib", **overrides, **own}.items()))
 
 
 def check(cell: Cell) -> None:
@@ -131,8 +131,8 @@ def check(cell: Cell) -> None:
         raise ConfigError(f"study, cell {about or 'of defaults'}: {error}") from None
 
 
-def _require_names(given: Iterable[str], names: tuple[str, ...]) -> None:
-    for key in given:
+def _require_names(keys: Iterable[str], names: tuple[str, ...]) -> None:
+    for key in keys:
         if key not in names:
             remedy = hint(key, names, f"it may be {', '.join(names)}, or a setting: model.norm")
             raise ConfigError(f"study: unknown axis or field {key}: {remedy}")

@@ -220,8 +220,8 @@ class _Training:
             self.records.append("eval", step=step, loss=loss, perplexity=math.exp(min(loss, 700)), tokens=tokens)
 
     def _resume(self) -> int:
-        found = newest_good(self.path / "checkpoints", self.world, _tell, self.run_id)
-        step = checkpoint.load(self.engine, found) if found else 0
+        folder = newest_good(self.path / "checkpoints", self.world, _tell, self.run_id)
+        step = checkpoint.load(self.engine, folder) if folder else 0
         if self.records:
             self.records.rewind(step)
         if step >= self.total_steps:

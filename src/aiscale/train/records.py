@@ -189,11 +189,11 @@ def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
     run = load_run(path)
     chosen = checkpoint.latest(path / "checkpoints", run_id_of(path))
     if chosen is None:
-        found = sorted((path / "checkpoints").glob("step_*"))
-        if not found:
+        checkpoints = sorted((path / "checkpoints").glob("step_*"))
+        if not checkpoints:
             raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
-        wrong = unusable(found[-1], run_id_of(path))
-        raise RunFolderError(f"{found[-1]} {wrong}: copy all files of this run here, or train again")
+        wrong = unusable(checkpoints[-1], run_id_of(path))
+        raise RunFolderError(f"{checkpoints[-1]} {wrong}: copy all files of this run here, or train again")
     model = build_model(run.model, weights=False)
     weights = model.state_dict()
     checkpoint.load_weights(weights, chosen)
@@ -222,15 +222,15 @@ def clear_unfinished(path: Path) -> None:
 
 def versions() -> dict[str, str]:
     """The versions of Python and the packages that matter, and aiscale's commit if it runs from a checkout."""
-    found = {"python": platform.python_version()}
+    facts = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
+            facts[package] = metadata.version(package)
     here = Path(__file__).parent
     git = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty"], capture_output=True, text=True)
     if git.returncode == 0:
-        found["commit"] = git.stdout.strip()
-    return found
+        facts["commit"] = git.stdout.strip()
+    return facts
 
 
 def machine(device: torch.device) -> dict:

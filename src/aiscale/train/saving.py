@@ -126,15 +126,15 @@ def newest_good(
     """The newest undamaged checkpoint below `folder`, or None if there are none. All ranks call it: each reads a share
     of the files. On rank 0 `say` gets a line for each one that is skipped; with `run_id` those of other runs are,
     except ones without an id. Raises CheckpointError if all are skipped."""
-    found, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
+    folders, unfinished = world.from_rank0(lambda: _newest_first(Path(folder)))
     if unfinished and world.is_main:
-        say(f"{unfinished} was not finished: resuming from {found[0].name if found else 'the start'}")
-    for path, before in zip(found, [*found[1:], None], strict=False):
+        say(f"{unfinished} was not finished: resuming from {folders[0].name if folders else 'the start'}")
+    for path, before in zip(folders, [*folders[1:], None], strict=False):
         wrong = world.from_rank0(lambda path=path: unusable(path, run_id)) or _damage(path, world)
         if not wrong:
             return path
         if before is None:
-            others = ", and no newer one can be used either" if len(found) > 1 else ""
+            others = ", and no newer one can be used either" if len(folders) > 1 else ""
             refusal = f"{path} {wrong}{others}: nothing to resume from; start again without --resume, into another run "
             raise alike(CheckpointError(refusal + "(--set name=...)"))
         if world.is_main:
@@ -144,9 +144,9 @@ def newest_good(
 
 def _newest_first(folder: Path) -> tuple[list[Path], Path | None]:
     """(folders named like a checkpoint, newest first; an unfinished one that is newer, or None)"""
-    found = sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
+    folders = sorted((path for path in folder.glob("step_*") if path.is_dir()), reverse=True)
     begun = max(folder.glob(".step_*.partial"), default=None)
-    return found, begun if begun and (not found or begun.name[1:] > found[0].name) else None
+    return folders, begun if begun and (not folders or begun.name[1:] > folders[0].name) else None
 
 
 def unusable(path: Path, run_id: str | None) -> str:
