@@ -256,16 +256,6 @@ def test_a_traced_step_shows_all_work_in_the_order_of_the_schedule(tmp_path):
             assert all(event.end_s - event.start_s >= least[event.kind] / pieces for event in mine)
 
 
-def test_the_plot_has_a_row_per_model_chunk_and_numbers_every_micro_batch():
-    events = cost.pipeline_timeline("interleaved", 2, 4, 2)
-    ax = plots.pipeline(events)
-    assert len(ax.patches) == len(events) == 2 * 2 * 2 * 4
-    lanes = {round(bar.get_y(), 6) for bar in ax.patches}
-    assert len(lanes) == 2 * 2
-    assert {text.get_text() for text in ax.texts} == {"0", "1", "2", "3"}
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1"]
-
-
 def test_a_prediction_is_a_strip_below_the_measured_boxes_of_its_lane():
     predicted = cost.pipeline_timeline("interleaved", 2, 4, 2)
     late = [event._replace(start_s=event.start_s + 1, end_s=event.end_s + 2) for event in predicted]
