@@ -176,7 +176,7 @@ def test_a_ring_sends_the_predicted_bytes(world):
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "broadcast", "all_to_all"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_fit_recovers_the_link_that_made_the_points(op, world):
-    true = cost.Link(30e-6, 2e9)
+    true = cost.AlphaBeta(30e-6, 2e9)
     sizes = [2**k for k in range(8, 27, 2)]
     noise = random.Random(1)
     times = [true.seconds(op, n, world) * noise.uniform(0.95, 1.05) for n in sizes]

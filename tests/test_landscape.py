@@ -21,7 +21,7 @@ ON_RANKS = """
 import json
 import torch.nn.functional as F
 from aiscale.config import ModelConfig
-from aiscale.landscape import Grid, message_driven, ring_attention, unzigzag, zigzag
+from aiscale.landscape import SquareGrid, message_driven, ring_attention, unzigzag, zigzag
 from aiscale.model import GPT
 
 def gap(pairs):
@@ -47,7 +47,7 @@ if world.size == 4:
     C = A @ B
     dC = torch.randn_like(C)
     C.backward(dC)
-    grid = Grid(world)
+    grid = SquareGrid(world)
     for fault in ("", "turn", "reduction"):
         a, b = (grid.cut(x.detach()).requires_grad_() for x in (A, B))
         before = world.traffic.snapshot()

@@ -15,7 +15,7 @@ from aiscale.plots import style
 
 matplotlib.use("agg")
 MODEL = ModelConfig(n_layer=6, n_head=6, d_model=384, vocab_size=172, max_seq_len=256)
-LINK = cost.Link(50e-6, 1e9)
+LINK = cost.AlphaBeta(50e-6, 1e9)
 SIZES = [2**10, 2**15, 2**20]
 BYTES = {"parameters": 4.0e6, "gradients": 4.0e6, "optimizer states": 8.0e6, "activations": 3.0e7}
 

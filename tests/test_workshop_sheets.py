@@ -19,7 +19,7 @@ CODES = [html.unescape(re.sub(r"\s+", " ", code)) for code in re.findall(r"<code
 AISCALE = [shlex.split(code.partition("aiscale ")[2]) for code in CODES if re.search(r"\baiscale [a-z]", code)]
 GPT2 = recipe("gpt2").model
 A100 = machines.find("a100-sxm4-80gb")
-LINK = cost.Link(latency_s=10e-6, bandwidth_bytes_s=25e9)
+LINK = cost.AlphaBeta(latency_s=10e-6, bandwidth_bytes_s=25e9)
 BYTES = {
     row["who_counts"]: sum(nbytes for key, nbytes in row.items() if key.endswith("_bytes"))
     for row in published.table("bytes_per_parameter")

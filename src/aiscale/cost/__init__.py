@@ -13,7 +13,7 @@
 from aiscale.cost.collectives import collective_seconds
 from aiscale.cost.communication import (
     COLLECTIVES,
-    Link,
+    AlphaBeta,
     all_reduce_wire_bytes,
     collective_terms,
     fit_alpha_beta,

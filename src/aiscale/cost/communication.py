@@ -1,7 +1,7 @@
 """Bytes of collectives, and their seconds over equal links. `collectives` has those on a machine of the catalogue.
 
     wire_bytes("all_reduce", nbytes, world=4)                 # bytes one rank sends: 2 (n-1)/n S on a ring
-    Link(latency_s=20e-6, bandwidth_bytes_s=2e9).seconds("all_gather", nbytes, 4)
+    AlphaBeta(latency_s=20e-6, bandwidth_bytes_s=2e9).seconds("all_gather", nbytes, 4)
     link = fit_alpha_beta(nbytes, seconds, "all_reduce", 4)   # latency and bandwidth fitted to measurements
 
 S, the payload, is the whole buffer: every rank's output of an all-gather or broadcast, its input of an all-reduce,
@@ -127,7 +127,7 @@ def _gloo_terms(op: str, nbytes: float, world: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Link:
+class AlphaBeta:
     latency_s: float  #: alpha, of one message
     bandwidth_bytes_s: float  #: 1 / beta, of one rank in one direction
 
@@ -136,7 +136,7 @@ class Link:
         return messages * self.latency_s + busiest_bytes / self.bandwidth_bytes_s
 
 
-def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int) -> Link:
+def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, world: int) -> AlphaBeta:
     """Fit a link to measured (nbytes, seconds) of one collective. Least squares of the relative error, so that small
     messages count as much as large ones. If noise makes the fitted latency negative, it is 0."""
     if len(nbytes) != len(seconds) or len(set(nbytes)) < 2:
@@ -158,4 +158,4 @@ def fit_alpha_beta(nbytes: Sequence[float], seconds: Sequence[float], op: str, w
         alpha, beta = 0.0, b / bb
     if beta <= 0:
         raise ConfigError("the times do not grow with the message size: measure larger messages")
-    return Link(alpha, 1 / beta)
+    return AlphaBeta(alpha, 1 / beta)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from aiscale.config import ConfigError
-from aiscale.cost.communication import Link
+from aiscale.cost.communication import AlphaBeta
 
 
 class Event(NamedTuple):
@@ -34,7 +34,7 @@ def ddp_timeline(
     backward_s: float,
     gradient_bytes: float,
     world: int,
-    link: Link,
+    link: AlphaBeta,
     *,
     bucket_bytes: float = 25 * 2**20,
 ) -> list[Event]:
@@ -89,7 +89,7 @@ def scaling_seconds(
     compute_s: float,
     gradient_bytes: float,
     worlds: Sequence[int],
-    link: Link,
+    link: AlphaBeta,
     *,
     cores: int = 0,
 ) -> list[float]:

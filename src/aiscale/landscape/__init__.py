@@ -6,6 +6,6 @@ messages                       AxonNN's pipeline, in which the message that arri
 elastic, elastic_rank, plans   Bamboo, Oobleck, Varuna: jobs that survive the death of a rank
 """
 
-from aiscale.landscape.grid import Grid
+from aiscale.landscape.grid import SquareGrid
 from aiscale.landscape.messages import Passed, message_driven
 from aiscale.landscape.ring import ring_attention, unzigzag, zigzag

@@ -1,6 +1,6 @@
 """2-D tensor parallelism on a square of ranks: every matrix, activations too, is cut into one block a rank.
 
-    grid = Grid(connect())                       # 4 ranks as 2 x 2, 9 as 3 x 3
+    grid = SquareGrid(connect())                       # 4 ranks as 2 x 2, 9 as 3 x 3
     a, b = grid.cut(A), grid.cut(B)              # this rank's blocks
     c = grid.matmul(a, b)                        # its block of A B; gradients work, so layers can be chained
     grid.whole(c)                                # A B on every rank, to compare
@@ -23,7 +23,7 @@ from torch import Tensor
 from aiscale.distributed import World
 
 
-class Grid:
+class SquareGrid:
     def __init__(self, world: World) -> None:
         """Raises ValueError if the number of ranks is not a square. All ranks call it together."""
         self.world, self.side = world, math.isqrt(world.size)
@@ -64,7 +64,7 @@ class Grid:
 
 class _Summa(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, a: Tensor, b: Tensor, grid: Grid, fault: str) -> Tensor:
+    def forward(ctx, a: Tensor, b: Tensor, grid: SquareGrid, fault: str) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.grid, ctx.fault = grid, fault
         return sum(grid.broadcast(a, k, "A") @ grid.broadcast(b, k, "B") for k in range(grid.side - (fault == "turn")))

@@ -66,8 +66,8 @@ class GuessError(LessonError):
 
 
 @dataclass(frozen=True)
-class Verdict(Shown):
-    """What a comparison found."""
+class Comparison(Shown):
+    """A guess beside the measured value, in words and as a grade."""
 
     text: str
     grade: str | None = None  #: exact, close, near or off; None without a guess
@@ -86,12 +86,12 @@ class Guess(Shown):
 
     def against(
         self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
-    ) -> Verdict:
+    ) -> Comparison:
         """Show the guess beside what was measured, and return the verdict; found="computed" for a formula's value."""
         self.found, self.hints = found, hints or {}
         self.measured = self.read(measured, "what was measured")
         if self.guess is None:
-            self.verdict = Verdict(f"{found} {self.say(self.measured)}, without a guess")
+            self.verdict = Comparison(f"{found} {self.say(self.measured)}, without a guess")
         else:
             self.verdict = self.compare()
         kept = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
@@ -102,7 +102,7 @@ class Guess(Shown):
     def keep(self) -> None:
         """Save the guess on this machine's disk, if one was made."""
         if self.guess is not None:
-            verdict = self.verdict or Verdict("")
+            verdict = self.verdict or Comparison("")
             entry = {"kind": self.kind, "unit": self.unit, "guess": self.guess, "measured": self.measured}
             save("predictions", self.name, {**entry, "ratio": verdict.ratio, "grade": verdict.grade})
 
@@ -126,13 +126,13 @@ class Guess(Shown):
             raise GuessError(f"{self.name}: {what} is {number}, but it must be a finite number")
         return int(number) if isinstance(number, int) else float(number)
 
-    def compare(self) -> Verdict:
+    def compare(self) -> Comparison:
         guess, measured = self.guess, self.measured
         line = f"guessed {self.say(guess)}, {self.found} {self.say(measured)}"
         if math.isclose(guess, measured, rel_tol=1e-9):
-            return Verdict(f"{line}: exactly right", "exact", 1.0)
+            return Comparison(f"{line}: exactly right", "exact", 1.0)
         if not measured or guess / measured <= 0:
-            return Verdict(f"{line}: off", "off")
+            return Comparison(f"{line}: off", "off")
         ratio = guess / measured
         factor = max(ratio, 1 / ratio)
         grade = "close" if factor <= self.within else "near" if factor <= 2 else "off"
@@ -141,7 +141,7 @@ class Guess(Shown):
         good = "within 10 %" if factor <= 1.1 else f"within a factor of {self.within:g}, which is good here"
         what = good if grade == "close" else f"off by a factor of {factor:.3g}"
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
-        return Verdict(f"{line}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
+        return Comparison(f"{line}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
 
     def say(self, value: object) -> str:
         """A number for a person, in its unit."""
@@ -176,16 +176,16 @@ class Choice(Guess):
             f"{self.name}: {what} is {value!r}, but it must be 1 to {len(self.choices)}, or one of {texts}"
         )
 
-    def compare(self) -> Verdict:
+    def compare(self) -> Comparison:
         if self.guess == self.measured:
-            return Verdict(f"{self.guess}: right", "exact")
-        return Verdict(f"guessed {self.guess}: wrong, it is {self.measured}", "off")
+            return Comparison(f"{self.guess}: right", "exact")
+        return Comparison(f"guessed {self.guess}: wrong, it is {self.measured}", "off")
 
     def say(self, value: object) -> str:
         return str(value)
 
 
-class Grid(Guess):
+class GridGuess(Guess):
     kind, wanted = "grid", "what you expect in each cell"
 
     def __init__(self, name: str, guess: Sequence, rows: Names, columns: Names) -> None:
@@ -217,7 +217,7 @@ class Grid(Guess):
 
     def against(
         self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
-    ) -> Verdict:
+    ) -> Comparison:
         verdict = super().against(measured, hints, found=found)
         if shell():
             from aiscale import plots  # here, because matplotlib loads slowly
@@ -225,15 +225,15 @@ class Grid(Guess):
             plots.guessed(self.guess, self.measured, **self.titles, same=_same)
         return verdict
 
-    def compare(self) -> Verdict:
+    def compare(self) -> Comparison:
         pairs = [zip(*rows, strict=True) for rows in zip(self.guess, self.measured, strict=True)]
         wrong = [(r, c) for r, row in enumerate(pairs) for c, (mine, truth) in enumerate(row) if not _same(mine, truth)]
         total = sum(self.shape)
         if not wrong:
-            return Verdict(f"all {total} cells right", "exact")
+            return Comparison(f"all {total} cells right", "exact")
         where = ", ".join(f"{self.rows[r]} {self.columns[c]}" for r, c in wrong[:4]) + (", ..." if wrong[4:] else "")
         grade = "near" if 2 * len(wrong) <= total else "off"
-        return Verdict(f"{total - len(wrong)} of {total} cells right; wrong: {where}", grade)
+        return Comparison(f"{total - len(wrong)} of {total} cells right; wrong: {where}", grade)
 
     def say(self, value: object) -> str:
         return f"{sum(self.shape)} cells"
@@ -256,7 +256,7 @@ def predict(
     if choices is not None:
         made = Choice(name, guess, choices)
     elif isinstance(guess, list | tuple):
-        made = Grid(name, guess, rows, columns)
+        made = GridGuess(name, guess, rows, columns)
     else:
         made = Guess(name, guess, unit, within)
     opening = made.opening()

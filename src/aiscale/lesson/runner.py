@@ -31,7 +31,7 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
-class Result:
+class Execution:
     name: str
     seconds: float
     executed: str  #: the copy with outputs
@@ -87,11 +87,11 @@ def execute(
     out: str | Path = "build",
     core: bool = False,
     cell_timeout_s: float | None = None,
-) -> list[Result]:
+) -> list[Execution]:
     """Run notebooks one after the other, with their folder as working directory; executed copies go to OUT/notebooks.
 
     With `core`, cells tagged `optional` are left out. Raises LessonError before anything starts if a notebook lacks a
-    parameter, or the folder cannot be written; a notebook that fails is a Result.
+    parameter, or the folder cannot be written; a notebook that fails is an Execution.
     """
     from papermill import inspect_notebook  # papermill takes a second to import
     from tqdm import tqdm
@@ -116,7 +116,7 @@ def execute(
     return results
 
 
-def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float) -> Result:
+def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float) -> Execution:
     import papermill
 
     executed, started, error = folder / f"{notebook.name}.ipynb", time.monotonic(), ""
@@ -135,7 +135,7 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, lim
     except Exception as raised:  # an error in a cell, a dead kernel, a time-out
         cell, message = shown(executed), _COLOR.sub("", f"{type(raised).__name__}: {raised}")
         error = cell if cell and isinstance(raised, papermill.PapermillExecutionError) else f"{message}\n{cell}"
-    return Result(notebook.name, round(time.monotonic() - started, 2), str(executed), error)
+    return Execution(notebook.name, round(time.monotonic() - started, 2), str(executed), error)
 
 
 def shown(executed: Path) -> str:

@@ -1,7 +1,7 @@
 """How a model is cut over ranks, and what the software does: everything of a run that the planner's formulas read.
 
 layout = Layout(dp=4, tp=2, pp=1, micro_batch=2, global_batch=64, zero_stage=1)
-layout.gpus, layout.micro_batches, layout.stages(shape)      # 8, 8, [Stage(layers=40, embedding=True, head=True)]
+layout.gpus, layout.micro_batches, layout.stages(shape)      # 8, 8, [StageShape(layers=40, embedding=True, head=True)]
 layout.check(shape)                                          # ConfigError with the equation that does not hold
 """
 
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
 
 
-class Stage(NamedTuple):
+class StageShape(NamedTuple):
     """What one pipeline rank holds."""
 
     layers: int
@@ -105,7 +105,7 @@ class Layout:
     def shards_weights(self) -> bool:
         return self.fsdp or self.zero_stage == 3
 
-    def stages(self, shape: Shape) -> tuple[Stage, ...]:
+    def stages(self, shape: Shape) -> tuple[StageShape, ...]:
         """The layers of each pipeline rank. By cost as nanotron: a stage ends behind the layer at which the cumulative
         cost passes its share, and the head counts as the layers that it costs as much as. auto: by cost where the head
         costs at least half a layer, even otherwise."""
@@ -152,19 +152,19 @@ class Layout:
 
 
 @lru_cache(maxsize=4096)
-def _stages(shape: Shape, pp: int, split: str) -> tuple[Stage, ...]:
+def _stages(shape: Shape, pp: int, split: str) -> tuple[StageShape, ...]:
     head = shape.table_parameters / (shape.layer_parameters - 2 * shape.hidden)
     if split == "even" or (split == "auto" and head < 0.5) or pp == 1:
         base, more = divmod(shape.layers, pp)
         end = pp - 1 if head >= 0.1 else pp  # the last stage has the head, so a spare layer goes to others first
         counts = [base + (1 if end - more <= i < end else 0) for i in range(pp)]
-        return tuple(Stage(n, i == 0, i == pp - 1) for i, n in enumerate(counts))
+        return tuple(StageShape(n, i == 0, i == pp - 1) for i, n in enumerate(counts))
     counts, at = [0] * pp, 0
     for cost in range(1, shape.layers + 1):
         counts[at] += 1
         if cost > (shape.layers + head) * (at + 1) / pp and at + 1 < pp:
             at += 1
-    return tuple(Stage(n, i == 0, i == at) for i, n in enumerate(counts))
+    return tuple(StageShape(n, i == 0, i == at) for i, n in enumerate(counts))
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout, Shape, Stage
+from aiscale.plan.layout import Layout, Shape, StageShape
 
 CATEGORIES = ("weights", "gradients", "optimizer states", "activations", "logits", "buffers", "context")
 
@@ -64,7 +64,7 @@ def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:
     return nbytes
 
 
-def stage_parameters(shape: Shape, layout: Layout, stage: Stage) -> float:
+def stage_parameters(shape: Shape, layout: Layout, stage: StageShape) -> float:
     """Parameters of one rank of the stage, before they are divided over data-parallel ranks."""
     tables = 1 if shape.tied and stage.embedding and stage.head else stage.embedding + stage.head
     whole = 2 * shape.hidden  # norms are not divided by tp

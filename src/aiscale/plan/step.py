@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from aiscale import cost
 from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout, Shape, Stage
+from aiscale.plan.layout import Layout, Shape, StageShape
 from aiscale.plan.memory import stage_parameters
 
 #: Tiles of a product: rows, columns, share of the best rate.
@@ -279,7 +279,9 @@ def message_of_stage(shape: Shape, layout: Layout, platform: Platform, c) -> flo
     return seconds("send", nbytes, 2, 2 if beside else 1, platform, c)
 
 
-def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], first_s: float, platform: Platform, c) -> float:
+def _exchange(
+    shape: Shape, layout: Layout, stages: tuple[StageShape, ...], first_s: float, platform: Platform, c
+) -> float:
     """Exposed seconds of the gradients' exchange, and of the weights' that a sharded optimizer returns; first_s: of a
     micro-batch on the first stage."""
     n = layout.replicas
@@ -309,7 +311,7 @@ def _exchange(shape: Shape, layout: Layout, stages: tuple[Stage, ...], first_s: 
     return max(reduce - hidden, c.never_hidden * reduce) + back
 
 
-def _optimizer(shape: Shape, layout: Layout, stages: tuple[Stage, ...], platform: Platform, c) -> float:
+def _optimizer(shape: Shape, layout: Layout, stages: tuple[StageShape, ...], platform: Platform, c) -> float:
     most = max(stage_parameters(shape, layout, stage) for stage in stages) / layout.state_shards
     if layout.offload:
         return most * (c.offload_bytes / c.host_link_bytes_s + 1 / c.host_adam_s)

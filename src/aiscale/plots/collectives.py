@@ -149,7 +149,7 @@ def _cell(ax: Axes, x: float, y: float, **options) -> None:
 
 def latency_bandwidth(
     points: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    fits: Mapping[str, cost.Link] | None = None,
+    fits: Mapping[str, cost.AlphaBeta] | None = None,
     *,
     world: int,
     published: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
@@ -157,7 +157,7 @@ def latency_bandwidth(
 ) -> np.ndarray:
     """Seconds (left) and bandwidth (right) of collectives over message size; returns both Axes.
 
-    points: {collective: (nbytes, seconds)} measured on `world` ranks; fits: {collective: cost.Link}, drawn dashed
+    points: {collective: (nbytes, seconds)} measured on `world` ranks; fits: {collective: cost.AlphaBeta}, drawn dashed
     as the prediction; published: {collective: (nbytes, seconds)} with `source`. Bandwidth is what each rank sends
     (cost.wire_bytes) per second, so that all collectives on one link approach the same number.
     """

@@ -48,7 +48,7 @@ class GpuKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class SiteNode:
     gpus: int  #: as torch counts them (a GCD, a tile), one rank each; 0: no GPU
     gpu: str = ""  #: what one of them is, in words
     ranks: int = 0  #: ranks per node; 0: one per GPU
@@ -71,7 +71,7 @@ class Node:
 class Cpus:
     """Nodes without GPUs, where jobs share nodes: for ranks on CPUs."""
 
-    node: Node = Node(gpus=0, cores=0, cpus_per_rank=0)  #: `ranks` have room on it; 0: there are none
+    node: SiteNode = SiteNode(gpus=0, cores=0, cpus_per_rank=0)  #: `ranks` have room on it; 0: there are none
     partition: str = ""  #: asks for them, as qos and the constraint of node.kinds do; empty: the site's usual one
     qos: str = ""
     sbatch: tuple[str, ...] = ()  #: more #SBATCH options
@@ -201,7 +201,7 @@ class Site:
     sources: Mapping[str, str]  #: key -> source; rules and comments name the keys
     machine: str = ""  #: its name in aiscale.machines, if it is there
     marks: Mapping[str, str] = field(default_factory=dict)  #: environment variables that identify the site
-    node: Node
+    node: SiteNode
     scheduler: Scheduler
     partition: str = ""  #: for launchers; empty: the site's default
     qos: str = ""  #: for launchers; empty: the site's default
