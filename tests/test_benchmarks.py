@@ -111,44 +111,6 @@ def test_the_radius_benchmark_compares_steps_on_a_slow_link_with_their_bytes():
     assert result["share_here"] == pytest.approx(1 - result["compute_s"] / dense["step_s"]["median"])
 
 
-def _measured():
-    """Two rounds with simple numbers: dense 2 s; Radius 1 + d, of which a tenth is its own work."""
-    contenders = {
-        "dense, fp32, at once": {"method": "none", "density": 1.0},
-        "radius d 0.9, fp32, at once": {"method": "radius", "density": 0.9},
-        "radius d 0.4, fp32, at once": {"method": "radius", "density": 0.4},
-        "radius d 0.4, dense step, fp32, at once": {"method": "radius", "density": 0.4, "dense_step": True},
-    }
-    same = {"wire": "same", "overlap": False, "dense_step": False, "turns": 0}
-    contenders = {name: same | c for name, c in contenders.items()}
-    seconds = dict(zip(contenders, ([2.0, 4.0], [1.9, 3.8], [1.4, 2.8], [5.0, 5.0]), strict=True))
-    parts = {"all-reduce: dense, fp32, at once": [1.0, 1.0]}
-    for d in (0.9, 0.4):
-        parts |= {
-            f"all-reduce: radius d {d}, fp32, at once": [d, d],
-            f"masking: radius d {d}, fp32, at once": [0.06, 0.06],
-        }
-    facts = {"ranks": 4, "parameters": 10, "tokens": 1, "rounds": 2, "link": "emulated", "link_mbit_s": 8.0}
-    facts["compute_s"] = 1.0
-    at_rates = {"0.5": {name: seconds[name] for name in list(seconds)[:3]}}
-    return {**facts, "contenders": contenders, "seconds": seconds, "parts": parts, "at_rates": at_rates}
-
-
-def test_savings_use_the_average_step_per_round_and_masking_is_relative_to_them():
-    result = radius.reckon(_measured())
-    rows = {row["name"]: row for row in result["rows"]}
-    row = rows["radius d 0.4, fp32, at once"]
-    mean = [(199 * turn + 5.0) / 200 for turn in (1.4, 2.8)]  # one dense step in 200
-    savings = sorted([1 - mean[0] / 2, 1 - mean[1] / 4])
-    assert row["saving"]["dense, fp32, at once"]["median"] == pytest.approx(sum(savings) / 2)
-    assert row["saving_with_switch"] == pytest.approx(0.8 * sum(savings) / 2)
-    assert row["one_step_s"]["median"] == pytest.approx(2.1)
-    masking = {part["name"]: part for part in result["masking"]}[row["name"]]
-    assert masking["share_of_saved"] == pytest.approx(0.06 / 0.6)
-    assert masking["masking_ns_per_entry"] == pytest.approx(0.006e9)
-    assert result["share_here"] == pytest.approx(1 - 1.0 / 3.0)
-
-
 def test_stored_results_come_from_slowed_links_and_meet_the_targets():
     speed = published.measured("radius_cpu")["speed"]
     assert speed["link"] == "shaped" and len(speed["checks"]) == 4

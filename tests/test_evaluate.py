@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiscale import cli, published
+from aiscale import cli
 from aiscale.config import ConfigError, ModelConfig, Run
 from aiscale.data import Tokenizer, embedded_text
 from aiscale.data.tokenizers import ByteTokenizer, learn
 from aiscale.model import GPT
-from aiscale.train.evaluate import OURS, SETS, evaluate
+from aiscale.train.evaluate import OURS, evaluate
 from aiscale.train.export import hugging_face_tokenizer
 
 pytest.importorskip("lm_eval", reason="pip install 'aiscale[eval]'")
@@ -77,18 +77,6 @@ def test_a_whole_text_has_the_loglikelihood_that_the_model_gives_its_tokens(kind
     assert lm.loglikelihood_rolling([request], disable_tqdm=True) == pytest.approx([expected], rel=1e-5, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["byte", "bpe"])
-def test_transformers_gets_a_tokenizer_of_the_same_ids(kind, tmp_path):
-    from transformers import AutoTokenizer
-
-    text = embedded_text()[:20_000] + "Zwölf naïve “quotes”\tand  two spaces\n\n"
-    tokenizer = learn(kind, [text], bpe_vocab_size=400)
-    theirs = AutoTokenizer.from_pretrained(exported(tiny(), tokenizer, tmp_path))
-    assert theirs.encode(text) == tokenizer.encode(text)
-    assert theirs.decode(tokenizer.encode(text)) == text
-    assert theirs.eos_token_id == theirs.pad_token_id == tokenizer.encode(tokenizer.separator)[-1]
-
-
 def test_the_command_takes_a_run_or_its_export(tmp_path, capsys):
     from aiscale.train import fit
 
@@ -106,12 +94,3 @@ def test_the_command_takes_a_run_or_its_export(tmp_path, capsys):
     assert first == pytest.approx(second, rel=1e-4)
     with pytest.raises(ConfigError, match="^no task of lm-eval is called 'nosuch': `lm-eval ls tasks` lists all$"):
         evaluate(trained, ["nosuch"])
-
-
-@pytest.mark.extended
-def test_the_published_tasks_are_lm_evals():
-    from lm_eval.tasks import TaskManager
-
-    printed = [name for name in published.table("forge_lm_eval")[0] if name.startswith(("arc", "ht_", "obqa", "piqa"))]
-    assert len(SETS["forge"]) == len(printed) + 1  # and sciq
-    assert {*SETS["forge"], *SETS["radius"]} <= set(TaskManager().all_tasks)

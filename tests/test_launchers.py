@@ -275,30 +275,6 @@ def memory_gb(place, path: str) -> float:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_radius_and_its_baselines_are_runs_of_the_same_budget_in_two_pairs(name, tmp_path):
-    for size in ("355m", "2b"):
-        runs = []
-        for i, settings in enumerate([(), *(settings for _, settings in LESSONS[f"radius_{size}"].variants)]):
-            folder = tmp_path / size / str(i)
-            folder.mkdir(parents=True)
-            path = f"{name}/radius_{size}.sbatch"
-            shown = " ".join(f"--set {setting}" for setting in settings)
-            assert f"#   {shown}" in (FOLDER / path).read_text()
-            job = Job(folder, path, *shown.split())
-            job.finish()
-            [(step, words)] = job.steps("train")
-            assert step["ntasks"] == "64"
-            runs.append(run_of(words))
-        radius, at_once, dense, overlapped = runs
-        assert radius.compression.method == "radius" and radius.compression.density == {"355m": 0.5, "2b": 0.4}[size]
-        assert (dense.compression.method, dense.compression.overlap) == ("none", False)
-        assert (overlapped.compression.method, overlapped.compression.overlap) == ("none", True)
-        assert at_once.compression == dataclasses.replace(radius.compression, overlap=False) != radius.compression
-        assert radius.loop == dense.loop == overlapped.loop and radius.model == dense.model
-    assert "hbm80g" in (FOLDER / "perlmutter/radius_2b.sbatch").read_text()
-
-
-@pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("nodes, weak, strong", [(1, [1], [1]), (4, [1, 2, 4], [1, 2, 4]), (5, [1, 2, 4, 5], [1, 5])])
 def test_the_scaling_study_has_equal_work_per_rank_or_equal_total_work(name, nodes, weak, strong, tmp_path):
     job = Job(tmp_path, f"{name}/scaling.sbatch", nodes=nodes)

@@ -67,8 +67,3 @@ def test_ranks_and_series_are_distinguishable(vision):
     for palette in (style.RANK_COLORS, cycle):
         for one, other in itertools.combinations(palette, 2):
             assert np.linalg.norm(oklab(one, vision) - oklab(other, vision)) > 8, (one, other)
-
-
-def test_bytes_are_written_in_powers_of_1024_and_seconds_in_the_unit_that_fits():
-    assert [style.format_bytes(n) for n in (0, 1, 1536, 2**30, 5e15)] == ["0", "1 B", "1.5 KiB", "1 GiB", "4.44 PiB"]
-    assert [style.format_seconds(s) for s in (0, 2.5e-4, 1e-3, 90)] == ["0", "250 µs", "1 ms", "90 s"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -141,21 +140,6 @@ def empty_script(nodes) -> Path:
     script = nodes.folder / "true.sh"
     script.write_text("#!/bin/bash\n")
     return script
-
-
-def test_a_missing_program_is_named_with_its_remedy():
-    words = [sys.executable, ROOT / "launchers/rehearsal", "--", "true"]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PATH": "/nowhere"})
-    assert done.returncode == 2
-    remedy = "sudo apt-get install slurm-wlm munge iproute2"
-    assert re.fullmatch(rf"rehearsal: \w+ is not here: {remedy}\n", done.stderr), done.stderr
-
-
-@pytest.mark.slurm
-def test_the_program_returns_the_exit_status_of_its_command():
-    words = [sys.executable, ROOT / "launchers/rehearsal", "--nodes=1", "--", "bash", "-c", "sinfo -h -N; exit 3"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 3 and "node1" in done.stdout, done.stderr
 
 
 @pytest.mark.slurm

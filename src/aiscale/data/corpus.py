@@ -150,7 +150,7 @@ def _writable(root: Path) -> Path:
 
 
 BUILT_IN = ("embedded", "toy", "stdlib")
-DOWNLOADABLE = ("shakespeare", "openwebtext", "oscar", "pile")  #: names for `aiscale data prepare NAME`
+DOWNLOADABLE = ("openwebtext", "oscar", "pile")  #: names for `aiscale data prepare NAME`
 READ_CHARS = 2**20
 UNDERLINE = re.compile(r"\s*([*=\-~^\"#])\1{2,}")
 

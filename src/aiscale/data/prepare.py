@@ -1,7 +1,7 @@
 """Tokenize a large corpus once, before training: `aiscale data prepare`.
 
     aiscale data prepare my_texts/ --out corpora/mine --tokenizer bpe --vocab-size 8192
-    aiscale data prepare shakespeare --tokenizer char            # out: corpora/shakespeare
+    aiscale data prepare openwebtext                             # out: corpora/openwebtext
     aiscale train --set data.corpus=corpora/mine --set data.tokenizer=bpe ...
     aiscale data prepare science                                 # filtered and without duplicates: `data/clean.py`
 
@@ -21,7 +21,6 @@ import itertools
 import json
 import shlex
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,21 +28,14 @@ from tqdm import tqdm
 
 from aiscale.config import ConfigError, require_writable
 from aiscale.data.clean import clean_corpus, describe
-from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, cache_root, find_files, find_text, identity
+from aiscale.data.corpus import BUILT_IN, DOWNLOADABLE, Text, find_files, find_text, identity
 from aiscale.data.filters import texts_in
-from aiscale.data.formats import Document, documents_of, first_line, load_rows, with_text
-from aiscale.data.stored import MANIFEST, Manifest, read_tokenizer, write_atomically, write_corpus
+from aiscale.data.formats import Document, documents_of, load_rows, with_text
+from aiscale.data.stored import MANIFEST, Manifest, read_tokenizer, write_corpus
 from aiscale.data.tokenizers import END_OF_TEXT, Tokenizer, learn
 
 #: Arguments of datasets.load_dataset for the well-known corpora.
 HUB = {
-    # Turing report: "the classic shakespeare text file", one document of 4.4 MiB. We download it, because `datasets`
-    # needs further libraries to read web addresses.
-    "shakespeare": {
-        "path": "text",
-        "data_files": "https://cs.stanford.edu/people/karpathy/char-rnn/shakespeare_input.txt",
-        "sample_by": "document",
-    },
     # Radius, artifact appendix A.3.4; 8 million documents, 38 GB of text
     "openwebtext": {"path": "Skylion007/openwebtext"},
     # OLCF's download script: the Afrikaans part, deduplicated. The original is a loading script, which `datasets` no
@@ -107,34 +99,19 @@ def _joined(documents: Iterator[Document], separator: str) -> Iterator[str]:
 def _open_sources(sources: list[str], field: str) -> tuple[str, str, Callable]:
     """(name, identity, a function that starts a pass over the documents)."""
     if len(sources) == 1 and sources[0] in DOWNLOADABLE and not Path(sources[0]).exists():
-        arguments = dict(HUB[sources[0]])
-        identity_of_source = json.dumps(arguments, sort_keys=True)
-        if str(arguments.get("data_files", "")).startswith("http"):
-            arguments["data_files"] = str(_fetch(arguments["data_files"]))
+        arguments = HUB[sources[0]]
         rows = load_rows(sources[0], **arguments)
-        return sources[0], identity_of_source, lambda: ([row[field]] for row in with_text(rows, sources[0], field))
+        return (
+            sources[0],
+            json.dumps(arguments, sort_keys=True),
+            lambda: ([row[field]] for row in with_text(rows, sources[0], field)),
+        )
     if len(sources) == 1 and sources[0] in BUILT_IN:
         text = find_text(sources[0])
         return text.name, text.identity, lambda: iter([text.pieces()])
     files = [file for source in sources for file in find_files(source)]
     name = Path(sources[0]).name.split(".")[0] or "corpus"
     return name, identity(files), lambda: itertools.chain.from_iterable(documents_of(file, field) for file in files)
-
-
-def _fetch(url: str) -> Path:
-    file = cache_root() / "downloads" / Path(url).name
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with urllib.request.urlopen(url, timeout=60) as answer:
-                content = answer.read()
-        except OSError as error:
-            raise ConfigError(
-                f"{url} cannot be fetched ({first_line(error)}): check the network, or fetch it elsewhere and name "
-                "the file instead"
-            ) from None
-        write_atomically(file, content)
-    return file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -75,14 +75,14 @@ class Records:
     def open(path: Path, *, overwrite: bool) -> Records:
         """Claim the folder; delete an earlier run's results if `overwrite` is set."""
         path.mkdir(parents=True, exist_ok=True)
-        records = Records(path).lock(say=True)
+        records = Records(path).lock()
         if overwrite and (path / "run.json").exists():
             _clear(path)
         records.run_id = run_id_of(path) or secrets.token_hex(4)
         return records
 
-    def lock(self, say: bool = False) -> Records:
-        """Keep other runs out of the folder until close(). On a file system without locks it only says so, if asked."""
+    def lock(self) -> Records:
+        """Keep other runs out of the folder until close(), if its file system has locks."""
         if not self.path.is_dir() or not os.access(self.path, os.W_OK):
             return self
         stream = (self.path / _LOCK).open("a")
@@ -93,14 +93,8 @@ class Records:
             raise RunFolderError(
                 f"{self.path} is being written by another run: wait for it, stop it, or use --set name=OTHER"
             ) from None
-        except OSError as error:
-            if say:
-                why = (error.strerror or str(error)).lower()
-                print(
-                    f"aiscale: this file system cannot lock {self.path} ({why}): make sure that no other run writes "
-                    "there; batch jobs have --dependency=singleton for that",
-                    file=sys.stderr,
-                )
+        except OSError:
+            pass  # no locks here: batch jobs have --dependency=singleton
         self._lock = stream
         return self
 
