@@ -111,7 +111,7 @@ def test_a_participant_answers_wrongly_reads_a_hint_answers_rightly_and_sees_the
         person.replace_line(wrong.source)
         person.run()
         person.go_to('check("03.1")')
-        person.run("03.1: not yet", wrong.said)
+        person.run("03.1: not yet", wrong.message)
         person.go_to('check("03.1")')
         person.replace_line('check("03.1", hint=1)')
         person.run(f"Hint 1 of {len(task.hints)}: {task.hints[0]}")

@@ -79,9 +79,9 @@ def _report(rows: list[Row], faults: Mapping[str, list[str]], as_json: bool) -> 
     if as_json:
         print(json.dumps({"problems": faults, "answers": [asdict(row) for row in rows]}, indent=1))
     else:
-        table = Table("exercise", "answer", "", "what was said", "s", box=None, pad_edge=False)
+        table = Table("exercise", "answer", "", "message", "s", box=None, pad_edge=False)
         for row in rows:
-            table.add_row(row.exercise, row.answer, "ok" if row.ok else "NOT OK", row.said, f"{row.seconds:.1f}")
+            table.add_row(row.exercise, row.answer, "ok" if row.ok else "NOT OK", row.message, f"{row.seconds:.1f}")
         if rows:
             Console(markup=False, highlight=False).print(table)
         for lesson, lines in faults.items():
@@ -102,7 +102,7 @@ class Row:
     answer: str  #: solution, stub, the name of a wrong answer, or the notebook that was graded
     ok: bool
     state: str
-    said: str
+    message: str
     seconds: float
     seed: int
 
@@ -160,15 +160,15 @@ def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) 
     for id, task in tasks.items():
         attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
         attempts += [("stub", [cell.source for cell in stubs[id]], "empty", f'NotImplementedError("{id}")')]
-        attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.said) for wrong in task.refused]
+        attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.message) for wrong in task.refused]
         attempts += [(name, answered(source[id], other), "right", "") for name, other in task.accepted.items()]
-        for name, cells, state, said in attempts:
+        for name, cells, state, part in attempts:
             verdict = seat.graded(task, set_up, cells, seed)
             for _ in range(1, DRAWS if state == "right" and seed is None else 1):
                 if verdict.state == "right":
                     verdict = seat.again(task)
-            ok = verdict.state == state and said in verdict.text
-            text = verdict.text if ok else f"{verdict.text} [it must be {state}{f', and say {said!r}' if said else ''}]"
+            ok = verdict.state == state and part in verdict.text
+            text = verdict.text if ok else f"{verdict.text} [it must be {state}{f', and say {part!r}' if part else ''}]"
             yield Row(id, name, ok, verdict.state, text, round(verdict.seconds, 2), verdict.seed)
 
 

@@ -66,7 +66,7 @@ class Refused:
     """A plausible wrong answer: what stands in place of the solution, and a part of what must be said of it."""
 
     name: str
-    said: str
+    message: str
     source: str
 
 
@@ -89,9 +89,9 @@ class Exercise:
         """The heading of its section in the notebook."""
         return f"## {self.id} · {self.title} ({'core' if self.core else 'extra'}, {self.minutes} minutes)"
 
-    def refuses(self, name: str, said: str, source: str) -> None:
+    def refuses(self, name: str, message: str, source: str) -> None:
         """Record a wrong answer, which `aiscale exercises --check` tries."""
-        self.refused.append(Refused(name, said, textwrap.dedent(source).strip("\n")))
+        self.refused.append(Refused(name, message, textwrap.dedent(source).strip("\n")))
 
     def accepts(self, name: str, source: str) -> None:
         """Record a right answer that differs from the solution, which `aiscale exercises --check` tries."""
