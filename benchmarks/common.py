@@ -22,7 +22,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from aiscale.distributed import connect, launch
+from aiscale.distributed import connect
+from aiscale.launch import launch
 from aiscale.meter import has_bf16_instructions
 from aiscale.train import records
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import torch
 
 import aiscale.train
+from aiscale.processes import start_method
 
 FAULTS = {}
 
@@ -259,10 +260,9 @@ def train_with_faults() -> None:
         return real(run, *args, **kwargs)
 
     aiscale.train.fit = fit
-    # Ranks that cannot be forked get the faults, too.
-    replace(
-        "aiscale.distributed.spawn:_start_from_nothing", lambda real: lambda argv, env: real([__file__, *argv], env)
-    )
+    if start_method(["torch"]) == "spawn":  # ranks that cannot be forked get the faults, too
+        again = lambda argv: argv if argv[0] == "-c" else [__file__, *argv]  # noqa: E731
+        replace("aiscale.launch:start_python", lambda real: lambda argv, *a, **k: real(again(argv), *a, **k))
 
 
 if __name__ == "__main__":

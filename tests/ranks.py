@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import importlib
 import itertools
 import json
@@ -11,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from aiscale.distributed.starter import Starter
+from aiscale.processes import start_python
 
 HEADER = """
 import os, torch, torch.distributed as dist
@@ -70,39 +69,45 @@ def differences(engine, n_micro=0, steps=6):  # from the same run alone, after s
 """
 
 AT_FIRST = dict(os.environ)
-#: Strategies whose libraries patch torch on import, and so are forked from a separate starter process.
-APART = ("zero", "megatron")
-WARM_UP = """
-import safetensors.torch, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.pipelining
-if {strategy!r}:
-    from aiscale.parallel import preload
-    preload({strategy!r})
-"""
+#: Prefixes of variables that are read while Python or a library is imported.
+READ_EARLY = ("PYTHON", "LD_", "OPENBLAS_", "MKL_", "TORCH_", "DS_", "HF_", "CUDA_", "HIP_", "ROCR_")
+#: Modules from whose process `forked` forks. Libraries that patch torch are left out: who needs one imports it.
+PRELOAD = (
+    *("torch._dynamo", "safetensors.torch", "torch.distributed.checkpoint", "torch.distributed.pipelining"),
+    *("aiscale.train", "aiscale.parallel.ddp", "aiscale.parallel.fsdp", "aiscale.parallel.pipeline"),
+)
 
 
-@functools.cache
-def _starter(strategy: str) -> Starter:
-    starter = Starter(WARM_UP.format(strategy=strategy), env=AT_FIRST)
-    atexit.register(starter.close)
-    return starter
+def read_early(env: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in env.items() if key.startswith(READ_EARLY) and key != "PYTHONPATH"}
 
 
 def forked(
-    argv: Sequence[str],
-    *,
-    timeout: float,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-    strategy: str = "",
+    argv: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess:
-    """Run `python -m MODULE ...`, forked from a process that has imported torch and the library of `strategy`."""
-    env = os.environ if env is None else env
-    return _starter(strategy if strategy in APART else "").run(argv, timeout=timeout, cwd=cwd, env=env)
+    """Run `python ARGV` as subprocess.run does, forked from a process that has imported PRELOAD if its environment
+    allows that."""
+    env = dict(os.environ if env is None else env)
+    preload = PRELOAD if read_early(env) == read_early(AT_FIRST) else ()
+    if not preload:
+        how = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        return subprocess.run([sys.executable, *argv], timeout=timeout, cwd=cwd, env=env, **how)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        files = {"stdout": out.fileno(), "stderr": err.fileno()}
+        process = start_python(argv, env, preload=preload, cwd=cwd or ".", **files)
+        process.join(timeout)
+        timed_out = process.exitcode is None
+        process.kill()
+        process.join()
+        texts = [(file.seek(0), file.read())[1].decode() for file in (out, err)]
+    if timed_out:
+        raise subprocess.TimeoutExpired(argv, timeout, *texts)
+    return subprocess.CompletedProcess(argv, process.exitcode, *texts)
 
 
 START = """
-import aiscale.distributed as d, aiscale.parallel as p
-raise SystemExit(d.launch({n}, ["-m", "ranks"], warm_up=lambda: p.preload({strategy!r})))
+import aiscale.launch
+raise SystemExit(aiscale.launch.launch({n}, ["-m", "ranks"], preload={preload}))
 """
 
 
@@ -117,7 +122,7 @@ def begun(
         [sys.executable, "-m", "aiscale", "train", "--recipe", "laptop", *words],
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "AISCALE_TEST": str(folder)},  # for processes_with
     )
     metrics = folder / name / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= steps, 120, "a step taken")
@@ -143,10 +148,11 @@ def run_ranks(
     script.write_text(HEADER + code + "\nworld.close()\n" if connected else code)
     env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     if launcher == "forked":
-        (folder / "start.py").write_text(START.format(n=n, strategy=strategy))
-        done = forked(["-m", "start"], timeout=timeout, cwd=folder, env=env, strategy=strategy)
+        module = {"megatron": "megatron.core"}.get(strategy, strategy)
+        (folder / "start.py").write_text(START.format(n=n, preload=[*PRELOAD, f"aiscale.parallel.{module}"]))
+        done = forked(["-m", "start"], timeout=timeout, cwd=folder, env=env)
     else:
-        launch = f"from aiscale.distributed import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
+        launch = f"from aiscale.launch import launch; raise SystemExit(launch({n}, [{str(script)!r}]))"
         python = sys.executable
         command = {
             "aiscale": [python, "-c", launch],
@@ -177,12 +183,9 @@ def _said(stdout: str) -> str:
     return "".join(line for line in lines if not line.startswith("[Gloo]") and "peer ranks" not in line)
 
 
-def aiscale(
-    *arguments: str, timeout: float = 400, cwd: Path | None = None, env=None, strategy: str = ""
-) -> subprocess.CompletedProcess:
-    """Run the command line as a user does, but forked after the import of torch and of the library of `strategy`."""
-    env = {**os.environ, **(env or {})}
-    done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env=env, strategy=strategy)
+def aiscale(*arguments: str, timeout: float = 400, cwd: Path | None = None, env=None) -> subprocess.CompletedProcess:
+    """Run the command line as a user does, but forked after the import of torch."""
+    done = forked(["-m", "aiscale", *arguments], timeout=timeout, cwd=cwd, env={**os.environ, **(env or {})})
     done.stderr = without_greetings(done.stderr)
     return done
 
@@ -203,11 +206,11 @@ def before_each_step(monkeypatch, act) -> None:
 
 
 def processes_with(marker: str) -> list[psutil.Process]:
-    """Living processes with `marker` in their environment or command line."""
+    """Living processes with `marker` in their environment, command line or working folder."""
     found = []
     for process in psutil.process_iter():
         try:
-            text = " ".join(process.cmdline()) + " ".join(process.environ().values())
+            text = " ".join([*process.cmdline(), *process.environ().values(), process.cwd()])
             if marker in text and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from aiscale import checkpoint
-from aiscale.verify.ladder import Jobs
+from aiscale.verify import ladder
 from ranks import without_greetings
 
 TINY = (
@@ -25,31 +25,25 @@ STRATEGIES = {
 SHARDS = {"dcp": "*.distcp", "deepspeed": "deepspeed/*optim_states.pt", "megatron": "*.pt"}
 
 
-@pytest.fixture(scope="module")
-def jobs():
-    with Jobs() as started:
-        yield started
-
-
-def train(jobs, folder, strategy, *more, nproc=2, settings=None):
+def train(folder, strategy, *more, nproc=2, settings=None):
     """(exit status, output lines) of `aiscale train` in `folder`."""
     settings = (*TINY, f"parallel.strategy={strategy}", *(STRATEGIES[strategy] if settings is None else settings))
     words = [word for setting in settings for word in ("--set", setting)]
     log = folder / "said.log"
     log.unlink(missing_ok=True)
     arguments = ["train", "--runs-dir", str(folder), "--quiet", "--nproc", str(nproc), *more, *words]
-    status = jobs.start(strategy, arguments, log)
+    status = ladder.train(arguments, log)
     return status, without_greetings(log.read_text()).splitlines()
 
 
 @pytest.fixture(scope="module")
-def trained(jobs, tmp_path_factory):
+def trained(tmp_path_factory):
     """trained(strategy): a folder with a run of two steps."""
 
     @functools.cache
     def start(strategy):
         folder = tmp_path_factory.mktemp(strategy)
-        assert train(jobs, folder, strategy) == (0, []), strategy
+        assert train(folder, strategy) == (0, []), strategy
         return folder
 
     return start
@@ -60,10 +54,10 @@ def contents(folder):
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def refuse(jobs, folder, *arguments, **keywords) -> str:
+def refuse(folder, *arguments, **keywords) -> str:
     """The message of `aiscale train --resume`, after checking that it is one line and that nothing was written."""
     before = contents(folder)
-    status, lines = train(jobs, folder, *arguments, "--resume", "--set", "loop.steps=4", **keywords)
+    status, lines = train(folder, *arguments, "--resume", "--set", "loop.steps=4", **keywords)
     assert status == 2 and len(lines) == 1, lines
     assert contents(folder) == before
     return lines[0]
@@ -72,12 +66,12 @@ def refuse(jobs, folder, *arguments, **keywords) -> str:
 @pytest.mark.parametrize(
     "strategy", [s if s == "ddp" else pytest.param(s, marks=pytest.mark.extended) for s in STRATEGIES]
 )
-def test_a_truncated_shard_is_refused(strategy, jobs, trained, tmp_path):
+def test_a_truncated_shard_is_refused(strategy, trained, tmp_path):
     shutil.copytree(trained(strategy), tmp_path / "copy")
     newest = checkpoint.latest(next((tmp_path / "copy").glob("*/checkpoints")))
     shard = sorted(newest.glob(SHARDS[checkpoint.read_note(newest)["format"]]))[-1]  # not rank 0's
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
-    said = refuse(jobs, tmp_path / "copy", strategy)
+    said = refuse(tmp_path / "copy", strategy)
     name = shard.relative_to(newest)
     assert said.startswith(f"aiscale: {newest} is damaged ({name} has ") and "nothing to resume from" in said, said
 
@@ -92,5 +86,5 @@ def test_a_truncated_shard_is_refused(strategy, jobs, trained, tmp_path):
         ("megatron", "pipeline", {}, "by strategy megatron in the format megatron, but strategy pipeline reads dcp"),
     ],
 )
-def test_a_checkpoint_of_another_layout_is_refused(wrote, reads, options, message, jobs, trained):
-    assert message in refuse(jobs, trained(wrote), reads, **options)
+def test_a_checkpoint_of_another_layout_is_refused(wrote, reads, options, message, trained):
+    assert message in refuse(trained(wrote), reads, **options)

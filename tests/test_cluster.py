@@ -220,7 +220,7 @@ def test_kill_9_of_a_rank_fails_the_cell_in_seconds_and_the_next_use_starts_new_
     assert repr(ranks) == "<3 ranks, rank 2 died (signal 9)>"
     ranks.execute("print('kept' in globals()); dist.barrier()")
     out = capfd.readouterr().out
-    assert "the ranks were restarted, because rank 2 died (signal 9): their variables are lost" in out
+    assert "; restarted, because rank 2 died (signal 9); their variables are lost" in out
     assert "[rank 0] False" in out
 
 
@@ -238,17 +238,17 @@ def test_a_collective_that_hangs_ends_with_an_error():
         pair.execute("dist.barrier()")
 
 
-def test_a_failed_start_shows_the_engines_own_error(tmp_path, monkeypatch):
-    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(cluster.ClusterError, match="the ranks did not start: .* ended with exit status 1") as caught:
-        cluster.start(2)
-    assert "ImportError: this torch is broken" in str(caught.value)
+def test_a_failed_start_shows_the_engines_own_error(tmp_path):
+    (tmp_path / "stack_data.py").write_text("raise ImportError('this module is broken')")
+    program = f"import os; from aiscale import cluster; os.environ['PYTHONPATH'] = '{tmp_path}:{SRC}'; cluster.start(2)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert "ClusterError: the ranks did not start: rank" in done.stderr, done.stderr
+    assert "ended with exit status 1" in done.stderr and "ImportError: this module is broken" in done.stderr
 
 
 def test_a_start_that_times_out_says_how_many_engines_are_up():
     with pytest.raises(cluster.ClusterError, match="only 0 of 2 ranks were up in time: raise start_timeout_s"):
-        cluster.start(2, start_timeout_s=0.3)
+        cluster.start(2, start_timeout_s=0.01)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ class TestStop:
         began = time.monotonic()
         shown = kernel.run("%%px\ndist.barrier()\nprint('kept' in globals())")
         assert time.monotonic() - began < 60  # starting new ranks takes most of it
-        assert "the ranks were restarted, because ranks 0-1 did not answer" in shown
+        assert "; restarted, because ranks 0-1 did not answer" in shown
         assert shown.endswith("[rank 0] False\n[rank 1] False")
 
 
@@ -337,17 +337,19 @@ def test_kill_9_of_the_kernel_leaves_nothing_behind():
         from aiscale import cluster
         ranks = cluster.start(2)
         ranks.execute("import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)")
-        print("READY", *(ranks.run(os.getenv, name)[0] for name in ("AISCALE_CLUSTER", "IPYTHONDIR")), flush=True)
+        names = (ranks.run(os.getenv, name)[0] for name in ("AISCALE_CLUSTER", "IPYTHONDIR"))
+        print("READY", *names, *(info["pid"] for info in ranks.info), flush=True)
         ranks.execute("dist.recv(torch.ones(1), 1 - rank)")
     """
     kernel = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     line = next(line for line in kernel.stdout if line.startswith("READY"))
-    _, cluster_id, folder = line.split()
+    _, cluster_id, folder, *pids = line.split()
     folder = Path(folder).parent
-    assert len(marked(guard.MARKER, cluster_id)) >= 6  # controller, heartbeat monitor, the ranks' parent, ranks, sleeps
+    assert len(marked(guard.MARKER, cluster_id)) >= 3  # controller, sleeps
     kernel.kill()
     kernel.wait()
-    assert seconds_until(lambda: not marked(guard.MARKER, cluster_id)) < 20
+    alive = lambda: [pid for pid in pids if Path(f"/proc/{pid}").exists()]  # noqa: E731
+    assert seconds_until(lambda: not marked(guard.MARKER, cluster_id) and not alive()) < 20
     seconds_until(lambda: not folder.exists())
 
 
@@ -380,7 +382,7 @@ def test_everything_listens_on_the_loopback_only(ranks):
     import psutil
 
     ranks.execute("dist.barrier()")
-    for pid in [os.getpid(), *marked(guard.MARKER, own(ranks)[0])]:
+    for pid in {os.getpid(), *marked(guard.MARKER, own(ranks)[0]), *(info["pid"] for info in ranks.info)}:
         for connection in psutil.Process(pid).net_connections("inet"):
             assert connection.laddr.ip.removeprefix("::ffff:").startswith("127."), connection
 
@@ -398,7 +400,7 @@ def test_a_host_name_that_does_not_resolve():
 
 @pytest.mark.extended
 def test_a_rank_without_news_is_found_by_asking_again(monkeypatch):
-    monkeypatch.setattr(processes, "_NEWS_S", (0.05,))
+    monkeypatch.setattr(processes, "_NEWS_S", 0.05)
     with cluster.start(2) as pair:
         pair.execute("total = torch.ones(1); dist.all_reduce(total)")
         assert [float(total) for total in pair["total"]] == [2.0, 2.0]
@@ -451,12 +453,12 @@ needs_mpi = pytest.mark.skipif(
 
 @pytest.mark.extended
 @needs_mpi
-def test_mpi_ranks_are_the_joined_world_and_a_killed_one_is_named():
+def test_mpi_ranks_are_the_joined_world_and_end_together():
     with cluster.start(2, engines="mpi") as ranks:
         ranks.execute("from mpi4py import MPI\nmpi = MPI.COMM_WORLD\nsum = mpi.allreduce(rank + 1); dist.barrier()")
         assert ranks["(mpi.rank, mpi.size, sum)"] == [(0, 2, 3), (1, 2, 3)]
         threading.Timer(0.5, os.kill, (ranks.info[1]["pid"], signal.SIGKILL)).start()
-        with pytest.raises(cluster.RankDied, match=r"^rank 1 died \(signal 9\)"):
+        with pytest.raises(cluster.RankDied, match=r"^mpiexec ended with exit status 9"):
             ranks.execute("if rank == 0: mpi.barrier()\nelse: __import__('time').sleep(60)")
 
 
@@ -465,14 +467,6 @@ def test_no_mpi_is_one_line_that_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(cluster.ClusterError, match=r"no.* on PATH: pip install mpich, or load your site's MPI module"):
         local.find_mpiexec()
-
-
-def test_the_first_dead_rank_is_parsed_from_either_mpi():
-    mpich = "=   PID 71 RUNNING AT vm\n=   EXIT CODE: 9\n... EXIT STRING: Killed (signal 9)"
-    open_mpi = "mpiexec noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed)."
-    assert local.first_mpi_exit(mpich, {70: 0, 71: 1}).message == "rank 1 died (signal 9)"
-    assert local.first_mpi_exit(open_mpi, {}).message == "rank 2 died (signal 9)"
-    assert local.first_mpi_exit("", {}) is None
 
 
 # ---- small things ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 
 from aiscale.distributed import ConnectError, Launch, Traffic, connect, find_launch
 from aiscale.distributed.rendezvous import meeting_point
-from ranks import processes_with, run_ranks, wait_until
+from aiscale.processes import start_python
+from ranks import forked, processes_with, run_ranks, wait_until
 
 SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
 
@@ -125,7 +126,8 @@ def test_ranks_connect_even_if_the_host_name_does_not_resolve(tmp_path):
         "socket.getaddrinfo = fail\n"
     )
     code = "say(os.environ['GLOO_SOCKET_IFNAME'], world.sum(1.0))"
-    done = run_ranks(code, 2, tmp_path, launcher="aiscale", env={"PYTHONPATH": str(tmp_path)})
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    done = run_ranks(code, 2, tmp_path, launcher="aiscale", env={"PYTHONPATH": path})
     assert done.stdout.splitlines() == ["lo 2.0"] * 2, done.stderr
 
 
@@ -188,52 +190,48 @@ def test_traffic_since_a_snapshot_excludes_earlier_traffic():
     assert (count.calls, count.payload_bytes) == (1, 50)
 
 
-RANKS_ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+RANKS_ENV = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 
 
-def launching(n: int, warm_up: str, before: str = "") -> list[str]:
-    """The command that runs the module `in_a_rank` as `n` ranks: with `warm_up`, forked if that is safe."""
-    code = f"raise SystemExit(aiscale.distributed.launch({n}, ['-m', 'in_a_rank'], warm_up={warm_up}))"
-    return [sys.executable, "-c", f"{before}import aiscale.distributed; {code}"]
+def launching(n: int, preload=("torch._dynamo",)) -> list[str]:
+    """The command that runs the module `in_a_rank` as `n` ranks."""
+    code = f"raise SystemExit(aiscale.launch.launch({n}, ['-m', 'in_a_rank'], preload={preload!r}))"
+    return [sys.executable, "-c", f"import aiscale.launch; {code}"]
 
 
-def forked(code: str, folder, *, n: int = 2, before: str = "") -> subprocess.CompletedProcess:
+def launched(code: str, folder, *, n: int = 2) -> subprocess.CompletedProcess:
     (folder / "in_a_rank.py").write_text(code)
-    env = RANKS_ENV | {"PYTHONPATH": str(folder)}
-    command = launching(n, "lambda: None", before)
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=env)
+    env = RANKS_ENV | {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+    return subprocess.run(launching(n), capture_output=True, text=True, timeout=240, env=env)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
-@pytest.mark.parametrize(
-    ("before", "are_forked"),
-    [("", True), ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); ", False)],
-)
-def test_ranks_are_forked_only_from_a_process_without_other_threads(before, are_forked, tmp_path):
+@linux
+def test_ranks_are_forked_from_a_process_with_one_thread_that_has_imported_what_they_need(tmp_path):
     code = """
 import os, sys
+imported = "torch._dynamo" in sys.modules
 from aiscale.distributed import connect
 world = connect("cpu")
+threads = len(os.listdir(f"/proc/{os.getppid()}/task"))
 as_new = sys.argv[0] == __file__ and __name__ == "__main__"
-os.write(1, f"{sys.orig_argv[1] == '-c'} {world.sum(world.rank)} {world.launcher} {as_new}\\n".encode())
+os.write(1, f"{imported} {threads} {world.sum(world.rank)} {world.launcher} {as_new}\\n".encode())
 world.close()
 """
-    done = forked(code, tmp_path, n=3, before=before)
-    assert done.stdout.splitlines() == [f"{are_forked} 3.0 aiscale True"] * 3, done.stderr
+    done = launched(code, tmp_path, n=3)
+    assert done.stdout.splitlines() == ["True 1 3.0 aiscale True"] * 3, done.stderr
     assert done.returncode == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
 @pytest.mark.parametrize(
     ("end", "status", "message"),
     [
         ("sys.exit(7)", 7, "aiscale: rank 1 of 2 failed with exit status 7"),
-        ("sys.exit('no such text')", 1, "no such text"),
         ("os.kill(os.getpid(), 9)", 137, "aiscale: rank 1 of 2 died: signal 9 (SIGKILL); stopping the other 1"),
         ("raise KeyError('bug')", 1, "KeyError: 'bug'"),
     ],
 )
-def test_a_forked_rank_ends_as_a_new_process_would(end, status, message, tmp_path):
+def test_a_rank_that_ends_early_is_named_and_ends_the_others(end, status, message, tmp_path):
     code = f"""
 import atexit, os, sys, time
 print("buffered", flush=False)
@@ -242,44 +240,52 @@ if os.environ["RANK"] == "1":
     {end}
 time.sleep(600)
 """
-    done = forked(code, tmp_path)
+    done = launched(code, tmp_path)
     assert done.returncode == status and message in done.stderr, done.stderr
     assert done.stdout.count("at the end") == ("kill" not in end), done.stdout
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
-def test_a_forked_rank_leaves_its_parents_temporary_folder_alone(tmp_path):
-    before = "import atexit, os, tempfile; mine = tempfile.TemporaryDirectory(); "
-    before += "atexit.register(lambda: print('still there:', os.path.isdir(mine.name))); "
-    done = forked("pass", tmp_path, before=before)
-    assert done.stdout.splitlines()[-1] == "still there: True", done.stdout + done.stderr
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-@pytest.mark.parametrize("warm_up", ["None", "lambda: None"], ids=["started", "forked"])
-def test_ranks_do_not_outlive_their_launcher(warm_up, tmp_path):
+@linux
+@pytest.mark.parametrize("preload", [(), ("torch",)], ids=["started", "forked"])
+def test_ranks_do_not_outlive_their_launcher(preload, tmp_path):
     note = tmp_path / "pids"
-    code = f"import os, time; open({str(note)!r}, 'a').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
+    code = f"import os, time; open({str(note)!r}, 'a').write(f'{{os.getpid()}} {{os.getppid()}} '); time.sleep(600)"
     (tmp_path / "in_a_rank.py").write_text(code)
-    parent = subprocess.Popen(launching(2, warm_up), env=RANKS_ENV | {"PYTHONPATH": str(tmp_path)})
-    wait_until(lambda: note.exists() and note.read_text().count("\n") == 2, 120, "two ranks started")
-    pids = [int(line) for line in note.read_text().split()]
+    env = RANKS_ENV | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    parent = subprocess.Popen(launching(2, preload), env=env)
+    wait_until(lambda: note.exists() and note.read_text().count(" ") == 4, 120, "two ranks started")
+    pids = {int(pid) for pid in note.read_text().split()}  # theirs, and that of the process that forked them
     parent.kill()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 60, "the ranks are gone")
+    wait_until(lambda: not any(map(psutil.pid_exists, pids - {parent.pid})), 60, "the ranks are gone")
     parent.wait()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux only")
-@pytest.mark.extended
-def test_no_strategys_libraries_start_a_thread_that_would_forbid_forking():
-    code = """
-import aiscale.train
-from aiscale.distributed.spawn import can_fork
-from aiscale.parallel import preload
-from aiscale.parallel.build import ENGINES
-for strategy in ENGINES:
-    preload(strategy)
-    assert can_fork(), strategy
+PROBE = """
+import os, random, sys, numpy, torch
+print(__name__, __file__, sys.argv, os.getcwd(), os.environ.get("MINE"), os.environ.get("HOME"), sys.path[:2])
+print(torch.get_num_threads(), sys.stdin.read(), os.isatty(1))
+assert len({random.random(), numpy.random.rand()}) == 2
+print("an error", file=sys.stderr)
+sys.exit(7)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=RANKS_ENV)
-    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_command_has_its_own_folder_environment_output_and_status(tmp_path):
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "here").mkdir()
+    env = {key: value for key, value in os.environ.items() if key != "HOME"}
+    env |= {"MINE": "yes", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    how = {"cwd": tmp_path / "here", "env": env, "timeout": 60}
+    argv = ["-m", "probe", "an argument"]
+    fresh = subprocess.run([sys.executable, *argv], capture_output=True, text=True, stdin=subprocess.DEVNULL, **how)
+    for _ in range(2):  # the first run must not affect the second
+        done = forked(argv, **how)
+        assert (done.stdout, done.stderr, done.returncode) == (fresh.stdout, fresh.stderr, 7)
+
+
+def test_a_new_python_can_send_output_and_errors_to_one_file(tmp_path):
+    with (tmp_path / "log").open("wb") as log:
+        files = {"stdout": log.fileno(), "stderr": log.fileno()}
+        process = start_python(["-c", "import sys; print('out'); sys.exit('error')"], **files)
+        process.join(60)
+    assert process.exitcode == 1 and sorted((tmp_path / "log").read_text().split()) == ["error", "out"]

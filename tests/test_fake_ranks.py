@@ -24,9 +24,9 @@ SMALL = (
 )  # its tensors have 16 to 256 rows: some ranks hold no row of some
 
 
-def counted(jobs: list[list], strategy: str) -> list[list[list[dict]]]:
+def counted(jobs: list[list]) -> list[list[list[dict]]]:
     """The answers of `fakes`, a process apart: this one need not import Megatron-Core."""
-    done = forked(["-m", "fakes", json.dumps(jobs)], timeout=600, cwd=Path(__file__).parent, strategy=strategy)
+    done = forked(["-m", "fakes", json.dumps(jobs)], timeout=600, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -52,7 +52,7 @@ ROLES = {
 def test_a_rank_of_each_role_of_1024_sends_and_holds_the_predicted_bytes(strategy):
     memory, steps = strategy != "fsdp", 3 if strategy == "ddp" else 1  # DDP settles its buckets in the first
     jobs = [[[*SMALL, *settings], 1, RANKS, ranks, memory, steps] for settings, ranks in ROLES[strategy]]
-    for (settings, ranks), answers in zip(ROLES[strategy], counted(jobs, strategy), strict=True):
+    for (settings, ranks), answers in zip(ROLES[strategy], counted(jobs), strict=True):
         for rank, rows in zip(ranks, answers, strict=True):
             assert [row for row in rows if row["predicted"] != row["measured"]] == [], (settings, rank)
             assert sum(row["measured"] for row in rows if row["kind"] == "payload") > 0, (settings, rank)
@@ -79,9 +79,7 @@ def layers_and_all(settings: list[str], strategy: str) -> tuple[dict, dict, dict
     of rank 0 of 1,024."""
     memory = strategy != "fsdp"
     jobs = [[[*settings, f"model.n_layer={n}"], 1, RANKS, [0], memory, 1] for n in (1, 2, 4)]
-    one, two, four = (
-        {row["what"]: (row["calls"], row["measured"]) for row in ranks[0]} for ranks in counted(jobs, strategy)
-    )
+    one, two, four = ({row["what"]: (row["calls"], row["measured"]) for row in ranks[0]} for ranks in counted(jobs))
     added = {what: (two[what][0] - one[what][0], two[what][1] - one[what][1]) for what in two}
     layer = {what: cell for what, cell in added.items() if cell[0] and cell[1]}
     ends = {what: (four[what][0] - 4 * calls, four[what][1] - 4 * nbytes) for what, (calls, nbytes) in layer.items()}

@@ -1,11 +1,9 @@
-"""A collective that hangs ends the job in time, with one line that names the collective and the missing ranks."""
+"""A collective that hangs ends the job in time, and names the collective, the missing ranks and where each rank is."""
 
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +12,10 @@ from functools import partial
 import psutil
 import pytest
 
-from aiscale.distributed import HANG_STATUS, rank_environment
 from aiscale.distributed.counter import Group, Progress, latest, members, message
 from aiscale.distributed.hangs import RankState, find
-from ranks import HEADER, begun, run_ranks, wait_until, without_greetings
+from aiscale.launch import HANG_STATUS
+from ranks import begun, run_ranks, wait_until, without_greetings
 
 T = 6  #: seconds; a busy machine must not look like a hang
 #: what ranks do after a few all-reduces; each scene ends in a wait for a rank that never comes
@@ -40,14 +38,6 @@ SCENES = {
         if world.rank == 1:
             dist.recv(ones, src=2)
         dist.all_reduce(ones, group=pairs[0])
-    """,
-    "claims": """
-        if world.rank == 0:  # as if a rank had wanted to speak and died before it did
-            store = dist.PrefixStore("aiscale/watch0", world.store)
-            store.add("speaks", 1)
-        if world.rank == 2:
-            time.sleep(1000)
-        dist.all_reduce(ones)
     """,
     "leaves": """
         stuck_s = 1000
@@ -89,30 +79,6 @@ def stop_a_rank(victim, folder):
     return job.returncode, err + "a rank is left\n" * any(map(psutil.pid_exists, pids))
 
 
-def stop_the_store(folder):
-    """Exit status and lines of rank 1 when rank 0, which holds the store as under srun, is stopped."""
-    code = f"if world.rank == 0: os.kill(os.getpid(), {int(signal.SIGSTOP)})\ndist.all_reduce(ones)"
-    (folder / "two.py").write_text(HEADER + SCRIPT + code)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    two = [
-        subprocess.Popen(
-            [sys.executable, str(folder / "two.py")],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**env, **rank_environment(rank, 2)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        _, err = two[1].communicate(timeout=100)
-        return two[1].returncode, err
-    finally:
-        two[0].kill()
-        two[0].communicate()
-
-
 def suspend(folder):
     """Exit status and lines of a training whose ranks are all stopped for a while, as by Ctrl-Z."""
     job, pids = train(folder)
@@ -135,7 +101,7 @@ def played(tmp_path_factory):
     """Scenes mostly wait, so several run at once."""
     jobs = {name: partial(play, name) for name in SCENES if name != "sleeps"}
     jobs |= {f"stops {victim}": partial(stop_a_rank, victim) for victim in (0, 1)}
-    jobs |= {"stops the store": stop_the_store, "suspended": suspend}
+    jobs["suspended"] = suspend
     folders = {name: tmp_path_factory.mktemp(name.replace(" ", "_")) for name in jobs}
     with ThreadPoolExecutor(4) as lanes:
         ended = dict(zip(jobs, lanes.map(lambda name: jobs[name](folders[name]), jobs), strict=True))
@@ -143,9 +109,12 @@ def played(tmp_path_factory):
 
 
 def only_line(status, err) -> str:
-    said = without_greetings(err)
-    assert status == HANG_STATUS and said.count("\n") == 1, (status, err)
-    return said.strip()
+    """The line that names the cause; one for each rank follows it."""
+    line, *ranks = without_greetings(err).strip().splitlines()
+    assert status == HANG_STATUS and [words.split()[:3] for words in ranks] == [
+        ["aiscale:", "rank", str(rank)] for rank in range(len(ranks))
+    ], (status, err)
+    return line
 
 
 def line_of(scene, played) -> str:
@@ -155,7 +124,7 @@ def line_of(scene, played) -> str:
 def test_a_sleeping_rank_is_named_with_its_position_in_the_code(tmp_path):
     line = only_line(*play("sleeps", tmp_path))
     assert line.startswith("aiscale: all_reduce of 4,000 bytes in group world 0-2, number "), line
-    assert f"begun in step 7, was not finished within {T} s: rank 1 did not come to it; it is in step 7 at " in line
+    assert f"begun in step 7, was not finished within {T} s: rank 1 did not come to it; rank 1 is in step 7 at " in line
     assert "ranks.py:" in line and "in <module>, its last one there was number" in line
     assert line.endswith(f"raise loop.hang_timeout_s above {T}")
 
@@ -164,7 +133,7 @@ def test_a_sleeping_rank_is_named_with_its_position_in_the_code(tmp_path):
 def test_a_rank_that_skips_a_collective_is_distinguished_from_a_slow_one(played):
     line = line_of("skips", played)
     assert "all_reduce of 4,000 bytes in group world 0-2" in line
-    assert "rank 2 began broadcast of 4,000 bytes instead: it skipped a collective or made one more" in line
+    assert ": rank 2 did not come to it; rank 2 is in step 7" in line and ", broadcast; the job ends here" in line
 
 
 @pytest.mark.extended
@@ -175,7 +144,7 @@ def test_in_a_chain_of_waiting_ranks_the_one_at_its_end_is_named(played):
 
 @pytest.mark.extended
 def test_a_rank_that_left_training_is_reported_even_if_no_file_can_be_written(played):
-    assert "rank 1 did not come to it; it trains no more, its last one there was" in line_of("leaves", played)
+    assert "rank 1 did not come to it; rank 1 trains no more, its last one there was" in line_of("leaves", played)
 
 
 @pytest.mark.extended
@@ -200,22 +169,10 @@ def test_a_hang_is_noted_for_the_launcher_whichever_rank_is_missing(victim, play
 
 
 @pytest.mark.extended
-def test_the_other_ranks_end_even_if_the_store_is_stopped_with_its_rank(played):
-    """Under srun and mpiexec rank 0 holds the store."""
-    status, err = played[0]["stops the store"]
-    assert status == HANG_STATUS and "rank 0, where it is kept, is stopped, or its node is gone" in err, err
-
-
-@pytest.mark.extended
 def test_a_job_continues_after_it_was_suspended(played):
     """Ctrl-Z, or a suspended job: afterwards all ranks are there."""
     status, err = played[0]["suspended"]
     assert status == 130 and "was not finished" not in err, err
-
-
-@pytest.mark.extended
-def test_if_the_reporting_rank_cannot_report_the_next_one_does(played):
-    assert ": rank 2 did not come to it" in line_of("claims", played)
 
 
 def entry(number, op="all_reduce", nbytes=8, age_s=100.0):
@@ -238,18 +195,6 @@ def test_a_straggler_is_no_hang_before_the_time_out_and_equal_counts_never_are()
     assert (late.waiting, late.missing) == ([0], [1])
 
 
-def test_among_ranks_waiting_in_a_circle_the_first_to_stop_is_named():
-    a, b = "tp 0,1", "dp 0,1"
-    hang = find(
-        {
-            0: RankState(begun={a: entry(5, age_s=30), b: entry(2, age_s=90)}),
-            1: RankState(begun={a: entry(4, age_s=90), b: entry(3, age_s=40)}),
-        },
-        timeout_s=10,
-    )
-    assert hang.missing == [1] and hang.text.startswith("all_reduce of 8 bytes in group tp 0,1, number 5")
-
-
 def test_a_rank_that_began_to_wait_a_little_later_is_not_named():
     ranks = {
         0: RankState(begun={"w 0,1": entry(2, age_s=10.1)}),
@@ -263,14 +208,13 @@ def test_a_rank_that_began_to_wait_a_little_later_is_not_named():
 def test_a_briefly_delayed_rank_is_neither_late_nor_dead():
     def found(**of_rank_1):
         late = RankState(begun={"w 0,1": entry(1)}, **of_rank_1)
-        hang = find({0: RankState(begun={"w 0,1": entry(2)}), 1: late}, timeout_s=6, beat_s=1, patience_s=12)
+        hang = find({0: RankState(begun={"w 0,1": entry(2)}), 1: late}, timeout_s=6)
         return hang and hang.text
 
     assert "rank 1 did not come to it" in found(age_s=1)
     assert found(age_s=5) is None
-    assert found(age_s=1, is_news=False) is None, "its only note may be of any age"
     assert "rank 1 no longer answers" in found(age_s=13)
-    assert "rank 1 did not come to it; it trains no more" in found(age_s=13, left=True)
+    assert "rank 1 did not come to it; rank 1 trains no more" in found(age_s=13, left=True)
 
 
 def test_a_rank_receiving_from_any_source_is_not_considered_late():

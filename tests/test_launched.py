@@ -144,8 +144,7 @@ def losses_equal_those_without_slurm(ended: Ended, ranks: int, place: Path) -> N
     at = words.index("--runs-dir")
     there, words[at + 1] = Path(words[at + 1]), str(place / "without")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    strategy = {"zero": "zero", "3d_22b": "megatron"}.get(ended.lesson, "")
-    done = forked(["-m", "aiscale", *words, f"--nproc={ranks}", "--quiet"], env=env, timeout=600, strategy=strategy)
+    done = forked(["-m", "aiscale", *words, f"--nproc={ranks}", "--quiet"], env=env, timeout=600)
     assert done.returncode == 0, done.stderr
     with_slurm, without = losses(there), losses(place / "without")
     assert len(with_slurm) >= 4, "three steps and an evaluation"

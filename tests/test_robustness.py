@@ -9,7 +9,7 @@ import torch
 
 from aiscale.distributed.connect import pick_device
 from aiscale.distributed.rendezvous import Launch
-from aiscale.distributed.spawn import culprit
+from aiscale.launch import culprit
 from ranks import processes_with, run_ranks, wait_until
 
 #: `aiscale train` without end, as a script, so that a fault can be planted in one rank.

@@ -142,9 +142,9 @@ def test_a_run_writes_deepspeeds_configuration_beside_its_own_and_resumes(tmp_pa
     ]
     command = ["train", "--recipe", "laptop", "--nproc", "2", "--quiet", "--set", "name=z"]
     vocabulary = ["--set", "model.vocab_size=256"]
-    first = aiscale(*command, *settings, *vocabulary, cwd=tmp_path, strategy="zero")
+    first = aiscale(*command, *settings, *vocabulary, cwd=tmp_path)
     assert first.returncode == 0 and first.stderr == "", first.stderr
-    more = aiscale(*command, *settings, *vocabulary, "--set", "loop.steps=3", "--resume", cwd=tmp_path, strategy="zero")
+    more = aiscale(*command, *settings, *vocabulary, "--set", "loop.steps=3", "--resume", cwd=tmp_path)
     assert more.returncode == 0 and more.stderr == "", more.stderr
     written = json.loads((tmp_path / "runs/z/ds_config.json").read_text())
     assert written["zero_optimization"]["stage"] == 3

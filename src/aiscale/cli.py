@@ -44,7 +44,8 @@ def _report(error: Exception) -> int:
     ours = isinstance(error, OSError) or type(error).__module__.startswith("aiscale.")
     who, alone, status = "", False, BAD_INPUT if ours else 1
     if _may_be_a_rank():
-        from aiscale.distributed import LOST_STATUS, ConnectError, end_now, find_launch, lost_another_rank
+        from aiscale.distributed import ConnectError, end_now, find_launch, lost_another_rank
+        from aiscale.launch import LOST_STATUS
 
         if not isinstance(error, ConnectError) or hasattr(error, "failed_alike"):
             place = find_launch(os.environ)
@@ -219,30 +220,27 @@ def _check_memory(run) -> None:
 def _train_here(args: argparse.Namespace, run) -> int:
     """Start this command as N ranks, after checking what can be checked before that."""
     from aiscale.config import ConfigError
+    from aiscale.launch import launch
 
     if args.nproc < 1:
         raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
-    _share_cores(args.nproc)
-    from aiscale.distributed import find_launch, launch
-
-    place = find_launch(os.environ)
-    if place.size > 1 or "RANK" in os.environ:
-        raise ConfigError(
-            f"--nproc starts ranks, but this process is one already (rank {place.rank} of {place.size}, by "
-            f"{place.launcher}): leave --nproc out"
-        )
     run.check_world(args.nproc)
+    _share_cores(args.nproc)
+    strategy = {"megatron": "megatron.core"}.get(run.parallel.strategy, run.parallel.strategy)
+    needed = ["torch._dynamo", "aiscale.train", f"aiscale.parallel.{strategy}"]
+    if _may_be_a_rank():
+        from aiscale.distributed import find_launch
 
-    def warm_up() -> None:
-        import aiscale.train  # noqa: F401
-        from aiscale.parallel import preload
-
-        preload(run.parallel.strategy)
-
+        place = find_launch(os.environ)
+        if place.size > 1 or "RANK" in os.environ:
+            raise ConfigError(
+                f"--nproc starts ranks, but this process is one already (rank {place.rank} of {place.size}, by "
+                f"{place.launcher}): leave --nproc out"
+            )
     alone = argparse.ArgumentParser(add_help=False)
     alone.add_argument("--nproc")
     _, others = alone.parse_known_args(sys.argv[1:])
-    status = launch(args.nproc, ["-m", "aiscale", *others], warm_up=warm_up)
+    status = launch(args.nproc, ["-m", "aiscale", *others], preload=needed)
     if status == INTERRUPTED:
         _clear(args, run)
     return status
@@ -255,10 +253,9 @@ def _clear(args: argparse.Namespace, run) -> None:
 
 
 def _share_cores(nproc: int) -> None:
-    """Set thread counts before torch is first imported: ranks are forked from this process."""
+    """Set thread counts before libraries are loaded in the process from which ranks are forked."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(usable_cores()) // nproc)))
-    # numpy starts these threads at import, and a process with threads cannot be forked. Overrides the environment,
-    # because ranks compute with torch.
+    # numpy starts these threads at import, and ranks compute with torch.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 

@@ -1,22 +1,38 @@
-"""Processes of the operating system: their cores, parents, markers and networks.
+"""Processes of the operating system: their start, cores, parents, markers and networks.
 
+    start_python(["-m", "aiscale", "train"], preload=["aiscale.train"])    # a multiprocessing.Process
     usable_cores()                          # [0, 1]: those that this process may use
     die_with(os.getppid())                  # in a child: never outlive the parent
     kill_marked("AISCALE_CLUSTER", "3fa9")  # all processes that inherited this variable with this value
     network_namespace()                     # (["unshare", "--net"], ""), or ([], why there is none)
 
 Only the standard library and no module of ours: scripts that must start in 10 ms import it.
+
+Importing what training needs takes three seconds of a core. So `start_python` forks: multiprocessing's forkserver, a
+process without threads, imports it once. Environment, folder and output are those of the caller all the same.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import gc
+import importlib
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 #: Libraries read these when they are loaded, and start that many threads.
 THREAD_VARIABLES = (
@@ -26,6 +42,11 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
+
+INTERRUPTED_STATUS = 130  #: exit status of a process that Ctrl-C has ended
+#: A process that has used one of these, or on macOS one of Apple's frameworks, cannot be forked.
+_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_starting = threading.Lock()
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # at import: a forked child should load nothing
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -93,3 +114,136 @@ def network_namespace() -> tuple[list[str], str]:
             return command, ""
         why = f"network namespaces are not allowed here: {done.stderr.strip()}"
     return [], why
+
+
+# `python ARGV`, forked from a process that has imported what it needs -------------------------------------------------
+
+
+def start_python(
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    preload: Sequence[str] = (),
+    name: str = "python",
+    cwd: str | os.PathLike = ".",
+    stdout: int = 1,
+    stderr: int = 2,
+) -> BaseProcess:
+    """Start `python ARGV` (-m MODULE, -c CODE or a file) without input; it ends when this process does.
+
+    It is forked from a server, which this process's first call starts, with that call's numbers of threads, and which
+    imports that call's `preload`. Without `preload`, on macOS and on a machine with GPUs it is a new Python. `env` is
+    its whole environment, by default this process's; variables that a library reads when it is imported have no effect
+    if it is forked. `name` is shown above its traceback. `stdout`, `stderr`: file descriptors."""
+    import multiprocessing  # takes 20 ms, which the cleaner of a cluster need not spend
+
+    env = dict(os.environ if env is None else env)
+    process = multiprocessing.get_context(start_method(preload)).Process(
+        target=_become, name=name, args=([*argv], env, os.path.abspath(cwd), _Files(stdout, stderr))
+    )
+    with _starting:
+        main, threads = sys.modules["__main__"], {key: os.environ.get(key) for key in THREAD_VARIABLES}
+        sys.modules["__main__"] = types.ModuleType("__main__")  # or the child would first run the caller's script again
+        os.environ.update({key: env[key] for key in THREAD_VARIABLES if key in env})
+        # Blocked until the child can take it: Ctrl-C while the server imports would print its traceback.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            sys.modules["__main__"] = main
+            for key, value in threads.items():
+                os.environ.pop(key, None)
+                os.environ.update({key: value} if value is not None else {})
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return process
+
+
+def start_method(preload: Sequence[str]) -> str:
+    """multiprocessing's name for how `start_python` starts a process."""
+    from multiprocessing import forkserver
+
+    if not preload or sys.platform != "linux" or any(map(os.path.exists, _GPUS)):
+        return "spawn"
+    if forkserver.get_inherited_fds() is None:
+        forkserver.set_forkserver_preload([*preload])
+        return "forkserver"
+    for module in preload:  # the server has forked this process, which can fork, too
+        with suppress(ImportError):  # who needs it reports it
+            importlib.import_module(module)
+    return "fork"
+
+
+def cool_down() -> None:
+    """End the server of `start_python`, which holds some 230 MB, and with it the processes that it has forked."""
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()
+
+
+class _Files:
+    """File descriptors of this process that become standard output and error of the child."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def __reduce__(self) -> tuple:
+        from multiprocessing.reduction import DupFd
+
+        sent = {number: DupFd(number) for number in set(self.numbers)}  # each once
+        return _Received, tuple(sent[number] for number in self.numbers)
+
+
+class _Received:
+    def __init__(self, *sent: object) -> None:
+        self.numbers = [each.detach() for each in sent]
+
+
+def _become(argv: list[str], env: dict[str, str], cwd: str, files: _Files | _Received) -> None:
+    """Run `python ARGV` in this child as a new Python would."""
+    import multiprocessing.forkserver
+
+    # The server lives as long as a process holds this end of its pipe. Ours would keep it alive when the caller is
+    # killed; without it the server ends, and with the server its children.
+    server = multiprocessing.forkserver._forkserver
+    if multiprocessing.get_start_method() == "forkserver" and server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+    die_with(os.getppid())
+    atexit._clear()  # what a parent would do at its end
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    multiprocessing.set_start_method(None, force=True)
+    for number, file in enumerate(files.numbers, 1):
+        os.dup2(file, number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    _draw_and_compute_anew()
+    gc.freeze()  # keeps the collector from touching, and so copying, memory that is shared
+    try:
+        _run(argv, cwd)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED_STATUS)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _draw_and_compute_anew() -> None:
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules and os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+def _run(argv: list[str], cwd: str) -> None:
+    """As python's command line does."""
+    what, *rest = argv
+    home = cwd if what in ("-m", "-c") else os.path.dirname(os.path.join(cwd, what))
+    sys.path[:0] = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.argv = rest if what == "-m" else ["-c", *rest[1:]] if what == "-c" else argv
+    if what == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        exec(rest[0], {"__name__": "__main__"})
+    else:
+        runpy.run_path(what, run_name="__main__")

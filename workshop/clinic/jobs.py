@@ -4,7 +4,7 @@
     job.losses      # [(step, loss), ...] as rank 0 printed them
     job.ranks[1]    # what rank 1 read and computed, see witness.py
 
-Ranks are forked from this process, which has imported torch, so that a job takes a second.
+Ranks are forked from a process that has imported torch, so that a job takes a second.
 """
 
 import contextlib
@@ -21,15 +21,12 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")  # a process with threads cannot be forked
+from aiscale.processes import start_python
 
-import torch
-import torch.distributed.checkpoint.state_dict
-import torch.distributed.fsdp
-import torch.nn.parallel  # noqa: F401
+sys.path.insert(0, str(Path(__file__).parent))  # for witness.py and model.py
+os.environ["OMP_NUM_THREADS"] = "1"
 
-from aiscale.distributed.spawn import Forked, can_fork
-
+NEEDED = ["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.nn.parallel", "torch._dynamo"]
 IDLE_S = 4  # no rank has computed for so long: the job hangs
 LIMIT_S = 120
 
@@ -75,7 +72,6 @@ class Job:
 
 def start(program, ranks, folder=None, **arguments):
     """Run a program on some ranks; arguments become options: steps=3 is --steps 3."""
-    assert can_fork(), "this process has threads: it cannot fork ranks"
     folder = Path(folder or tempfile.mkdtemp(prefix="clinic-"))
     words = [word for name, value in arguments.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     shared = {
@@ -84,21 +80,16 @@ def start(program, ranks, folder=None, **arguments):
         "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
     }
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        own = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks))
-        jobs = [Forked(["-m", "witness", str(program), *words], shared | mine) for mine in own]
-    finally:
-        os.chdir(before)
+    envs = [{**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    argv = ["-m", "witness", str(program), *words]
+    jobs = [start_python(argv, env, preload=NEEDED, cwd=folder) for env in envs]
     try:
         stacks = _watch(jobs, folder)
-        return Job(folder, [job.poll() for job in jobs], stacks)
+        return Job(folder, [job.exitcode for job in jobs], stacks)
     finally:
         for job in jobs:
             job.kill()
-            if job.returncode is None:
-                job.wait()
+            job.join()
 
 
 def _free_port():
@@ -113,7 +104,7 @@ def _free_port():
 def _watch(jobs, folder):
     """Wait for the ranks; if they hang, return where each of them stands."""
     begin, failed, past = time.monotonic(), None, deque()
-    while None in (codes := [job.poll() for job in jobs]):
+    while None in (codes := [job.exitcode for job in jobs]):
         time.sleep(0.05)
         now = time.monotonic()
         past.append((now, *_activity([job.pid for job, code in zip(jobs, codes, strict=True) if code is None])))
@@ -128,9 +119,8 @@ def _watch(jobs, folder):
         if (now > begin + IDLE_S and quiet) or now > begin + LIMIT_S:
             return [_ask(job, folder / f"rank{rank}.err") for rank, job in enumerate(jobs)]
     for job in jobs:
-        if job.poll() is None:
-            job.terminate()
-            job.wait(10)
+        job.terminate()
+        job.join(10)
     return []
 
 
@@ -149,7 +139,7 @@ def _activity(pids):
 
 def _ask(job, file):
     """Where a rank stands, as py-spy would say it: the program's own line, and what it called."""
-    if job.poll() is not None:
+    if job.exitcode is not None:
         return "no line: it has ended"
     os.kill(job.pid, signal.SIGUSR1)
     time.sleep(0.5)
@@ -160,6 +150,3 @@ def _ask(job, file):
             return f"{inner}, called by line {line} ({name})"
         inner = name if name != "wrapper" else inner
     return inner
-
-
-sys.path.insert(0, str(Path(__file__).parent))  # for witness.py and model.py

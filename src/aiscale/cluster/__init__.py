@@ -5,7 +5,7 @@ cells.py       the `%%px` magics: send a cell, wait, show output in rank order
 errors.py      what a rank raised, with its own traceback
 processes.py   all processes of a cluster
 local.py       ranks and controller on this machine, also under mpiexec
-slurm.py, job.py   ranks in a batch job: start them; submit the job and ask Slurm about it
+slurm.py       ranks in a batch job, which is submitted for them
 engine.py      the process of a rank
 guard.py       the cleaner, for a kernel that was killed
 """

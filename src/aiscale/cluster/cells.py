@@ -1,15 +1,12 @@
-"""Runs a cell on ranks: sends it, waits, and shows its output.
+"""Runs a cell on ranks, `%%px` or `%%px --targets 0:2`: sends it, waits, and shows its output in rank order.
 
-    %%px                       every rank
-    %%px --targets 0:2         ranks 0 and 1
-
-The flags are ipyparallel's. In a notebook output is live; it is labelled `[rank 0]`, `[rank 1]`, ..., and shown and
-stored in rank order.
+The flags are ipyparallel's. In a notebook output is live; it is labelled `[rank 0]`, `[rank 1]`, ...
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -21,12 +18,9 @@ from IPython.display import DisplayHandle, display
 
 from aiscale.cluster.errors import Failure, own_frames
 
-#: How long output may take to arrive after every rank has answered: it comes over another socket.
-OUTPUT_S = 30.0
-
+OUTPUT_S = 30.0  #: for output to arrive after every rank has answered: it comes over another socket
 _TICK_S = 0.05
 _REFRESH_S = 0.2
-_CHARACTERS_PER_S = 200_000
 _PLAIN = "text/plain"
 
 
@@ -105,9 +99,8 @@ def _failure(rank: int, result: object) -> Failure | None:
 class Output:
     """What one cell prints and draws on `ranks`; ipyparallel collects it in `children`.
 
-    ipyparallel shows output as it arrives, in a different order each time. Here the text of all ranks is one display,
-    updated in place. A terminal cannot update: there it is printed when the cell has ended.
-    """
+    The text of all ranks is one display, updated in place. A terminal cannot update: there it is printed when the cell
+    has ended."""
 
     def __init__(self, ranks: Sequence[int], children: Sequence) -> None:
         self.ranks = list(ranks)
@@ -122,8 +115,7 @@ class Output:
         if not self._live or time.monotonic() < self._next_refresh:
             return
         self._display.show(self._text())
-        # The whole text is sent each time, so send a long one less often.
-        self._next_refresh = time.monotonic() + _REFRESH_S + len(self._display.shown) / _CHARACTERS_PER_S
+        self._next_refresh = time.monotonic() + _REFRESH_S
 
     def finish(self) -> None:
         """Show all text, then figures and other rich output, rank by rank."""
@@ -163,7 +155,7 @@ def _is_rich(output: dict | None) -> bool:
 
 
 class InPlace:
-    """Text in a notebook that is updated in place."""
+    """Text that is updated in place in a notebook; elsewhere it is printed again."""
 
     def __init__(self) -> None:
         self.shown = ""
@@ -173,7 +165,9 @@ class InPlace:
         if text == self.shown:
             return
         self.shown, data = text, {_PLAIN: text}
-        if self._handle is None:
+        if not in_kernel():
+            print(text, file=sys.stderr, flush=True)
+        elif self._handle is None:
             self._handle = DisplayHandle()
             self._handle.display(data, raw=True)
         else:

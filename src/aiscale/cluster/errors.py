@@ -1,8 +1,4 @@
-"""The errors of ranks: they name the rank and show its own traceback, in a notebook, under papermill and in plain
-Python.
-
-Frames of ipyparallel are left out.
-"""
+"""The errors of ranks: they name the rank and show its own traceback, without ipyparallel's frames."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from dataclasses import dataclass
 
 from aiscale.config import ConfigError
 
-_SHOWN_ERRORS = 4  #: different ones; the first few usually explain the rest
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 #: Frames of ipyparallel: the first line of their part of a traceback.
 _MACHINERY = re.compile(r"File (\S*[/\\]ipyparallel[/\\]|<string>:1\b)")
@@ -51,13 +46,10 @@ class RankError(RuntimeError):
         for failure in failures:
             groups.setdefault((failure.name, failure.message), []).append(failure)
         heads, shown = [], []
-        for group in list(groups.values())[:_SHOWN_ERRORS]:
+        for group in groups.values():
             who, first = name_ranks(failure.rank for failure in group), group[0]
             heads.append(f"{who} raised {first.name}: {first.message}")
             shown += [f"[{who}]", first.traceback.rstrip() or f"{first.name}: {first.message}", ""]
-        rest = [failure.rank for group in list(groups.values())[_SHOWN_ERRORS:] for failure in group]
-        if rest:
-            heads.append(f"{name_ranks(rest)} raised other errors (see the failures of this exception)")
         return cls("; ".join(heads) + (f" ({note})" if note else ""), "\n".join(shown), failures)
 
     def _render_traceback_(self) -> list[str]:

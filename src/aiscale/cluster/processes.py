@@ -1,21 +1,18 @@
-"""The processes of one cluster: controller, engines, the cleaner (guard.py), and the folder that holds their files.
+"""The processes of one cluster: engines, the cleaner (guard.py), and the folder that holds their files.
 
     processes = Processes(4, "local", threads=1, job=Job())
     processes.start(timeout_s=90)
     processes.client; processes.exits(); processes.stop()
 
-A dead rank or controller is detected at once, by waiting for processes and not by heartbeats. A start that fails or
-times out shows what the engines printed. A private folder (0700) holds profile, connection files and logs, and
-everything on this machine listens on the loopback only. All processes end with `stop`, and with the kernel.
+A start that fails or times out shows what the engines printed. A private folder (0700) holds profile, connection files
+and logs, and everything on this machine listens on the loopback only. All ends with `stop`, and with the kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,21 +20,12 @@ import uuid
 
 from aiscale.cluster import guard, local
 from aiscale.cluster.errors import ClusterError
-from aiscale.cluster.job import Job, public
 from aiscale.cluster.local import Exit, LocalLauncher, MpiLauncher
-from aiscale.cluster.slurm import SlurmLauncher
+from aiscale.cluster.slurm import Job, SlurmLauncher, public
 from aiscale.processes import THREAD_VARIABLES, kill_marked
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
-_POLL_S = 0.02
-_ANSWER_S = 30.0  #: a running controller answers within seconds
-_GOODBYE_S = 10.0  #: to wait for the cleaner, before it is left to finish alone
-_NEWS_S = (5.0, 10.0, 20.0)  #: while ranks are missing, before connecting to the controller again
-
-
-class TryAgainError(ClusterError):
-    """Another process took a port between its choice and its use, or the controller of a busy machine does not answer:
-    try again."""
+_NEWS_S = 10.0  #: while ranks are missing, before connecting to the controller again
 
 
 class Processes:
@@ -53,9 +41,9 @@ class Processes:
         self._profile = self.folder / "profile"
         self.pids: dict[int, int] = {}  #: pid -> rank
         self._launcher = kind(size, self.folder, job)
-        self._poll_s = 0.2 if self.remote else _POLL_S  # poll a shared file system less often
+        self.submitted = self._launcher.submits  #: whether new ranks would have to queue
+        self._poll_s = 0.2 if self.remote else 0.02  # poll a shared file system less often
         self._env = self._environment(threads)
-        self._controller: subprocess.Popen | None = None
         self._watchman = self._start_watchman()
 
     def _environment(self, threads: int) -> dict[str, str]:
@@ -69,7 +57,7 @@ class Processes:
             "IPYTHONDIR": str(self.folder / "ipython"),
             "AISCALE_LAUNCHER": "ipyparallel",
             # By default gloo listens at the host name's address, which on a login node the world can reach.
-            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+            "GLOO_SOCKET_IFNAME": local.LOOPBACK_CARD,
             guard.MARKER: self.id,
         }
 
@@ -91,11 +79,6 @@ class Processes:
 
         ProfileDir.create_profile_dir(str(self._profile))
         self._launcher.start(self._env)
-        if not self.remote:
-            command = local.controller_command(self._profile, local.own_loopback(self.id))
-            log = self.folder / "controller.log"
-            self._controller = local.spawn(command, log, env=self._env, start_new_session=True)
-        self._launcher.await_start()
         deadline = time.monotonic() + timeout_s  # queue time does not count
         if not self.remote:  # the store needs torch; import it (a second of one core) while the ranks start
             import aiscale.distributed  # noqa: F401
@@ -106,9 +89,9 @@ class Processes:
         self._connect(deadline)
 
     def _connect(self, deadline: float) -> None:
-        for patience_s in itertools.chain(_NEWS_S, itertools.repeat(_NEWS_S[-1])):
+        while True:
             self._open_client(deadline)
-            until = time.monotonic() + patience_s
+            until = time.monotonic() + _NEWS_S
             while self._missing() and time.monotonic() < until:
                 self._check_start(deadline)
                 time.sleep(self._poll_s)
@@ -126,43 +109,31 @@ class Processes:
         import ipyparallel
 
         where = local.connection_file(self._profile)
-        while True:
-            try:
-                self.client = ipyparallel.Client(
-                    str(where),
-                    profile_dir=str(self._profile),
-                    ipython_dir=str(self.folder / "ipython"),
-                    timeout=max(1.0, min(_ANSWER_S, deadline - time.monotonic())),
-                )
-                return
-            except TimeoutError:
-                # A new job would have to queue: retry this one's controller until the deadline.
-                if not self.remote or time.monotonic() >= deadline:
-                    raise (ClusterError if self.remote else TryAgainError)(
-                        f"the controller of the ranks does not answer ({where} says where it is): has the job ended, "
-                        "or may this machine not connect to compute nodes?\n" + self.log("controller", "launcher")
-                    ) from None
-                self._check_start(deadline)
+        try:
+            self.client = ipyparallel.Client(
+                str(where),
+                profile_dir=str(self._profile),
+                ipython_dir=str(self.folder / "ipython"),
+                timeout=max(1.0, deadline - time.monotonic()),
+            )
+        except TimeoutError:
+            why = "has the job ended, or may this machine not connect to compute nodes?"
+            logs = self.log("controller", "launcher")
+            raise ClusterError(f"the controller described in {where} does not answer: {why}\n{logs}") from None
 
     def _check_start(self, deadline: float) -> None:
-        if local.PORT_TAKEN in self.log("controller", lines=1000):
-            raise TryAgainError(f"the ranks did not start: {local.PORT_TAKEN}")
         ranks = [f"rank{rank}" for rank in range(self.size)]
         if ends := self.exits():
-            raise ClusterError(f"the ranks did not start: {ends[0].message}\n{self.log(ends[0].log, *ranks)}")
+            logs = self.log(ends[0].log, *ranks, "launcher")
+            raise ClusterError(f"the ranks did not start: {ends[0].message}\n{logs}")
         if time.monotonic() > deadline:
             up = self.size - self._missing() if self.client else 0
-            raise ClusterError(
-                f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see what they say:\n"
-                + self.log("launcher", "controller", *ranks)
-            )
+            late = f"only {up} of {self.size} ranks were up in time: raise start_timeout_s, or see what they say"
+            raise ClusterError(f"{late}:\n{self.log('launcher', 'controller', *ranks)}")
 
     def exits(self) -> list[Exit]:
-        """Ranks whose processes have ended, the first to end first; also the controller's end (rank None)."""
-        ends = self._launcher.exits(self.pids)
-        if not ends and self._controller is not None and self._controller.poll() is not None:
-            return [Exit.of("ipyparallel's controller", self._controller.poll(), "controller")]
-        return ends
+        """Ranks whose processes have ended, the first to end first."""
+        return self._launcher.exits()
 
     def signal(self, ranks: list[int], number: int) -> None:
         if self.remote:
@@ -184,33 +155,14 @@ class Processes:
             parts += [f"{name}: {line}" for line in shown]
         return "\n".join(parts)
 
-    def keeps_job(self) -> bool:
-        """End the ranks but keep the job submitted for them, in which `start` then starts new ones; False if there is
-        no such job."""
-        if not self._launcher.keeps_job():
-            return False
+    def stop(self) -> None:
+        """End everything and remove the folder."""
         if self.client is not None:
             self.client.close(linger=0)
-        self.client, self.pids = None, {}
-        return True
-
-    def stop(self, grace_s: float = 0.0) -> None:
-        """End everything and remove the folder. With a grace, ranks first get SIGTERM."""
-        if self.client is not None:
-            self.client.close(linger=0)
-        if grace_s and self.pids and not self.remote:
-            self.signal(list(self.pids.values()), signal.SIGTERM)
-            deadline = time.monotonic() + grace_s
-            while time.monotonic() < deadline and len(self._launcher.exits(self.pids)) < self.size:
-                time.sleep(_POLL_S)
         self._launcher.stop()
         kill_marked(guard.MARKER, self.id)
         self._watchman.stdin.close()
-        for process in (*self._launcher.processes, self._controller):
+        for process in (self._launcher.process, self._watchman):
             if process is not None:
                 process.wait()
-        try:
-            self._watchman.wait(_GOODBYE_S)
-        except subprocess.TimeoutExpired:  # Slurm does not answer: the cleaner keeps trying, then removes the folder
-            return
         shutil.rmtree(self.folder, ignore_errors=True)

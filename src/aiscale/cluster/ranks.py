@@ -11,12 +11,10 @@ ranks["loss"]                      # a variable of every rank, in rank order
 ranks.run(function, argument)      # a call on every rank, results in rank order
 ranks.stop()
 
-A dead rank fails the cell within 20 s, and the error says what happened to the others. The next cell works again, on
-the same ranks if they are alive, else on new ones. The call is the same on a laptop, under MPI and in a job.
-
-Stop reaches a rank in a loop as well as one that hangs in a collective. When a rank raises, the others usually wait for
-it in a collective: after a short grace they are interrupted. Those that answer close their connections, which makes the
-ones that hang in gloo fail too. If any still hangs, all are killed.
+A dead rank fails the cell within 20 s. The next cell works again, on the same ranks if they are alive, else on new
+ones, unless these would have to queue. Stop reaches ranks in a loop and in a collective: those that answer close their
+connections, which makes the ones that hang in gloo fail too. If any still hangs, all are killed. The same happens to
+ranks that wait for one that has raised.
 """
 
 from __future__ import annotations
@@ -31,15 +29,12 @@ from typing import Any
 
 from aiscale.cluster import cells, engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
-from aiscale.cluster.job import Job
-from aiscale.cluster.processes import LAUNCHERS, Processes, TryAgainError
-from aiscale.processes import usable_cores
+from aiscale.cluster.processes import LAUNCHERS, Processes
+from aiscale.cluster.slurm import Job
+from aiscale.processes import cool_down, usable_cores
 
-#: How long the other ranks may take to finish or fail by themselves after one has failed.
-GRACE_S = 1.0
-#: How long a rank may take to answer a signal, and then closed connections: its first traceback is slow.
-SIGNAL_ANSWER_S = 0.5
-ANSWER_S = 15.0
+GRACE_S = 1.0  #: for the other ranks to finish or fail by themselves after one has failed
+SIGNAL_ANSWER_S, ANSWER_S = 0.5, 15.0  #: to answer a signal, and then closed connections (a first traceback is slow)
 #: Words in a rank's error that mean that its process group is broken and must not be used again.
 _BROKEN_GROUP = ("gloo", "nccl", "connection closed", "process group", "timed out", "distnetwork", "diststore")
 
@@ -58,21 +53,21 @@ def start(
 ) -> Ranks:
     """Start `size` ranks and join them to one process group; prints one line.
 
-    A second call in the same kernel reuses the first one's ranks if they are healthy and were started in the same way:
-    their variables are deleted and they join a new process group. Otherwise they are replaced.
+    A second call reuses the first one's ranks if they were started in the same way: without their variables, in a new
+    process group.
 
     engines: local (on this machine); mpi (the same, with mpiexec); slurm (with srun if this kernel is in a job, else in
-    a job that is submitted, and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, so that a
-    notebook need not change, else local. job: options of the submitted job: account, time, nodes, partition, qos,
-    constraint, reservation, site, script (see `aiscale.cluster.job.Job`).
-
+    a job that is submitted, and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, else local.
     threads: per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks to start,
     without the time in the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read their software from one
-    file system. Raises ClusterError.
-    """
+    file system. job: options of the submitted job (`aiscale.cluster.slurm.Job`). Raises ClusterError."""
     global _current
     engines = engines or os.environ.get("AISCALE_ENGINES") or "local"
-    _check(size, engines, threads)
+    if not isinstance(size, int) or size < 1:
+        raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
+    if engines not in LAUNCHERS:
+        known = ", ".join(LAUNCHERS)
+        raise ClusterError(f"cluster.start: engines, or AISCALE_ENGINES, is {engines!r}: it must be one of {known}")
     began = time.monotonic()
     if engines != "slurm":  # under Slurm each rank's node knows its cores
         threads = threads or max(1, len(usable_cores()) // size)
@@ -99,18 +94,6 @@ def current() -> Ranks | None:
     return None if _current is None or _current._stopped else _current
 
 
-def _check(size: int, engines: str, threads: int) -> None:
-    if not isinstance(size, int) or size < 1:
-        raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
-    if engines not in LAUNCHERS:
-        raise ClusterError(
-            f"cluster.start: engines is {engines!r}: it must be one of {', '.join(LAUNCHERS)} (the "
-            "environment's AISCALE_ENGINES says it where a notebook does not)"
-        )
-    if threads < 0:
-        raise ClusterError(f"cluster.start: threads is {threads}: it must be at least 1, or 0 to share the cores")
-
-
 class Ranks:
     """The ranks of one cluster. Made by `start`."""
 
@@ -127,8 +110,6 @@ class Ranks:
         self._stopped = False
         self._kernel_pid = os.getpid()
         self._bring_up()
-
-    # ---- what notebooks call -------------------------------------------------------------------------------------
 
     def run(self, function: Callable, *args: Any, **kwargs: Any) -> list:
         """Call `function` on every rank; its prints appear under the cell, its results come back in rank order."""
@@ -151,15 +132,15 @@ class Ranks:
     def __len__(self) -> int:
         return self.size
 
-    def __iter__(self):
-        raise TypeError('Ranks cannot be iterated: ranks["name"] gives a variable of every rank')
+    __iter__ = None  # or Python would try ranks[0], ranks[1], ...
 
     def stop(self) -> None:
         """End the ranks. A second call does nothing."""
         if not self._stopped and os.getpid() == self._kernel_pid:  # a fork of the kernel must not stop its ranks
             self._stopped = True
             atexit.unregister(self.stop)
-            self._tear_down(grace_s=1.0)
+            self._tear_down()
+            cool_down()
 
     def __enter__(self) -> Ranks:
         return self
@@ -172,30 +153,20 @@ class Ranks:
         lost = self._lost or (ends[0].message if ends else "")
         return f"<{self.size} ranks, {'stopped' if self._stopped else lost or 'running'}>"
 
-    # ---- life cycle ----------------------------------------------------------------------------------------------
-
-    def _bring_up(self, tries: int = 3) -> None:
+    def _bring_up(self) -> None:
         r = self._request
-        if self._processes is None:
-            self._processes = Processes(self.size, r["engines"], r["threads"], r["job"])
+        self._processes = Processes(self.size, r["engines"], r["threads"], r["job"])
+        self._submitted = self._processes.submitted
         try:
             self._processes.start(self._start_timeout_s)
             self.view = self._processes.client.direct_view(list(range(self.size)))
             self.view.block = True
             self._join(fresh=False)
         except BaseException as error:
-            again = isinstance(error, TryAgainError) and tries > 1
-            kept = again and self._processes.keeps_job()
-            if not kept and self._processes is not None:
-                again = again and not self._processes.remote  # a new job would have to queue
-                self._tear_down()
+            self._tear_down()
             if type(error) is KeyboardInterrupt:
                 raise RanksInterrupted("the ranks had not started; what was started for them has been ended") from None
-            if not again:
-                raise
-            if kept:
-                print(f"{error}; starting them again in the same job")
-            self._bring_up(tries - 1)
+            raise
         self._lost = ""
 
     def _join(self, *, fresh: bool) -> None:
@@ -209,26 +180,19 @@ class Ranks:
 
             self._store, rendezvous = host_store(r["timeout_s"])
         how = (r["device"], r["timeout_s"], sys.path, fresh)
-        asked = self.view.apply_async(engine.join, rendezvous, self.size, *how)
-        self.info = self._finish(asked)
-        order = [info["rank"] for info in self.info]
-        if order != list(range(self.size)):  # everything else relies on engine id = rank
-            raise ClusterError(f"engines 0 to {self.size - 1} have the ranks {order}: run cluster.start again")
+        self.info = self._finish(self.view.apply_async(engine.join, rendezvous, self.size, *how))
+        assert [info["rank"] for info in self.info] == list(range(self.size)), "an engine has another id than its rank"
         self._processes.pids = {info["pid"]: info["rank"] for info in self.info}
         self._must_join = False
 
     def _renew(self, size: int, request: dict) -> bool:
         """Reuse the running ranks for a second `start`; False if they do not fit or do not answer."""
-        if self._stopped or size != self.size or request != self._request or self._processes is None:
-            return False
-        if not self._lost and self._processes.exits():
+        if self._stopped or self._lost or size != self.size or request != self._request:
             return False
         try:
-            if self._lost:
-                self._bring_up()  # in the job that is left
-            else:
-                self._join(fresh=True)
-        except (RankError, ClusterError):
+            self._raise_if_dead()
+            self._join(fresh=True)
+        except RankError:
             return False
         return True
 
@@ -236,12 +200,12 @@ class Ranks:
         """Called before every use: rejoin or restart the ranks after an error or a Stop."""
         if self._stopped:
             raise ClusterError(f"these ranks were stopped: ranks = cluster.start({self.size}) starts new ones")
+        if self._lost and self._submitted:
+            raise ClusterError(f"{self._lost}; their job has ended: cluster.start({self.size}, ...) submits another")
         if self._lost:
-            began = time.monotonic()
-            why = self._lost
+            began, why = time.monotonic(), self._lost
             self._bring_up()
-            self._greet(time.monotonic() - began)
-            print(f"the ranks were restarted, because {why}: their variables are lost")
+            self._greet(time.monotonic() - began, f"restarted, because {why}; their variables are lost")
         else:
             self._raise_if_dead()
             if self._must_join:
@@ -249,25 +213,16 @@ class Ranks:
 
     def _greet(self, seconds: float, note: str = "") -> None:
         threads, backend = self.info[0]["threads"], self.info[0]["backend"]
-        each = "1 thread each" if threads == 1 else f"{threads} threads each"
         hosts = list(dict.fromkeys(info["host"] for info in self.info))
         where = ", ".join(hosts[:4]) + f" and {len(hosts) - 4} more" * (len(hosts) > 4)
-        line = f"{self.size} {'rank' if self.size == 1 else 'ranks'} on {where} in {seconds:.1f} s"
-        print(f"{line} ({backend}, {each})" + (f"; {note}" if note else ""))
+        line = f"{self.size} rank{'s' * (self.size > 1)} on {where} in {seconds:.1f} s"
+        print(f"{line} ({backend}, {threads} thread{'s' * (threads > 1)} each)" + (f"; {note}" if note else ""))
 
-    def _lose(self, why: str) -> None:
-        """The ranks cannot be used any more: end them, but keep a job in which new ones can start at once."""
-        self._lost = why
-        if not self._processes.keeps_job():
-            self._tear_down()
-
-    def _tear_down(self, grace_s: float = 0.0) -> None:
+    def _tear_down(self) -> None:
         if self._processes is not None:
-            self._processes.stop(grace_s)
+            self._processes.stop()
             self._processes = None
         self._store = None
-
-    # ---- waiting -------------------------------------------------------------------------------------------------
 
     def _finish(self, asked, *, show: bool = False) -> list:
         """Wait for an AsyncResult, showing output; returns results in rank order or raises RankError."""
@@ -293,7 +248,10 @@ class Ranks:
             if not pending.failures():
                 return
             pending.wait(GRACE_S, tick)
-            failures = pending.failures()
+            failures, until = pending.failures(), time.monotonic() + ANSWER_S
+            while any(failure.name == "EngineError" for failure in failures) and time.monotonic() < until:
+                self._raise_if_dead()  # ipyparallel was told earlier than we
+                time.sleep(0.1)
             note = self._interrupt(pending) if pending.ranks() else ""
         except KeyboardInterrupt:
             raise RanksInterrupted(self._interrupt(pending) or "all ranks had finished") from None
@@ -318,15 +276,17 @@ class Ranks:
             pass
         if deaf := pending.ranks():
             self._raise_if_dead()  # on a busy machine a dead rank may be seen late
-            self._lose(f"{name_ranks(deaf)} did not answer and had to be killed")
-            return f"{self._lost}; the next cell starts new ranks, without their variables"
+            self._lost = f"{name_ranks(deaf)} did not answer and had to be killed"
+            self._tear_down()
+            following = "their job has ended" if self._submitted else "the next cell starts new ranks"
+            return f"{self._lost}; {following}, without their variables"
         self._must_join = True
         return f"{name_ranks(busy)} interrupted; the next cell joins all ranks to a new process group"
 
     def _raise_if_dead(self) -> None:
         if not (ends := self._processes.exits()):
             return
-        log = self._processes.log(ends[0].log)
-        self._lose(ends[0].message)
+        log, self._lost = self._processes.log(ends[0].log), ends[0].message
+        self._tear_down()
         memory = " (if nobody killed it, memory ran out)" if "(signal 9)" in self._lost else ""
         raise RankDied(f"{self._lost}{memory}; no rank is left: cluster.start({self.size}) starts new ones", log)

@@ -2,36 +2,161 @@
 
     cluster.start(16, engines="slurm", account="abc123", time="30:00")
 
-Nothing listens on a login node: rank 0's task runs the controller and the rendezvous store, and the kernel connects to
-it with a key from a folder that only its owner can read. The job ends with the ranks, with the kernel, or when waiting
-for it is interrupted.
+The job is the site's `engines.sbatch` with the caller's options; their defaults come from the site's profile and from
+sbatch's own variables (SBATCH_ACCOUNT, SBATCH_TIMELIMIT, ...). Nothing listens on a login node: rank 0's task runs the
+controller and the rendezvous store, and the kernel connects with a key from a folder that only its owner can read. The
+job ends with the ranks, with the kernel, or when waiting for it is interrupted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from aiscale.cluster import guard
+from aiscale.cluster.cells import InPlace
 from aiscale.cluster.errors import ClusterError, RanksInterrupted
-from aiscale.cluster.job import Job, Line, State, ask
 from aiscale.cluster.local import Exit, LocalLauncher
+from aiscale.config import hint
+from aiscale.hpc.sites import ENDED, Site, SiteError, find, here, names
 
 _PAUSE_S = 30.0  #: between two questions to Slurm, at first less: slurmctld serves all users
 _LOG_S = 0.3  #: between looks at a log, which may be on a shared file system
-_NEW_RANKS = "new ranks\n"  #: engines.sbatch writes this when it starts ranks again
-_NO_RANKS = "srun has ended\n"  #: engines.sbatch writes this when no ranks are left
-_END_S = 5.0  #: for a cancelled job to end before its files are removed
-_PATIENCE_S = 60.0  #: if Slurm does not answer, before giving up a job in which ranks could start again
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+#: Variables that the job must not get: the notebook server's, with its secrets, and those of the job that we are in.
+_PRIVATE = ("JPY_", "JUPYTER", "CONFIGPROXY_", "SLURM_", "PMI", guard.MARKER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Options of the job that `cluster.start` submits."""
+
+    account: str = ""  #: charged for the job
+    time: str | int = ""  #: as for sbatch: minutes, or H:MM:SS
+    nodes: int = 0  #: 0: as many as the ranks need, one rank per GPU
+    partition: str = ""
+    qos: str = ""
+    constraint: str = ""  #: kind of nodes: cpu at Perlmutter, for ranks that need no GPU
+    reservation: str = ""  #: for example of a class
+    site: str = ""  #: a shipped profile or a .toml file; empty: AISCALE_SITE, or detected
+    script: str = ""  #: your own copy of engines.sbatch, instead of the site's
+
+    @classmethod
+    def of(cls, options: Mapping[str, object]) -> Job:
+        """From keyword arguments; refuses unknown ones and names the nearest."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                every = [*known, "engines", "threads", "device"]
+                raise ClusterError(f"cluster.start: there is no option {name}: {hint(name, every, ', '.join(known))}")
+        return cls(**options)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether to submit a new job even if this process is in one already."""
+        return any((self.account, self.time, self.partition, self.qos, self.constraint, self.reservation, self.script))
+
+    @property
+    def place(self) -> Site | None:
+        """The profile of this site, of its nodes without GPUs if those are asked for; None if it is neither given nor
+        detected."""
+        try:
+            place = find(self.site) if self.site else here()
+        except SiteError as error:
+            raise ClusterError(f"cluster.start: {error}") from None
+        asked = {self._asked(name) for name in ("constraint", "partition")}
+        cpus = {place.cpus.partition, *(kind.constraint for kind in place.cpus.node.kinds)} - {""} if place else set()
+        return place.on_cpus() if asked & cpus else place
+
+    def _asked(self, name: str) -> str:
+        """An option, of the call or of sbatch's environment."""
+        return getattr(self, name) or os.environ.get(f"SBATCH_{name.upper()}", "")
+
+    def nodes_for(self, size: int) -> int:
+        place = self.place
+        each = place.node.ranks_per_node if place else size
+        needed = -(-size // each)
+        if self.nodes and self.nodes < needed:
+            raise ClusterError(
+                f"cluster.start: {size} ranks on {self.nodes} nodes of {place.title}, which has {each} to a node: "
+                f"ask for nodes={needed}, or fewer ranks"
+            )
+        return self.nodes or needed
+
+    def submit(self, size: int, folder: Path, env: Mapping[str, str]) -> str:
+        """Submit the job; returns its id. Raises ClusterError with Slurm's message."""
+        nodes = self.nodes_for(size)
+        script = folder / "engines.sbatch"
+        script.write_text(self.text(size))
+        words = ["sbatch", "--parsable", "--export=ALL", "--no-requeue", f"--output={folder}/launcher.log"]
+        asked = {"account": self.account, "time": self.time, "partition": self.partition, "qos": self.qos}
+        asked |= {"reservation": self.reservation, "constraint": self.constraint, "nodes": nodes}
+        words += [f"--{name}={value}" for name, value in asked.items() if value != ""]
+        env = {**public(env), "AISCALE_FOLDER": str(folder), "AISCALE_RANKS": str(size)}
+        prefix = Path(sys.prefix)  # where the job finds this kernel's software
+        if (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir():
+            env.setdefault("AISCALE_ENVIRONMENT", str(prefix))
+        if not shutil.which("sbatch"):
+            raise ClusterError("engines='slurm' needs sbatch, and there is none on PATH: run this on a login node")
+        done = subprocess.run([*words, str(script)], capture_output=True, text=True, env=env)
+        if done.returncode:
+            why = done.stderr.replace("sbatch: error: ", "").strip().replace("\n", "; ")
+            raise ClusterError(f"Slurm refused the job: {why} (asked for: {' '.join(words[5:])})")
+        return done.stdout.strip().partition(";")[0]
+
+    def text(self, size: int) -> str:
+        if self.script:
+            if not Path(self.script).is_file():
+                raise ClusterError(f"cluster.start: there is no script {self.script}: `aiscale launchers` makes one")
+            return Path(self.script).read_text()
+        from aiscale.hpc.launchers import LESSONS, render  # jinja2, which only this needs
+
+        place = self.place
+        if place is None:
+            known = " or ".join(map(repr, names()))
+            raise ClusterError(f"engines='slurm': this site is unknown: set site={known}, or a profile of your own")
+        account = self._asked("account")
+        if not account and "account" in place.scheduler.required:
+            what = f"engines='slurm' at {place.title} needs account=..., or SBATCH_ACCOUNT"
+            raise ClusterError(f"{what}: {place.scheduler.account_hint}")
+        # sbatch reads the environment's too; the profile says whether jobs share nodes there.
+        there = {"partition": place.scheduler.partitions, "qos": place.scheduler.qos}
+        asked = {name: self._asked(name) for name in there if getattr(self, name) or self._asked(name) in there[name]}
+        try:
+            nodes = self.nodes_for(size)
+            place = dataclasses.replace(place, **asked)
+            place = place.part(size) if nodes == 1 else place
+            lesson = dataclasses.replace(LESSONS["engines"], ranks=nodes * place.node.ranks_per_node)
+            text = render(lesson, place)
+        except SiteError as error:
+            raise ClusterError(f"cluster.start: {error}") from None
+        return text if account else re.sub(r"(?m)^#SBATCH --account=.*\n", "", text)
+
+
+def public(env: Mapping[str, str], keep: str = "SLURM_CONF") -> dict[str, str]:
+    """`env` without what ranks on other machines must not know."""
+    return {key: value for key, value in env.items() if not key.startswith(_PRIVATE) or key.startswith(keep)}
+
+
+def ask(job: str) -> tuple[str, str, str]:
+    """(state, why it waits, nodes) of a job in Slurm's words; empty if Slurm does not answer, as when it is busy."""
+    command = ["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r|%N"]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PAUSE_S, stdin=subprocess.DEVNULL)
+        if done.returncode == 0 and done.stdout.count("|") == 2:
+            return tuple(done.stdout.strip().split("|"))
+    return "", "", ""
 
 
 class SlurmLauncher(LocalLauncher):
@@ -39,13 +164,10 @@ class SlurmLauncher(LocalLauncher):
 
     def __init__(self, size: int, folder: Path, job: Job) -> None:
         super().__init__(size, folder, job)
+        self.options = job
         self.job = ""  #: the job's id, once there is one
-        self._is_ours = job.is_own or "SLURM_JOB_ID" not in os.environ
-        self._state: State | None = None
-        self._asking: threading.Thread | None = None
-        self._ask_at, self._pause_s = 0.0, 5.0
-        self._looked = 0.0
-        self._replaced = 0  # how often the ranks were replaced
+        self.submits = job.is_own or "SLURM_JOB_ID" not in os.environ
+        self._asked = self._looked = 0.0
         self._tmp = ""
         self._ends: list[Exit] = []
 
@@ -56,84 +178,49 @@ class SlurmLauncher(LocalLauncher):
             runs.mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=f"engines-{cluster_id}-", dir=runs))
         except OSError as error:
-            raise ClusterError(
-                f"{runs}: {(error.strerror or str(error)).lower()}: set AISCALE_RUNS to a folder that you may write "
-                "to and all nodes see"
-            ) from None
+            why = f"{runs} cannot be written ({error.strerror})"
+            raise ClusterError(f"{why}: set AISCALE_RUNS to a folder that you may write to and all nodes see") from None
 
     def start(self, env: Mapping[str, str]) -> None:
-        if self.job and self._is_ours:
-            self._start_again()
-            return
-        # Where ranks see this kernel's temporary files: each node has its own /tmp.
+        # Each node has its own /tmp: where ranks see this kernel's temporary files.
         self._tmp = tempfile.tempdir = tempfile.mkdtemp(prefix="tmp-", dir=self.folder)
-        if self._is_ours:
+        if self.submits:
             self.job = self.options.submit(self.size, self.folder, env)
             (self.folder / "job").write_text(self.job)
+            self._await_start()
             return
         self.job = os.environ["SLURM_JOB_ID"]
-        self.processes = [self._spawn([*self._srun(), sys.executable, "-u"], env, "slurm")]
-
-    def _start_again(self) -> None:
-        shutil.rmtree(self.folder / "profile")
-        for log in (*self.folder.glob("rank*.log"), self.folder / "controller.log"):
-            log.unlink(missing_ok=True)
-        self._replaced, self._ends = self._replaced + 1, []
-        (self.folder / "again").touch()
-
-    def keeps_job(self) -> bool:
-        """End the ranks and keep their job, if it was submitted for them and still runs; False if there is none."""
-        lost_job = any(end.rank is None for end in self._ends)
-        if not self._is_ours or lost_job or not self.job:
-            return False
-        state = ask(self.job) or self._state
-        runs = bool(state and state.name in ("RUNNING", "SIGNALING"))
-        return runs and guard.cancel(str(self.folder), "step", patience_s=_PATIENCE_S)
+        self.process = self._spawn([*self._srun(), sys.executable, "-u"], env, "slurm")
 
     def _srun(self) -> list[str]:
         """The srun command for a step in the job that this kernel is in."""
         place, have = self.options.place, int(os.environ.get("SLURM_NNODES", 1))
         nodes = self.options.nodes_for(self.size)
         if nodes > have:
-            raise ClusterError(
-                f"cluster.start: {self.size} ranks need {nodes} nodes{f' of {place.title}' if place else ''}, and job "
-                f"{self.job} has {have}: start fewer, or engines='local' for ranks that share this node"
-            )
+            needed = f"{self.size} ranks need {nodes} nodes{f' of {place.title}' if place else ''}"
+            raise ClusterError(f"cluster.start: {needed}, and job {self.job} has {have}: start fewer")
         # --overlap: this kernel may itself be in a step that holds all of the job's resources.
         words = ["srun", "--overlap", "--kill-on-bad-exit=1", f"--nodes={nodes}", f"--ntasks={self.size}"]
         words += [f"--ntasks-per-node={-(-self.size // nodes)}", *(shlex.split(place.srun) if place else [])]
         words += place.step_prefix(nodes) if place else []
-        if not shutil.which("srun"):
-            raise ClusterError(
-                f"job {self.job} has no srun on PATH: set PATH as your site says, and start the kernel again"
-            )
         return words
 
-    def await_start(self) -> None:
-        """Return when the job runs; until then show what it waits for."""
-        if not self._is_ours or self._replaced:
-            return
-        line, pause_s, began = Line(), 0.5, time.monotonic()
+    def _await_start(self) -> None:
+        """Return when the job runs; until then show what Slurm says about it."""
+        line, pause_s = InPlace(), 0.5
         try:
             while True:
-                if state := ask(self.job):
-                    self._state = state
-                    if not state.is_waiting:
-                        break
-                    if state.hopeless:
-                        raise ClusterError(
-                            f"job {self.job} would never start, and has been cancelled: {state.hopeless}"
-                        )
-                    line.show(f"job {self.job} {state.waiting(time.monotonic() - began)}")
+                state, why, nodes = ask(self.job)
+                if state:
+                    line.show(f"job {self.job} is {state} " + (f"({why})" if state in _WAITING else f"on {nodes}"))
+                    if state not in _WAITING:
+                        return
                 time.sleep(pause_s)
                 pause_s = min(_PAUSE_S, 1.5 * pause_s)
-            if not state.is_over:
-                until = state.ends.partition("T")[2]
-                line.show(f"job {self.job} runs on {state.nodes}" + f" until {until[:5]}" * bool(until))
         except KeyboardInterrupt:
             raise RanksInterrupted(f"job {self.job} had not started, and has been cancelled") from None
 
-    def exits(self, pids: Mapping[int, int]) -> list[Exit]:
+    def exits(self) -> list[Exit]:
         if not self._ends and time.monotonic() - self._looked > _LOG_S:
             self._looked = time.monotonic()
             self._ends = self._look()
@@ -141,65 +228,33 @@ class SlurmLauncher(LocalLauncher):
 
     def _look(self) -> list[Exit]:
         log = self.folder / "launcher.log"
-        parts = log.read_text(errors="replace").split(_NEW_RANKS) if log.exists() else []
-        if len(parts) > self._replaced:
-            if first := first_end(parts[-1], self.job, self._state):
-                return [first]
-            if _NO_RANKS in parts[-1]:
-                return [Exit(None, "srun has ended", "launcher")]
-        if self.processes and (code := self.processes[0].poll()) is not None:
+        if log.exists() and (end := first_end(log.read_text(errors="replace"), self.job)):
+            return [end]
+        if self.process and (code := self.process.poll()) is not None:
             return [Exit.of("srun", code, "launcher")]
-        if self._is_ours:
-            # In a thread: Slurm may take seconds to answer, and output must go on.
-            if time.monotonic() >= self._ask_at and not (self._asking and self._asking.is_alive()):
-                self._ask_at = time.monotonic() + self._pause_s
-                self._pause_s = min(_PAUSE_S, 1.5 * self._pause_s)
-                self._asking = threading.Thread(target=self._ask, daemon=True)
-                self._asking.start()
-            if self._state and self._state.is_over:
-                return [Exit(None, f"job {self.job} {self._state.end()}", "launcher")]
+        if self.submits and time.monotonic() - self._asked > _PAUSE_S:
+            self._asked = time.monotonic()
+            if (state := ask(self.job)[0]) in ENDED:
+                return [Exit(f"job {self.job} ended ({state})", "launcher")]
         return []
-
-    def _ask(self) -> None:
-        self._state = ask(self.job) or self._state
 
     def stop(self) -> None:
         """End the step, and the job if we submitted it."""
         if self._tmp:
             tempfile.tempdir = None  # tempfile then chooses a folder again
             shutil.rmtree(self._tmp, ignore_errors=True)
-        for srun in self.processes:  # ends a step that has not started
-            srun.terminate()
-        if not guard.cancel(str(self.folder)):
-            return
-        until = time.monotonic() + _END_S
-        while time.monotonic() < until and not self._has_ended():
-            time.sleep(0.1)
-
-    def _has_ended(self) -> bool:
-        if not self._is_ours:
-            return all(process.poll() is not None for process in self.processes)
-        state = ask(self.job)
-        return state is None or state.is_over
+        if self.process:  # ends a step that has not started
+            self.process.terminate()
+        guard.cancel(str(self.folder))
 
 
-_TASK = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: (.*)$", re.MULTILINE)
-_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))? \*\*\*")
-_DUE_TO = {"TIME LIMIT": "TIMEOUT", "NODE FAILURE": "NODE_FAIL", "PREEMPTION": "PREEMPTED"}
-_SIGNALS = {signal.strsignal(number): number for number in signal.valid_signals()}
+_END = re.compile(r"^srun: error: \S+: tasks? (\d+)\S*: (.*)$|\*\*\* ((?:JOB|STEP) .*) \*\*\*", re.MULTILINE)
 
 
-def first_end(log: str, job: str, state: State | None = None) -> Exit | None:
+def first_end(log: str, job: str) -> Exit | None:
     """What ended a step, from the output of srun and slurmd: the first to end, not those that Slurm then killed."""
-    task, cancelled = _TASK.search(log), _CANCELLED.search(log)
-    if cancelled and not (task and task.start() < cancelled.start()):
-        how = _DUE_TO.get((cancelled[1] or "").strip(), "CANCELLED")
-        limit = state.limit if state else "time"
-        return Exit(None, f"job {job} {State(how, '', '', '', '', '', '', limit).end()}", "launcher")
-    if task is None:
+    if (end := _END.search(log)) is None:
         return None
-    what = task[2].removesuffix(" (core dumped)")
-    code = re.search(r"exit code (\d+)", what)
-    if code or what in _SIGNALS:
-        return Exit.of_rank(int(task[1]), int(code[1]) if code else -_SIGNALS[what])
-    return Exit(int(task[1]), f"rank {task[1]} ended: {what}", f"rank{task[1]}")
+    if end[1]:
+        return Exit(f"rank {end[1]} ended: {end[2]}", f"rank{end[1]}")
+    return Exit(f"job {job} ended: {end[3]}", "launcher")

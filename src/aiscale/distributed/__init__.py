@@ -9,20 +9,15 @@ counter, wire         count traffic, over NCCL and over gloo
 link                  emulate a slow link
 fake                  one rank of a large world, without the others
 failing, hangs        report a failure once; name a hang and end the job
-spawn, starter        start ranks on this machine
 """
 
 from aiscale.distributed.connect import RankError, World, connect
 from aiscale.distributed.counter import Traffic
 from aiscale.distributed.failing import (
-    HANG_STATUS,
-    LOST_STATUS,
     alike,
     end_job_on_uncaught_error,
     end_now,
-    failed_alike,
     lost_another_rank,
 )
 from aiscale.distributed.hangs import watching
 from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch, host_store, mpi_world
-from aiscale.distributed.spawn import launch, rank_environment

@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from aiscale.distributed import rendezvous, wire
 from aiscale.distributed.counter import Traffic
-from aiscale.distributed.failing import alike, end_job_on_uncaught_error
+from aiscale.distributed.failing import alike, end_job_on_uncaught_error, lost_another_rank
 from aiscale.distributed.link import Link
 from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch
 
@@ -150,6 +150,23 @@ class World:
             time.sleep(0.02)
         return ended
 
+    def failed_alike(self, error: BaseException, timeout_s: float = 5.0) -> bool:
+        """Whether all ranks call this within `timeout_s`: then none has to be ended, and rank 0 may report for all. An
+        error marked by `alike` answers at once."""
+        if self.size == 1 or getattr(error, "failed_alike", False):
+            return True
+        if lost_another_rank(error) or self.store is None:
+            return False
+        deadline = time.monotonic() + timeout_s
+        try:
+            failed = self.store.add("aiscale/failed", 1)
+            while failed < self.size and time.monotonic() < deadline:
+                time.sleep(0.05)
+                failed = self.store.add("aiscale/failed", 0)
+            return failed >= self.size
+        except RuntimeError:
+            return True  # the store lives in rank 0, which leaves early only when it has seen that all failed
+
     def close(self) -> None:
         """Destroy the process group. A second call does nothing."""
         if dist.is_initialized():
@@ -199,14 +216,9 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
 
 @contextmanager
 def _greetings_aside() -> Iterator[None]:
-    """Send what libraries print on standard output while connecting (gloo up to torch 2.12) to standard error: standard
-    output is for a command's results. C++ bypasses sys.stdout, so redirect the file descriptor itself."""
+    """Send what gloo up to torch 2.12 prints on standard output to standard error; C++ bypasses sys.stdout."""
     sys.stdout.flush()
-    try:
-        out = os.dup(1)
-    except OSError:  # stdout is closed
-        yield
-        return
+    out = os.dup(1)
     os.dup2(2, 1)
     try:
         yield

@@ -1,39 +1,21 @@
 """When a rank fails, the others do not wait for it, and the error is printed once.
 
     raise alike(error)                          # on all ranks at once, after they have agreed on it
-    alone = not failed_alike(error, world)      # did all ranks fail, as with a wrong setting?
-    end_now(status)                             # if not: exit without waiting for the ranks that still work
+    lost_another_rank(error)                    # is it only that another rank has died?
+    end_now(status)                             # exit without waiting for the ranks that still work
 
-A normal exit may hang: MPI_Finalize, which runs when Python ends, is a collective.
+`World.failed_alike` asks whether all ranks failed, as with a wrong setting. A normal exit may hang: MPI_Finalize, which
+runs when Python ends, is a collective.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import stat
-import struct
 import sys
-import termios
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from aiscale.distributed.connect import World
-
-#: Exit status of a rank that fails only because it lost its connection to another one.
-LOST_STATUS = 75
-#: Exit status of the rank that has printed which ranks did not arrive (`hangs`).
-HANG_STATUS = 76
-_LOST = (
-    "closed by peer",
-    "reset by peer",
-    "Broken pipe",
-    "Socket closed",
-    "Timed out waiting",
-    "remote process exited",
-)
+_LOST = "closed by peer|reset by peer|Broken pipe|Socket closed|Timed out waiting|remote process exited".split("|")
 
 
 def lost_another_rank(error: BaseException) -> bool:
@@ -48,27 +30,9 @@ def tells_of_another_rank(message: str) -> bool:
 
 
 def alike(error: Exception) -> Exception:
-    """Mark `error` as raised on all ranks, so that `failed_alike` need not wait for the others."""
+    """Mark `error` as raised on all ranks, so that `World.failed_alike` need not wait for the others."""
     error.failed_alike = True
     return error
-
-
-def failed_alike(error: BaseException, world: World, timeout_s: float = 5.0) -> bool:
-    """Whether all ranks call this within `timeout_s`: then none has to be ended, and rank 0 may report for all. An
-    error marked by `alike` answers at once."""
-    if world.size == 1 or getattr(error, "failed_alike", False):
-        return True
-    if lost_another_rank(error) or world.store is None:
-        return False
-    deadline = time.monotonic() + timeout_s
-    try:
-        failed = world.store.add("aiscale/failed", 1)
-        while failed < world.size and time.monotonic() < deadline:
-            time.sleep(0.05)
-            failed = world.store.add("aiscale/failed", 0)
-        return failed >= world.size
-    except RuntimeError:
-        return True  # the store lives in rank 0, which leaves early only when it has seen that all failed
 
 
 def end_now(status: int) -> NoReturn:
@@ -77,23 +41,9 @@ def end_now(status: int) -> NoReturn:
     sys.stderr.flush()
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-        # mpiexec drops unread output when a job aborts: let the message through first.
-        _wait_until_read()
-        time.sleep(0.5)
+        time.sleep(1.0)  # mpiexec drops what it has not read when a job aborts
         MPI.COMM_WORLD.Abort(status)
     os._exit(status)
-
-
-def _wait_until_read(timeout_s: float = 15.0) -> None:
-    """Wait until the reader of this process's output pipes has read everything."""
-    deadline = time.monotonic() + timeout_s
-    for fd in (1, 2):
-        with suppress(OSError):
-            while stat.S_ISFIFO(os.fstat(fd).st_mode) and time.monotonic() < deadline:
-                (waiting,) = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))
-                if not waiting:
-                    break
-                time.sleep(0.02)
 
 
 def end_job_on_uncaught_error() -> None:

@@ -159,7 +159,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from aiscale.distributed import find_launch, launch
+    from aiscale.distributed import find_launch
+    from aiscale.launch import launch
 
     if args.nproc < 1:
         raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 import tempfile
-import uuid
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,14 +25,10 @@ import torch
 from torch import Tensor
 
 from aiscale.config import ModelConfig
-from aiscale.distributed import launch
-from aiscale.distributed.spawn import start_ranks
-from aiscale.distributed.starter import Starter
 from aiscale.landscape.plans import Plan, first_plan, next_plan
-from aiscale.processes import kill_marked
+from aiscale.launch import start_ranks
 
-MARK = "AISCALE_ELASTIC"  #: in the environment of every process of a job
-_IMPORTS = "from aiscale.parallel import preload; preload('serial'); import aiscale.landscape.elastic_rank"
+_NEEDED = ["torch._dynamo", "aiscale.landscape.elastic_rank"]  #: modules, for ranks
 
 
 @dataclass(frozen=True)
@@ -86,23 +80,20 @@ class Outcome:
 
 def run(scenarios: Iterable[Scenario], *, timeout_s: float = 300) -> list[Outcome]:
     """Run jobs one after another. No process is left, however it ends; raises RuntimeError if a survivor fails."""
-    mark = uuid.uuid4().hex
-    try:
-        with (
-            Starter(_IMPORTS, env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}) as starter,
-            tempfile.TemporaryDirectory() as base,
-        ):
-            return [_run(each, starter, Path(base) / str(i), timeout_s) for i, each in enumerate(scenarios)]
-    finally:
-        kill_marked(MARK, mark)
+    with tempfile.TemporaryDirectory() as base:
+        return [_run(each, Path(base) / str(i), timeout_s) for i, each in enumerate(scenarios)]
 
 
-def _run(scenario: Scenario, starter: Starter, folder: Path, timeout_s: float) -> Outcome:
+def _run(scenario: Scenario, folder: Path, timeout_s: float) -> Outcome:
     folder.mkdir()
     (folder / "spec.json").write_text(json.dumps(dataclasses.asdict(scenario)))
-    done = starter.run(["-m", "aiscale.landscape.elastic", str(folder)], timeout=timeout_s)
-    if done.returncode:
-        raise RuntimeError(f"{scenario} failed: {done.stderr.strip()[-2000:]}")
+    codes = _ranks(scenario, folder, timeout_s, preload=_NEEDED)
+    killed = (folder / "killed").exists()
+    if scenario.idea == "restart" and killed:
+        # As on new nodes, Python starts and imports on every rank.
+        codes, killed = _ranks(scenario, folder, timeout_s), False
+    if any(code != 0 and not (killed and rank == scenario.kill[0]) for rank, code in enumerate(codes)):
+        raise RuntimeError(f"{scenario} failed: {(folder / 'log').read_text()[-2000:]}")
     events = [json.loads(line) for file in folder.glob("events-*") for line in file.read_text().splitlines()]
     events.sort(key=lambda event: event["at_s"])
     events = [{**event, "at_s": event["at_s"] - events[0]["at_s"]} for event in events]
@@ -112,6 +103,17 @@ def _run(scenario: Scenario, starter: Starter, folder: Path, timeout_s: float) -
     begun = Counter((e["rank"], e["step"]) for e in events if e["event"] == "begin")
     repeated = len({step for (_, step), times in begun.items() if times > 1})
     return Outcome(scenario, ends[0]["losses"], weights, differ, events, *_seconds(events), repeated)
+
+
+def _ranks(scenario: Scenario, folder: Path, timeout_s: float, preload: Sequence[str] = ()) -> list[int | None]:
+    """Start the ranks of one job and wait for them; returns their exit statuses, None of one that has not ended."""
+    argv, deadline = ["-m", "aiscale.landscape.elastic_rank", str(folder)], time.monotonic() + timeout_s
+    with (folder / "log").open("ab") as log:
+        how = {"env": {"OMP_NUM_THREADS": "1"}, "preload": preload, "stderr": log.fileno()}
+        with start_ranks(scenario.ranks, argv, **how) as ranks:
+            for rank in ranks:
+                rank.join(max(0.0, deadline - time.monotonic()))
+            return [rank.exitcode for rank in ranks]
 
 
 def _seconds(events: list[dict]) -> tuple[float, float]:
@@ -127,21 +129,3 @@ def difference(found: Outcome, expected: Outcome) -> float:
     """The largest difference between two jobs, of a step's loss or of a weight."""
     losses = [abs(a - b) for a, b in zip(found.losses, expected.losses, strict=True)]
     return max(losses + [(found.weights[name] - w).abs().max().item() for name, w in expected.weights.items()])
-
-
-def _job(folder: Path) -> int:
-    """Start the ranks of one job and wait for them; 0 if all ended well but the one that is to be killed."""
-    spec, argv = json.loads((folder / "spec.json").read_text()), ["-m", "aiscale.landscape.elastic_rank", str(folder)]
-    imported = lambda: None  # noqa: E731
-    if spec["idea"] == "restart":
-        status = launch(spec["ranks"], argv, warm_up=imported)
-        # As on new nodes, Python starts and imports on every rank.
-        return launch(spec["ranks"], argv) if (folder / "killed").exists() else status
-    ranks, store = start_ranks(spec["ranks"], argv, warm_up=imported)
-    codes = [rank.wait() for rank in ranks]
-    del store
-    return int(any(code and not (spec["kill"] and rank == spec["kill"][0]) for rank, code in enumerate(codes)))
-
-
-if __name__ == "__main__":
-    sys.exit(_job(Path(sys.argv[1])))

@@ -26,8 +26,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from aiscale.config import ModelConfig, OptimizerConfig
-from aiscale.distributed import LOST_STATUS, connect
+from aiscale.distributed import connect
 from aiscale.landscape.plans import first_plan, next_plan
+from aiscale.launch import LOST_STATUS
 from aiscale.model import GPT
 from aiscale.optim import build_optimizer
 from aiscale.parallel.parts import Part

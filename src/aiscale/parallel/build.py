@@ -32,8 +32,8 @@ def build(run: Run, world: World) -> Engine:
 
 
 def preload(strategy: str) -> None:
-    """Import what `build` will, before ranks are forked from this process. A strategy module that imports lazily has
-    its own `preload`."""
+    """Import what `build` will, as `distributed.fake` needs before. A strategy module that imports lazily has its own
+    `preload`."""
     importlib.import_module("torch._dynamo")  # else the first optimizer imports it: half a second on every rank
     with suppress(ImportError):  # build reports it
         module = importlib.import_module(ENGINES[strategy].partition(":")[0])

@@ -291,7 +291,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def preload() -> None:
-    """Import DeepSpeed before ranks are forked from this process; only where they will run on the CPU."""
+    """Import DeepSpeed, only where ranks will run on the CPU."""
     if not torch.cuda.is_available():
         import_deepspeed(torch.device("cpu"))
 

@@ -7,7 +7,6 @@ of memory, crashes or takes too long is a result with that status.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from aiscale import cost
 from aiscale.config import ConfigError, ModelConfig, require_writable, write_whole
+from aiscale.launch import launch
 from aiscale.study.grid import Cell, Study, run_of
 
 BASE_EVERY = 5  #: cells between two runs of the base
@@ -89,16 +89,13 @@ def _run(study: Study, cell: Cell, scratch: Path) -> dict:
 
 def attempt(study: Study, cell: Cell, scratch: Path) -> dict:
     """What the ranks of this cell measured, or the status and the error that ended them."""
-    from aiscale.distributed import launch  # loads torch, which a study without a run left does not need
-    from aiscale.parallel import preload
-
     data, spec, out = (scratch / name for name in (f"{cell['data_kib']}.bytes", "spec.json", "out.json"))
     if not data.exists():
         _write_text(run_of(cell).data.corpus, cell["data_kib"] * 1024, data)
     spec.write_text(json.dumps({"cell": cell, "data": str(data), "limit_s": 60 * study.cell_minutes}))
     out.unlink(missing_ok=True)
     argv = ["-m", "aiscale.study.cell", str(spec), str(out)]
-    status = launch(cell["ranks"], argv, warm_up=functools.partial(preload, "ddp"))
+    status = launch(cell["ranks"], argv, preload=["torch._dynamo", "aiscale.study.cell"])
     if status in INTERRUPTED:
         raise KeyboardInterrupt
     if out.exists():

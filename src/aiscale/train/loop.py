@@ -23,7 +23,7 @@ from tqdm import tqdm
 from aiscale import checkpoint, cost
 from aiscale.config import ConfigError, Run
 from aiscale.data import Batches, Corpus, Tokenizer, open_corpus, train_tokenizer
-from aiscale.distributed import World, connect, failed_alike, lost_another_rank, watching
+from aiscale.distributed import World, connect, lost_another_rank, watching
 from aiscale.meter import Meter, held_bytes, peak_memory_bytes
 from aiscale.model.build import count_parameters
 from aiscale.optim import lr_at
@@ -81,7 +81,7 @@ def fit(
                 return training.execute(resume, overwrite)
     except Exception as error:
         error.gone = world.gone() if lost_another_rank(error) else []
-        error.failed_alike = failed_alike(error, world)
+        error.failed_alike = world.failed_alike(error)
         raise
     finally:
         if own_world:

@@ -24,14 +24,15 @@ import torch
 
 from aiscale import cost
 from aiscale.config import Run
-from aiscale.distributed import connect, launch
+from aiscale.distributed import connect
+from aiscale.launch import launch
 from aiscale.meter import held_bytes
-from aiscale.parallel import build, preload
+from aiscale.parallel import build
 
 CATEGORIES = ("parameters", "gradients", "optimizer states")
 
-#: library -> the strategies that use it
-_STRATEGIES = {"torch": ("ddp", "fsdp", "pipeline"), "deepspeed": ("zero",), "megatron": ("megatron",)}
+#: library -> the modules of the strategies that use it
+_STRATEGIES = {"torch": ("ddp", "fsdp", "pipeline"), "deepspeed": ("zero",), "megatron": ("megatron.core",)}
 _TIMEOUT_S = 3600  #: all cases of one library at one world size
 #: 67 tokens: a prime, so padding by a library shows up.
 _MODEL = ("model.n_layer=4", "model.n_head=4", "model.d_model=32", "model.vocab_size=67", "model.max_seq_len=16")
@@ -158,7 +159,8 @@ def _measure(library: str, out: str, worlds: dict[str, list[str]]) -> int:
     """Append a line to `out` for each world size: the rows of all its ranks."""
     for n, names in worlds.items():
         argv = ["-m", "aiscale.verify.bytes", "--rank", out, *names]
-        if status := launch(int(n), argv, warm_up=lambda: [preload(strategy) for strategy in _STRATEGIES[library]]):
+        needed = ["torch._dynamo", *(f"aiscale.parallel.{strategy}" for strategy in _STRATEGIES[library])]
+        if status := launch(int(n), argv, preload=needed):
             return status
     return 0
 

@@ -23,7 +23,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -35,8 +34,8 @@ from rich.text import Text
 
 from aiscale import checkpoint
 from aiscale.config import ConfigError, hint
-from aiscale.distributed.starter import Starter, StarterError
 from aiscale.model import GPT
+from aiscale.processes import start_python
 from aiscale.train import load_run, read_metrics
 from aiscale.verify import rungs
 from aiscale.verify.played import Left, play
@@ -86,12 +85,12 @@ def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lamb
     chosen = choose(names)
     references = {rung.reference: rungs.RUNGS[rung.reference] for rung in chosen}
     verdicts: dict[str, Verdict] = {}
-    with tempfile.TemporaryDirectory(prefix="aiscale-verify-") as folder, Jobs() as jobs:
+    with tempfile.TemporaryDirectory(prefix="aiscale-verify-") as folder:
         true: dict[str, Left] = {}  #: of the references
         reading = threading.Lock()  #: a rung that is played seeds torch's one generator
 
         def judge(rung: Rung) -> None:
-            verdicts[rung.name] = _verdict(rung, jobs, Path(folder), true, reading)
+            verdicts[rung.name] = _verdict(rung, Path(folder), true, reading)
             if rung in chosen:
                 report(verdicts[rung.name])
 
@@ -135,13 +134,13 @@ def choose(patterns: Iterable[str]) -> list[Rung]:
     return [rungs.RUNGS[name] for name in rungs.RUNGS if name in chosen]
 
 
-def _verdict(rung: Rung, jobs: Jobs, folder: Path, true: dict[str, Left], reading: threading.Lock) -> Verdict:
+def _verdict(rung: Rung, folder: Path, true: dict[str, Left], reading: threading.Lock) -> Verdict:
     start = time.perf_counter()
     failed = partial(Verdict, rung, *[float("nan")] * 4)
     is_reference = rung.name == rung.reference
     if not is_reference and rung.reference not in true:
         return failed(0.0, f"its reference {rung.reference} failed")
-    error = "" if rung.played else jobs.run(rung, folder)
+    error = "" if rung.played else run_job(rung, folder)
     if error:
         return failed(time.perf_counter() - start, error)
     try:
@@ -193,52 +192,38 @@ def _read(path: Path, rung: Rung) -> Left:
 
 
 TIMEOUT_S = 180
-#: Strategies whose library changes torch when it is imported: each gets its own process.
-_APART = ("zero", "megatron")
-_TOGETHER = ("serial", "ddp", "fsdp", "pipeline")
-_WARM_UP = "import aiscale.train, aiscale.parallel as p; [p.preload(strategy) for strategy in {}]"
+#: Modules from whose process jobs are forked. Libraries that change torch when they are imported are left out: each job
+#: imports its own.
+_NEEDED = ["torch._dynamo", "aiscale.train", *(f"aiscale.parallel.{name}" for name in ("ddp", "fsdp", "pipeline"))]
 #: Lines of a launcher about an error that the rank itself has explained better.
 _SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| failed with exit status| died: signal 15)")
 
 
-class Jobs(ExitStack):
-    def __init__(self) -> None:
-        super().__init__()
-        self._starters: dict[tuple[str, ...], tuple[Starter, Path]] = {}  #: strategies -> starter, its log
-        self._lock = threading.Lock()
+def run_job(rung: Rung, folder: Path) -> str:
+    """Run the rung's job, with results below `folder`; returns its error in one line, or ""."""
+    log = folder / f"{rung.name}.log"
+    try:
+        if rung.launcher:
+            with log.open("ab") as file:
+                files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+                status = subprocess.call(rung.command(folder), env=_environment(), timeout=TIMEOUT_S, **files)
+        else:
+            status = train(rung.arguments(folder), log)
+    except subprocess.TimeoutExpired:
+        return f"no end after {TIMEOUT_S} s"
+    return _explain(log, status) if status else ""
 
-    def run(self, rung: Rung, folder: Path) -> str:
-        """Run the rung's job, with results below `folder`; returns its error in one line, or ""."""
-        log = folder / f"{rung.name}.log"
-        try:
-            if rung.launcher:
-                with log.open("ab") as file:
-                    files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-                    status = subprocess.call(rung.command(folder), env=_environment(), timeout=TIMEOUT_S, **files)
-            else:
-                status = self.start(rung.strategy, rung.arguments(folder), log)
-        except subprocess.TimeoutExpired:
-            return f"no end after {TIMEOUT_S} s"
-        return _explain(log, status) if status else ""
 
-    def start(self, strategy: str, arguments: list[str], log: Path) -> int:
-        """The exit status of `aiscale ARGUMENTS`, which trains with `strategy` and writes its output to `log`."""
-        starter, its_log = self._starter((strategy,) if strategy in _APART else _TOGETHER, log.parent)
-        with log.open("ab") as file:
-            try:
-                return starter.call(["-m", "aiscale", *arguments], stdout=file, stderr=file, timeout=TIMEOUT_S)
-            except StarterError as error:
-                file.write(its_log.read_bytes() + f"{error}\n".encode())
-                return 1
-
-    def _starter(self, strategies: tuple[str, ...], folder: Path) -> tuple[Starter, Path]:
-        with self._lock:
-            if strategies not in self._starters:
-                log = folder / f"starter-{strategies[0]}.log"
-                with log.open("ab") as file:
-                    starter = Starter(_WARM_UP.format(strategies), env=_environment(), python=rungs.PYTHON, stderr=file)
-                self._starters[strategies] = self.enter_context(starter), log
-            return self._starters[strategies]
+def train(arguments: list[str], log: Path) -> int:
+    """The exit status of `aiscale ARGUMENTS`, whose output goes to `log`; raises subprocess.TimeoutExpired."""
+    argv = [*rungs.PYTHON[1:], "-m", "aiscale", *arguments]
+    with log.open("ab") as file:
+        job = start_python(argv, _environment(), preload=_NEEDED, stdout=file.fileno(), stderr=file.fileno())
+        job.join(TIMEOUT_S)
+        if job.exitcode is None:
+            job.kill()  # its ranks end with it
+            raise subprocess.TimeoutExpired(argv, TIMEOUT_S)
+    return job.exitcode
 
 
 def _environment() -> dict[str, str]:

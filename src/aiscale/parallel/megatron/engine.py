@@ -38,7 +38,7 @@ from aiscale.parallel.serial import Engine, MicroBatch, prepare
 
 
 def preload() -> None:
-    """Import Megatron-Core before ranks are forked from this process; only where they will run on the CPU."""
+    """Import Megatron-Core, only where ranks will run on the CPU."""
     if not torch.cuda.is_available():
         importlib.import_module("aiscale.parallel.megatron.core")
 

@@ -1,0 +1,162 @@
+"""Starts the ranks of one machine, names a dead one within seconds, and leaves none running after the launcher.
+
+    launch(4, ["-m", "aiscale", "train", "--recipe", "laptop"], preload=["aiscale.train"])    # without torchrun
+
+The ranks meet at a store in a process of its own, on a port that the system chose: two jobs on one machine never fight
+over a port, and no rank has to start first. When a rank dies, the launcher stops the others and says which one it was.
+When the launcher dies, its ranks end. It imports no torch: the ranks are forked from a process that has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+
+from aiscale.processes import INTERRUPTED_STATUS, start_python, usable_cores
+
+#: Exit status of a rank that fails only because it lost its connection to another one.
+LOST_STATUS = 75
+#: Exit status of the rank that has printed which ranks did not arrive (`distributed.hangs`).
+HANG_STATUS = 76
+_STORE = "from aiscale.distributed.rendezvous import keep_store; keep_store()"
+_BAD_INPUT_STATUS = 2  #: of `aiscale` after a one-line refusal
+
+
+def rank_environment(rank: int, size: int) -> dict[str, str]:
+    """The environment variables of rank `rank` of `size` on this machine, with its share of the cores."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(usable_cores()) // size)),
+    }
+
+
+def launch(
+    nproc: int, argv: Sequence[str], env: Mapping[str, str] | None = None, *, preload: Sequence[str] = ()
+) -> int:
+    """Run `python ARGV` as `nproc` connected ranks and wait; returns the exit status, 0 only if every rank's was 0.
+    `env` is added to this process's environment. `preload`: modules that the ranks need (`processes.start_python`)."""
+    interrupted = False
+    with start_ranks(nproc, argv, env, preload=preload) as ranks, _passing_on_sigterm(ranks):
+        while True:
+            try:
+                return _wait(ranks, quiet=interrupted)
+            except KeyboardInterrupt:
+                # The terminal sends the signal to every rank as well; they finish their step and save. After a second
+                # one they remove what they were writing, unless they wait for each other.
+                if interrupted:
+                    stop(ranks, grace_s=1, first=signal.SIGINT)
+                    return INTERRUPTED_STATUS
+                interrupted = True
+
+
+@contextmanager
+def start_ranks(
+    nproc: int,
+    argv: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    *,
+    preload: Sequence[str] = (),
+    stderr: int = 2,
+) -> Iterator[list[BaseProcess]]:
+    """The processes of `launch`, for as long as the `with` block runs."""
+    how, (answer, its_answer), processes = {"preload": preload, "stderr": stderr}, os.pipe(), []
+    try:
+        processes.append(start_python(["-c", _STORE], name="store", stdout=its_answer, **how))
+        os.close(its_answer)
+        with open(answer) as file:
+            if not (line := file.readline()):
+                raise SystemExit("aiscale: the store at which the ranks meet did not start; why stands above")
+        env = {**os.environ, "AISCALE_LAUNCHER": "aiscale", **json.loads(line), **(env or {})}
+        for rank in range(nproc):
+            processes.append(start_python(argv, env | rank_environment(rank, nproc), name=f"rank {rank}", **how))
+        yield processes[1:]
+    finally:
+        stop(processes[1:])
+        stop(processes[:1], grace_s=0)
+
+
+@contextmanager
+def _passing_on_sigterm(ranks: list[BaseProcess]) -> Iterator[None]:
+    """A scheduler, or `timeout`, signals only the parent: pass it on to the ranks, so that they save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals belong to the main thread
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: [rank.terminate() for rank in ranks])
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait(ranks: list[BaseProcess], *, quiet: bool) -> int:
+    """Wait for all ranks; at the first failure stop the others and name the rank."""
+    while not any(codes := [rank.exitcode for rank in ranks]):
+        if None not in codes:
+            return 0
+        connection.wait([rank.sentinel for rank, code in zip(ranks, codes, strict=True) if code is None])
+    first = {rank for rank, code in enumerate(codes) if code}
+    codes = _settle(ranks)
+    code, rank = culprit(codes, first)
+    # Bad input, which fails all ranks alike, a stop that was asked for, or a hang: a rank has explained it.
+    explained = _is_asked_for(codes) or code == HANG_STATUS
+    if not quiet and not explained:
+        others = sum(c is None for c in codes)
+        stopped = f"; stopping the other {others}" if others else ""
+        print(f"aiscale: rank {rank} of {len(ranks)} {_describe(code)}{stopped}", file=sys.stderr)
+    stop(ranks)
+    return code if code > 0 else 128 - code
+
+
+def _settle(ranks: list[BaseProcess]) -> list[int | None]:
+    """The exit statuses, after ranks that are about to fail had time to print why."""
+    began = time.monotonic()
+    while True:
+        codes = [rank.exitcode for rank in ranks]
+        if None not in codes or time.monotonic() - began > (15.5 if _is_asked_for(set(codes) - {None}) else 0.5):
+            return codes
+        time.sleep(0.05)
+
+
+def _is_asked_for(codes: Sequence[int | None] | set[int]) -> bool:
+    return set(codes) in ({_BAD_INPUT_STATUS}, {INTERRUPTED_STATUS})
+
+
+def culprit(codes: Sequence[int | None], first: set[int]) -> tuple[int, int]:
+    """(status, rank) of the rank to name: first one that reported a hang, then one that was killed (it explains the
+    others' broken connections), last one that only lost a connection; among equals one in `first`, which failed
+    first."""
+    failed = [(code, rank) for rank, code in enumerate(codes) if code]
+    order = lambda it: (it[0] != HANG_STATUS, it[0] > 0, it[0] == LOST_STATUS, it[1] not in first, it)  # noqa: E731
+    return min(failed, key=order)
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        return f"died: signal {-code} ({signal.Signals(-code).name})"
+    return f"failed with exit status {code}"
+
+
+def stop(ranks: list[BaseProcess], grace_s: float = 3.0, first: int = signal.SIGTERM) -> None:
+    """End the ranks: by a signal, and by SIGKILL after a short grace, since one that hangs in a collective does not
+    answer the first."""
+    for rank in ranks:
+        with suppress(ProcessLookupError):
+            if rank.exitcode is None:
+                os.kill(rank.pid, first)
+    deadline = time.monotonic() + grace_s
+    for rank in ranks:
+        rank.join(max(0.0, deadline - time.monotonic()))
+        if rank.exitcode is None:
+            rank.kill()
+            rank.join()
