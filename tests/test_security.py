@@ -153,8 +153,7 @@ def engines():
             cluster_id, folder = ranks.run(lambda: (os.environ[guard.MARKER], Path(os.environ["IPYTHONDIR"]).parent))[0]
             files = list(folder.rglob("ipcontroller-*.json"))
             keys = {json.loads(path.read_text())["key"] for path in files}
-            pids = {os.getpid(), *marked(guard.MARKER, cluster_id), *(info["pid"] for info in ranks.info)}
-            yield folder, sorted(pids), files, keys
+            yield folder, [os.getpid(), *marked(guard.MARKER, cluster_id)], files, keys
     finally:
         os.umask(mask)
 

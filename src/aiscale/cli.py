@@ -140,7 +140,7 @@ def _add_train(commands) -> None:
         "--note-saved",
         metavar="FILE",
         default=os.environ.get("AISCALE_NOTE_SAVED"),  # set by launchers
-        help="write the path of each complete checkpoint to FILE, then `stopped` or `hung HOST`",
+        help="write the path of each complete checkpoint to FILE, then `stopped` or `hung`",
     )
     add("--quiet", action="store_true", help="show no progress bar and no summary")
     add("--show", action="store_true", help="print the settings of the run as JSON and exit")

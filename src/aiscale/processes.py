@@ -27,8 +27,8 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ THREAD_VARIABLES = (
 INTERRUPTED_STATUS = 130  #: exit status of a process that Ctrl-C has ended
 #: A process that has used one of these, or on macOS one of Apple's frameworks, cannot be forked.
 _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_OF_RANKS = {signal.SIGINT, signal.SIGTERM}  #: signals on which ranks save
 _starting = threading.Lock()
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # at import: a forked child should load nothing
@@ -131,31 +132,50 @@ def start_python(
 ) -> BaseProcess:
     """Start `python ARGV` (-m MODULE, -c CODE or a file) without input; it ends when this process does.
 
-    It is forked from a server, which this process's first call starts, with that call's numbers of threads, and which
-    imports that call's `preload`. Without `preload`, on macOS and on a machine with GPUs it is a new Python. `env` is
-    its whole environment, by default this process's; variables that a library reads when it is imported have no effect
-    if it is forked. `name` is shown above its traceback. `stdout`, `stderr`: file descriptors."""
+    It is forked from a server, which this process's first call starts with that call's environment, and which imports
+    that call's `preload`. Without `preload`, on macOS and on a machine with GPUs it is a new Python. `env` is its whole
+    environment, by default this process's; variables that a library reads when it is imported have no effect if it is
+    forked. `name` is shown above its traceback. `stdout`, `stderr`: file descriptors."""
     import multiprocessing  # takes 20 ms, which the cleaner of a cluster need not spend
 
     env = dict(os.environ if env is None else env)
     process = multiprocessing.get_context(start_method(preload)).Process(
         target=_become, name=name, args=([*argv], env, os.path.abspath(cwd), _Files(stdout, stderr))
     )
-    with _starting:
-        main, threads = sys.modules["__main__"], {key: os.environ.get(key) for key in THREAD_VARIABLES}
-        sys.modules["__main__"] = types.ModuleType("__main__")  # or the child would first run the caller's script again
-        os.environ.update({key: env[key] for key in THREAD_VARIABLES if key in env})
-        # Blocked until the child can take it: Ctrl-C while the server imports would print its traceback.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            sys.modules["__main__"] = main
-            for key, value in threads.items():
-                os.environ.pop(key, None)
-                os.environ.update({key: value} if value is not None else {})
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with _ready_for(env):
+        process.start()
     return process
+
+
+def warm_up(preload: Sequence[str], env: Mapping[str, str]) -> None:
+    """Start the server of `start_python`, and do not wait until it has imported `preload`."""
+    from multiprocessing import forkserver
+
+    if start_method(preload) == "forkserver":
+        with _ready_for(env):
+            forkserver.ensure_running()
+
+
+@contextmanager
+def _ready_for(env: Mapping[str, str]) -> Iterator[None]:
+    """What a child or the server is to take from this process."""
+    from multiprocessing import resource_tracker
+
+    with _starting:
+        resource_tracker.ensure_running()  # with this process's environment, for it lives as long
+        main, before = sys.modules["__main__"], {key: os.environ.get(key) for key in env}
+        sys.modules["__main__"] = types.ModuleType("__main__")  # or the child would first run the caller's script again
+        # Blocked until the child can take them, and in the server for ever: a signal to the whole group (Ctrl-C,
+        # `timeout`) is for the ranks, which would die with it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_RANKS)
+        os.environ.update(env)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                os.environ.pop(key) if value is None else os.environ.update({key: value})
+            sys.modules["__main__"] = main
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def start_method(preload: Sequence[str]) -> str:
@@ -171,13 +191,6 @@ def start_method(preload: Sequence[str]) -> str:
         with suppress(ImportError):  # who needs it reports it
             importlib.import_module(module)
     return "fork"
-
-
-def cool_down() -> None:
-    """End the server of `start_python`, which holds some 230 MB, and with it the processes that it has forked."""
-    from multiprocessing import forkserver
-
-    forkserver._forkserver._stop()
 
 
 class _Files:
@@ -211,7 +224,7 @@ def _become(argv: list[str], env: dict[str, str], cwd: str, files: _Files | _Rec
     atexit._clear()  # what a parent would do at its end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_RANKS)
     multiprocessing.set_start_method(None, force=True)
     for number, file in enumerate(files.numbers, 1):
         os.dup2(file, number)

@@ -21,13 +21,13 @@ from typing import NamedTuple
 from aiscale.cluster import guard
 from aiscale.cluster.errors import ClusterError
 from aiscale.launch import stop
-from aiscale.processes import start_python
+from aiscale.processes import start_python, warm_up
 
 THREADS = "AISCALE_THREADS"  #: per rank of a job; unset: as many as it has cores
 INLINE = "module://matplotlib_inline.backend_inline"  #: MPLBACKEND of ranks: figures go to the notebook
 LOOPBACK, LOOPBACK_CARD = "127.0.0.1", "lo0" if sys.platform == "darwin" else "lo"
 #: Modules of a rank: torch with what the first optimizer imports, ipyparallel, and what the first traceback needs.
-NEEDED = ("torch._dynamo", "aiscale.distributed", "ipyparallel.engine.app", "ipykernel.debugger", "stack_data")
+NEEDED = ("torch._dynamo", "aiscale.distributed", "aiscale.cluster.engine", "ipyparallel.engine.app", "stack_data")
 _PORTS = 32  #: a controller takes about 20
 
 
@@ -108,8 +108,11 @@ class LocalLauncher:
 
     def start(self, env: Mapping[str, str]) -> None:
         """Start the ranks; returns when they have a place to run."""
-        start_controller(self.folder, own_loopback(env[guard.MARKER]), env)
         os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"  # or the debugger warns
+        warm_up(NEEDED, env)
+        start_controller(self.folder, own_loopback(env[guard.MARKER]), env)
+        import aiscale.distributed  # noqa: F401  # for the store, at the same time
+
         with open(self.folder / "launcher.log", "ab") as log:
             for rank in range(self.size):
                 argv = ["-m", "aiscale.cluster", str(self.folder), str(self.size), str(rank)]

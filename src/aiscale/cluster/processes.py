@@ -80,9 +80,6 @@ class Processes:
         ProfileDir.create_profile_dir(str(self._profile))
         self._launcher.start(self._env)
         deadline = time.monotonic() + timeout_s  # queue time does not count
-        if not self.remote:  # the store needs torch; import it (a second of one core) while the ranks start
-            import aiscale.distributed  # noqa: F401
-
         while not local.controller_is_ready(self._profile):
             self._check_start(deadline)
             time.sleep(self._poll_s)

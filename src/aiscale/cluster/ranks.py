@@ -31,7 +31,7 @@ from aiscale.cluster import cells, engine
 from aiscale.cluster.errors import ClusterError, RankDied, RankError, RanksInterrupted, name_ranks
 from aiscale.cluster.processes import LAUNCHERS, Processes
 from aiscale.cluster.slurm import Job
-from aiscale.processes import cool_down, usable_cores
+from aiscale.processes import usable_cores
 
 GRACE_S = 1.0  #: for the other ranks to finish or fail by themselves after one has failed
 SIGNAL_ANSWER_S, ANSWER_S = 0.5, 15.0  #: to answer a signal, and then closed connections (a first traceback is slow)
@@ -140,7 +140,6 @@ class Ranks:
             self._stopped = True
             atexit.unregister(self.stop)
             self._tear_down()
-            cool_down()
 
     def __enter__(self) -> Ranks:
         return self

@@ -183,8 +183,7 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
     with which several ranks may share a GPU, slowly: every message passes through host memory. A second call in the
     same process leaves the old world and joins a new one. Raises ConnectError if the ranks cannot connect.
     """
-    parents = [process.name() for process in psutil.Process().parents()[:3]]
-    place = find_launch(os.environ, parents)
+    place = find_launch(os.environ)
     if dist.is_initialized():
         dist.destroy_process_group()
     here = pick_device(device, place, shared=backend == "gloo")

@@ -129,15 +129,15 @@ class Progress:
             self._begun[group] = (number + 1, op, nbytes, now, self._step)
             self.latest_s = now
 
-    def table(self, since_s: float = 0.0) -> dict[str, list]:
-        """{group: [number, op, bytes, seconds ago, step]}; time before `since_s` does not count."""
+    def table(self) -> dict[str, list]:
+        """{group: [number, op, bytes, seconds ago, step]}."""
         now = time.monotonic()
         with self._lock:
             begun = dict(self._begun)
         for group, (number, op, nbytes, age_s) in (self.pull() if self.pull else {}).items():
             begun[group] = (number, op, nbytes, now - age_s, self._step)
             self.latest_s = max(self.latest_s, now - age_s)
-        return {group: [*what, now - max(at, since_s), step] for group, (*what, at, step) in begun.items()}
+        return {group: [*what, now - at, step] for group, (*what, at, step) in begun.items()}
 
 
 @dataclass

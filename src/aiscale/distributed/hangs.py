@@ -8,8 +8,8 @@ gloo and NCCL cannot say which rank is missing. So a thread of every rank writes
 `find` looks for the cause, and the lowest waiting rank prints it and ends the job. For what the network or the store
 loses, and for messages between two ranks over NCCL, the backend's own timeout remains.
 
-Time in which this process itself was stopped (Ctrl-Z) does not count, and no rank is blamed while one is late with its
-state but not yet silent: a busy machine may delay any process by some seconds.
+No rank is blamed while one is late with its state but not yet silent: a busy machine may delay any process by some
+seconds. A job that was suspended for longer than the timeout ends when it goes on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ _NAMED = 8  #: ranks that are named
 #: all ranks must give the same number of bytes to these
 _ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _TORCH = str(Path(torch.__file__).parent)
-Tell = Callable[[str, list[str]], None]
 _watches = itertools.count()  #: of this process; the same on all ranks
 
 
@@ -131,9 +130,9 @@ def _ranks(ranks: list[int]) -> str:
 
 
 @contextmanager
-def watching(world: World, timeout_s: float, tell: Tell = lambda line, hosts: None) -> Iterator[None]:
+def watching(world: World, timeout_s: float, tell: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """End the job when a collective takes longer than `timeout_s`; 0: never. The rank that reports calls `tell` with
-    the line and the hosts of the missing ranks, and gives it some seconds. All ranks enter together."""
+    the line, and gives it some seconds. All ranks enter together."""
     if world.size == 1 or not timeout_s:
         yield
         return
@@ -145,11 +144,10 @@ def watching(world: World, timeout_s: float, tell: Tell = lambda line, hosts: No
 
 
 class _Watch:
-    def __init__(self, world: World, timeout_s: float, tell: Tell) -> None:
+    def __init__(self, world: World, timeout_s: float, tell: Callable[[str], None]) -> None:
         self.world, self.timeout_s, self.tell = world, timeout_s, tell
         self.beat_s = _beat_s(timeout_s)
         self.progress = world.traffic.progress
-        self.awake_since_s = time.monotonic()  #: earlier time does not count
         self.states: dict[int, tuple[int, float, RankState]] = {}  #: by rank: (beat, when read, state)
         self.over, self._beat = threading.Event(), 0
         # A separate connection: on torch's, another thread may be waiting for a key.
@@ -161,26 +159,21 @@ class _Watch:
         threading.Thread(target=self._watch, name="aiscale watch", daemon=True).start()
 
     def _watch(self) -> None:
-        before_s = time.monotonic()
         with suppress(RuntimeError):  # the store ends with the job
             while not self.over.wait(self.beat_s):
-                now = time.monotonic()
-                if now - before_s > self.beat_s + self.timeout_s / 4:
-                    self.awake_since_s = now
-                before_s = now
                 self._write()
                 if self._idle_s() >= self.timeout_s / 2:
                     self._read_and_judge()
             self._write()
 
     def _idle_s(self) -> float:
-        return time.monotonic() - max(self.progress.latest_s, self.awake_since_s)
+        return time.monotonic() - self.progress.latest_s
 
     def _write(self) -> None:
         self._beat += 1
         # While steps go on nobody reads the table, and reading NCCL's recorder takes a tenth of a second.
         busy = self.progress.pull is not None and self._idle_s() < self.beat_s
-        begun = {} if busy else self.progress.table(self.awake_since_s)
+        begun = {} if busy else self.progress.table()
         state = {"step": self.progress.step, "where": _where(), "left": self.over.is_set(), "begun": begun}
         self._store.set(str(self.world.rank), json.dumps([self._beat, {**state, "busy": busy}]))
 
@@ -192,7 +185,7 @@ class _Watch:
         for rank, (beat, state) in enumerate(map(json.loads, notes)):
             if rank not in self.states or self.states[rank][0] != beat:
                 self.states[rank] = (beat, now, RankState(**state))
-        aged = {rank: replace(of, age_s=now - max(at, self.awake_since_s)) for rank, (_, at, of) in self.states.items()}
+        aged = {rank: replace(of, age_s=now - at) for rank, (_, at, of) in self.states.items()}
         late_s = self._idle_s() - self.timeout_s
         hang = find(aged, self.timeout_s) if late_s >= 0 else None
         # The lowest of the waiting ranks reports. If that does not end the job, the next one does.
@@ -208,13 +201,13 @@ class _Watch:
         print("\n".join(f"aiscale: {line}" for line in lines), file=sys.stderr, flush=True)
         self._store.set(_OVER, "1")  # ranks that only lose their connection to this one have nothing to add
         # In a thread: if the job hangs in a file system, this write hangs too.
-        threading.Thread(target=self._tell, args=(line, hang.missing), daemon=True).start()
+        threading.Thread(target=self._tell, args=(line,), daemon=True).start()
         time.sleep(4 * self.beat_s)
         end_now(HANG_STATUS)
 
-    def _tell(self, line: str, missing: list[int]) -> None:
+    def _tell(self, line: str) -> None:
         with suppress(Exception):  # such as a full disk
-            self.tell(line, sorted({self.world.processes[rank][0] for rank in missing}))
+            self.tell(line)
 
     def _end_unheard(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stderr__.fileno())

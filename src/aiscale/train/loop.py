@@ -176,13 +176,12 @@ class _Training:
             with suppress(RunFolderError):  # a full disk must not hide the error
                 self.records.finish("failed", error=what)
 
-    def note_hang(self, what: str, hosts: list[str]) -> None:
-        """note_failure, and write `hung` and the missing ranks' hosts to `note_saved`: the job may be resumed, and not
-        there again. On any rank: 0 may be missing."""
+    def note_hang(self, what: str) -> None:
+        """note_failure, and write `hung` to `note_saved`: the job may be resumed. On any rank: 0 may be missing."""
         self.note_failure(what)
         if self.note_saved:
             with open(self.note_saved, "a") as file:
-                file.write(" ".join(["hung", *hosts]) + "\n")
+                file.write("hung\n")
 
     def _check_finite(self, outcome: StepResult, step: int, last: tuple[int, float] | None) -> None:
         if math.isfinite(outcome.loss) and (math.isfinite(outcome.grad_norm) or self.run.loop.precision == "fp16"):
