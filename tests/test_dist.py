@@ -255,6 +255,23 @@ def test_ranks_do_not_outlive_their_launcher(preload, tmp_path):
     parent.wait()
 
 
+@linux
+def test_ranks_can_answer_a_signal_to_their_whole_group(tmp_path):
+    """As `timeout` sends it; the process that forks them must not end by it, and end them."""
+    code = f"""
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (signal.signal(signal.SIGTERM, signal.SIG_IGN), sys.exit(9)))
+open({str(tmp_path)!r} + "/ready" + os.environ["RANK"], "w").close()
+time.sleep(600)
+"""
+    (tmp_path / "in_a_rank.py").write_text(code)
+    env = RANKS_ENV | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    parent = subprocess.Popen(launching(2), env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(tmp_path.glob("ready*"))) == 2, 120, "two ranks started")
+    os.killpg(parent.pid, signal.SIGTERM)
+    assert parent.wait(60) == 9
+
+
 PROBE = """
 import os, random, sys, numpy, torch
 print(__name__, __file__, sys.argv, os.getcwd(), os.environ.get("MINE"), os.environ.get("HOME"), sys.path[:2])
