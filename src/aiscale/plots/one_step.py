@@ -177,7 +177,7 @@ def _panel(ax: Axes, label: str, trace: StepMemory, top: float) -> None:
     ]
     names = [f"_{category}" for category in _STEP_COLORS]
     ax.stackplot(milliseconds, stack, colors=list(_STEP_COLORS.values()), labels=names, linewidth=0, step="post")
-    ax.set_xlim(0, milliseconds[-1])
+    ax.set_xlim(milliseconds[0], milliseconds[-1])
     ax.set_ylim(0, 1.16 * top)
     ax.annotate(label, (0, 1), xycoords="axes fraction", textcoords="offset points", xytext=(6, -5), va="top")
     ax.set_xlabel("time (ms)")
