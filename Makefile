@@ -37,6 +37,12 @@ site: setup  ## build the site of the notebooks that have run: build/site/index.
 
 slides: setup  ## build the decks, with PDFs where there is a Chromium; runs the notebooks whose figures they show
 	@$(WITH_PATH) $(BIN)/aiscale slides $(DECKS) $(ARGS)
+	@chromium=$$(command -v chromium || command -v chromium-browser || command -v google-chrome) || exit 0; \
+	for page in $(abspath $(BUILD))/slides/*.html; do \
+		$$chromium --headless $$(test "$$(id -u)" != 0 || echo --no-sandbox) --disable-gpu --disable-dev-shm-usage \
+			--no-pdf-header-footer --virtual-time-budget=5000 --print-to-pdf=$${page%.html}.pdf "file://$$page?print-pdf" \
+			2>/dev/null || exit; \
+	done
 
 class:  ## pack lessons, exercises, site and decks into build/class.tar.gz, for a room without a network
 	@test -f $(BUILD)/site/index.html || { echo 'there is no site: `make workshop`' >&2; exit 1; }

@@ -1,6 +1,6 @@
 """`aiscale slides`: decks for a talk, from the Markdown files in slides/, whose figures and numbers the package makes.
 
-    aiscale slides                  # all: build/slides/NAME.html, and PDFs where there is a Chromium
+    aiscale slides                  # all: build/slides/NAME.html
     aiscale slides 03_ddp --as-is   # one, with the notebooks' figures as they were last run
 
 A deck is one HTML file with reveal.js in it. Its source, in which an expression is Python with the names of NAMES:
@@ -24,11 +24,7 @@ import argparse
 import base64
 import html
 import io
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -190,14 +186,6 @@ def _parts() -> dict[str, Markup]:
     return {"css": Markup("\n".join(css)), "script": Markup(script.replace("</script", "<\\/script"))}
 
 
-def print_pdf(page: Path, chromium: str) -> None:
-    """Print the deck as a PDF beside it, a page for each slide."""
-    options = "--headless --disable-gpu --disable-dev-shm-usage --no-pdf-header-footer --virtual-time-budget=5000"
-    root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    target = [f"--print-to-pdf={page.with_suffix('.pdf')}", f"{page.resolve().as_uri()}?print-pdf"]
-    subprocess.run([chromium, *options.split(), *root, *target], check=True, capture_output=True, timeout=180)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="a deck's name, number or path (default: all of slides/)")
@@ -214,11 +202,6 @@ def run(args: argparse.Namespace) -> int:
         for result in execute(missing, out=out, core=True):
             if result.error:
                 raise LessonError(f"{result.name} failed: aiscale notebooks --core {result.name} shows where")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
     for deck in chosen:
-        page = deck.build(out, args.as_is)
-        if chromium:
-            print_pdf(page, chromium)
-        print(f"{deck.name}: {len(deck.texts) + 1} slides", file=sys.stderr, flush=True)
-    print(f"slides: {(out / 'slides').resolve()}{'' if chromium else ', without PDFs: there is no Chromium here'}")
+        print(f"{deck.build(out, args.as_is)}: {len(deck.texts) + 1} slides")
     return 0

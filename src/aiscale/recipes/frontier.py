@@ -11,7 +11,7 @@ import dataclasses
 
 from aiscale.config import DataConfig, HFModelConfig, LoopConfig, ModelConfig, OptimizerConfig, ParallelConfig, Run
 from aiscale.recipes.gpt2 import gpt2_xl
-from aiscale.recipes.registry import OPENWEBTEXT, OSCAR, laptop, register, sizes
+from aiscale.recipes.registry import OPENWEBTEXT, OSCAR, register, sizes
 
 
 @register("gptj-6b")
@@ -94,15 +94,6 @@ def forge_l() -> Run:
     The printed shape makes 22.4B parameters, with any vocabulary near FORGE's; what the other 3.2B are, is not said.
     """
     return _forge((48, 48, 6144), 1e-4, 0.1, 8192, 16)
-
-
-@register("forge-tiny")
-def forge_tiny() -> Run:
-    """FORGE's architecture and optimizer, LAMB, shrunken to seconds: 2 layers of 96 on the embedded corpus. Ours."""
-    model = dataclasses.replace(forge_s().model, n_layer=2, n_head=4, d_model=96, vocab_size=256, max_seq_len=256)
-    model = dataclasses.replace(model, activation_checkpointing=False)
-    lamb = OptimizerConfig(name="lamb", lr=2e-2, min_lr=2e-3, warmup_steps=20, beta2=0.999, weight_decay=0.01)
-    return dataclasses.replace(laptop(), model=model, optimizer=lamb)
 
 
 def _megatron(shape: tuple[int, int, int], batch: int, micro_batch: int) -> Run:
