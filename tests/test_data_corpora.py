@@ -3,14 +3,12 @@ read in pieces, and unreadable ones are refused in one line.
 """
 
 import hashlib
-import os
 
 import pytest
 
 from aiscale.config import ConfigError
-from aiscale.data import corpus as corpora_module
 from aiscale.data import find_text, learn, toy_text
-from aiscale.data.corpus import read_files, stdlib_files
+from aiscale.data.corpus import stdlib_files
 
 
 def read(corpus) -> str:
@@ -49,23 +47,6 @@ def test_line_ends_and_byte_order_marks_of_other_systems_do_not_become_tokens(tm
     file = tmp_path / "windows.txt"
     file.write_bytes("\ufeffone\r\ntwo\rthree\n".encode())
     assert read(file) == "one\ntwo\nthree\n"
-
-
-def test_a_file_reads_the_same_wherever_its_pieces_are_cut(tmp_path, monkeypatch):
-    file = tmp_path / "text.txt"
-    text = "Grüße, 世界!\r\n" * 2000
-    file.write_bytes(text.encode())
-    for size in (1, 3, 64, 8191):
-        monkeypatch.setattr(corpora_module, "READ_CHARS", size)
-        assert "".join(read_files([file])) == text.replace("\r\n", "\n")
-
-
-def test_a_change_of_a_file_changes_the_identity_of_its_text(tmp_path):
-    file = tmp_path / "text.txt"
-    file.write_text("one")
-    before = find_text(str(file)).identity
-    os.utime(file, ns=(1, 1))
-    assert find_text(str(file)).identity != before
 
 
 @pytest.mark.parametrize("before", [0, 8185, 8188, 100_000])  # a stream reads 8192 bytes at a time

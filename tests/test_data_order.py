@@ -60,13 +60,6 @@ def test_evaluation_reads_the_windows_one_after_another():
     assert order.steps_per_epoch == 12
 
 
-def test_fewer_windows_than_a_global_batch_are_repeated_evenly():
-    order = batches(global_batch=8, tokens=TOKENS[:31])
-    assert order.steps_per_epoch == 1
-    counts = np.bincount(windows(order.batch(0)[0]))
-    assert sorted(counts) == [2, 3, 3]
-
-
 def test_tokens_for_one_window_suffice_and_one_fewer_is_refused_with_the_numbers():
     x, y = batches(global_batch=1, tokens=TOKENS[:11]).batch(0)
     assert (x[0].tolist(), y[0].tolist()) == (list(range(10)), list(range(1, 11)))

@@ -1,7 +1,6 @@
 """The drawings of notebooks/figures show what the strategies do, and the files are those that the script draws."""
 
 import importlib.util
-import math
 import re
 from pathlib import Path
 
@@ -11,9 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from aiscale import cost, plots
-from aiscale.cost.parameters import block_shapes
 from aiscale.plots import style
-from aiscale.recipes import recipe
 
 matplotlib.use("agg")
 ROOT = Path(__file__).parents[1]
@@ -41,10 +38,6 @@ def filled(ax, color):
 
 def area(boxes):
     return sum(box.get_width() * box.get_height() for box in boxes)
-
-
-def words(axes):
-    return [text.get_text() for ax in axes for text in ax.texts]
 
 
 @pytest.mark.parametrize("name", draw.DRAWINGS)
@@ -90,10 +83,3 @@ def test_the_filled_area_of_a_stage_is_its_bytes():
             boxes = [box for box in filled(ax, style.MEMORY_COLORS[part]) if 0 <= box.get_y() - 11 * stage < 8]
             assert area(boxes) == pytest.approx(4 * 8 * nbytes), (stage, part)
             assert {(box.get_y() - 11 * stage) / 2 for box in boxes} == {0, 1, 2, 3}, "no slice is lost"
-
-
-def test_the_layers_boxes_have_the_parameters_of_their_tensors():
-    shown, model = words(drawn("layer_gpt2")), recipe("gpt2").model
-    for name, shape in (("attn_norm", "768"), ("attn.qkv", "768 × 2304"), ("mlp.up", "768 × 3072")):
-        tensors = [dims for tensor, dims in block_shapes(model).items() if tensor.startswith(f"{name}.")]
-        assert f"{shape}\n{style.format_count(sum(map(math.prod, tensors)))}" in shown

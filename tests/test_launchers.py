@@ -417,17 +417,6 @@ def test_the_doctor_warns_and_ends_a_job_only_where_it_is_strict(name, tmp_path)
         assert len(job.steps("doctor")) == (strictness != "off")
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_two_jobs_on_a_node_have_two_ports_which_no_connection_takes(name, tmp_path):
-    ports = set()
-    probe, text = tmp_path / "probe.sbatch", (FOLDER / name / "your_own.sbatch").read_text()
-    probe.write_text(text.replace("\nsrun", "\necho $MASTER_PORT > port; srun"))
-    for job in ("12359998", "12359999"):
-        Job(tmp_path, str(probe), AISCALE_ENVIRONMENT=str(tmp_path / "env"), SLURM_JOB_ID=job).finish()
-        ports.add(int((tmp_path / "port").read_text()))
-    assert len(ports) == 2 and all(1024 < port < 32768 for port in ports)
-
-
 @pytest.mark.parametrize("name, local", [("frontier", "0"), ("perlmutter", "2")])
 def test_your_own_script_gets_torchruns_variables_and_nothing_of_the_kit(name, local, tmp_path):
     job = Job(tmp_path, f"{name}/your_own.sbatch", "mine.py", "--epochs", "3")

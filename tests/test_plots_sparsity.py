@@ -1,7 +1,5 @@
 """Figures of Radius draw the numbers they were given."""
 
-import math
-
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 
 from aiscale import plots, published
 from aiscale.config import ConfigError
-from aiscale.plots import sparsity
 
 matplotlib.use("agg")
 
@@ -50,13 +47,6 @@ def test_speedups_over_the_link_show_their_marks():
     assert ax.get_xscale() == "log"
 
 
-def test_perplexity_increase_is_drawn_as_mean_and_range_over_seeds():
-    ax = sparsity.perplexities({"top-k": [(0.2, 2.0, 1.0, 4.0)]})
-    assert lines(ax, "measured")[0].get_xydata().tolist() == [[0.2, 2.0]]
-    (bar,) = ax.containers[0].lines[2]
-    assert bar.get_segments()[0][:, 1].tolist() == [1.0, 4.0]
-
-
 def test_the_page_of_radius_draws_the_stored_ratios_shares_and_intervals():
     results = published.measured("radius_cpu")
     axes = plots.radius_page(results, times=[(0.4, 0.8)], perplexities=[(1, 0)], share=0.4)
@@ -74,18 +64,6 @@ def test_the_page_of_radius_draws_the_stored_ratios_shares_and_intervals():
     (bar,) = trend.containers[0].lines[2]
     drawn = [segment[:, 1] for segment in bar.get_segments()]
     np.testing.assert_allclose(drawn, [[each["low"], each["high"]] for _, each in sorted(over.items())])
-
-
-def test_the_long_curves_draw_the_validation_losses_and_the_dense_run_minus_the_other():
-    sweep = published.measured("radius_cpu")["sweep"]
-    loss, error, ppl = plots.radius_long_curves(sweep, {"radius d 0.4": "radius d 0.4 T 200 sum"})
-    steps = loss.lines[0].get_xdata()[-1]
-    dense = next(row for row in sweep["rows"] if (row["case"], row["steps"]) == ("dense", steps))
-    assert loss.lines[0].get_ydata().tolist() == [point[1] for point in dense["train_curve"]]
-    expected = [[point[0], math.exp(point[1])] for point in dense["val_curve"]]
-    np.testing.assert_allclose(lines(ppl, "measured")[0].get_xydata(), expected)
-    radius = next(r for r in sweep["rows"] if (r["case"], r["steps"]) == ("radius d 0.4 T 200 sum switch 0.2", steps))
-    np.testing.assert_allclose(error.lines[0].get_xydata(), [point[:2] for point in radius["error_curve"]])
 
 
 def test_a_studys_ratios_have_a_mark_at_the_median_and_a_line_over_the_interval():

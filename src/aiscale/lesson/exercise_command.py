@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     task.add_argument("--check", action="store_true", help="the same, and try every solution, stub and wrong answer")
     task.add_argument("--grade", metavar="NOTEBOOK", help="run a participant's notebook and say which exercises pass")
     add("--out", metavar="DIR", help="the folder to write notebooks to (default: workshop/exercises)")
-    add("--seed", type=int, metavar="N", help="of the inputs that --check draws (default: a new one each time)")
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -69,7 +68,7 @@ def _check(chosen: list[str], root: Path, args: argparse.Namespace) -> int:
     if args.check:
         with Seat() as seat:
             for lesson in chosen if not any(faults.values()) else []:
-                for row in check_graders(seat, lesson, root, args.seed):
+                for row in check_graders(seat, lesson, root):
                     rows.append(row)
                     print(f"{row.exercise} {row.answer}: {'ok' if row.ok else 'NOT OK'}", file=sys.stderr, flush=True)
     return _report(rows, faults, args.json)
@@ -134,24 +133,24 @@ class Seat:
                 return f"{type(error).__name__}: {error}".splitlines()[0]
         return ""
 
-    def graded(self, task: Exercise, set_up: Sequence[str], cells: Sequence[str], seed: int | None = None) -> Graded:
+    def graded(self, task: Exercise, set_up: Sequence[str], cells: Sequence[str]) -> Graded:
         """Run the set-up and an exercise's cells in an empty namespace, and grade it."""
         self._shell.reset(new_session=False)
         if error := self.run(set_up):
             raise LessonError(f"the set-up of {task.id} failed: {error}")
         error = self.run(cells)
-        verdict = self.again(task, seed)
+        verdict = self.again(task)
         if error and verdict.state == "empty":
             return Graded("wrong", f"its cells stopped at {error}", verdict.seed, verdict.seconds)
         return verdict
 
-    def again(self, task: Exercise, seed: int | None = None) -> Graded:
+    def again(self, task: Exercise) -> Graded:
         """Grade what stands in the namespace."""
         with capture_output():
-            return task.graded(self._shell.user_ns, cluster.current(), seed=seed)
+            return task.graded(self._shell.user_ns, cluster.current())
 
 
-def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) -> Iterator[Row]:
+def check_graders(seat: Seat, lesson: str, root: Path) -> Iterator[Row]:
     """Solution and other right ones right, stub empty and naming its exercise, wrong ones refused and told why."""
     tasks = exercises(root / "graders" / f"{lesson}.py")
     source, stubs = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
@@ -163,8 +162,8 @@ def check_graders(seat: Seat, lesson: str, root: Path, seed: int | None = None) 
         attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.message) for wrong in task.refused]
         attempts += [(name, answered(source[id], other), "right", "") for name, other in task.accepted.items()]
         for name, cells, state, part in attempts:
-            verdict = seat.graded(task, set_up, cells, seed)
-            for _ in range(1, DRAWS if state == "right" and seed is None else 1):
+            verdict = seat.graded(task, set_up, cells)
+            for _ in range(1, DRAWS if state == "right" else 1):
                 if verdict.state == "right":
                     verdict = seat.again(task)
             ok = verdict.state == state and part in verdict.text

@@ -14,7 +14,7 @@ A deck is one HTML file with reveal.js in it. Its source, in which an expression
     ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
     ![what it shows](../notebooks/figures/ring.svg)   a drawing of notebooks/figures/draw.py
     ![what it shows](notebook:03_ddp#c20c3268)        the figure of a cell of an executed notebook
-    Source: predicted by `cost`        under the figure: measured here, predicted, published or drawn
+    Source: predicted by `cost`        under the figure, one of KINDS
     Note: what the speaker says, until the end of the slide
 """
 
