@@ -1,20 +1,25 @@
-"""The scripts of lesson 08 learn what one process learns, however they are started, spread, killed and resumed."""
+"""The scripts that lessons write learn what one process does, however they are spread, started, killed and resumed."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+from aiscale import lesson
 from aiscale.distributed import rendezvous
+from aiscale.lesson import scripts
 from centre import Cluster
 
-SCRIPTS = Path(__file__).parents[1] / "workshop" / "your_own"
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "workshop" / "your_own"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 #: In fp32: sums of other parts round otherwise. Measured: 1e-6, the last digit that is printed.
 TOLERANCE = 2e-5
@@ -32,7 +37,7 @@ def start(*command, cwd: Path, env=None) -> subprocess.CompletedProcess:
 
 def train(name: str, ranks: int, cwd: Path, *options, steps: int = STEPS) -> list[tuple[int, float]]:
     command = [*TORCHRUN, f"--nproc-per-node={ranks}", SCRIPTS / name, f"--text={cwd.parent / 'text'}"]
-    done = start(*command, f"--steps={steps}", "--batch=16", "--micro-batch=2", *options, cwd=cwd)
+    done = start(*command, f"--steps={steps}", *options, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return losses(done.stdout)
 
@@ -47,13 +52,12 @@ def serial(tmp_path_factory):
         SCRIPTS / "train.py",
         f"--text={place.parent / 'text'}",
         f"--steps={STEPS}",
-        "--batch=16",
         cwd=place,
     )
     assert done.returncode == 0, done.stderr
-    found = losses(done.stdout)
-    assert len(found) == STEPS and found[-1][1] < found[0][1]
-    return found
+    printed = losses(done.stdout)
+    assert len(printed) == STEPS and printed[-1][1] < printed[0][1]
+    return printed
 
 
 @pytest.fixture
@@ -67,28 +71,81 @@ def assert_equal(found, serial) -> None:
     assert worst < TOLERANCE, f"losses differ from train.py's by {worst}"
 
 
+@pytest.mark.parametrize("notebook", lesson.notebooks(root=ROOT / "notebooks"), ids=lambda notebook: notebook.name)
+def test_what_the_cells_of_a_lesson_write_lies_in_your_own(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    shell, written = InteractiveShell.instance(), set()
+    scripts.load_ipython_extension(shell)
+    for cell in notebook.cells:
+        if magic := re.match(r"%%(write|change) (.*)\n", cell.source):
+            line = magic[2].replace("{folder}", str(tmp_path))
+            shell.run_cell_magic(magic[1], line, cell.source[magic.end() :] + "\n")
+            written.add(Path(line.split()[-1]).name)
+    for name in written:
+        assert (tmp_path / name).read_text() == (SCRIPTS / name).read_text()
+
+
+def test_a_script_edited_by_hand_is_kept(tmp_path):
+    script = tmp_path / "train.py"
+    scripts.write(script, "first\n")
+    scripts.write(script, "second\n")
+    script.write_text("mine\n")
+    assert "train.1.py" in scripts.write(script, "second\n")
+    assert {path.name: path.read_text() for path in tmp_path.glob("*.py")} == {
+        "train.py": "second\n",
+        "train.1.py": "mine\n",
+    }
+
+
 def test_two_ranks_learn_what_one_process_learns(serial, cwd):
-    assert_equal(train("ddp.py", 2, cwd), serial)
+    assert_equal(train("train_ddp.py", 2, cwd), serial)
+
+
+#: script, ranks until the run is cut off, ranks after it, options
+SPREAD = [
+    ("train_ranks.py", 2, 4, []),
+    ("train_ddp.py", 2, 4, []),
+    ("train_zero.py", 2, 2, []),
+    ("train_fsdp.py", 2, 4, []),
+    ("train_tp_pp.py", 4, 8, []),
+    ("train_radius.py", 2, 4, ["--density=1"]),
+]
 
 
 @pytest.mark.extended
-def test_a_sharded_run_goes_on_at_another_world_size(serial, cwd):
-    first = train("fsdp.py", 2, cwd, steps=7)
-    assert_equal(first + train("fsdp.py", 4, cwd), serial)
+@pytest.mark.parametrize(("name", "before", "after", "options"), SPREAD, ids=[name for name, *_ in SPREAD])
+def test_each_script_learns_what_one_process_learns_and_goes_on(name, before, after, options, serial, cwd):
+    first = train(name, before, cwd, *options, steps=7)
+    assert_equal(first + train(name, after, cwd, *options), serial)
 
 
 @pytest.mark.extended
-def test_deepspeed_learns_the_same_and_goes_on(serial, cwd):
-    first = train("zero.py", 2, cwd, steps=7)
-    assert_equal(first + train("zero.py", 2, cwd), serial)
+def test_megatron_learns_on_a_grid_of_eight_what_it_learns_on_one_rank(serial, cwd):
+    alone = ["--tp=1", "--pp=1", f"--save={cwd / 'alone'}"]
+    first = train("train_megatron.py", 1, cwd, *alone, steps=2)
+    shutil.copytree(cwd / "alone", cwd / "grid")  # the same weights: each grid would draw its own
+    one = train("train_megatron.py", 1, cwd, *alone)
+    grid = train("train_megatron.py", 8, cwd, f"--save={cwd / 'grid'}")
+    assert one[-1][1] < first[0][1] - 1
+    assert_equal(grid, one)
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", ["ddp.py", "fsdp.py"])
+@pytest.mark.parametrize("options", [["--density=0.4"], ["--density=0.4", "--interval=1"]])
+def test_radius_falls_behind_by_little_and_by_nothing_if_every_step_is_dense(options, serial, cwd):
+    sparse = train("train_radius.py", 2, cwd, *options)
+    if len(options) == 2:
+        assert_equal(sparse, serial)
+    else:
+        assert 0.001 < sparse[-1][1] - serial[-1][1] < 0.5
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["train_ddp.py", "train_fsdp.py"])
 def test_a_killed_rank_costs_steps_and_changes_no_loss(name, serial, cwd):
     """SIGKILL after step 8; the last checkpoint is of 6 steps. torchrun starts all ranks anew."""
     command = [*TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", SCRIPTS / name, f"--text={cwd.parent / 'text'}"]
-    command += [f"--steps={STEPS}", "--batch=16", "--micro-batch=2", "--save-every=3"]
+    command += [f"--steps={STEPS}", "--save-every=3"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     found = []
     with subprocess.Popen(list(map(str, command)), cwd=cwd, env=env, stdout=subprocess.PIPE, text=True) as job:
@@ -117,9 +174,9 @@ def test_srun_starts_the_same_scripts(serial, place, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     (place / "text").write_text(Path(__file__).read_text()[:7000])
     with Cluster(nodes=2, share=[SCRIPTS]) as nodes:
-        for name in ("ddp.py", "fsdp.py"):
+        for name in ("train_ddp.py", "train_fsdp.py"):
             command = ["bash", SCRIPTS / "with_slurm.sh", sys.executable, SCRIPTS / name, f"--text={place / 'text'}"]
-            command += [f"--steps={STEPS}", "--batch=16", "--micro-batch=2", f"--save={place / name}.saved"]
+            command += [f"--steps={STEPS}", f"--save={place / name}.saved"]
             env = {"OMP_NUM_THREADS": "1"}
             done = nodes.run(command, ntasks=4, cwd=place, env=env, capture_output=True, timeout=300)
             assert done.returncode == 0, done.stderr
@@ -138,7 +195,7 @@ def test_the_launcher_of_your_own_script_trains_one_to_its_end(serial, place):
     python.chmod(0o755)
     with Cluster(site="perlmutter", nodes=2, share=[SCRIPTS]) as nodes:
         launcher = SCRIPTS.parents[1] / "launchers/perlmutter/your_own.sbatch"
-        words = [SCRIPTS / "ddp.py", f"--text={place / 'text'}", f"--steps={STEPS}", "--batch=16", "--micro-batch=2"]
+        words = [SCRIPTS / "train_ddp.py", f"--text={place / 'text'}", f"--steps={STEPS}"]
         job = nodes.submit(launcher, "--nodes=2", "--time=10", args=words, cwd=place)
         assert nodes.wait(job, timeout_s=400) == "COMPLETED", (place / f"your_own-{job}.out").read_text()
     assert_equal(losses((place / f"your_own-{job}.out").read_text()), serial)

@@ -1,4 +1,4 @@
-"""Where a step of ddp.py spends its time: a trace of each rank, for https://ui.perfetto.dev or chrome://tracing.
+"""Where a step of train_ddp.py spends its time: a trace of each rank, for https://ui.perfetto.dev or chrome://tracing.
 
 torchrun --nproc-per-node=2 profiled.py --traces traces
 """
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from ddp import connect
-from model import LM, TEXT, read_windows
+from model import GPT, TEXT, loss_of, read_windows
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function, schedule
+from train import device
 
 
 def main(args):
-    device = connect()
-    model = DistributedDataParallel(LM(width=256).to(device), bucket_cap_mb=2)
+    dist.init_process_group()
+    model = DistributedDataParallel(GPT(width=256).to(device), bucket_cap_mb=2)
     optimizer = torch.optim.AdamW(model.parameters())
     batch = read_windows(TEXT)[:16].to(device)
     if device.type == "cuda":  # every allocation with its stack, for https://docs.pytorch.org/memory_viz
@@ -31,7 +31,7 @@ def main(args):
     with profile(schedule=schedule(wait=1, warmup=1, active=1), on_trace_ready=write) as profiler:
         for _ in range(3):
             with record_function("forward"):
-                loss = model(batch)
+                loss = loss_of(model(batch[:, :-1]), batch[:, 1:])
             with record_function("backward"):
                 loss.backward()
             with record_function("optimizer"):

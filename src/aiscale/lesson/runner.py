@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiscale.config import hint, require_writable
-from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, read
+from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, read, tags
 from aiscale.processes import usable_cores
 
 CELL_TIMEOUT_S = 120
@@ -112,8 +112,13 @@ def execute(
         os.environ["AISCALE_PROGRESS"] = progress  # a participant's own stays as it is
         for notebook in (bar := tqdm(chosen, unit="notebook", disable=None)):
             bar.set_description(notebook.name)
-            results.append(_execute(notebook, folder, dict(parameters or {}), core, limit_s))
+            scripts = {"folder": f"{progress}/my"} if _writes_scripts(notebook) else {}  # nor are their scripts touched
+            results.append(_execute(notebook, folder, scripts | dict(parameters or {}), core, limit_s))
     return results
+
+
+def _writes_scripts(notebook: Notebook) -> bool:
+    return any("parameters" in tags(cell) and re.search(r"^folder = ", cell.source, re.M) for cell in notebook.cells)
 
 
 def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float) -> Execution:

@@ -1,0 +1,89 @@
+"""Two cell magics with which a participant writes training scripts of their own.
+
+    %load_ext aiscale.lesson.scripts
+
+    %%write my/train.py                       the cell's text becomes the file
+    %%change my/train.py my/train_ddp.py      the second file is the first with the changes that the cell shows
+    %%change my/train_ddp.py                  the same in one file
+
+Changes are written as `diff` writes them: lines to remove begin with -, new ones with +, lines that stay with a space,
+and @@ stands between places. A file edited by hand is never overwritten: it is kept under a new name. Where the first
+file is missing, workshop/your_own has a copy.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import re
+from pathlib import Path
+
+from aiscale.lesson.notebook import LessonError, find_root
+
+
+def changed(text: str, changes: str) -> str:
+    """`text` with `changes`; raises LessonError if a place is not there exactly once, unless it is changed already."""
+    for place in re.split(r"^@@.*\n?", changes, flags=re.MULTILINE):
+        lines = [line if line.strip() else " " for line in place.splitlines()]  # a blank line may have lost its space
+        if wrong := [line for line in lines if line[0] not in " +-"]:
+            raise LessonError(f"begin this line with a space, + or -: {wrong[0]}")
+        old = "".join(f"{line[1:]}\n" for line in lines if line[0] != "+")
+        new = "".join(f"{line[1:]}\n" for line in lines if line[0] != "-")
+        if text.count(old) == 1 and not (len(new) > len(old) and new in text):
+            text = text.replace(old, new)
+        elif new not in text:
+            where = "nowhere" if old not in text else "more than once"
+            raise LessonError(f"these lines stand {where} in the file; write them as they are there:\n{old}")
+    return text
+
+
+def write(path: str | Path, text: str) -> str:
+    """Write `text` to `path`, keep what was edited there by hand, and say what was done."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = path.parent / ".written"  # digests of what was written here, to know what was edited since
+    digests = set(record.read_text().split()) if record.exists() else set()
+    said = f"{path.name}: {len(text.splitlines())} lines"
+    if path.exists() and path.read_text() != text and _digest(path.read_text()) not in digests:
+        numbers = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))
+        path.rename(kept := next(name for name in numbers if not name.exists()))
+        said += f"; what you wrote there is now {kept.name}"
+    path.write_text(text)
+    record.write_text("\n".join(sorted(digests | {_digest(text)})))
+    return said
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def provide(path: str | Path) -> None:
+    """Copy from workshop/your_own what is missing in the folder of `path`, if `path` itself is."""
+    path, ours = Path(path), find_root().resolve().parent / "workshop/your_own"
+    if path.exists() or not (ours / path.name).exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    missing = [each for each in ours.iterdir() if each.is_file() and not (path.parent / each.name).exists()]
+    for each in missing:
+        if not each.name.startswith("train_") or each.name == path.name:  # later steps are still to be written
+            (path.parent / each.name).write_bytes(each.read_bytes())
+    print(f"{path.name} was missing: a copy from workshop/your_own")
+
+
+def load_ipython_extension(shell) -> None:
+    """Register both magics; IPython fills in {names} in their first lines."""
+
+    def write_cell(line: str, cell: str) -> None:
+        print(write(line.strip(), cell.rstrip("\n") + "\n"))
+
+    def change_cell(line: str, cell: str) -> None:
+        first, second = (line.split() * 2)[:2]
+        provide(first)
+        text = Path(first).read_text()
+        new = changed(text, cell).replace(Path(first).name, Path(second).name)  # as its docstring calls it
+        diff = [each[0] for each in difflib.unified_diff(text.splitlines(), new.splitlines(), n=0)][2:]
+        print(f"{write(second, new)}, {diff.count('+')} of them new; {diff.count('-')} gone")
+
+    shell.register_magic_function(write_cell, "cell", "write")
+    shell.register_magic_function(change_cell, "cell", "change")

@@ -1,0 +1,122 @@
+"""Trains the GPT of model.py with DDP and Radius: most steps send a part of the gradient.
+
+    torchrun --nproc-per-node=4 train_radius.py --density 0.4 --steps 20
+
+Start it again with more steps: it goes on from its checkpoint.
+"""
+
+import argparse
+import gc
+import os
+from contextlib import nullcontext
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from checkpoint import load, save
+from model import GPT, TEXT, loss_of, read_windows
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+# torchrun and Slurm tell each process who it is; a process alone is rank 0 of 1.
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+device = torch.device("cpu")
+if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or the only one that it sees
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+
+
+class Radius:
+    """A hook for DDP: every `interval`-th step sends all, the others the same few entries of each matrix.
+
+    What is not sent waits in a residual on each rank until the next dense step. All ranks choose the same entries,
+    those that Adam moves most, so no index is ever sent.
+    """
+
+    def __init__(self, model, density, interval):
+        self.density, self.interval, self.step = density, interval, 0
+        self.residual = {p: torch.zeros(p.numel(), device=p.device) for p in model.parameters()}
+        self.mask = {p: torch.ones(p.numel(), dtype=torch.bool, device=p.device) for p in model.parameters()}
+
+    def is_dense(self):
+        return self.step % self.interval == 0
+
+    def hook(self, _, bucket):
+        parameters, gradient = bucket.parameters(), bucket.buffer()
+        total = gradient + torch.cat([self.residual[p] for p in parameters])
+        mask = torch.cat([self.mask[p] for p in parameters])
+        if self.is_dense():
+            mask = torch.ones_like(mask)
+        sent = dist.all_reduce(total[mask] / world_size, async_op=True).get_future()
+        kept = total.masked_fill(mask, 0).split([p.numel() for p in parameters])
+        self.residual.update(zip(parameters, kept))
+        return sent.then(lambda mean: torch.zeros_like(gradient).masked_scatter_(mask, mean.value()[0]))
+
+    def after_step(self, optimizer):
+        if self.is_dense():
+            for p in filter(lambda p: p.dim() > 1, self.mask):  # biases and norms are always sent
+                state = optimizer.state[p]
+                direction = (state["exp_avg"] / (state["exp_avg_sq"].sqrt() + 1e-8)).abs().flatten()
+                chosen = direction.topk(max(int(self.density * p.numel()), 1)).indices
+                self.mask[p] = torch.zeros_like(self.mask[p]).index_fill_(0, chosen, True)
+        self.step += 1
+
+
+def batches(windows, steps, size):
+    """Each step and this rank's share of its batch. Each epoch has an order of its own."""
+    sampler = DistributedSampler(windows, drop_last=True)  # deals that order out among the ranks
+    loader = DataLoader(windows, size // world_size, sampler=sampler, drop_last=True)
+    for step in steps:
+        epoch, place = divmod(step, len(loader))
+        if place == 0 or step == steps[0]:
+            sampler.set_epoch(epoch)
+            shares = islice(loader, place, None)  # after a restart `place` batches have been seen
+        yield step, next(shares)
+
+
+def main(args):
+    dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
+    assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
+    torch.manual_seed(0)
+    model = GPT().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    first = load(args.save, model, optimizer)
+    model = DistributedDataParallel(model)
+    radius = Radius(model, args.density, args.interval)  # a resumed run begins with a dense step
+    model.register_comm_hook(None, radius.hook)
+    windows = read_windows(args.text)
+    for step, batch in batches(windows, range(first, args.steps), args.batch):
+        loss = torch.zeros((), device=device)
+        micro_batches = batch.to(device).split(args.micro_batch)
+        for i, micro_batch in enumerate(micro_batches):
+            last = i + 1 == len(micro_batches)
+            with nullcontext() if last else model.no_sync():  # gradients are sent once a step
+                part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
+                part.backward()
+            loss += part.detach()
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        radius.after_step(optimizer)
+        optimizer.zero_grad()
+        if rank == 0:
+            print(f"step {step} loss {loss.item():.6f}", flush=True)
+        if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            save(args.save, model.module, optimizer, step + 1)
+    del model
+    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--text", default=TEXT, help="a file to learn from")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=16, help="sequences in one step, over all ranks")
+    parser.add_argument("--micro-batch", type=int, default=2, help="sequences that a rank computes at once")
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--save", default="checkpoint", help="training goes on from it")
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--density", type=float, default=0.4, help="share of each matrix that a sparse step sends")
+    parser.add_argument("--interval", type=int, default=5, help="steps from one dense step to the next")
+    main(parser.parse_args())

@@ -1,0 +1,69 @@
+"""Trains the GPT of model.py on several ranks: each computes a share of the batch.
+
+    torchrun --nproc-per-node=4 train_ranks.py --steps 20
+
+Start it again with more steps: it goes on from its checkpoint.
+"""
+
+import argparse
+import os
+
+import torch
+import torch.distributed as dist
+from checkpoint import load, save
+from model import GPT, TEXT, loss_of, read_windows
+
+# torchrun and Slurm tell each process who it is; a process alone is rank 0 of 1.
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+device = torch.device("cpu")
+if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or the only one that it sees
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+
+
+def batches(windows, steps, size, rank=rank, world_size=world_size):
+    """Each step and this rank's share of its batch. Each epoch has an order of its own."""
+    for step in steps:
+        epoch, place = divmod(step, len(windows) // size)
+        order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(epoch))
+        yield step, windows[order[place * size : (place + 1) * size][rank::world_size]]
+
+
+def main(args):
+    dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
+    assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
+    torch.manual_seed(0)
+    model = GPT().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    first = load(args.save, model, optimizer)
+    windows = read_windows(args.text)
+    for step, batch in batches(windows, range(first, args.steps), args.batch):
+        loss = torch.zeros((), device=device)
+        micro_batches = batch.to(device).split(args.micro_batch)
+        for micro_batch in micro_batches:
+            part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
+            part.backward()
+            loss += part.detach()
+        for weight in model.parameters():
+            dist.all_reduce(weight.grad, dist.ReduceOp.AVG)
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            print(f"step {step} loss {loss.item():.6f}", flush=True)
+        if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            save(args.save, model, optimizer, step + 1)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--text", default=TEXT, help="a file to learn from")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=16, help="sequences in one step, over all ranks")
+    parser.add_argument("--micro-batch", type=int, default=2, help="sequences that a rank computes at once")
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--save", default="checkpoint", help="training goes on from it")
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    main(parser.parse_args())

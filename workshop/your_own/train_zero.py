@@ -1,0 +1,78 @@
+"""Trains the GPT of model.py with DeepSpeed, as its JSON says.
+
+    torchrun --nproc-per-node=4 train_zero.py --steps 20
+
+Start it again with more steps: it goes on from its checkpoint.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from model import GPT, TEXT, loss_of, read_windows
+
+if not torch.cuda.is_available():
+    from aiscale import without_gpu
+
+    without_gpu.prepare_deepspeed()
+import deepspeed
+
+# torchrun and Slurm tell each process who it is; a process alone is rank 0 of 1.
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+device = torch.device("cpu")
+if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or the only one that it sees
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+
+
+def batches(windows, steps, size, rank=rank, world_size=world_size):
+    """Each step and this rank's share of its batch. Each epoch has an order of its own."""
+    for step in steps:
+        epoch, place = divmod(step, len(windows) // size)
+        order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(epoch))
+        yield step, windows[order[place * size : (place + 1) * size][rank::world_size]]
+
+
+def main(args):
+    dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
+    assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
+    torch.manual_seed(0)
+    model = GPT().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    settings = json.loads(Path(args.config).read_text())
+    settings |= {"train_batch_size": args.batch, "train_micro_batch_size_per_gpu": args.micro_batch}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    folder, saved = engine.load_checkpoint(args.save)
+    first = saved["steps"] if folder else 0
+    windows = read_windows(args.text)
+    for step, batch in batches(windows, range(first, args.steps), args.batch):
+        loss = torch.zeros((), device=device)
+        micro_batches = batch.to(device).split(args.micro_batch)
+        for micro_batch in micro_batches:
+            part = loss_of(engine(micro_batch[:, :-1]), micro_batch[:, 1:])
+            engine.backward(part)  # divides by the number of micro-batches
+            engine.step()  # acts after the last of them: reduces, clips, updates, clears
+            loss += part.detach() / len(micro_batches)
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+        if rank == 0:
+            print(f"step {step} loss {loss.item():.6f}", flush=True)
+        if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            engine.save_checkpoint(args.save, client_state={"steps": step + 1})  # each rank writes its own part
+    engine.destroy()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--text", default=TEXT, help="a file to learn from")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=16, help="sequences in one step, over all ranks")
+    parser.add_argument("--micro-batch", type=int, default=2, help="sequences that a rank computes at once")
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--save", default="checkpoint", help="training goes on from it")
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--config", default=Path(__file__).with_name("ds_config.json"), help="DeepSpeed's settings")
+    main(parser.parse_args())
