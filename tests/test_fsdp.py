@@ -110,7 +110,7 @@ def test_prefetch_gathers_the_stated_number_of_blocks_ahead(tmp_path):
 
 
 MEMORY = """
-from aiscale.parallel.memory_trace import step_memory
+from instruments.memory import step_memory
 for settings in ((), ("parallel.prefetch=0",), ("parallel.reshard_after_forward=false",)):
     engine = make(*settings)
     train(engine, 0, 2, 1)
@@ -138,7 +138,7 @@ def test_memory_over_a_step_shows_gathered_parameters_and_ends_at_the_held_bytes
 
 TRACE = """
 from aiscale.cost import prefetch_timeline
-from aiscale.parallel.trace import GatherTrace
+from instruments.trace import GatherTrace
 for ahead in (0, 1):
     engine = make(f"parallel.prefetch={ahead}")
     trace = GatherTrace(engine, gather_s=0.04, block_s=0.02)

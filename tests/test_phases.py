@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from instruments.phases import order, predicted
 
 from aiscale.config import Run
-from aiscale.parallel.phases import order, predicted
 from ranks import run_ranks
 
 SETTINGS = ("model.n_layer=4", "model.d_model=32", "model.n_head=2", "loop.seq_len=16", "loop.device=cpu")
@@ -14,7 +14,7 @@ CODE = f"""
 import json
 from aiscale.config import Run
 from aiscale.model import GPT
-from aiscale.parallel.phases import MODES, execute
+from instruments.phases import MODES, execute
 run = Run().override(*{SETTINGS!r})
 torch.manual_seed(0)
 tokens = torch.randint(0, 256, (4, 17))

@@ -228,7 +228,7 @@ def test_the_schedules_order_equals_torchs(schedule, pp, n_micro, virtual_stages
 # The measured timeline -----------------------------------------------------------------------------------------------
 
 TRACED = """
-from aiscale.parallel.trace import pipeline_step
+from instruments.trace import pipeline_step
 for schedule, pieces in TRACED:
     settings = ["parallel.pp=2", f"parallel.schedule={schedule}", f"parallel.virtual_stages={pieces}"]
     run = Run().override(*BASE, "parallel.strategy=pipeline", *settings)

@@ -55,7 +55,7 @@ def check_countable(model: ModelConfig) -> None:
     if model.position in ("t5", "shaw", "huang"):
         raise ConfigError(
             f"model.position {model.position}: torch's attention keeps the scores that something learns from, which "
-            "no formula here counts: measure it instead (parallel.step_memory)"
+            "no formula here counts: measure it instead (meter.held_bytes)"
         )
 
 

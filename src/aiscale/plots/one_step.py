@@ -1,29 +1,20 @@
-"""One step over time: timelines of ranks, pipeline schedules, and memory.
+"""One step over time: timelines of ranks and pipeline schedules.
 
 plots.timeline([(rank, name, start_s, end_s, kind), ...])          # measured
 plots.timeline(measured, cost.ddp_timeline(...))                   # with the prediction in separate rows
 plots.pipeline(events)                                             # measured, of all ranks, from pipeline_step
 plots.pipeline(predicted=cost.pipeline_timeline("1f1b", 4, 8))     # simulated
-plots.step_memory({"ddp": trace, "fsdp": trace})                   # a panel for each strategy
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import ceil
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-import matplotlib.pyplot as plt
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 
 from aiscale.config import ConfigError
 from aiscale.cost import Event
 from aiscale.plots import style
-
-if TYPE_CHECKING:
-    from aiscale.parallel.memory_trace import StepMemory
 
 Events = Iterable[Event | tuple]  #: (rank, name, start_s, end_s, kind)
 
@@ -135,49 +126,3 @@ def _finish(ax: Axes, groups: Groups, rows: Rows, unit: str) -> Axes:
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
-
-
-#: Of parameters that belong to other ranks: paler than one's own.
-BORROWED = to_hex(style.tint(style.MEMORY_COLORS["parameters"], 0.3))
-#: In stacking order: what persists between steps comes first.
-_STEP_COLORS = {
-    "parameters": style.MEMORY_COLORS["parameters"],
-    "optimizer states": style.MEMORY_COLORS["optimizer states"],
-    "gradients": style.MEMORY_COLORS["gradients"],
-    "gathered parameters": BORROWED,
-    "buffers": style.MEMORY_COLORS["buffers"],
-    "activations": style.MEMORY_COLORS["activations"],
-}
-
-
-def step_memory(traces: Mapping[str, StepMemory]) -> np.ndarray:
-    """Measured bytes over one step, stacked by category, one panel per trace, all on one memory scale."""
-    columns = min(2, len(traces))
-    rows = ceil(len(traces) / columns)
-    size = (7.5, 0.7 + 2.15 * rows)
-    figure, axes = plt.subplots(rows, columns, figsize=size, sharey=True, layout="constrained", squeeze=False)
-    top = max(np.sum(list(trace.held_bytes.values()), axis=0).max() for trace in traces.values()) / 2**20
-    for ax, (label, trace) in zip(axes.flat, traces.items(), strict=False):
-        _panel(ax, label, trace, top)
-    for ax in axes.flat[len(traces) :]:
-        ax.set_visible(False)
-    for ax in axes[:, 0]:
-        ax.set_ylabel("memory (MiB)")
-    categories = {category for trace in traces.values() for category, levels in trace.held_bytes.items() if any(levels)}
-    colors = {category: color for category, color in _STEP_COLORS.items() if category in categories}
-    handles = style.legend_handles(colors, bars=True)
-    figure.legend(handles=handles, ncols=4, loc="outside upper left")
-    return axes
-
-
-def _panel(ax: Axes, label: str, trace: StepMemory, top: float) -> None:
-    milliseconds = np.asarray(trace.seconds) * 1e3
-    stack = [
-        np.asarray(trace.held_bytes.get(category, 0)) / 2**20 * np.ones(len(milliseconds)) for category in _STEP_COLORS
-    ]
-    names = [f"_{category}" for category in _STEP_COLORS]
-    ax.stackplot(milliseconds, stack, colors=list(_STEP_COLORS.values()), labels=names, linewidth=0, step="post")
-    ax.set_xlim(milliseconds[0], milliseconds[-1])
-    ax.set_ylim(0, 1.16 * top)
-    ax.annotate(label, (0, 1), xycoords="axes fraction", textcoords="offset points", xytext=(6, -5), va="top")
-    ax.set_xlabel("time (ms)")
