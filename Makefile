@@ -67,7 +67,7 @@ check: setup  ## lint, and the tests that start no processes (a minute and a hal
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@$(PYTEST) -n 2 $(UNITS:%=tests/test_%.py) $(ARGS)
 
-test: setup  ## run the tests: every promise once, on real processes (a quarter of an hour on two cores)
+test: setup  ## run the tests: every promise once, on real processes (ten minutes on two cores)
 	@$(PYTEST) -n 3 $(ARGS)  # many wait for processes: a third keeps two cores busy
 
 test-skipped: setup
