@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -222,12 +223,11 @@ def test_no_solution_stands_in_decks_or_in_pages_of_the_site():
 
 
 def test_a_grader_that_accepts_a_wrong_answer_fails_the_check(workshop):
-    command = [sys.executable, "-m", "aiscale", "exercises", "--check", "--json"]
+    command = [sys.executable, "-m", "aiscale", "exercises", "--check"]
     change(workshop / "graders/09_twice.py", "same(twice(x), [x, x] and 2 * x,", "same(abs(twice(x)), 2 * x,")
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    rows = {row["answer"]: row for row in json.loads(done.stdout)["answers"]}
-    assert done.returncode == 1, done.stderr
-    assert {name for name, row in rows.items() if not row["ok"]} == {"minus"} and rows["stub"]["state"] == "empty"
+    assert done.returncode == 1 and "stub: ok: nothing written yet" in done.stdout, done.stderr
+    assert re.findall("(\\w+): NOT OK", done.stdout) == ["minus"]
 
 
 # all of them, on real ranks -------------------------------------------------------------------------------------------
@@ -235,11 +235,10 @@ def test_a_grader_that_accepts_a_wrong_answer_fails_the_check(workshop):
 
 @extended
 def test_every_solution_passes_and_every_stub_and_wrong_answer_is_refused():
-    command = [sys.executable, "-m", "aiscale", "exercises", "--check", "--json"]
+    command = [sys.executable, "-m", "aiscale", "exercises", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    rows = json.loads(done.stdout)["answers"]
-    assert done.returncode == 0, [row for row in rows if not row["ok"]]
-    assert len({row["exercise"] for row in rows}) >= 7 and len(rows) >= 6 * len({row["exercise"] for row in rows})
+    assert done.returncode == 0, re.findall(".*NOT OK.*", done.stdout)
+    assert done.stdout.count(" solution: ok") == 42
 
 
 @extended
@@ -266,7 +265,10 @@ def test_a_participants_own_notebook_is_what_is_graded(tmp_path):
     assert "1 of 2 exercises that you tried are done" in shown
     kept = json.loads((tmp_path / "progress/card.json").read_text())["lessons"]["03_ddp"]["exercises"]
     assert {id: entry["state"] for id, entry in kept.items()} == {"03.1": "right", "03.2": "wrong"}
-    command = [sys.executable, "-m", "aiscale", "exercises", "--grade", str(path), "--json"]
+    command = [sys.executable, "-m", "aiscale", "exercises", "--grade", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    rows = {row["exercise"]: row["state"] for row in json.loads(done.stdout)["answers"]}
-    assert done.returncode == 1 and rows == {"03.1": "right", "03.2": "wrong", "03.3": "empty"}
+    assert done.returncode == 1 and re.findall(r"^(03\.\d) .*: (ok|NOT OK): ", done.stdout, re.M) == [
+        ("03.1", "ok"),
+        ("03.2", "NOT OK"),
+        ("03.3", "NOT OK"),
+    ]

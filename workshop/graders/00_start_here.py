@@ -126,20 +126,6 @@ through_one_rank.refuses(
     """,
 )
 through_one_rank.refuses(
-    "overwritten instead of added",
-    "only what came last",
-    """
-    if rank == 0:
-        for other in range(1, world_size):
-            dist.recv(x, src=other)
-        for other in range(1, world_size):
-            dist.send(x, dst=other)
-    else:
-        dist.send(x, dst=0)
-        dist.recv(x, src=0)
-    """,
-)
-through_one_rank.refuses(
     "mean for sum",
     "this is the mean",
     """
@@ -166,21 +152,6 @@ through_one_rank.refuses(
     """,
 )
 through_one_rank.refuses("an all_reduce", "only send and recv", "dist.all_reduce(x)")
-through_one_rank.refuses(
-    "everybody sends to everybody",
-    "messages",
-    """
-    mine = x.clone()
-    sending = [dist.isend(mine, dst=other) for other in range(world_size) if other != rank]
-    for other in range(world_size):
-        if other != rank:
-            arriving = torch.empty_like(x)
-            dist.recv(arriving, src=other)
-            x += arriving
-    for message in sending:
-        message.wait()
-    """,
-)
 through_one_rank.refuses("hard-coded for the shown numbers", "x", "x.copy_(torch.full_like(x, 1111))")
 
 
@@ -248,19 +219,6 @@ half_a_ring.refuses("one step too many", "would do", _RING.format(**_RIGHT | {"s
 half_a_ring.refuses("own chunk in every step", "what belongs in", _RING.format(**_RIGHT | {"send": "rank"}))
 half_a_ring.refuses("received into the wrong place", "rank", _RING.format(**_RIGHT | {"receive": "(rank - step)"}))
 half_a_ring.refuses("chunks of the other direction", "rank", _RING.format(**_RIGHT | {"to": "-1"}))
-half_a_ring.refuses(
-    "sent to everybody directly",
-    "next one only",
-    """
-    chunks = x.chunk(world_size)
-    sending = [dist.isend(chunks[rank], dst=other) for other in range(world_size) if other != rank]
-    for other in range(world_size):
-        if other != rank:
-            dist.recv(chunks[other], src=other)
-    for message in sending:
-        message.wait()
-    """,
-)
 half_a_ring.refuses(
     "an all_gather",
     "only send and recv",
@@ -377,32 +335,5 @@ tell_everyone.refuses(
         dist.send(x, dst=rank + 1)
     """,
 )
-tell_everyone.refuses(
-    "off by one: the last rank hears nothing",
-    "does not reach rank 3",
-    """
-    k = 1
-    while k < world_size - 1:
-        if rank < k and rank + k < world_size - 1:
-            dist.send(x, dst=rank + k)
-        elif k <= rank < 2 * k and rank < world_size - 1:
-            dist.recv(x, src=rank - k)
-        k *= 2
-    """,
-)
 tell_everyone.refuses("a broadcast", "only send and recv", "dist.broadcast(x, src=0)")
-tell_everyone.refuses(
-    "told twice",
-    "each rank must hear it once",
-    """
-    for _ in range(2):
-        k = 1
-        while k < world_size:
-            if rank < k and rank + k < world_size:
-                dist.send(x, dst=rank + k)
-            elif k <= rank < 2 * k:
-                dist.recv(x, src=rank - k)
-            k *= 2
-    """,
-)
 tell_everyone.refuses("hard-coded for the shown numbers", "does not reach", "x.copy_(torch.full_like(x, 7))")

@@ -198,24 +198,6 @@ adamw_by_hand.refuses(
     + "return weight * (1 - lr * decay) - lr * m / (1 - beta1**step) / (v / (1 - beta2**step) + eps).sqrt(), m, v",
 )
 adamw_by_hand.refuses(
-    "corrected averages are kept",
-    "this step's update only",
-    _AVERAGES
-    + """
-m, v = m / (1 - beta1**step), v / (1 - beta2**step)
-return weight * (1 - lr * decay) - lr * m / (v.sqrt() + eps), m, v
-""",
-)
-adamw_by_hand.refuses(
-    "gradient not squared",
-    "must be squared",
-    """
-    m = beta1 * m + (1 - beta1) * gradient
-    v = beta2 * v + (1 - beta2) * gradient
-    return weight * (1 - lr * decay) - lr * m / (1 - beta1**step) / ((v / (1 - beta2**step)).sqrt() + eps), m, v
-    """,
-)
-adamw_by_hand.refuses(
     "hard-coded for the first step",
     "that of step 1",
     _AVERAGES + "return weight * (1 - lr * decay) - lr * m / (1 - beta1) / ((v / (1 - beta2)).sqrt() + eps), m, v",
@@ -395,26 +377,6 @@ scale_that_finds_itself.refuses(
         return gradient / scale, scale * 2, 0
     return gradient / scale, scale, good_steps
     """,
-)
-scale_that_finds_itself.refuses(
-    "count goes on after doubling",
-    "doubled too early",
-    _SKIP
-    + """
-good_steps += 1
-return gradient / scale, scale * 2 if good_steps >= every else scale, good_steps
-""",
-)
-scale_that_finds_itself.refuses(
-    "divided by the new scale",
-    "divided by the new scale",
-    _SKIP
-    + """
-good_steps += 1
-if good_steps == every:
-    scale, good_steps = scale * 2, 0
-return gradient / scale, scale, good_steps
-""",
 )
 scale_that_finds_itself.refuses(
     "scale never halved",

@@ -74,32 +74,6 @@ tree_of_messages.refuses(
 )
 tree_of_messages.refuses("torch's own", "send and recv are asked for", "dist.broadcast(tensor, root)")
 tree_of_messages.refuses(
-    "received elsewhere",
-    "does recv write into",
-    """
-    place, have, mine = (rank - root) % world_size, 1, tensor.clone()
-    while have < world_size:
-        if place < have:
-            dist.send(mine, (rank + have) % world_size)
-        elif place < 2 * have:
-            dist.recv(mine, (rank - have) % world_size)
-        have *= 2
-    """,
-)
-tree_of_messages.refuses(
-    "everybody sends to everybody",
-    "messages were sent",
-    """
-    place = (rank - root) % world_size
-    for source in range(world_size):
-        for other in range(world_size):
-            if rank == (source + root) % world_size and other > source:
-                dist.send(tensor, (other + root) % world_size)
-            elif place == other and other > source:
-                dist.recv(tensor, (source + root) % world_size)
-    """,
-)
-tree_of_messages.refuses(
     "hard-coded for root 0",
     "all have what rank 0 had",
     """
@@ -181,15 +155,6 @@ what_a_message_costs.refuses(
     "seconds of a byte",
     "the seconds of a byte",
     "times = [min(tries) for tries in seconds]" + _FIT + "return alpha, byte_s",
-)
-what_a_message_costs.refuses(
-    "bytes of each message",
-    "not of each",
-    """
-    times, nbytes = [min(tries) for tries in seconds], np.multiply(counts, nbytes)
-    alpha, byte_s = np.linalg.lstsq(np.column_stack([counts, nbytes]).astype(float), np.array(times), rcond=None)[0]
-    return alpha, 1 / byte_s
-    """,
 )
 what_a_message_costs.refuses(
     "a line through the counts",
@@ -296,18 +261,6 @@ all_reduce_in_a_ring.refuses(
 all_reduce_in_a_ring.refuses("added in both halves", "the second half adds", _BOTH + "    coming += arrived")
 all_reduce_in_a_ring.refuses("replaced in both halves", "chunks must collect", _BOTH + "    coming.copy_(arrived)")
 all_reduce_in_a_ring.refuses("never written", "written into `vector` itself", _BOTH + "    coming = coming + arrived")
-all_reduce_in_a_ring.refuses(
-    "mean for sum",
-    "this is the mean",
-    _BOTH
-    + """
-    if step < world_size - 1:
-        coming += arrived
-    else:
-        coming.copy_(arrived)
-vector /= world_size
-""",
-)
 all_reduce_in_a_ring.refuses("torch's own", "send and recv are asked for", "dist.all_reduce(vector)")
 all_reduce_in_a_ring.refuses(
     "hard-coded for 2 ranks",
@@ -392,16 +345,6 @@ more_ranks_are_slower.refuses(
     """
     return most, (work_s + fixed_s) / (fixed_s + work_s / most)
     """,
-)
-more_ranks_are_slower.refuses(
-    "latency once",
-    "does every message",
-    """
-    def step_s(n):
-        return fixed_s + work_s / n + (n > 1) * alpha + 2 * (n - 1) * nbytes / n / bandwidth
-    """
-    + _BEST.replace("\n", "\n    ")
-    + "return best, step_s(1) / step_s(best)",
 )
 more_ranks_are_slower.refuses(
     "once around",

@@ -79,42 +79,12 @@ unequal_shares.refuses(
     "dist.all_reduce(gradient)",
 )
 unequal_shares.refuses(
-    "divided by the world size as well",
-    "nothing is left to divide by",
-    """
-    total = torch.tensor(n_samples)
-    dist.all_reduce(total)
-    gradient *= n_samples / total
-    dist.all_reduce(gradient)
-    gradient /= world_size
-    """,
-)
-unequal_shares.refuses(
     "divided by its own samples",
     "by its own number of samples",
     """
     gradient *= n_samples
     dist.all_reduce(gradient)
     gradient /= n_samples
-    """,
-)
-unequal_shares.refuses(
-    "never divided",
-    "divide by all samples",
-    """
-    gradient *= n_samples
-    dist.all_reduce(gradient)
-    """,
-)
-unequal_shares.refuses(
-    "returned, not in place",
-    "a returned tensor does not count",
-    """
-    total = torch.tensor(n_samples)
-    dist.all_reduce(total)
-    gradient = gradient * n_samples / total
-    dist.all_reduce(gradient)
-    return gradient
     """,
 )
 unequal_shares.refuses("nothing sent", "nothing has arrived", "gradient *= 1")
@@ -208,15 +178,6 @@ send_once.refuses(
     for x, y in micro_batches:
         ddp.zero_grad()
         (mse_loss(ddp(x), y) / len(micro_batches)).backward()
-    """,
-)
-send_once.refuses(
-    "divided by the ranks as well",
-    "DDP divides by the number of ranks already",
-    """
-    for i, (x, y) in enumerate(micro_batches):
-        with ddp.no_sync() if i < len(micro_batches) - 1 else torch.enable_grad():
-            (mse_loss(ddp(x), y) / len(micro_batches) / world_size).backward()
     """,
 )
 send_once.refuses(
@@ -349,24 +310,6 @@ for bucket in buckets:
 """
 buckets_by_hand.refuses("never unpacked", "written back", _BUCKETS)
 buckets_by_hand.refuses(
-    "sum for mean",
-    "the sum of the ranks, not the mean",
-    _BUCKETS
-    + """
-    for g, piece in zip(bucket, flat.split([g.numel() for g in bucket])):
-        g.copy_(piece.view_as(g))
-""",
-)
-buckets_by_hand.refuses(
-    "unpacked in the other order",
-    "raised",
-    _BUCKETS
-    + """
-    for g, piece in zip(reversed(bucket), flat.split([g.numel() for g in bucket])):
-        g.copy_(piece.view_as(g) / world_size)
-""",
-)
-buckets_by_hand.refuses(
     "hard-coded for the shown cap, by count of tensors",
     "bytes travel in one message",
     """
@@ -387,18 +330,4 @@ buckets_by_hand.refuses(
     "the first tensor first",
     "is not in the first message",
     _BUCKETS.replace("reversed(gradients)", "gradients") + _UNPACK,
-)
-buckets_by_hand.accepts(
-    "each tensor in the first bucket with room",
-    """
-buckets = []
-for g in reversed(gradients):
-    room = [b for b in buckets if sum(t.nbytes for t in b) + g.nbytes <= cap_bytes]
-    if room:
-        room[0].append(g)
-    else:
-        buckets.append([g])
-"""
-    + _BUCKETS[_BUCKETS.index("for bucket") :]
-    + _UNPACK,
 )

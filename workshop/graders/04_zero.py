@@ -110,19 +110,6 @@ whose_numbers.refuses(
     _PIECES.format(**_CUT | {"piece": "tensor, start + offset, stop + offset"}),
 )
 whose_numbers.refuses(
-    "each tensor on its own",
-    "as FSDP does",
-    """
-    owned = []
-    for tensor, size in enumerate(sizes):
-        each = math.ceil(size / ranks)
-        start, stop = min(size, rank * each), min(size, rank * each + each)
-        if start < stop:
-            owned.append((tensor, start, stop))
-    return owned
-    """,
-)
-whose_numbers.refuses(
     "whole tensors in turn",
     "it should",
     "return [(tensor, 0, size) for tensor, size in enumerate(sizes) if tensor % ranks == rank]",
@@ -285,17 +272,6 @@ clip_whole.refuses(
     ),
 )
 clip_whole.refuses(
-    "all gradients gathered",
-    "norms need no gradients",
-    _CLIP.format(
-        **_RIGHT
-        | {
-            "squared": "torch.empty_like(weights)",
-            "add_up": "dist.all_gather(list(squared.chunk(world_size)), own.grad)\nsquared = squared.square().sum()",
-        }
-    ),
-)
-clip_whole.refuses(
     "hard-coded max_norm of 1",
     "the weights",
     _CLIP.format(**_RIGHT | {"scale": "min(1.0, 1.0 / squared.sqrt().item())"}),
@@ -385,15 +361,5 @@ how_many_devices.refuses(
     "gradients of 4 bytes",
     "would do",
     _COUNT.format(**_UP | {"divided": "(0, 12, 16, 18)"}).replace("(16 -", "(18 -"),
-)
-how_many_devices.refuses(
-    "negative numbers where nothing fits",
-    "no number is enough",
-    """
-    return [
-        1 if usable_bytes >= 16 * parameters else None,
-        *(math.ceil(d * parameters / (usable_bytes - (16 - d) * parameters)) for d in (12, 14, 16)),
-    ]
-    """,
 )
 how_many_devices.refuses("hard-coded for the shown model", "stage", "return [None, None, None, 11]")

@@ -168,17 +168,6 @@ borrowed_layer.refuses(
     _LAYER.format(**_RIGHT | {"d_x": "d_y @ torch.cat(pieces[::-1])[:rows]"}),
 )
 borrowed_layer.refuses(
-    "not padded",
-    "with the same shapes",
-    """
-    pieces = [torch.empty_like(shard) for _ in range(world_size)]
-    dist.all_gather(pieces, shard)
-    mine = torch.empty_like(shard)
-    dist.reduce_scatter(mine, list((d_y.T @ x / world_size).chunk(world_size)))
-    return d_y @ torch.cat(pieces), mine
-    """,
-)
-borrowed_layer.refuses(
     "shards padded, gradients not",
     "so pad here too",
     _LAYER.format(**_RIGHT).replace("each * world_size - rows", "0"),
@@ -411,23 +400,6 @@ opened_by_three.refuses(
 )
 opened_by_three.refuses(
     "only the file in which it begins", "the tensor", _OPEN.format(**_READ | {"when": "first <= start < last"})
-)
-opened_by_three.refuses(
-    "the file of the same rank",
-    "cuts lie elsewhere",
-    """
-    saved = math.ceil(rows / savers)
-    return read(rank, 0, min(saved, rows - rank * saved))
-    """,
-)
-opened_by_three.refuses(
-    "shares that differ by one",
-    "differ by one",
-    """
-    start, stop = (sum(rows // ranks + (r < rows % ranks) for r in range(k)) for k in (rank, rank + 1))
-    saved = math.ceil(rows / savers)
-    return torch.cat([read(row // saved, row % saved, row % saved + 1) for row in range(start, stop)])
-    """,
 )
 opened_by_three.refuses(
     "hard-coded for 10 rows saved by 4",

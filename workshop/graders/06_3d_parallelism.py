@@ -50,15 +50,6 @@ def columns_then_rows(parallel_mlp):
 
 columns_then_rows.refuses("nothing sent", "own contribution", "return gelu(x @ columns) @ rows")
 columns_then_rows.refuses(
-    "mean for sum",
-    "nothing is left to divide by",
-    """
-    y = gelu(x @ columns) @ rows
-    dist.all_reduce(y)
-    return y / world_size
-    """,
-)
-columns_then_rows.refuses(
     "GELU after the sum",
     "belongs between the two products",
     """
@@ -77,32 +68,11 @@ columns_then_rows.refuses(
     """,
 )
 columns_then_rows.refuses(
-    "sum before GELU, and at the end",
-    "came before GELU",
-    """
-    hidden = x @ columns
-    dist.all_reduce(hidden)
-    y = gelu(hidden) @ rows
-    dist.all_reduce(y)
-    return y
-    """,
-)
-columns_then_rows.refuses(
     "no GELU",
     "no GELU between",
     """
     y = x @ columns @ rows
     dist.all_reduce(y)
-    return y
-    """,
-)
-columns_then_rows.refuses(
-    "summed twice",
-    "sum only once",
-    """
-    y = gelu(x @ columns) @ rows
-    dist.all_reduce(y)
-    dist.all_reduce(x.clone())
     return y
     """,
 )
@@ -240,30 +210,6 @@ return (sums.log() - picked).mean()
 """,
 )
 cut_loss.refuses(
-    "off by one rank",
-    "are you off by one rank",
-    _SUMS
-    + """
-own = targets - (rank + 1) * width
-mine = (own >= 0) & (own < width)
-picked = torch.where(mine, logits.gather(1, own.clamp(0, width - 1)[:, None])[:, 0], 0)
-dist.all_reduce(picked)
-return (sums.log() - picked).mean()
-""",
-)
-cut_loss.refuses(
-    "sum over tokens",
-    "not their mean",
-    _SUMS
-    + """
-own = targets - rank * width
-mine = (own >= 0) & (own < width)
-picked = torch.where(mine, logits.gather(1, own.clamp(0, width - 1)[:, None])[:, 0], 0)
-dist.all_reduce(picked)
-return (sums.log() - picked).sum()
-""",
-)
-cut_loss.refuses(
     "hard-coded for a vocabulary of 4 a rank",
     "the loss",
     _SUMS
@@ -314,15 +260,6 @@ def who_talks_to_whom(groups):
             require(mine == right, f"{where}: the {name} group is {mine}, but should be {right}{why}")
 
 
-who_talks_to_whom.refuses(
-    "pp before dp",
-    "but should be",
-    """
-    t, p, d = rank % tp, rank // tp % pp, rank // (tp * pp)
-    return ([i + tp * (p + pp * d) for i in range(tp)], [t + tp * (p + pp * i) for i in range(dp)],
-            [t + tp * (i + pp * d) for i in range(pp)])
-    """,
-)
 who_talks_to_whom.refuses(
     "pp fastest",
     "but should be",

@@ -197,13 +197,6 @@ every_token.refuses(
     + "dist.all_reduce(gradient)\nreturn gradient / world_size",
 )
 every_token.refuses(
-    "sum of means",
-    "divided by the ranks alone",
-    "for x, y in micro_batches:\n    cross_entropy(model(x), y).backward()\n"
-    + _FLAT
-    + "dist.all_reduce(gradient)\nreturn gradient / world_size",
-)
-every_token.refuses(
     "padding counted",
     "padding is counted",
     _SUMMED.replace("(y != -100).sum()", "len(y)") + _SENT + "return gradient / n_tokens",
@@ -336,14 +329,6 @@ who_is_to_blame.refuses(
     _BY_NUMBER.replace("max(map(min, by_number))", "min(map(min, by_number))"),
 )
 who_is_to_blame.refuses("sizes left out", "(another size)", _BY_NUMBER.replace("tuple(what)", "what[0]"))
-who_is_to_blame.refuses(
-    "the last entries alone",
-    "a job of",
-    """
-    ends = [dump[-1][0] for dump in dumps]
-    return min(ends) + 1, [rank for rank, end in enumerate(ends) if end == min(ends)]
-    """,
-)
 who_is_to_blame.refuses(
     "the ranks that wait",
     "and wait",

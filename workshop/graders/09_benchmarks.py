@@ -156,14 +156,6 @@ an_interval_by_coins.refuses(
     return best
     """,
 )
-an_interval_by_coins.refuses(
-    "of the mean",
-    "interval of a mean",
-    """
-    error = 1.96 * statistics.stdev(times) / len(times) ** 0.5
-    return statistics.fmean(times) - error, statistics.fmean(times) + error
-    """,
-)
 _K = """
     n, k, outside = len(times), 0, 2 / 2 ** len(times)
     if outside > 0.05:
@@ -276,17 +268,6 @@ nothing_run_twice.refuses(
     "numbers left as text",
     "would be made twice",
     _WHOLE + 'done = {(row["cell"], row["round"]) for row in csv.DictReader(io.StringIO(text))}\n' + _LEFT,
-)
-nothing_run_twice.refuses(
-    "cut at commas",
-    "has a comma",
-    _WHOLE
-    + """
-head, *lines = [line.split(",") for line in text.splitlines()] or [[]]
-rows = [dict(zip(head, line)) for line in lines]
-done = {(row["cell"], int(row["round"])) for row in rows if row["round"].isdigit()}
-"""
-    + _LEFT,
 )
 nothing_run_twice.refuses(
     "in another order", "order of the plan", _WHOLE + _DONE % "" + "return sorted(set(plan) - done, reverse=True)"

@@ -243,16 +243,4 @@ does_it_fit.refuses(
     """
     + _BEST.replace("\n", "\n    "),
 )
-does_it_fit.refuses(
-    "replicas forgotten",
-    "replicas are asked for",
-    _LOOP
-    + """
-        room = share * memory - 6 * parameters / (tp * pp)
-        if room > 0:
-            dp = math.ceil(12 * parameters / (tp * pp) / room)
-            found.append((tp * pp * dp, pp, tp, dp))
-"""
-    + _BEST,
-)
 does_it_fit.refuses("hard-coded for one model", "B parameters", "return 64, (8, 8, 1)")

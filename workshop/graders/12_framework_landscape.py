@@ -75,19 +75,6 @@ return whole if end == "B" else whole.chunk(world_size)[rank]
 """,
 )
 one_collective.refuses(
-    "the mean of the addends",
-    "a sum, not a mean",
-    _REST
-    + """
-if start == "S":
-    dist.all_gather(parts, tensor)
-    return torch.cat(parts)
-whole = tensor / world_size
-dist.all_reduce(whole)
-return whole
-""",
-)
-one_collective.refuses(
     "P taken for B",
     "nothing was added up",
     _REST
@@ -99,15 +86,6 @@ if start == "P":
     return tensor
 dist.all_gather(parts, tensor)
 return torch.cat(parts)
-""",
-)
-one_collective.refuses(
-    "put together by columns",
-    "from S to B",
-    _REST
-    + """
-dist.all_gather(parts, tensor)
-return torch.cat(parts, dim=1)
 """,
 )
 one_collective.refuses(
@@ -179,16 +157,6 @@ unequal_devices.refuses(
 )
 unequal_devices.refuses(
     "not all samples given out", "add up to", "return [batch * s // (sum(speeds) + 1) for s in speeds]"
-)
-unequal_devices.refuses(
-    "shares in proportion to the seconds",
-    "the slowest device has more than the fastest",
-    """
-    slow = [1 / s for s in speeds]
-    found = [int(batch * s / sum(slow)) for s in slow]
-    found[speeds.index(min(speeds))] += batch - sum(found)
-    return found
-    """,
 )
 unequal_devices.refuses("not whole samples", "not whole samples", "return [batch * s / sum(speeds) for s in speeds]")
 unequal_devices.refuses("hard-coded for the shown devices", "shares for", "return [6, 2]")

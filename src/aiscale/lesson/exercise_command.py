@@ -1,7 +1,7 @@
 """`aiscale exercises`: make the participants' notebooks, grade the graders, grade a notebook.
 
     aiscale exercises                            # workshop/solutions -> workshop/exercises
-    aiscale exercises --check 03                 # every solution passes, every stub and wrong answer is refused
+    aiscale exercises --check 03                 # all fit together, every stub and wrong answer is refused
     aiscale exercises --grade my/03_ddp.ipynb
 
 Each answer is graded alone: in an empty namespace, after the set-up and the cells of its exercise only. A second
@@ -14,23 +14,18 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.io import capture_output
-from rich.console import Console
-from rich.table import Table
 from traitlets.config import Config
 
 from aiscale import cluster
-from aiscale.config import require_writable
 from aiscale.lesson.grading import Exercise, Graded
-from aiscale.lesson.notebook import LessonError, Notebook, read
+from aiscale.lesson.notebook import LessonError, Notebook
 from aiscale.lesson.workbooks import answered, exercises, find, lessons, make_all, problems, sections, workshop
 
 DRAWS = 5  #: how often a solution is graded: a grader must not refuse it by chance
@@ -40,54 +35,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="a lesson's name or number (default: all that have exercises)")
     task = parser.add_mutually_exclusive_group()
-    task.add_argument("--in-step", action="store_true", help="check that sources, graders and notebooks fit together")
-    task.add_argument("--check", action="store_true", help="the same, and try every solution, stub and wrong answer")
+    task.add_argument("--check", action="store_true", help="try every solution, stub and wrong answer on the graders")
     task.add_argument("--grade", metavar="NOTEBOOK", help="run a participant's notebook and say which exercises pass")
-    add("--out", metavar="DIR", help="the folder to write notebooks to (default: workshop/exercises)")
-    add("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    root = workshop()
     if args.grade:
-        read(args.grade)  # raises LessonError
         with Seat() as seat:
-            return _report(list(grade(seat, Path(args.grade))), {}, args.json)
-    root, chosen = workshop(), lessons(args.names)
-    if args.in_step or args.check:
-        return _check(list(chosen), root, args)
-    out = Path(args.out) if args.out else root / "exercises"
-    require_writable(out, "--out")
-    for path in make_all(list(chosen), root, out):
-        print(path)
-    return 0
+            return _report(grade(seat, Path(args.grade)))
+    chosen = lessons(args.names)
+    if not args.check:
+        print(*make_all(list(chosen), root, root / "exercises"), sep="\n")
+        return 0
+    if faults := [f"{lesson}: {line}" for lesson in chosen for line in problems(lesson, root)]:
+        print(*faults, sep="\n")
+        return 1
+    with Seat() as seat:
+        return _report(row for lesson in chosen for row in check_graders(seat, lesson, root))
 
 
-def _check(chosen: list[str], root: Path, args: argparse.Namespace) -> int:
-    faults = {lesson: problems(lesson, root) for lesson in chosen}
-    rows: list[Row] = []
-    if args.check:
-        with Seat() as seat:
-            for lesson in chosen if not any(faults.values()) else []:
-                for row in check_graders(seat, lesson, root):
-                    rows.append(row)
-                    print(f"{row.exercise} {row.answer}: {'ok' if row.ok else 'NOT OK'}", file=sys.stderr, flush=True)
-    return _report(rows, faults, args.json)
-
-
-def _report(rows: list[Row], faults: Mapping[str, list[str]], as_json: bool) -> int:
-    if as_json:
-        print(json.dumps({"problems": faults, "answers": [asdict(row) for row in rows]}, indent=1))
-    else:
-        table = Table("exercise", "answer", "", "message", "s", box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(row.exercise, row.answer, "ok" if row.ok else "NOT OK", row.message, f"{row.seconds:.1f}")
-        if rows:
-            Console(markup=False, highlight=False).print(table)
-        for lesson, lines in faults.items():
-            print("\n".join(f"{lesson}: {line}" for line in lines) or f"{lesson}: in step")
-        if rows:
-            print(f"{sum(row.ok for row in rows)} of {len(rows)} ok, in {sum(row.seconds for row in rows):.0f} s")
-    return 0 if all(row.ok for row in rows) and not any(faults.values()) else 1
+def _report(rows: Iterable[Row]) -> int:
+    done = []
+    for row in rows:
+        print(f"{row.exercise} {row.answer}: {'ok' if row.ok else 'NOT OK'}: {row.message}", flush=True)
+        done.append(row.ok)
+    print(f"{sum(done)} of {len(done)} ok")
+    return 0 if all(done) else 1
 
 
 # grading without a browser ------------------------------------------------------------------------------------------
@@ -98,12 +72,9 @@ class Row:
     """What became of one answer."""
 
     exercise: str
-    answer: str  #: solution, stub, the name of a wrong answer, or the notebook that was graded
+    answer: str  #: solution, stub, the name of a wrong answer, or the title of an exercise that was graded
     ok: bool
-    state: str
     message: str
-    seconds: float
-    seed: int
 
 
 class Seat:
@@ -141,7 +112,7 @@ class Seat:
         error = self.run(cells)
         verdict = self.again(task)
         if error and verdict.state == "empty":
-            return Graded("wrong", f"its cells stopped at {error}", verdict.seed, verdict.seconds)
+            return Graded("wrong", f"its cells stopped at {error}")
         return verdict
 
     def again(self, task: Exercise) -> Graded:
@@ -151,7 +122,7 @@ class Seat:
 
 
 def check_graders(seat: Seat, lesson: str, root: Path) -> Iterator[Row]:
-    """Solution and other right ones right, stub empty and naming its exercise, wrong ones refused and told why."""
+    """Solution right, stub empty and naming its exercise, wrong ones refused and told why."""
     tasks = exercises(root / "graders" / f"{lesson}.py")
     source, stubs = (sections(Notebook(root / f / f"{lesson}.ipynb").cells) for f in ("solutions", "exercises"))
     set_up = [cell.source for cell in source[""]]
@@ -160,7 +131,6 @@ def check_graders(seat: Seat, lesson: str, root: Path) -> Iterator[Row]:
         attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
         attempts += [("stub", [cell.source for cell in stubs[id]], "empty", f'NotImplementedError("{id}")')]
         attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.message) for wrong in task.refused]
-        attempts += [(name, answered(source[id], other), "right", "") for name, other in task.accepted.items()]
         for name, cells, state, part in attempts:
             verdict = seat.graded(task, set_up, cells)
             for _ in range(1, DRAWS if state == "right" else 1):
@@ -168,7 +138,7 @@ def check_graders(seat: Seat, lesson: str, root: Path) -> Iterator[Row]:
                     verdict = seat.again(task)
             ok = verdict.state == state and part in verdict.text
             text = verdict.text if ok else f"{verdict.text} [it must be {state}{f', and say {part!r}' if part else ''}]"
-            yield Row(id, name, ok, verdict.state, text, round(verdict.seconds, 2), verdict.seed)
+            yield Row(id, name, ok, text)
 
 
 def grade(seat: Seat, path: Path) -> Iterator[Row]:
@@ -181,5 +151,4 @@ def grade(seat: Seat, path: Path) -> Iterator[Row]:
     for id, task in exercises(lessons([lesson])[lesson]).items():
         set_up, cells = ([cell.source for cell in parts.get(part, [])] for part in ("", id))
         verdict = seat.graded(task, set_up, cells)
-        done = verdict.state == "right"
-        yield Row(id, task.title, done, verdict.state, verdict.text, round(verdict.seconds, 2), verdict.seed)
+        yield Row(id, task.title, verdict.state == "right", verdict.text)

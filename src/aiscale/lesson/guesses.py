@@ -20,7 +20,7 @@ A choice, by its number or its text:
     guess = predict("the gradient on rank 1", None, choices=["the sum", "the mean", "a quarter of the sum"])
     guess.against("the mean")
 
-A grid, row by row; None stands for a cell that is left open, and in the truth for one that holds nothing:
+A grid, row by row; None stands for an empty cell:
 
     guess = predict("the chunk that each rank sends", [
         [None, None, None],  # rank 0: steps 0, 1, 2
@@ -30,17 +30,12 @@ A grid, row by row; None stands for a cell that is left open, and in the truth f
 
 `rows` and `columns` may also be lists of names, as columns=["all-reduce", "all-gather"].
 
-At the end of a lesson, each prediction with guess, measured value and ratio, under "6 of 9 right or close":
-
-    predict.card()
-
-A cell that is run again replaces its record, by name: give each prediction a name of its own. What was guessed is also
-kept on this machine's disk: see `aiscale.lesson.progress`.
+`predict.card()` lists the predictions of a lesson. A cell that is run again replaces its record, by name: give each
+prediction a name of its own. Guesses are kept on this machine's disk: see `aiscale.lesson.progress`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +44,7 @@ from numbers import Real
 from aiscale.lesson.notebook import LessonError
 from aiscale.lesson.progress import Shown, save, shell, show, show_table
 
-KB, MB, GB = 10**3, 10**6, 10**9
-KiB, MiB, GiB = 2**10, 2**20, 2**30
+MiB = 2**20
 #: measured / guess: what was probably missed, for any unit and for bytes.
 _HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something counted twice?"}
 _BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes", 1 / 8: "Bytes or bits?"}
@@ -97,6 +91,10 @@ class Guess(Shown):
         kept = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
         show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **kept)
         self.keep()
+        if self.kind == "grid" and shell():
+            from aiscale import plots  # here, because matplotlib loads slowly
+
+            plots.guessed(self.guess, self.measured, **self.titles, same=_same)
         return self.verdict
 
     def keep(self) -> None:
@@ -110,20 +108,13 @@ class Guess(Shown):
         """What the cell shows that asks for the guess."""
         if self.guess is not None:
             return f"your guess is {self.say(self.guess)}"
-        if any(other.guess is None for other in _made.values() if other.name != self.name):
-            return "no guess"
         return f"no guess: write {self.wanted} in place of None and run the cell again"
 
     def read(self, value: object, what: str) -> object:
         """The value in the form that is compared and saved."""
-        number = value
-        if hasattr(value, "item"):
-            with contextlib.suppress(ValueError, RuntimeError):  # an array of several numbers
-                number = value.item()
-        if isinstance(number, bool) or not isinstance(number, Real):
+        number = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
+        if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
             raise GuessError(f"{self.name}: {what} is {value!r}, but it must be a number, as 3 or 1.5 * MiB")
-        if not math.isfinite(number):
-            raise GuessError(f"{self.name}: {what} is {number}, but it must be a finite number")
         return int(number) if isinstance(number, int) else float(number)
 
     def compare(self) -> Comparison:
@@ -148,7 +139,7 @@ class Guess(Shown):
         from aiscale.plots.style import format_bytes, format_seconds  # here, because matplotlib loads slowly
 
         if self.unit == "bytes":
-            return format_bytes(value) + (f" ({value:,.0f} bytes)" if abs(value) >= KiB else "")
+            return format_bytes(value) + (f" ({value:,.0f} bytes)" if abs(value) >= 1024 else "")
         if self.unit == "s":
             return format_seconds(value)
         whole = isinstance(value, int) or abs(value) >= 1e4
@@ -166,15 +157,11 @@ class Choice(Guess):
         return super().opening() + "".join(f"\n  {i}  {choice}" for i, choice in enumerate(self.choices, 1))
 
     def read(self, value: object, what: str) -> str:
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= len(self.choices):
-            return self.choices[value - 1]
-        for choice in self.choices:
-            if isinstance(value, str) and value.strip().lower() == choice.lower():
+        for number, choice in enumerate(self.choices, 1):
+            if value == number or isinstance(value, str) and value.strip().lower() == choice.lower():
                 return choice
         texts = ", ".join(map(repr, self.choices))
-        raise GuessError(
-            f"{self.name}: {what} is {value!r}, but it must be 1 to {len(self.choices)}, or one of {texts}"
-        )
+        raise GuessError(f"{self.name}: {what} is {value!r}, but it must be the number or the text of one of {texts}")
 
     def compare(self) -> Comparison:
         if self.guess == self.measured:
@@ -189,41 +176,16 @@ class GridGuess(Guess):
     kind, wanted = "grid", "what you expect in each cell"
 
     def __init__(self, name: str, guess: Sequence, rows: Names, columns: Names) -> None:
-        cells = self.shaped(guess, "the guess")
-        self.shape = [len(row) for row in cells]
-        self.rows = _names(rows, len(cells), f"{name}: rows")
-        self.columns = _names(columns, max(self.shape), f"{name}: columns")
+        self.shape = [len(row) for row in guess]
+        self.rows, self.columns = _names(rows, len(guess)), _names(columns, max(self.shape))
         self.titles = {"rows": rows, "columns": columns}
-        super().__init__(name, None if all(_nothing(cell) for row in cells for cell in row) else cells)
-
-    def opening(self) -> str:
-        if self.guess is None:
-            return super().opening()
-        filled = sum(not _nothing(cell) for row in self.guess for cell in row)
-        return f"your guess fills {filled} of {sum(self.shape)} cells"
-
-    @staticmethod
-    def shaped(value: object, what: str) -> list[list]:
-        if isinstance(value, list | tuple) and value and all(isinstance(row, list | tuple) for row in value):
-            return [list(row) for row in value]
-        raise GuessError(f"{what} is {value!r}, but it must be a list of rows, as [[None, 1], [2, None]]")
+        super().__init__(name, guess if any(_plain(cell) is not None for row in guess for cell in row) else None)
 
     def read(self, value: object, what: str) -> list[list]:
-        cells = self.shaped(value, f"{self.name}: {what}")
-        shape = [len(row) for row in cells]
-        if shape != self.shape:
-            raise GuessError(f"{self.name}: {what} has rows of {shape} cells, but the grid has rows of {self.shape}")
+        cells = [list(row) for row in value]
+        if [len(row) for row in cells] != self.shape:
+            raise GuessError(f"{self.name}: {what} must have rows of {self.shape} cells")
         return cells
-
-    def against(
-        self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
-    ) -> Comparison:
-        verdict = super().against(measured, hints, found=found)
-        if shell():
-            from aiscale import plots  # here, because matplotlib loads slowly
-
-            plots.guessed(self.guess, self.measured, **self.titles, same=_same)
-        return verdict
 
     def compare(self) -> Comparison:
         pairs = [zip(*rows, strict=True) for rows in zip(self.guess, self.measured, strict=True)]
@@ -286,25 +248,18 @@ def card() -> None:
 predict.card = card
 
 
-# a cell of a grid ---------------------------------------------------------------------------------------------------
+# a grid's names and cells -------------------------------------------------------------------------------------------
 
 
-def _names(names: Names, count: int, what: str) -> list[str]:
+def _names(names: Names, count: int) -> list[str]:
     """The names of a grid's rows or columns: as they are given, or "rank 0", "rank 1" from "rank"."""
-    if isinstance(names, str):
-        return [f"{names} {i}" for i in range(count)]
-    if len(names) != count:
-        raise GuessError(f"{what} has {len(names)} names, {', '.join(names)}, but the grid has {count}")
-    return list(names)
+    return [f"{names} {i}" for i in range(count)] if isinstance(names, str) else list(names)
 
 
-def _nothing(cell: object) -> bool:
-    return cell is None or cell in ("", "-")
+def _plain(cell: object) -> object:
+    """As it is compared: text in any case, and nothing as None."""
+    return (cell.strip().lower() or None) if isinstance(cell, str) else cell
 
 
 def _same(guess: object, truth: object) -> bool:
-    if _nothing(guess) or _nothing(truth):
-        return _nothing(guess) and _nothing(truth)
-    if isinstance(guess, Real) and isinstance(truth, Real):
-        return math.isclose(guess, truth, rel_tol=1e-6)
-    return str(guess).strip().lower() == str(truth).strip().lower()
+    return _plain(guess) == _plain(truth)
