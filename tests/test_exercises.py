@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiscale.lesson import check, exercises, progress, workbooks
+from aiscale.lesson import check, progress, workbooks
 from aiscale.lesson.comparing import Wrong, same, same_on_ranks
 from aiscale.lesson.grading import exercise
 from aiscale.lesson.notebook import Notebook
@@ -64,7 +64,6 @@ def workshop(tmp_path, monkeypatch):
     list(workbooks.make_all(["09_twice"], root, root / "exercises"))
     monkeypatch.chdir(root / "exercises")
     monkeypatch.setattr(progress, "_FOLDER", tmp_path / "progress")
-    monkeypatch.setattr(exercises, "_entries", {})
     return root
 
 

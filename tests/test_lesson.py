@@ -12,7 +12,7 @@ from nbformat.v4 import new_code_cell
 
 from aiscale import lesson
 from aiscale.cli import main
-from aiscale.lesson import Notebook, execute, read
+from aiscale.lesson import Notebook, execute, read, runner
 from lessons import code, write
 from lessons import lesson as small
 
@@ -41,9 +41,9 @@ def test_a_notebook_runs_with_its_parameters_in_its_folder_and_programs_of_this_
     assert "posix 7 0.5 b True" in printed(result)
 
 
-def test_a_parameter_that_a_notebook_lacks_is_refused_before_anything_starts(shelf, tmp_path, capsys):
-    words = ["notebooks", "03", "--root", str(shelf), "--out", str(tmp_path / "build"), "-p", "stepz=1"]
-    assert main(words) == 2
+def test_a_parameter_that_a_notebook_lacks_is_refused_before_anything_starts(shelf, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["notebooks", "03", "-p", "stepz=1"]) == 2
     assert "03_ddp has no parameter stepz: did you mean steps?" in capsys.readouterr().err
     assert not (tmp_path / "build").exists()
 
@@ -54,8 +54,9 @@ def test_the_core_path_leaves_optional_cells_out(tmp_path):
     assert "ValueError" in run(tmp_path, optional).error
 
 
-def test_a_cell_that_hangs_fails_at_its_time_out(tmp_path):
-    assert "after 3 seconds" in run(tmp_path, "import time; time.sleep(600)", cell_timeout_s=3).error
+def test_a_cell_that_hangs_fails_at_its_time_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "CELL_TIMEOUT_S", 3)
+    assert "after 3 seconds" in run(tmp_path, "import time; time.sleep(600)").error
 
 
 def test_a_kernel_that_dies_fails_the_notebook(tmp_path):

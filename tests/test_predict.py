@@ -75,7 +75,7 @@ def test_guesses_are_kept_by_name_beside_those_of_an_earlier_process(kept, monke
     monkeypatch.setattr(guesses, "_made", {})
     predict("b", 7)
     tree = json.loads(kept.read_text())
-    assert (tree["version"], tree["lesson"], list(tree["predictions"])) == (1, "03_ddp", ["a", "b"])
+    assert list(tree["predictions"]) == ["a", "b"]
     a, b = tree["predictions"].values()
     assert a.pop("at").endswith("+00:00")
     assert a == {"kind": "number", "unit": "bytes", "guess": 10, "measured": 20, "ratio": 0.5, "grade": "near"}

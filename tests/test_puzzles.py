@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aiscale.lesson import exercises, progress
+from aiscale.lesson import progress
 from puzzle_answers import WRONG
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
@@ -28,7 +28,6 @@ from simulated.world import World  # noqa: E402
 def participant(tmp_path, monkeypatch):
     """Somebody who has done nothing yet."""
     monkeypatch.setattr(progress, "_FOLDER", tmp_path)
-    monkeypatch.setattr(exercises, "_entries", {})
 
 
 def changed(name: str, old: str, new: str) -> Callable:

@@ -49,8 +49,6 @@ class LessonError(ConfigError):
 
 @dataclass(frozen=True)
 class Header:
-    """What the first cell says."""
-
     number: str
     title: str
     promise: str
@@ -62,7 +60,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Notebook:
-    """A notebook file; everything else is read from it on demand."""
+    """A notebook file, read on demand."""
 
     path: Path
 
@@ -103,7 +101,7 @@ def notebooks(names: Sequence[str] | None = None, root: str | Path | None = None
 def choose(what: str, names: Sequence[str] | None, paths: Iterable[Path], root: Path) -> list[Path]:
     """Of the files in `root`, all, or those that `names` select by name, number, word or path.
 
-    what: notebook, for messages. Raises LessonError with what there is if a name selects nothing.
+    what: notebook, for messages.
     """
     there = {path.stem: path for path in paths}
     if not names and not there:
@@ -112,18 +110,13 @@ def choose(what: str, names: Sequence[str] | None, paths: Iterable[Path], root: 
 
 
 def _chosen(what: str, name: str, there: Mapping[str, Path]) -> Path:
-    names = f"there are {', '.join(there)}" if there else "there are none"
-    kinds = {path.suffix for path in there.values()} or {".ipynb", ".md"}
-    if Path(name).suffix in kinds - {".py"}:  # a path; graders are chosen by name alone
-        if not Path(name).is_file():
-            raise LessonError(f"there is no file {name}: check the path, or name a {what}: {names}")
+    if Path(name).suffix in (".ipynb", ".md") and Path(name).is_file():
         return Path(name)
-    if name in there:
-        return there[name]
     for stem, path in there.items():
         number, _, word = stem.lower().partition("_")
         if name.lower() in (stem.lower(), number, word) or name.zfill(2) == number:
             return path
+    names = f"there are {', '.join(there)}" if there else "there are none"
     raise LessonError(f"no {what} is called {name}: {hint(name, there, names)}")
 
 

@@ -7,16 +7,10 @@
 The file is LESSON.json in `$AISCALE_PROGRESS`, else in progress/ of the checkout that holds the notebook, else of the
 notebook's folder. It holds guesses and what was checked, and no name of a person:
 
-    {"version": 1, "lesson": "03_ddp", "predictions": {NAME: {
-        "kind": "number" | "choice" | "grid", "unit": "bytes", "guess": 1572864, "measured": 3145728 | null,
-        "ratio": 0.5 | null,                                              guess / measured, of numbers
-        "grade": "exact" | "close" | "near" | "off" | null,               close: within 10 %, or what `predict` allows;
-                                                                          near: a factor of 2, or at least half the
-                                                                          cells; null: not measured
-        "at": "2026-11-22T13:30:00+00:00"}},
-     "exercises": {"03.1": {
-        "state": "right" | "wrong", "title": "Unequal shares", "tries": 3, "hints": 1, "solution": false,
-        "minutes": 10, "taken": 7.5, "at": ...}}}                         minutes: planned; taken: until it was right
+    {"predictions": {NAME: {"kind": "number", "unit": "bytes", "guess": 4000, "measured": 4096, "ratio": 0.98,
+                            "grade": "exact" | "close" | "near" | "off" | null, "at": "2026-11-22T13:30:00+00:00"}},
+     "exercises": {"03.1": {"state": "right" | "wrong", "title": "Unequal shares", "tries": 3, "hints": 1,
+                            "solution": false, "minutes": 10 planned, "taken": 7.5 until it was right, "at": ...}}}
 """
 
 from __future__ import annotations
@@ -87,10 +81,10 @@ def load(kind: str, lesson: str) -> dict[str, dict]:
 def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
     """Keep one entry, replacing an earlier one of this name; a folder that cannot be written disturbs nobody."""
     lesson = lesson or Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem  # set by Jupyter's server
-    kept = {kind: load(kind, lesson) for kind in ("predictions", "exercises")}
+    kept = _both(lesson)
     kept[kind][name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
     with contextlib.suppress(OSError):
-        write(f"{lesson}.json", {"version": 1, "lesson": lesson, **{kind: kept[kind] for kind in kept if kept[kind]}})
+        write(f"{lesson}.json", kept)
 
 
 def write(name: str, tree: dict) -> Path:
@@ -98,11 +92,11 @@ def write(name: str, tree: dict) -> Path:
     return write_whole(_FOLDER / name, json.dumps(tree, indent=1, default=str) + "\n")
 
 
+def _both(lesson: str) -> dict[str, dict]:
+    return {kind: load(kind, lesson) for kind in ("predictions", "exercises")}
+
+
 def kept() -> dict[str, dict]:
     """All that is kept, by lesson."""
-    lessons = {
-        path.stem: {kind: load(kind, path.stem) for kind in ("predictions", "exercises")}
-        for name in ("[0-9A]*_*", "clinic", "puzzles")
-        for path in sorted(_FOLDER.glob(f"{name}.json"))
-    }
-    return {lesson: kinds for lesson, kinds in lessons.items() if any(kinds.values())}
+    paths = sorted(_FOLDER.glob("*.json"))
+    return {path.stem: _both(path.stem) for path in paths if path.stem != "card"}

@@ -3,8 +3,8 @@
     aiscale notebooks 03_ddp -p n_steps=20      # -> build/notebooks/03_ddp.ipynb, with outputs
     aiscale notebooks --core                    # all lessons, without their optional cells
 
-Exit status: 0 if every notebook passed, 1 if one failed, 2 on bad input, 130 after Ctrl-C. Plain papermill works too,
-but only warns of a parameter that a notebook does not have, and its error does not hold those of ranks.
+Plain papermill works too, but only warns of a parameter that a notebook does not have, and its error does not hold
+those of ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiscale.config import hint, require_writable
+from aiscale.config import hint
 from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, read, tags
 from aiscale.processes import usable_cores
 
@@ -45,12 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-p", "--parameter", metavar="KEY=VALUE", action="append", default=[], help="set a parameter of the notebooks")
     add("--core", action="store_true", help="the lessons' core path: no optional cells, no appendices")
     add("--out", default="build", metavar="DIR", help="executed copies go to DIR/notebooks (default: build)")
-    add("--cell-timeout", type=float, metavar="S", help=f"seconds that a cell may take (default: {CELL_TIMEOUT_S})")
-    add("--root", metavar="DIR", help="the folder of the notebooks (default: notebooks)")
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = notebooks(args.names, args.root)
+    chosen = notebooks(args.names)
     if args.core and not args.names:
         chosen = [notebook for notebook in chosen if not notebook.is_appendix]
     if args.list:
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{notebook.name}: {header.title}")
             print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
         return 0
-    results = execute(chosen, _parameters(args.parameter), args.out, args.core, args.cell_timeout)
+    results = execute(chosen, _parameters(args.parameter), args.out, args.core)
     for result in results:
         if result.error:
             print(f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr)
@@ -86,12 +84,10 @@ def execute(
     parameters: Mapping[str, object] | None = None,
     out: str | Path = "build",
     core: bool = False,
-    cell_timeout_s: float | None = None,
 ) -> list[Execution]:
-    """Run notebooks one after the other, with their folder as working directory; executed copies go to OUT/notebooks.
+    """Run notebooks one after the other, with their folder as working directory; with `core` without optional cells.
 
-    With `core`, cells tagged `optional` are left out. Raises LessonError before anything starts if a notebook lacks a
-    parameter, or the folder cannot be written; a notebook that fails is an Execution.
+    Raises LessonError before anything starts if a notebook lacks a parameter; one that fails is an Execution.
     """
     from papermill import inspect_notebook  # papermill takes a second to import
     from tqdm import tqdm
@@ -102,23 +98,19 @@ def execute(
             if name not in there:
                 raise LessonError(f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}")
     folder = Path(out).absolute() / "notebooks"
-    require_writable(folder, "--out")
     folder.mkdir(parents=True, exist_ok=True)
     queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
-    limit_s = cell_timeout_s or CELL_TIMEOUT_S + (QUEUE_S if queues else 0)
+    limit_s = CELL_TIMEOUT_S + (QUEUE_S if queues else 0)
     os.environ.update(_environment())
     results = []
     with tempfile.TemporaryDirectory(prefix="aiscale-lesson-") as progress:
         os.environ["AISCALE_PROGRESS"] = progress  # a participant's own stays as it is
         for notebook in (bar := tqdm(chosen, unit="notebook", disable=None)):
             bar.set_description(notebook.name)
-            scripts = {"folder": f"{progress}/my"} if _writes_scripts(notebook) else {}  # nor are their scripts touched
+            writes = any("parameters" in tags(cell) and "\nfolder = " in f"\n{cell.source}" for cell in notebook.cells)
+            scripts = {"folder": f"{progress}/my"} if writes else {}  # nor are their scripts touched
             results.append(_execute(notebook, folder, scripts | dict(parameters or {}), core, limit_s))
     return results
-
-
-def _writes_scripts(notebook: Notebook) -> bool:
-    return any("parameters" in tags(cell) and re.search(r"^folder = ", cell.source, re.M) for cell in notebook.cells)
 
 
 def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float) -> Execution:

@@ -13,7 +13,7 @@ A deck is one HTML file with reveal.js in it. Its source, in which an expression
     |||                                between two columns; with two of them, the first part stands above
     ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
     ![what it shows](../notebooks/figures/ring.svg)   a drawing of notebooks/figures/draw.py
-    ![what it shows](notebook:03_ddp#c20c3268)        the figure of a cell of an executed notebook
+    ![what it shows](notebook:03_ddp#c20c3268)        the figure of an executed cell
     Source: predicted by `cost`        under the figure, one of KINDS
     Note: what the speaker says, until the end of the slide
 """
@@ -198,10 +198,9 @@ def run(args: argparse.Namespace) -> int:
     require_writable(out, "--out")
     needed = notebooks(sorted(set().union(*(deck.notebooks for deck in chosen))))
     missing = [notebook for notebook in needed if not (out / "notebooks" / f"{notebook.name}.ipynb").exists()]
-    if missing and not args.as_is:
-        for result in execute(missing, out=out, core=True):
-            if result.error:
-                raise LessonError(f"{result.name} failed: aiscale notebooks --core {result.name} shows where")
+    for result in execute(missing, out=out, core=True) if missing and not args.as_is else []:
+        if result.error:
+            raise LessonError(f"{result.name} failed: aiscale notebooks --core {result.name} shows where")
     for deck in chosen:
         print(f"{deck.build(out, args.as_is)}: {len(deck.texts) + 1} slides")
     return 0

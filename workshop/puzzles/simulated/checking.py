@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from aiscale.lesson.exercises import card, entry_of, keep, tried
+from aiscale.lesson.exercises import card, entry_of, tried
 from aiscale.lesson.grading import Graded
-from aiscale.lesson.progress import shell, show
+from aiscale.lesson.progress import save, shell, show
 from simulated.machine import SimulationError
 from simulated.problems import PUZZLES, Case, Puzzle
 from simulated.world import World
@@ -58,7 +58,7 @@ def check(name: str, program: Callable) -> Graded | None:
         return Graded("empty", text)
     entry = entry_of("puzzles", f"puzzle.{name}", puzzle.title, puzzle.minutes)
     tried(entry, "wrong" if problem else "right")
-    keep("puzzles", f"puzzle.{name}", entry)
+    save("exercises", f"puzzle.{name}", entry, "puzzles")
     return Graded("wrong" if problem else "right", text)
 
 
