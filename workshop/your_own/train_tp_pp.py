@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 #: Megatron's cut of a block: what goes in by columns, what comes out by rows, one all-reduce at each end.
-PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")} | {
-    name: RowwiseParallel() for name in ("out", "down")
-}
+PLAN = {name: ColwiseParallel() for name in ("query", "key", "value", "up")}
+PLAN |= {name: RowwiseParallel() for name in ("out", "down")}
 
 # torchrun and Slurm tell each process who it is; a process alone is rank 0 of 1.
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -60,8 +59,9 @@ def batches(windows, steps, size, rank=rank, world_size=world_size):
 
 def main(args):
     dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
-    torch.manual_seed(0)
     dp = world_size // (args.pp * args.tp)
+    assert args.batch % (dp * args.micro_batch) == 0, f"--batch is no multiple of {dp} x --micro-batch"
+    torch.manual_seed(0)
     mesh = init_device_mesh(device.type, (dp, args.pp, args.tp), mesh_dim_names=("dp", "pp", "tp"))
     data, pipeline, number = mesh.get_group("dp"), mesh.get_group("pp"), mesh.get_local_rank("pp")
     model = GPT().to(device)
@@ -72,7 +72,6 @@ def main(args):
     stage = PipelineStage(model, number, args.pp, device, group=pipeline)
     schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
-    assert args.batch % (dp * args.micro_batch) == 0, f"--batch is no multiple of {dp} x --micro-batch"
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
     steps = range(first, args.steps)
