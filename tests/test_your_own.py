@@ -75,6 +75,8 @@ def assert_equal(found, serial) -> None:
 def test_what_the_cells_of_a_lesson_write_lies_in_your_own(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     shell, written = InteractiveShell.instance(), set()
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    assert len(re.findall(r"^\s*(?:for |\w+, )?folder(?: =|, )", code, re.M)) <= 1, "another value than the parameter's"
     scripts.load_ipython_extension(shell)
     for cell in notebook.cells:
         if magic := re.match(r"%%(write|change) (.*)\n", cell.source):
