@@ -93,7 +93,7 @@ def test_torch_free_rooms_do_not_import_torch(name):
             assert not re.search(r"^\s*(import|from) torch\b", file.read_text(), re.M), file
 
 
-@pytest.mark.parametrize("cell", first_cells(section("Ten changes, and where each is made"), 1))
+@pytest.mark.parametrize("cell", first_cells(section("Where common changes are made"), 1))
 def test_the_files_that_typical_changes_touch_exist(cell):
     for name in re.findall(r"`([\w/.]+)`", cell):
         assert (PACKAGE / name).exists(), name

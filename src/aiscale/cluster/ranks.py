@@ -12,9 +12,8 @@ ranks.run(function, argument)      # a call on every rank, results in rank order
 ranks.stop()
 
 A dead rank fails the cell within 20 s. The next cell works again, on the same ranks if they are alive, else on new
-ones, unless these would have to queue. Stop reaches ranks in a loop and in a collective: those that answer close their
-connections, which makes the ones that hang in gloo fail too. If any still hangs, all are killed. The same happens to
-ranks that wait for one that has raised.
+ones, unless these would have to queue. Stop first signals the busy ranks; then idle ones leave the group, so that ranks
+which hang in gloo fail; the rest are killed. The same happens to ranks that wait for one that has raised.
 """
 
 from __future__ import annotations

@@ -185,8 +185,8 @@ class CompressionConfig:
     #: radius: send each entry that was not chosen once in this many sparse steps, within the density; 0, as published:
     #: only in the next dense step
     turns: int = 0
-    #: radius with turns: AdamW's update of an entry that a step does not send. decay, as published: with a zero
-    #: gradient. wait: none; in its turn it takes as many steps as it waited, with its mean gradient
+    #: radius with turns: what AdamW does with an entry that a step does not send. decay, as published: it updates
+    #: with a zero gradient. wait: nothing, and in its turn all missed steps with the mean gradient
     moments: Literal["decay", "wait"] = "decay"
     range: int = 0  #: radius: also choose the neighbours of each chosen entry up to this distance (r)
     #: radius: how unsent gradients (and with wire=bf16 rounding errors) are sent later: summed, averaged, or not at all

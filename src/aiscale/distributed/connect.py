@@ -188,7 +188,9 @@ def connect(device: str = "auto", timeout_s: float = 300.0, *, backend: str = "a
         dist.destroy_process_group()
     here = pick_device(device, place, shared=backend == "gloo")
     nccl = here.type == "cuda" and backend != "gloo"
-    link = Link("between GPUs NCCL's links are real: leave loop.link_mbit_s at 0, or set loop.backend=gloo" * nccl)
+    link = Link(
+        "between GPUs NCCL's links are real: leave loop.link_mbit_s at 0, or set loop.backend=gloo" if nccl else ""
+    )
     metered = wire.backend_for(traffic := Traffic(), link, nccl=nccl)
     if here.type == "cuda":
         torch.cuda.set_device(here)

@@ -80,12 +80,12 @@ class Wire(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return self.inner.name()
 
-    def count(self, op: str, args: tuple, which: int) -> int:
+    def count(self, op: str, args: tuple, payload_index: int) -> int:
         """Count a call; returns its payload in bytes."""
         # The argument of scatter and gather is one rank's share; the payload is the root's whole buffer.
         shares = self.size() if op in ("scatter", "gather") else 1
         peer = self.ranks[args[1]] if op in ("send", "recv") and args[1:2] and 0 <= args[1] < self.size() else None
-        payload_bytes = shares * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[which]))
+        payload_bytes = shares * sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[payload_index]))
         self.traffic.add(op, self.group, payload_bytes)
         self.note_progress(op, payload_bytes, peer)
         return payload_bytes
@@ -191,7 +191,7 @@ for _method in _UNCOUNTED:
 
 
 def backend_for(traffic: Traffic, link: Link, *, nccl: bool = False, make: Callable | None = None) -> str:
-    """The backend, for init_process_group, that counts into `traffic` what is sent over gloo and, if `nccl`, over NCCL.
+    """Name of a backend for init_process_group. It counts into `traffic` what gloo sends and, if `nccl`, NCCL too.
     `link` slows gloo's groups. `make` makes another backend than gloo."""
     if nccl:
         attach(traffic)

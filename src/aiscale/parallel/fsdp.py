@@ -92,7 +92,8 @@ class FSDPEngine(Engine):
             return super()._clip()
 
     def _take_step(self) -> None:
-        with nullcontext() if self.run.optimizer.name == "muon" else self.world.control():  # LAMB's and LARS's norms
+        # The norms of LAMB and LARS are no traffic of the strategy; what Muon gathers is.
+        with nullcontext() if self.run.optimizer.name == "muon" else self.world.control():
             super()._take_step()
 
     def tensors(self) -> dict[str, list[Tensor]]:

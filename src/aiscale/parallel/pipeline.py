@@ -8,7 +8,7 @@ into an input half and a weight half: Qi et al. 2023).
 
 Neighbours exchange activations (B,T,D) and their gradients; first and last stage, which each hold a copy of tied
 embeddings, add up its gradients; and all gradients are all-reduced over dp once a step. Messages have the precision of
-the weights: under autocast the residual stream stays in fp32.
+the weights, because autocast leaves the residual stream in fp32.
 
 Shapes: B sequences of one micro-batch, T tokens, D width, V vocabulary.
 """

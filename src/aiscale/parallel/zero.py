@@ -125,6 +125,7 @@ class ZeROEngine(Engine):
         with world.control(), calling(world):
             self.engine, *_ = deepspeed.initialize(model=self.model, optimizer=self.optimizer, config=self.config)
         self._forget_warm_up()
+        # DeepSpeed frees gradients in its step, so their bytes are noted just before it reduces them.
         self._reduce, self.engine.allreduce_gradients = self.engine.allreduce_gradients, self._note_and_reduce
 
     def _place(self, model: nn.Module) -> nn.Module:
@@ -132,7 +133,7 @@ class ZeROEngine(Engine):
 
     @property
     def _zero(self):
-        """A wrapper around our optimizer, or that itself at stage 0 in fp32."""
+        """DeepSpeed's wrapper around our optimizer; at stage 0 in fp32 our optimizer itself."""
         return self.engine.optimizer
 
     def _forget_warm_up(self) -> None:

@@ -102,7 +102,7 @@ class _Training:
         self.batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
         self.val_batches = Batches(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)
         self.total_steps = round(loop.epochs * self.batches.steps_per_epoch) if loop.epochs else loop.steps
-        # Only rank 0 has the files; called on all ranks so that all fail together.
+        # Only rank 0 has the files: it checks, and its error is raised on all ranks.
         options = {"sha256": corpus.sha256, "resume": resume, "overwrite": overwrite}
         world.from_rank0(lambda: Records.check(self.path, run, **options))
         self.engine = build(run, world)
@@ -309,8 +309,8 @@ def _tell(message: str) -> None:
 @contextmanager
 def _setting(stop: threading.Event, *signals: int) -> Iterator[None]:
     """These signals set `stop`, so that the loop ends after its step; a second Ctrl-C raises KeyboardInterrupt. A
-    scheduler's second signal does not: the checkpoint is being written by then. After it every error is that one: torch
-    takes what it broke for a full disk."""
+    scheduler's second signal does not: the checkpoint is being written by then. After a second Ctrl-C any exception
+    becomes KeyboardInterrupt, because torch reports the interrupted write as a full disk."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals belong to the main thread
         return
