@@ -61,7 +61,10 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, where: Tensor | None = None, mask: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """x (B,T,D) -> (B,T,D). where: from `positions.place`. mask (B,1,T,S): True where a token may attend; default: causal."""
+        """x (B,T,D) -> (B,T,D).
+
+        where: from `positions.place`. mask (B,1,T,S): True where a token may attend; default: causal.
+        """
         B, T, D = x.shape
         widths = [heads * self.d_head for heads in (self.n_head, self.kv_heads, self.kv_heads)]
         # Split before the transpose, so that the backward pass copies the three gradients once, not twice.
