@@ -1,4 +1,4 @@
-"""Tiny valid notebooks for tests, which a test may break."""
+"""Tiny valid notebooks for tests, which a test may break, and what solutions must not give away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from aiscale.lesson.notebook import Notebook
+from aiscale.lesson.workbooks import BLOCK
 
 HEADER = """# {number} · A small lesson
 
@@ -63,3 +66,11 @@ def write(notebook, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
     return path
+
+
+def secrets(source: Path) -> set[str]:
+    """The lines of a notebook's solutions that its code does not give away itself, and nobody writes by chance."""
+    cells = [cell.source for cell in Notebook(source).cells if cell.cell_type == "code"]
+    stub = "\n".join(BLOCK.sub("", cell) for cell in cells)
+    lines = {line.strip() for cell in cells for block in BLOCK.finditer(cell) for line in block["code"].splitlines()}
+    return {line for line in lines if len(line) >= 24 and line not in stub}

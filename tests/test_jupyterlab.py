@@ -98,7 +98,7 @@ def test_a_participant_answers_wrongly_reads_a_hint_answers_rightly_and_sees_the
         shutil.copytree(WORKSHOP / folder, root / "workshop" / folder)
     cells = ["".join(c["source"]) for c in json.loads((WORKSHOP / f"exercises/{LESSON}.ipynb").read_text())["cells"]]
     _, task = workbooks.find("03.1")
-    wrong = next(answer for answer in task.refused if "\n" not in answer.source)
+    wrong = next(source for _, _, source in task.refused if "\n" not in source)
     with jupyterlab(root, home) as address, Browser(tmp_path) as browser:
         page = browser.page()
         page.goto(f"{address}lab/tree/workshop/exercises/{LESSON}.ipynb")

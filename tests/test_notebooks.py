@@ -14,7 +14,7 @@ import nbformat
 import pytest
 
 from aiscale import lesson
-from aiscale.lesson.notebook import is_optional, tags
+from aiscale.lesson.notebook import tags
 from answers import given_away
 
 ROOT = Path(__file__).parents[1] / "notebooks"
@@ -67,8 +67,8 @@ def test_an_optional_section_is_optional_as_a_whole_and_the_core_path_does_not_n
         heading = re.match(r"(#+) .*", cell.source) if cell.cell_type == "markdown" else None
         if heading and (not level or len(heading[1]) <= level):
             level = len(heading[1]) if heading[0].endswith("(optional)") else 0
-        assert is_optional(cell) == bool(level), cell.source
-    core = [cell for cell in notebook.content.cells if not is_optional(cell)]
+        assert ("optional" in tags(cell)) == bool(level), cell.source
+    core = [cell for cell in notebook.content.cells if "optional" not in tags(cell)]
     assert problems(notebook, core, "F821") == []
 
 
@@ -91,7 +91,7 @@ def problems(notebook, cells, rules: str) -> list[str]:
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_the_core_path_takes_the_minutes_that_the_header_says(name):
-    core = [cell for cell in NOTEBOOKS[name].cells if not is_optional(cell)]
+    core = [cell for cell in NOTEBOOKS[name].cells if "optional" not in tags(cell)]
     prose = "\n".join(cell.source for cell in core if cell.cell_type == "markdown")
     code = "\n".join(cell.source for cell in core if cell.cell_type == "code" and "parameters" not in tags(cell))
     words = re.sub(r"```.*?```|!\[[^\]]*\]\([^)]*\)|<[^>]+>|\]\([^)]*\)|https?://\S+", " ", prose, flags=re.S)

@@ -61,12 +61,12 @@ def test_the_card_lists_every_comparison_and_a_cell_run_again_replaces_its_own(c
     capsys.readouterr()
     predict.card()
     title, heads, *rows = capsys.readouterr().out.splitlines()
-    assert title == "2 of 4 right or close, 1 without a guess"
+    assert title == "2 of 4 right or close"
     assert [[cell.strip() for cell in row.split("|")] for row in rows] == [
-        ["a", "29", "30", "0.967"],
-        ["b", "", "5", ""],
-        ["c", "x", "x", "right"],
-        ["d", "2 cells", "2 cells", "1 of 2 cells right"],
+        ["a", "29", "30", "0.967", "close"],
+        ["b", "", "5", "", ""],
+        ["c", "x", "x", "", "exact"],
+        ["d", "2 cells", "2 cells", "", "near"],
     ]
 
 

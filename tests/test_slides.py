@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from aiscale import lesson
-from aiscale.lesson import slides, workbooks
-from aiscale.lesson.notebook import LessonError, is_optional
+from aiscale.lesson import slides
+from aiscale.lesson.notebook import LessonError, tags
 from browser import Browser, find_browser
+from lessons import secrets
 
 ROOT = Path(__file__).parents[1]
 DECKS = slides.decks(root=ROOT / "slides")
@@ -43,23 +44,6 @@ OUTSIDE = """(() => {
   }
   for (const image of slide.querySelectorAll('img'))
     if (!image.naturalWidth || image.clientHeight < 120) found.push('figure too small: ' + image.alt);
-  return found.join('; ');
-})()"""
-
-#: Type that nobody reads from the last row: under 16 of the slide's 720 pixels.
-SMALL_TYPE = r"""(() => {
-  const slide = Reveal.getCurrentSlide().querySelector('.slide'), found = [];
-  for (const part of slide.querySelectorAll('*'))
-    if ([...part.childNodes].some(node => node.nodeType == 3 && node.data.trim()) && !part.closest('svg, aside'))
-      if (parseFloat(getComputedStyle(part).fontSize) < 16) found.push('small type: ' + part.textContent);
-  for (const image of slide.querySelectorAll('img[src^="data:image/svg"]')) {
-    const svg = atob(image.src.split(',')[1]), [, width, height] = svg.match(/viewBox="0 0 ([0-9.]+) ([0-9.]+)"/);
-    const zoom = Math.min(image.clientWidth / width, image.clientHeight / height);
-    for (const [, text, scale] of svg.matchAll(/<!-- (.*?) -->\s*<g [^>]*scale\(([0-9.]+)/g))
-      if (100 * scale * zoom < 16) found.push(`type of ${(100 * scale * zoom).toFixed(1)} px: ${text}`);
-    for (const [, size, text] of svg.matchAll(/<text style="font-size: ([0-9.]+)px[^>]*>(.*?)</g))
-      if (size * zoom < 16) found.push(`type of ${(size * zoom).toFixed(1)} px: ${text}`);
-  }
   return found.join('; ');
 })()"""
 
@@ -98,7 +82,7 @@ def test_a_deck_names_only_what_is_there_and_takes_about_a_minute_a_slide(deck):
         figures = slides.FIGURE.findall(text)
         for name, cell in (what.split("#") for _, kind, what in figures if kind == "notebook"):
             cells = {cell["id"]: cell for cell in lesson.notebooks([name])[0].content.cells}
-            assert not is_optional(cells[cell]) and re.search(r"(plots|plt)\.", cells[cell].source), cell
+            assert "optional" not in tags(cells[cell]) and re.search(r"(plots|plt)\.", cells[cell].source), cell
         if figures or slides.NUMBER.search(text):
             assert re.search(rf"^Source: ({'|'.join(slides.KINDS)})", text, re.M), f"no source: {text}"
     assert len(deck.texts) + 1 <= int(deck.about["minutes"]) + 3
@@ -143,13 +127,11 @@ def test_no_deck_overflows_or_fetches_and_pdfs_are_complete(tmp_path):
             assert count == len(deck.texts) + 1
             for number in range(count):
                 page.evaluate(f"Reveal.slide({number})")
-                if deck.name in ("04_zero", "05_fsdp"):
-                    assert page.evaluate(SMALL_TYPE) == "", f"{deck.name} {number + 1}"
                 found |= {f"{deck.name} {number + 1}": outside} if (outside := page.evaluate(OUTSIDE)) else {}
             fetched = "performance.getEntriesByType('resource').map(entry => entry.name)"
             assert [name for name in page.evaluate(fetched) if not name.startswith("data:")] == []
     assert found == {}
-    secret = set().union(*map(workbooks.secrets, (ROOT / "workshop/solutions").glob("*.ipynb")))
+    secret = set().union(*map(secrets, (ROOT / "workshop/solutions").glob("*.ipynb")))
     shown = {html.name: unescape(re.sub(r"<[^>]+>", "", html.read_text())) for html in made}
     assert [(name, line) for name, text in shown.items() for line in secret if line in text] == []
     for deck, html in zip(DECKS, made, strict=True):

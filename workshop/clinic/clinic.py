@@ -70,7 +70,7 @@ def note(folder, name, hints=0, gave_up=False, **found):
     entry["solution"] |= gave_up and entry["done"] != SOLVED
     (folder / "clinic.json").write_text(json.dumps(everything, indent=1) + "\n")
     card = {key: entry[key] for key in ("tries", "hints", "solution")}
-    card |= {"state": "right" if entry["done"] == SOLVED else "wrong", "title": cases()[name], "minutes": 15}
+    card |= {"state": "right" if entry["done"] == SOLVED else "wrong", "title": cases()[name]}
     save("exercises", f"clinic.{name[:2]}", card, "clinic")
     return entry["done"]
 

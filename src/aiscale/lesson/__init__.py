@@ -10,6 +10,6 @@ makes the participants' notebooks from the solutions, and `exercise_command` is 
 """
 
 from aiscale.lesson.exercises import check
-from aiscale.lesson.guesses import GuessError, MiB, predict
+from aiscale.lesson.guesses import MiB, predict
 from aiscale.lesson.notebook import Header, LessonError, Notebook, notebooks, read
 from aiscale.lesson.runner import Execution, execute

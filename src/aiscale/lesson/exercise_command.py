@@ -6,8 +6,6 @@
 
 Each answer is graded alone: in an empty namespace, after the set-up and the cells of its exercise only. A second
 `cluster.start` in a process reuses the ranks and empties their namespaces, so that an answer costs tenths of a second.
-
-Exit status: 0 if all is well, 1 if an answer or a grader is not, 2 on bad input.
 """
 
 from __future__ import annotations
@@ -69,8 +67,6 @@ def _report(rows: Iterable[Row]) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one answer."""
-
     exercise: str
     answer: str  #: solution, stub, the name of a wrong answer, or the title of an exercise that was graded
     ok: bool
@@ -78,10 +74,7 @@ class Row:
 
 
 class Seat:
-    """A shell whose cells run as a notebook's do, with at most one set of ranks, which ends with the context.
-
-    with Seat() as seat: for row in check_graders(seat, "03_ddp", root): ...
-    """
+    """A shell whose cells run as a notebook's do, with at most one set of ranks, which ends with the context."""
 
     def __enter__(self) -> Seat:
         os.environ.setdefault("MPLBACKEND", "agg")
@@ -130,7 +123,7 @@ def check_graders(seat: Seat, lesson: str, root: Path) -> Iterator[Row]:
     for id, task in tasks.items():
         attempts = [("solution", [cell.source for cell in source[id]], "right", "")]
         attempts += [("stub", [cell.source for cell in stubs[id]], "empty", f'NotImplementedError("{id}")')]
-        attempts += [(wrong.name, answered(source[id], wrong.source), "wrong", wrong.message) for wrong in task.refused]
+        attempts += [(name, answered(source[id], wrong), "wrong", part) for name, part, wrong in task.refused]
         for name, cells, state, part in attempts:
             verdict = seat.graded(task, set_up, cells)
             for _ in range(1, DRAWS if state == "right" else 1):

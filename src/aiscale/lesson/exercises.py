@@ -5,7 +5,7 @@
     check("03.2")                   # right, or in which way it is wrong; each further failing try shows one more hint
     check("03.2", hint=2)           # the first two hints
     check("03.2", solution=True)    # at the end of the ladder
-    check.card()                    # what is done, in how many minutes, and which predictions held
+    check.card()                    # what is done, and which predictions held
 
 A call grades the function in this notebook, or on its ranks, with newly drawn inputs. It raises nothing for a wrong
 answer, so that the notebook goes on. What it finds is kept on this machine's disk (`aiscale.lesson.progress`) and goes
@@ -15,20 +15,17 @@ nowhere else. The graders are in workshop/graders/ (`aiscale.lesson.grading`), t
 from __future__ import annotations
 
 import html
-import time
 
 from aiscale import cluster
 from aiscale.lesson import progress
 from aiscale.lesson.grading import Exercise, Graded
 from aiscale.lesson.workbooks import find, solution_of
 
-_began = time.monotonic()  #: of the exercise at hand: when the one before was done, or this was imported
-
 
 def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
     """Grade an exercise and show what was found; or show its first hints, or its solution."""
     lesson, task = find(id)
-    entry = entry_of(lesson, id, task.title, task.minutes)
+    entry = entry_of(lesson, id, task.title)
     if solution:
         return _show_solution(lesson, task, entry)
     if hint:
@@ -51,20 +48,16 @@ def check(id: str, *, hint: int = 0, solution: bool = False) -> Graded | None:
     return verdict
 
 
-def entry_of(lesson: str, id: str, title: str, minutes: int) -> dict:
+def entry_of(lesson: str, id: str, title: str) -> dict:
     """What the card knows of an exercise, of a puzzle as well."""
-    new = {"title": title, "minutes": minutes, "state": "", "tries": 0, "hints": 0, "solution": False}
+    new = {"title": title, "state": "", "tries": 0, "hints": 0, "solution": False}
     return new | progress.load("exercises", lesson).get(id, {})
 
 
 def tried(entry: dict, state: str) -> None:
     """Note one try; when it was done before, a later try takes nothing away."""
-    global _began
     if entry["state"] != "right":
         entry |= {"tries": entry["tries"] + 1, "state": state}
-        if state == "right":
-            entry["taken"] = round((time.monotonic() - _began) / 60, 1)
-            _began = time.monotonic()
 
 
 def _ladder(task: Exercise, entry: dict) -> str:
@@ -96,18 +89,16 @@ def _show_solution(lesson: str, task: Exercise, entry: dict) -> None:
 def card() -> None:
     """Show what this participant has done in all lessons, and write it to progress/card.json."""
     lessons = progress.kept()
-    table = [("exercise", "", "tries", "hints", "minutes", "planned")]
+    table = [("exercise", "", "tries", "hints")]
     for lesson in lessons.values():
         for id, entry in sorted(lesson["exercises"].items()):
             done = "✓" if entry["state"] == "right" else "seen the solution" if entry["solution"] else "open"
             done += " after the solution" if entry["state"] == "right" and entry["solution"] else ""
-            numbers = (entry["tries"], entry["hints"], entry.get("taken", ""), entry["minutes"])
-            table.append((f"{id} {entry['title']}", done, *map(str, numbers)))
+            table.append((f"{id} {entry['title']}", done, str(entry["tries"]), str(entry["hints"])))
     note = f"kept in {progress.write('card.json', {'lessons': lessons})}; nothing leaves this machine"
     entries = [entry for lesson in lessons.values() for entry in lesson["exercises"].values()]
     right = [entry for entry in entries if entry["state"] == "right"]
-    minutes = sum(entry.get("taken", 0) for entry in right)
-    title = f"{len(right)} of {len(entries)} exercises that you tried are done, in {minutes:.0f} minutes"
+    title = f"{len(right)} of {len(entries)} exercises that you tried are done"
     grades = [made["grade"] for lesson in lessons.values() for made in lesson["predictions"].values() if made["grade"]]
     hits = sum(grade in ("exact", "close") for grade in grades)
     title += f"; {hits} of {len(grades)} predictions held" if grades else ""

@@ -42,7 +42,7 @@ from aiscale.lesson.progress import Shown
 
 TIME_LIMIT_S = 30.0
 _PX = "get_ipython().run_cell_magic('px'"  #: how IPython keeps a cell that begins with %%px
-__all__ = ["Exercise", "Graded", "Refused", "exercise", "require", "same", "same_on_ranks"]
+__all__ = ["Exercise", "Graded", "exercise", "require", "same", "same_on_ranks"]
 
 
 class Empty(Exception):
@@ -51,19 +51,8 @@ class Empty(Exception):
 
 @dataclass(frozen=True)
 class Graded(Shown):
-    """What a check found."""
-
     state: str  #: right, wrong or empty
     text: str  #: what the grader says of it
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A plausible wrong answer: what stands in place of the solution, and a part of what must be said of it."""
-
-    name: str
-    message: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +66,7 @@ class Exercise:
     core: bool = True
     ranks: bool = False  #: the function lives on the ranks
     inplace: bool = False  #: a call returns the first argument as the function left it
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)  #: (name, part of what is said, source)
 
     @property
     def heading(self) -> str:
@@ -85,8 +74,8 @@ class Exercise:
         return f"## {self.id} · {self.title} ({'core' if self.core else 'extra'}, {self.minutes} minutes)"
 
     def refuses(self, name: str, message: str, source: str) -> None:
-        """Record a wrong answer, which `aiscale exercises --check` tries."""
-        self.refused.append(Refused(name, message, textwrap.dedent(source).strip("\n")))
+        """Record a plausible wrong answer in place of the solution, which `aiscale exercises --check` tries."""
+        self.refused.append((name, message, textwrap.dedent(source).strip("\n")))
 
     def graded(self, namespace: Mapping, ranks: Ranks | None, *, limit_s: float = TIME_LIMIT_S) -> Graded:
         """Grade what stands in a notebook's namespace, or on its ranks. Raises LessonError on a fault of the grader."""
@@ -112,10 +101,7 @@ class Exercise:
 
 
 def exercise(id: str, title: str, function: str, **about: Any) -> Callable[[Callable], Exercise]:
-    """Make an exercise of a grader, a function that gets the answer and raises by `same` or `require`.
-
-    about: the other fields of `Exercise`: minutes, hints, core, ranks, inplace.
-    """
+    """Make an exercise of a grader, which raises by `same` or `require`; about: the other fields of `Exercise`."""
     return lambda grade: Exercise(id, title, function, grade, **about)
 
 

@@ -2,18 +2,12 @@
 
 A number. The participant replaces None by a number; with None the notebook goes on without a guess:
 
-    from aiscale.lesson import MiB, predict
-
     guess = predict("bytes that a rank sends in a step", None, unit="bytes")    # 3 * MiB, 4 * 801_536, ...
     ...                                                                         # cells that measure
     guess.against(sent_bytes, hints={2: "all-reduce sends in both its halves"})
 
-        bytes that a rank sends in a step: guessed 1.5 MiB (1,572,864 bytes), measured 3 MiB (3,145,728 bytes),
-        guess / measured = 0.5: off by a factor of 2. All-reduce sends in both its halves
-
 `unit` is "bytes", "s", any other word, or nothing for a count. A key of `hints` is measured / guess, its text is what
-was probably missed. A factor of exactly 2 (of bytes also 4 or 8) is explained without hints. Seconds are never exact:
-`within=2` in `predict` counts a guess as held within a factor of 2.
+was probably missed. Seconds are never exact: `within=2` in `predict` counts a guess as held within a factor of 2.
 
 A choice, by its number or its text:
 
@@ -27,8 +21,6 @@ A grid, row by row; None stands for an empty cell:
         [None, None, None],  # rank 1
     ], rows="rank", columns="step")
     guess.against([[0, 1, 2], [1, 0, 2]])         # draws the guess beside the truth, wrong cells marked
-
-`rows` and `columns` may also be lists of names, as columns=["all-reduce", "all-gather"].
 
 `predict.card()` lists the predictions of a lesson. A cell that is run again replaces its record, by name: give each
 prediction a name of its own. Guesses are kept on this machine's disk: see `aiscale.lesson.progress`.
@@ -48,15 +40,10 @@ MiB = 2**20
 #: measured / guess: what was probably missed, for any unit and for bytes.
 _HINTS = {2: "Do both directions, or both halves, count?", 0.5: "Is something counted twice?"}
 _BYTE_HINTS = {4: "A 32-bit number has 4 bytes", 8: "A 64-bit number has 8 bytes", 1 / 8: "Bytes or bits?"}
-_HINT_WITHIN = 0.02
 
 Names = str | Sequence[str]  #: one word that is numbered, or a name for each
 
 _made: dict[str, Guess] = {}  #: this process's predictions by name, in the order in which they were first made
-
-
-class GuessError(LessonError):
-    """A guess or a measured value of the wrong type."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,7 @@ class Comparison(Shown):
     """A guess beside the measured value, in words and as a grade."""
 
     text: str
-    grade: str | None = None  #: exact, close, near or off; None without a guess
+    grade: str | None = None  #: exact, close, near (a factor of 2) or off; None without a guess
     ratio: float | None = None  #: guess / measured, of numbers
 
 
@@ -84,10 +71,8 @@ class Guess(Shown):
         """Show the guess beside what was measured, and return the verdict; found="computed" for a formula's value."""
         self.found, self.hints = found, hints or {}
         self.measured = self.read(measured, "what was measured")
-        if self.guess is None:
-            self.verdict = Comparison(f"{found} {self.say(self.measured)}, without a guess")
-        else:
-            self.verdict = self.compare()
+        none = Comparison(f"{found} {self.say(self.measured)}, without a guess")
+        self.verdict = none if self.guess is None else self.compare()
         kept = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
         show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **kept)
         self.keep()
@@ -114,7 +99,7 @@ class Guess(Shown):
         """The value in the form that is compared and saved."""
         number = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy or torch
         if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
-            raise GuessError(f"{self.name}: {what} is {value!r}, but it must be a number, as 3 or 1.5 * MiB")
+            raise LessonError(f"{self.name}: {what} is {value!r}, but it must be a number, as 3 or 1.5 * MiB")
         return int(number) if isinstance(number, int) else float(number)
 
     def compare(self) -> Comparison:
@@ -128,9 +113,8 @@ class Guess(Shown):
         factor = max(ratio, 1 / ratio)
         grade = "close" if factor <= self.within else "near" if factor <= 2 else "off"
         hints = {**_HINTS, **(_BYTE_HINTS if self.unit == "bytes" else {}), **self.hints}
-        hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= _HINT_WITHIN), "")
-        good = "within 10 %" if factor <= 1.1 else f"within a factor of {self.within:g}, which is good here"
-        what = good if grade == "close" else f"off by a factor of {factor:.3g}"
+        hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= 0.02), "")
+        what = f"within a factor of {self.within:g}" if grade == "close" else f"off by a factor of {factor:.3g}"
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
         return Comparison(f"{line}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
 
@@ -161,7 +145,7 @@ class Choice(Guess):
             if value == number or isinstance(value, str) and value.strip().lower() == choice.lower():
                 return choice
         texts = ", ".join(map(repr, self.choices))
-        raise GuessError(f"{self.name}: {what} is {value!r}, but it must be the number or the text of one of {texts}")
+        raise LessonError(f"{self.name}: {what} is {value!r}, but it must be the number or the text of one of {texts}")
 
     def compare(self) -> Comparison:
         if self.guess == self.measured:
@@ -184,7 +168,7 @@ class GridGuess(Guess):
     def read(self, value: object, what: str) -> list[list]:
         cells = [list(row) for row in value]
         if [len(row) for row in cells] != self.shape:
-            raise GuessError(f"{self.name}: {what} must have rows of {self.shape} cells")
+            raise LessonError(f"{self.name}: {what} must have rows of {self.shape} cells")
         return cells
 
     def compare(self) -> Comparison:
@@ -211,19 +195,15 @@ def predict(
     rows: Names = "row",
     columns: Names = "column",
 ) -> Guess:
-    """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made.
-
-    within: the factor within which a guess of a number counts as held, larger than 1.1 for what a clock measures.
-    """
+    """Ask for a guess of a number, one of `choices`, or a grid (a list of rows); None means that none was made."""
     if choices is not None:
         made = Choice(name, guess, choices)
     elif isinstance(guess, list | tuple):
         made = GridGuess(name, guess, rows, columns)
     else:
         made = Guess(name, guess, unit, within)
-    opening = made.opening()
     _made[name] = made
-    show(f"{name}: {opening}", None, predict=name)
+    show(f"{name}: {made.opening()}", None, predict=name)
     made.keep()
     return made
 
@@ -231,22 +211,16 @@ def predict(
 def card() -> None:
     """Show each prediction of this notebook with guess, measured value and ratio."""
     compared = [made for made in _made.values() if made.verdict]
-    guessed = [made for made in compared if made.guess is not None]
-    right = sum(made.verdict.grade in ("exact", "close") for made in guessed)
-    title = f"{right} of {len(compared)} right or close"
-    title += f", {len(compared) - len(guessed)} without a guess" if len(guessed) < len(compared) else ""
-    table = [("prediction", "guess", "measured", "guess / measured")]
+    right = sum(made.verdict.grade in ("exact", "close") for made in compared)
+    table = [("prediction", "guess", "measured", "guess / measured", "")]
     for made in compared:
         guess = "" if made.guess is None else made.say(made.guess)
-        grade, ratio = made.verdict.grade, made.verdict.ratio
-        wrong = made.verdict.text.partition(";")[0] if made.kind == "grid" else "wrong"
-        last = f"{ratio:.3g}" if ratio is not None else {None: "", "exact": "right"}.get(grade, wrong)
-        table.append((made.name, guess, made.say(made.measured), last))
-    show_table(title, table)
+        ratio = "" if made.verdict.ratio is None else f"{made.verdict.ratio:.3g}"
+        table.append((made.name, guess, made.say(made.measured), ratio, made.verdict.grade or ""))
+    show_table(f"{right} of {len(compared)} right or close", table)
 
 
 predict.card = card
-
 
 # a grid's names and cells -------------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ The first cell of a lesson begins so:
     |---|---|---|---|
     | 35 | 4 | any laptop, 2 cores | 02_serial_to_mpi |
 
-`minutes` is a person's time on the core path, which leaves out the cells tagged `optional`; `ranks` the most that the
-notebook starts; `comes before` the notebook to have read, or `nothing`.
+`minutes` is a person's time without the cells tagged `optional`, `ranks` the most that the notebook starts.
 """
 
 from __future__ import annotations
@@ -141,7 +140,3 @@ def read(path: str | Path) -> NotebookNode:
 
 def tags(cell: NotebookNode) -> list[str]:
     return cell.metadata.get("tags", [])
-
-
-def is_optional(cell: NotebookNode) -> bool:
-    return OPTIONAL in tags(cell)

@@ -10,7 +10,7 @@ notebook's folder. It holds guesses and what was checked, and no name of a perso
     {"predictions": {NAME: {"kind": "number", "unit": "bytes", "guess": 4000, "measured": 4096, "ratio": 0.98,
                             "grade": "exact" | "close" | "near" | "off" | null, "at": "2026-11-22T13:30:00+00:00"}},
      "exercises": {"03.1": {"state": "right" | "wrong", "title": "Unequal shares", "tries": 3, "hints": 1,
-                            "solution": false, "minutes": 10 planned, "taken": 7.5 until it was right, "at": ...}}}
+                            "solution": false, "at": ...}}}
 """
 
 from __future__ import annotations

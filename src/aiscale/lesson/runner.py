@@ -3,8 +3,7 @@
     aiscale notebooks 03_ddp -p n_steps=20      # -> build/notebooks/03_ddp.ipynb, with outputs
     aiscale notebooks --core                    # all lessons, without their optional cells
 
-Plain papermill works too, but only warns of a parameter that a notebook does not have, and its error does not hold
-those of ranks.
+Plain papermill works too, but its error does not hold those of ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import tempfile
 import time
@@ -26,8 +24,6 @@ from aiscale.lesson.notebook import OPTIONAL, LessonError, Notebook, notebooks, 
 from aiscale.processes import usable_cores
 
 CELL_TIMEOUT_S = 120
-QUEUE_S = 86400  #: that the job of a notebook's ranks may wait in the queue
-_COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Execution:
     name: str
     seconds: float
     executed: str  #: the copy with outputs
-    error: str = ""  #: what the failing cell showed, errors of ranks included; empty if the notebook passed
+    error: str = ""  #: what the failing cell showed, errors of ranks included
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,16 +54,14 @@ def run(args: argparse.Namespace) -> int:
             print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
         return 0
     results = execute(chosen, _parameters(args.parameter), args.out, args.core)
-    for result in results:
-        if result.error:
-            print(f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr)
-    passed = sum(not result.error for result in results)
-    print(f"{passed} of {len(chosen)} notebooks passed in {sum(result.seconds for result in results):.0f} s")
-    return 0 if passed == len(chosen) else 1
+    failed = [result for result in results if result.error]
+    for result in failed:
+        print(f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr)
+    print(f"{len(results) - len(failed)} of {len(results)} notebooks passed in {sum(r.seconds for r in results):.0f} s")
+    return int(bool(failed))
 
 
 def _parameters(assignments: Sequence[str]) -> dict[str, object]:
-    """Values as JSON has them, else as text."""
     values = {}
     for assignment in assignments:
         name, equals, value = (part.strip() for part in assignment.partition("="))
@@ -92,15 +86,14 @@ def execute(
     from papermill import inspect_notebook  # papermill takes a second to import
     from tqdm import tqdm
 
-    for notebook in chosen:
-        there = inspect_notebook(str(notebook.path)) if parameters else {}
-        for name in parameters or {}:
-            if name not in there:
-                raise LessonError(f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}")
+    for notebook in chosen if parameters else []:
+        there = inspect_notebook(str(notebook.path))
+        for name in parameters.keys() - there.keys():
+            raise LessonError(f"{notebook.name} has no parameter {name}: {hint(name, there, ', '.join(there))}")
     folder = Path(out).absolute() / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
     queues = os.environ.get("AISCALE_ENGINES") == "slurm" and "SLURM_JOB_ID" not in os.environ
-    limit_s = CELL_TIMEOUT_S + (QUEUE_S if queues else 0)
+    limit_s = None if queues else CELL_TIMEOUT_S
     os.environ.update(_environment())
     results = []
     with tempfile.TemporaryDirectory(prefix="aiscale-lesson-") as progress:
@@ -113,15 +106,16 @@ def execute(
     return results
 
 
-def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float) -> Execution:
+def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, limit_s: float | None) -> Execution:
     import papermill
+    from nbconvert.filters import strip_ansi
 
     executed, started, error = folder / f"{notebook.name}.ipynb", time.monotonic(), ""
     executed.unlink(missing_ok=True)
     try:
         papermill.execute_notebook(
-            str(notebook.path.resolve()),
-            str(executed),
+            notebook.path,
+            executed,
             parameters,
             kernel_name="python3",
             cwd=str(notebook.path.resolve().parent),
@@ -130,20 +124,20 @@ def _execute(notebook: Notebook, folder: Path, parameters: dict, core: bool, lim
             **({"skip_cells_with_tag": OPTIONAL} if core else {}),
         )
     except Exception as raised:  # an error in a cell, a dead kernel, a time-out
-        cell, message = shown(executed), _COLOR.sub("", f"{type(raised).__name__}: {raised}")
-        error = cell if cell and isinstance(raised, papermill.PapermillExecutionError) else f"{message}\n{cell}"
+        cell = shown(executed)
+        whole = cell and isinstance(raised, papermill.PapermillExecutionError)
+        error = strip_ansi(cell if whole else f"{type(raised).__name__}: {raised}\n{cell}")
     return Execution(notebook.name, round(time.monotonic() - started, 2), str(executed), error)
 
 
 def shown(executed: Path) -> str:
     """What the failing cell of an executed copy showed: a rank's error may be text, display data or the error."""
     for cell in read(executed).cells if executed.exists() else []:
-        outputs, parts = cell.get("outputs", []), [cell.source, ""]
+        outputs = cell.get("outputs", [])
         if any(output.output_type == "error" for output in outputs):
-            for out in outputs:
-                plain = out.get("data", {}).get("text/plain")
-                parts.append(out.get("text") or plain or "\n".join(out.get("traceback", [])))
-            return _COLOR.sub("", "\n".join(parts))
+            plain = (out.get("text") or out.get("data", {}).get("text/plain") for out in outputs)
+            parts = (text or "\n".join(out.get("traceback", [])) for text, out in zip(plain, outputs, strict=True))
+            return "\n".join([cell.source, "", *parts])
     return ""
 
 
@@ -152,5 +146,5 @@ def _environment() -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     threads = os.environ.get("OMP_NUM_THREADS") or str(min(4, len(usable_cores())))
     runs = str(Path(os.environ.get("AISCALE_RUNS") or "runs").absolute())  # where ranks in a job keep their files
-    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    return {"PATH": path, "OMP_NUM_THREADS": threads, "AISCALE_RUNS": runs, **offline}
+    kernels = {"PATH": path, "OMP_NUM_THREADS": threads, "AISCALE_RUNS": runs, "PYTHONUNBUFFERED": "1"}
+    return kernels | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -10,7 +10,7 @@ A deck is one HTML file with reveal.js in it. Its source, in which an expression
     ---                                between slides
     ## Every rank holds everything     the title of a slide; `# ` makes a slide of one sentence
     GPT-2 has {{ count(cost.parameter_count(recipe("gpt2").model)) }} parameters.
-    |||                                between two columns; with two of them, the first part stands above
+    |||                                between two columns
     ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
     ![what it shows](../notebooks/figures/ring.svg)   a drawing of notebooks/figures/draw.py
     ![what it shows](notebook:03_ddp#c20c3268)        the figure of an executed cell
@@ -39,7 +39,7 @@ from nbconvert.filters import markdown2html
 from pygments.formatters import HtmlFormatter
 
 from aiscale import cost, machines, plots, published
-from aiscale.config import require_writable, write_whole
+from aiscale.config import write_whole
 from aiscale.lesson.notebook import LessonError, choose, find_root, notebooks, read
 from aiscale.lesson.runner import execute
 from aiscale.recipes import recipe
@@ -88,26 +88,21 @@ class Deck:
         for name, expression in self.assigned.items():
             self.names[name] = self.value(expression)
         page = jinja2.Template((files("aiscale.lesson") / "templates/slides.html.j2").read_text(), autoescape=True)
-        ink = plots.style.text_color(self.color)
         shown = [self.slide(text.strip()) for text in self.texts]
-        text = page.render(deck=self, slides=shown, size=SIZE, ink=ink, **_parts())
+        text = page.render(deck=self, slides=shown, size=SIZE, ink=plots.style.text_color(self.color), **_parts())
         (out / "slides").mkdir(parents=True, exist_ok=True)
         return write_whole(out / "slides" / f"{self.name}.html", text)
 
     def slide(self, text: str) -> dict[str, object]:
-        """What the template shows of a slide."""
         text = NUMBER.sub(lambda number: str(self.value(number[1])), text)
         body, _, notes = text.partition("\nNote:")
         title, _, body = body.partition("\n")
         source = re.search(rf"^Source: ({'|'.join(KINDS)})?[ ,:]*(.*)$", body, re.M)
         body = body.replace(source[0], "") if source else body
-        columns = re.split(r"^\|\|\|$", body, flags=re.M)
-        lead, columns = (columns[0], columns[1:]) if len(columns) == 3 else ("", columns)
         return {
             "title": _inline(title.lstrip("# ")),
             "statement": title.startswith("# "),  # one sentence, on colour
-            "lead": _html(lead),  # above two columns
-            "columns": [self.column(column) for column in columns],
+            "columns": [self.column(column) for column in re.split(r"^\|\|\|$", body, flags=re.M)],
             "source": _inline(source[2]) if source else Markup(),
             "kind": source[1] or "" if source else "",
             "notes": _html(notes.strip()),
@@ -143,8 +138,8 @@ class Deck:
     def shown(self, name: str, cell_id: str) -> bytes:
         copy = self.executed / f"{notebooks([name])[0].name}.ipynb"
         cells = read(copy).cells if copy.exists() else []
-        outputs = [output.get("data", {}) for cell in cells if cell.id == cell_id for output in cell.get("outputs", ())]
-        images = [data["image/png"] for data in outputs if "image/png" in data]
+        outputs = [output for cell in cells if cell.id == cell_id for output in cell.get("outputs", ())]
+        images = [output.data["image/png"] for output in outputs if "image/png" in output.get("data", ())]
         if not images and not self.as_is:
             raise LessonError(f"{self.name}: cell {cell_id} of {copy} has no figure: aiscale notebooks --core {name}")
         return base64.b64decode(images[0]) if images else b""
@@ -195,7 +190,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     chosen, out = decks(args.names), Path(args.out)
-    require_writable(out, "--out")
     needed = notebooks(sorted(set().union(*(deck.notebooks for deck in chosen))))
     missing = [notebook for notebook in needed if not (out / "notebooks" / f"{notebook.name}.ipynb").exists()]
     for result in execute(missing, out=out, core=True) if missing and not args.as_is else []:

@@ -65,11 +65,8 @@ def find(id: str) -> tuple[str, Exercise]:
     return lesson, there[id]
 
 
-# sections and solutions ---------------------------------------------------------------------------------------------
-
-_BLOCK = re.compile(r"^(?P<indent>[ \t]*)### BEGIN SOLUTION\n(?P<code>.*?)^[ \t]*### END SOLUTION[^\n]*$", re.M | re.S)
+BLOCK = re.compile(r"^(?P<indent>[ \t]*)### BEGIN SOLUTION\n(?P<code>.*?)^[ \t]*### END SOLUTION[^\n]*$", re.M | re.S)
 _HEADING = re.compile(r"^## (\d\d\.\d+) · .*$", re.M)
-_MOST_ALIKE = 24  #: characters of a line of a solution that nothing else says by chance
 
 
 def sections(cells: Sequence[NotebookNode]) -> dict[str, list[NotebookNode]]:
@@ -91,13 +88,13 @@ def solution_of(lesson: str, id: str) -> str:
     """The source of a solution; empty if this machine has none."""
     path = workshop() / "solutions" / f"{lesson}.ipynb"
     cells = sections(Notebook(path).cells).get(id, []) if path.exists() else []
-    blocks = [block["code"] for cell in cells for block in _BLOCK.finditer(cell.source)]
+    blocks = [block["code"] for cell in cells for block in BLOCK.finditer(cell.source)]
     return textwrap.dedent("".join(blocks)).rstrip()
 
 
 def answered(cells: Sequence[NotebookNode], code: str) -> list[str]:
     """The sources of an exercise's cells, with this code in place of the solution."""
-    return [_BLOCK.sub(lambda block: textwrap.indent(code, block["indent"]), cell.source) for cell in cells]
+    return [BLOCK.sub(lambda block: textwrap.indent(code, block["indent"]), cell.source) for cell in cells]
 
 
 def make(lesson: str, root: Path) -> str:
@@ -133,34 +130,17 @@ def problems(lesson: str, root: Path) -> list[str]:
         faults += [f"{id}: {problem}" for problem in _misfits(task, cells, parts.get(id, []))]
     if not faults and (not target.exists() or target.read_text(encoding="utf-8") != make(lesson, root)):
         faults.append(f"{target} is not what its source makes: run aiscale exercises")
-    return faults + leaks(lesson, root)
+    return faults
 
 
 def _misfits(task: Exercise, cells: Sequence[NotebookNode], mine: Sequence[NotebookNode]) -> Iterator[str]:
     if task.heading not in "\n".join(cell.source for cell in cells if cell.cell_type == "markdown").splitlines():
         yield f"its heading must be {task.heading!r}"
-    blocks = [block for cell in mine for block in _BLOCK.finditer(cell.source)]
+    blocks = [block for cell in mine for block in BLOCK.finditer(cell.source)]
     if len(blocks) != 1 or not blocks[0]["indent"]:
         yield f"{len(blocks)} solutions stand between the markers: it must be one, inside a function"
     if not any(cell.source.strip() == f'check("{task.id}")' for cell in cells):
         yield f'no cell is check("{task.id}")'
-    names = [wrong.name for wrong in task.refused]
+    names = [name for name, _, _ in task.refused]
     if len(names) < 4 or not any("hard-coded" in name for name in names):
         yield f"it refuses {names}: it must refuse four wrong answers, one of them hard-coded for the shown input"
-
-
-def secrets(source: Path) -> set[str]:
-    """The lines of a notebook's solutions that its code does not give away itself."""
-    cells = [cell.source for cell in Notebook(source).cells if cell.cell_type == "code"]
-    stub = "\n".join(_BLOCK.sub("", cell) for cell in cells)
-    lines = {line.strip() for cell in cells for block in _BLOCK.finditer(cell) for line in block["code"].splitlines()}
-    return {line for line in lines if len(line) >= _MOST_ALIKE and line not in stub}
-
-
-def leaks(lesson: str, root: Path) -> list[str]:
-    """Lines of this lesson's solutions that stand in what participants get."""
-    secret, faults = secrets(root / "solutions" / f"{lesson}.ipynb"), []
-    for path in sorted((root / "exercises").glob("*.ipynb")):
-        text = "\n".join(cell.source for cell in Notebook(path).cells)
-        faults += [f"a solution's line stands in {path}: {line}" for line in sorted(secret) if line in text]
-    return faults

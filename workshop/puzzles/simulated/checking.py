@@ -56,7 +56,7 @@ def check(name: str, program: Callable) -> Graded | None:
     show(text, "off" if problem else "exact", page="" if problem else _page(text, best))
     if world is None:
         return Graded("empty", text)
-    entry = entry_of("puzzles", f"puzzle.{name}", puzzle.title, puzzle.minutes)
+    entry = entry_of("puzzles", f"puzzle.{name}", puzzle.title)
     tried(entry, "wrong" if problem else "right")
     save("exercises", f"puzzle.{name}", entry, "puzzles")
     return Graded("wrong" if problem else "right", text)
