@@ -19,7 +19,8 @@ import itertools
 import re
 from pathlib import Path
 
-from aiscale.lesson.notebook import LessonError, find_root
+from aiscale.lesson.notebook import LessonError
+from aiscale.lesson.workbooks import workshop
 
 
 def changed(text: str, changes: str) -> str:
@@ -60,7 +61,7 @@ def _digest(text: str) -> str:
 
 def provide(path: str | Path) -> None:
     """Copy from workshop/your_own what is missing in the folder of `path`, if `path` itself is."""
-    path, ours = Path(path), find_root().resolve().parent / "workshop/your_own"
+    path, ours = Path(path), workshop() / "your_own"
     if path.exists() or not (ours / path.name).exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
