@@ -74,6 +74,14 @@ def mathml(display: str):
     return visit
 
 
+def color_changes(app, doctree) -> None:
+    """A cell that shows the changes of a script is highlighted as a diff."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.astext().startswith("%%change "):
+            block["language"] = "diff"
+
+
 def setup(app):
     app.add_html_math_renderer("mathml", (mathml("inline"), None), (mathml("block"), None))
     app.connect("source-read", fill)
+    app.connect("doctree-read", color_changes)
