@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_hex
 
-from aiscale import cost, plots
+from aiscale import plots
 from aiscale.plots import style
 
 matplotlib.use("agg")
@@ -25,11 +25,6 @@ def house_style():
         plots.use_style()
         yield
     plt.close("all")
-
-
-def drawn(name):
-    draw.DRAWINGS[name]()
-    return plt.gcf().axes
 
 
 def filled(ax, color):
@@ -74,12 +69,3 @@ def test_the_ring_ends_with_all_sums_everywhere_after_2_n_minus_2_steps(world):
     complete = [sum(len(cell) == world for cell in row) for row in states[world - 1][0]]
     assert complete == [1] * world, "after the reduce-scatter"
     assert all(len(cell) == world for row in states[-1][0] for cell in row)
-
-
-def test_the_filled_area_of_a_stage_is_its_bytes():
-    (ax,) = drawn("zero_stages")
-    for stage in range(4):
-        for part, nbytes in cost.zero_state_bytes(1, stage, dp=4).items():
-            boxes = [box for box in filled(ax, style.MEMORY_COLORS[part]) if 0 <= box.get_y() - 11 * stage < 8]
-            assert area(boxes) == pytest.approx(4 * 8 * nbytes), (stage, part)
-            assert {(box.get_y() - 11 * stage) / 2 for box in boxes} == {0, 1, 2, 3}, "no slice is lost"

@@ -116,13 +116,8 @@ def _command(commands, name: str, help: str, example: str, run) -> argparse.Argu
 
 
 def _add_train(commands) -> None:
-    parser = _command(
-        commands,
-        "train",
-        "train a model",
-        "aiscale train --recipe laptop --set parallel.strategy=ddp --nproc 2",
-        _train,
-    )
+    example = "aiscale train --recipe laptop --set parallel.strategy=ddp --nproc 2"
+    parser = _command(commands, "train", "train a model", example, _train)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--recipe", metavar="NAME", help="the name of a recipe; --list-recipes lists them")
@@ -280,56 +275,20 @@ def _print_summary(result, args: argparse.Namespace) -> None:
 
 #: name -> (help, example, the module that has add_arguments(parser) and run(args))
 _DELEGATED = {
-    "generate": (
-        "continue a text with a trained model",
-        "aiscale generate runs/laptop --prompt 'The ' --tokens 200",
-        "aiscale.train.generate",
-    ),
-    "verify": (
-        "check that every strategy gives the same result as serial training",
-        "aiscale verify 'zero*' ddp-x2",
-        "aiscale.verify.command",
-    ),
-    "study": (
-        "time precisions, batches, sizes and strategies on this machine, each against the same base",
-        "aiscale study laptop --budget 30",
-        "aiscale.study.command",
-    ),
-    "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "aiscale.hpc.doctor"),
-    "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "aiscale.data.prepare"),
-    "evaluate": (
-        "run tasks of the lm-eval harness on a trained model",
-        "aiscale evaluate runs/laptop --tasks aiscale_last_word,aiscale_rolling",
-        "aiscale.train.evaluate",
-    ),
-    "export": (
-        "write a trained model as a Hugging Face folder",
-        "aiscale export runs/laptop mine/",
-        "aiscale.train.export",
-    ),
-    "kernel": (
-        "make Jupyter kernels that load a site's modules",
-        "aiscale kernel install --site perlmutter",
-        "aiscale.hpc.kernel",
-    ),
-    "submit": (
-        "check a launcher and what it needs, say what it costs, and submit it",
-        "aiscale submit launchers/frontier/ddp.sbatch --dry-run",
-        "aiscale.hpc.submit",
-    ),
-    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "aiscale.hpc.launchers.render"),
-    "plan": (
-        "say how many nodes, which layout, how long, and whether it fits",
-        "aiscale plan --model forge-m --machine frontier --nodes 64",
-        "aiscale.plan.command",
-    ),
-    "exercises": (
-        "make the exercises' notebooks, try their graders, grade an answer",
-        "aiscale exercises --check 03",
-        "aiscale.lesson.exercise_command",
-    ),
-    "slides": ("build the decks, with figures and numbers of today", "aiscale slides 03_ddp", "aiscale.lesson.slides"),
-    "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "aiscale.lesson.runner"),
+    "generate": ("continue a text with a trained model", "aiscale generate runs/laptop --tokens 200", "train.generate"),
+    "verify": ("check that strategies agree with serial training", "aiscale verify 'zero*' ddp-x2", "verify.command"),
+    "study": ("time settings, each against the same base", "aiscale study laptop --budget 30", "study.command"),
+    "doctor": ("check whether this machine is ready to train", "srun aiscale doctor", "hpc.doctor"),
+    "data": ("prepare a corpus", "aiscale data prepare my_texts/ --out corpus/", "data.prepare"),
+    "evaluate": ("run lm-eval on a model", "aiscale evaluate runs/laptop --tasks aiscale_last_word", "train.evaluate"),
+    "export": ("write a model as a Hugging Face folder", "aiscale export runs/laptop mine/", "train.export"),
+    "kernel": ("make Jupyter kernels for a site", "aiscale kernel install --site perlmutter", "hpc.kernel"),
+    "submit": ("check and submit a job", "aiscale submit launchers/frontier/ddp.sbatch --dry-run", "hpc.submit"),
+    "launchers": ("render the sbatch files of a site", "aiscale launchers --check", "hpc.launchers.render"),
+    "plan": ("plan a job", "aiscale plan --model forge-m --machine frontier --nodes 64", "plan.command"),
+    "exercises": ("make or grade exercises", "aiscale exercises --check 03", "lesson.exercise_command"),
+    "slides": ("build the decks, with figures and numbers of today", "aiscale slides 03_ddp", "lesson.slides"),
+    "notebooks": ("run the lessons headless", "aiscale notebooks 03 -p n_steps=20", "lesson.runner"),
 }
 
 
@@ -338,7 +297,7 @@ def _add_delegated(commands, wanted: str) -> None:
     for name, (help, example, module) in _DELEGATED.items():
         parser = _command(commands, name, help, example, None)
         if name == wanted:
-            face = importlib.import_module(module)
+            face = importlib.import_module(f"aiscale.{module}")
             face.add_arguments(parser)
             parser.set_defaults(run=_plan if name == "plan" else face.run)
 
