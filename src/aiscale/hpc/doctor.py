@@ -24,7 +24,6 @@ from typing import Literal
 
 import psutil
 
-from aiscale.config import ConfigError
 from aiscale.processes import usable_cores
 
 GIB = 2**30
@@ -162,8 +161,6 @@ def run(args: argparse.Namespace) -> int:
     from aiscale.distributed import find_launch
     from aiscale.launch import launch
 
-    if args.nproc < 1:
-        raise ConfigError(f"--nproc is {args.nproc}: it must be at least 1")
     if find_launch(os.environ).size > 1:
         return _as_rank(args.device, look=True)
     wrong = False

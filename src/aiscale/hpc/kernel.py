@@ -54,10 +54,7 @@ def start_script(name: str, environment: Path, site: Site | None, profile: str, 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", required=True, dest="task")
     add = tasks.add_parser("install", help="make a kernel, or replace it").add_argument
-    add(
-        "--site",
-        help=f"{', '.join(names())}, a .toml file, or none (default: this machine's site, if known)",
-    )
+    add("--site", help=f"{', '.join(names())}, a .toml file, or none (default: this machine's site, if known)")
     add("--name", help="the name of the kernel (default: aiscale, or aiscale-SITE)")
     add("--display-name", metavar="TEXT", help="the name that Jupyter shows (default: aiscale, and the site)")
     add("--environment", metavar="DIR", default=sys.prefix, help="a venv or conda environment (default: this one)")

@@ -40,18 +40,10 @@ LIMIT_S = 180  #: for a program that asks a busy file system or Slurm
 _VARIABLES = {"account": "SBATCH_ACCOUNT", "time": "SBATCH_TIMELIMIT", "qos": "SBATCH_QOS"}
 _VARIABLES |= {"partition": "SBATCH_PARTITION", "constraint": "SBATCH_CONSTRAINT"}
 _SBATCH = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-for _option in (
-    "-A --account",
-    "-t --time",
-    "-q --qos",
-    "-p --partition",
-    "-N --nodes",
-    "-C --constraint",
-    "-G --gpus",
-):
+for _option in ("-A --account", "-t --time", "-q --qos", "-p --partition", "-N --nodes", "-C --constraint"):
     _SBATCH.add_argument(*_option.split())
-for _option in ("--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--gpus-per-task", "--gres"):
-    _SBATCH.add_argument(_option)
+for _option in ("-G --gpus", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-node", "--gpus-per-task", "--gres"):
+    _SBATCH.add_argument(*_option.split())
 _SBATCH.add_argument("--requeue", action="store_true")
 _SBATCH.add_argument("--no-requeue", action="store_true")
 
