@@ -4,6 +4,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from instruments import radius_plots
 
 from aiscale import plots, published
 from aiscale.config import ConfigError
@@ -49,7 +50,7 @@ def test_speedups_over_the_link_show_their_marks():
 
 def test_the_page_of_radius_draws_the_stored_ratios_shares_and_intervals():
     results = published.measured("radius_cpu")
-    axes = plots.radius_page(results, times=[(0.4, 0.8)], perplexities=[(1, 0)], share=0.4)
+    axes = radius_plots.page(results, times=[(0.4, 0.8)], perplexities=[(1, 0)], share=0.4)
     (times, links), (by_bytes, trend) = axes
     step_s = {row["name"]: row["step_s"]["median"] for row in results["speed"]["rows"]}
     ratio = step_s["radius d 0.4, fp32, at once"] / step_s["dense, fp32, at once"]

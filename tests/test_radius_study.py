@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import pytest
+from instruments import radius_plots
 
-from aiscale import plots, published
+from aiscale import published
 from aiscale.config import ConfigError
 from ranks import script
 
@@ -51,7 +52,7 @@ def test_the_downstream_table_has_every_run_and_its_errors():
 
 
 def test_one_page_draws_published_and_stored_in_four_panels():
-    axes = plots.radius_page(RESULTS, times=[(0.4, 0.8)], perplexities=[(0.41, -0.1), (0.1, 4.9)], share=0.5)
+    axes = radius_plots.page(RESULTS, times=[(0.4, 0.8)], perplexities=[(0.41, -0.1), (0.1, 4.9)], share=0.5)
     assert axes.shape == (2, 2)
     hollow = [[line for line in ax.lines if line.get_label() == "_published"] for ax in axes.flat]
     assert [len(lines) for lines in hollow] == [1, 0, 1, 0]
@@ -62,7 +63,7 @@ def test_one_page_draws_published_and_stored_in_four_panels():
 
 def test_the_long_curves_are_of_the_longest_runs_that_all_cases_have():
     cases = {"radius d 0.4": "radius d 0.4 T 200 sum", "top-k d 0.1": "top-k d 0.1"}
-    loss, _, _ = plots.radius_long_curves(RESULTS["sweep"], cases)
+    loss, _, _ = radius_plots.long_curves(RESULTS["sweep"], cases)
     assert max(line.get_xdata()[-1] for line in loss.lines) == 2000  # top-k has no longer one
     with pytest.raises(ConfigError, match="no length has runs of dense and of all of no such case"):
-        plots.radius_long_curves(RESULTS["sweep"], {"x": "no such case"})
+        radius_plots.long_curves(RESULTS["sweep"], {"x": "no such case"})

@@ -17,11 +17,11 @@ from aiscale.plots.bars import (
     traffic_bars,
 )
 from aiscale.plots.collectives import collective, guessed, latency_bandwidth, message_count
-from aiscale.plots.curves import loss_curves, loss_difference, speedup
+from aiscale.plots.curves import loss_curves, speedup
 from aiscale.plots.matrices import attention_masks, matrices
 from aiscale.plots.one_step import pipeline, timeline
 from aiscale.plots.sparsity import density_times, link_speedups, mask_overlap, perplexity_trend, radius_curves
-from aiscale.plots.studies import radius_long_curves, radius_page, study_drift, study_ratios
+from aiscale.plots.studies import study_drift, study_ratios
 from aiscale.plots.style import (
     MEMORY_COLORS,
     RANK_COLORS,

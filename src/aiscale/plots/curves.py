@@ -64,32 +64,6 @@ def loss_curves(
     return ax
 
 
-def loss_difference(differences: Mapping[str, Series], tolerance: float) -> Axes:
-    """Difference of losses from the serial run, per step, on a logarithmic axis.
-
-    differences: {label: |loss - serial loss|}; tolerance: the largest difference that counts as equal. A logarithmic
-    axis cannot show 0: it is drawn at the lower edge, and a run of zeros only is labelled "equal bit for bit".
-    """
-    ax = style.new_axes(None)
-    curves = {label: xy(np.abs(np.asarray(values, dtype=float))) for label, values in differences.items()}
-    positive = [v for v in (tolerance, *(v for _, values in curves.values() for v in values)) if v > 0] or [1e-16]
-    floor = 10.0 ** (np.floor(np.log10(min(positive))) - 1)
-    colors = style.series_colors(curves)
-    names = {}
-    for label, (steps, values) in curves.items():
-        ax.plot(steps, np.maximum(values, floor), color=colors[label], marker="o", markersize=3, linewidth=1.2)
-        names[label if values.any() else f"{label} (equal bit for bit)"] = colors[label]
-    ax.axhline(tolerance, color=style.INK, linewidth=1, linestyle=":")
-    place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "color": style.MUTED}
-    ax.annotate(f"tolerance {tolerance:g}", (1, tolerance), xytext=(0, -4), ha="right", va="top", **place)
-    ax.set_yscale("log")
-    ax.set_ylim(floor * 0.7, max(positive) * 5)
-    style.steps_axis(ax.xaxis)
-    ax.set(xlabel="optimizer step", ylabel="difference from serial (nats)")
-    style.legend_above(ax, style.legend_handles(names))
-    return ax
-
-
 # Over the number of ranks --------------------------------------------------------------------------------------------
 
 
