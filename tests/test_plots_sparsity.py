@@ -26,18 +26,18 @@ def lines(ax, kind):
 
 def test_loss_error_is_the_baseline_minus_the_run():
     losses = {"dense": [3.0, 2.0, 1.0, 1.0], "radius d 0.4": [3.0, 2.5, 1.5, 1.25]}
-    axes = plots.radius_curves(losses, {"dense": [(4, 9.0)], "radius d 0.4": [(4, 9.5)]}, switch=1)
+    axes = radius_plots.curves(losses, {"dense": [(4, 9.0)], "radius d 0.4": [(4, 9.5)]}, switch=1)
     assert axes[1].lines[0].get_ydata().tolist() == [0.0, -0.5, -0.5, -0.25]
     assert [line.get_ydata().tolist() for line in lines(axes[2], "measured")] == [[9.0], [9.5]]
-    axes = plots.radius_curves(losses, {}, window=2)
+    axes = radius_plots.curves(losses, {}, window=2)
     assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.25], [4, -0.375]]
     errors, spread = {"radius d 0.4": [(2, -0.3, -0.4, -0.1), (4, -0.2, -0.2, -0.2)]}, {"dense": [(4, 9.0, 8.5, 9.2)]}
-    axes = plots.radius_curves(losses, spread, errors=errors)
+    axes = radius_plots.curves(losses, spread, errors=errors)
     assert axes[1].lines[0].get_xydata().tolist() == [[2, -0.3], [4, -0.2]]
     shades = [ax.collections[0].get_paths()[0].get_extents() for ax in axes[1:]]
     assert [(shade.ymin, shade.ymax) for shade in shades] == [(-0.4, -0.1), (8.5, 9.2)]
     with pytest.raises(ConfigError, match=r"^the baseline 'dense' is not among the runs radius$"):
-        plots.radius_curves({"radius": [1.0]}, {})
+        radius_plots.curves({"radius": [1.0]}, {})
 
 
 def test_speedups_over_the_link_show_their_marks():

@@ -1,22 +1,26 @@
-"""Lesson 07's two figures of stored measurements: Radius beside what its authors published.
+"""Figures of lesson 07: how long a choice lasts, how training goes, and Radius beside what its authors published.
 
-results = published.measured("radius_cpu")
-radius_plots.page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)     # what it gains and costs
-radius_plots.long_curves(results["sweep"], {"radius d 0.4": "radius d 0.4 T 200 sum"})     # the artifact's curves
+    radius_plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})
+    radius_plots.curves({"dense": losses, "radius d 0.4": losses}, perplexities)
+    results = published.measured("radius_cpu")
+    radius_plots.page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)     # what it gains and costs
+    radius_plots.long_curves(results["sweep"], {"radius d 0.4": "radius d 0.4 T 200 sum"})     # the artifact's curves
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from aiscale.config import ConfigError
 from aiscale.plots import sparsity, style
+from aiscale.plots.curves import Series, xy
 from aiscale.plots.sparsity import Points
 
 _AT_ONCE = "dense, fp32, at once"
@@ -93,7 +97,7 @@ def long_curves(sweep: Mapping, cases: Mapping[str, str]) -> np.ndarray:
     losses = {label: [point[:2] for point in row["train_curve"]] for label, row in everything.items()}
     ppl = {label: [(n, *map(math.exp, nats)) for n, *nats in row["val_curve"]] for label, row in everything.items()}
     errors = {label: row["error_curve"] for label, row in chosen.items()}
-    return sparsity.radius_curves(losses, ppl, errors=errors, switch=next(iter(chosen.values()))["switch"] * steps)
+    return curves(losses, ppl, errors=errors, switch=next(iter(chosen.values()))["switch"] * steps)
 
 
 def _plain(row: Mapping) -> bool:
@@ -111,3 +115,83 @@ def _over(row: Mapping) -> tuple[float, float, float]:
     """(mean, lowest, highest) percent over dense."""
     over = row["val_over_dense_pct"]
     return over["mean"], over["low"], over["high"]
+
+
+# Which entries -------------------------------------------------------------------------------------------------------
+
+
+def mask_overlap(overlaps: Mapping[float, Points]) -> Axes:
+    """Share of a choice that is chosen again, {density: [(steps in between, share)]}; dashed: by chance."""
+    ax = style.new_axes(None, 7.5, 3.4)
+    names = {f"d {density:g}": style.METHOD_COLORS.get(f"radius d {density:g}", style.MUTED) for density in overlaps}
+    for (density, points), color in zip(overlaps.items(), names.values(), strict=True):
+        style.draw(ax, "measured", *xy(points), color)
+        steps = [steps for steps, _ in points]
+        style.draw(ax, "predicted", [min(steps), max(steps)], [density, density], color, linewidth=1.2)
+    ax.set_xscale("log")
+    style.ranks_axis(ax.xaxis, [steps for points in overlaps.values() for steps, _ in points])
+    ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
+    ax.set(ylim=(0, 1.04), xlabel="steps between two choices", ylabel="chosen again (%)")
+    measured, chance = style.kind_handles(["measured", "predicted"])
+    chance.set_label("by chance")
+    style.legend_above(ax, style.legend_handles(names, [measured, chance]))
+    return ax
+
+
+# How training goes ---------------------------------------------------------------------------------------------------
+
+
+def curves(
+    losses: Mapping[str, Series],
+    perplexities: Mapping[str, Series],
+    *,
+    errors: Mapping[str, Sequence[tuple[float, ...]]] | None = None,
+    switch: float | None = None,
+    window: int = 1,
+) -> np.ndarray:
+    """Training loss, loss error (dense minus the run) and validation perplexity, as in the artifact's figures.
+
+    losses, perplexities: {label: values by step, or [(step, value)]}, "dense" among them. errors: {label: [(step,
+    mean, low, high)]} over several seeds; by default the differences of `losses`. A perplexity may also have low and
+    high. switch: the last dense step. window: steps over which losses are averaged. Returns three Axes.
+    """
+    if "dense" not in losses:
+        raise ConfigError(f"the baseline 'dense' is not among the runs {', '.join(losses) or '(none)'}")
+    axes = plt.subplots(3, 1, figsize=(7.5, 7.4), layout="constrained", sharex=True)[1]
+    looks = style.method_looks(dict.fromkeys([*losses, *perplexities]))
+    colors = {label: look["color"] for label, look in looks.items()}
+    smooth = {label: _averaged(*xy(series), window) for label, series in losses.items()}
+    for label, (steps, values) in smooth.items():
+        axes[0].plot(steps, values, color=colors[label], linewidth=3.2 if label == "dense" else 1.4)
+        if label != "dense" and errors is None:
+            shared, here, there = np.intersect1d(steps, smooth["dense"][0], return_indices=True)
+            axes[1].plot(shared, smooth["dense"][1][there] - values[here], color=colors[label], linewidth=1.4)
+    for label, points in (errors or {}).items():
+        steps, means, *_ = zip(*points, strict=True)
+        axes[1].plot(steps, means, color=colors[label], linewidth=1.4)
+        _shade(axes[1], points, colors[label])
+    for label, series in perplexities.items():
+        spread = [point for point in series if np.ndim(point) and len(point) == 4]
+        style.draw(axes[2], "measured", *xy([point[:2] for point in spread] or series), **looks[label])
+        _shade(axes[2], spread, colors[label])
+    axes[1].axhline(0, color=style.FAINT, linewidth=1.4, zorder=1)
+    for ax in axes if switch is not None else ():
+        ax.axvline(switch, color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
+    style.steps_axis(axes[2].xaxis)
+    axes[0].set_ylabel("training loss (nats)")
+    axes[1].set_ylabel("dense minus run (nats)")
+    axes[2].set(ylabel="validation perplexity", xlabel="optimizer step")
+    style.legend_above(axes[0], [Line2D([], [], label=label, **look) for label, look in looks.items()])
+    return axes
+
+
+def _shade(ax: Axes, points: Sequence[tuple[float, ...]], color: str) -> None:
+    if points:
+        steps, _, low, high = zip(*points, strict=True)
+        ax.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0, zorder=1)
+
+
+def _averaged(steps: np.ndarray, values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over consecutive windows of `window` points, each at its last step."""
+    whole = len(values) // window * window
+    return steps[window - 1 : whole : window], values[:whole].reshape(-1, window).mean(axis=1)

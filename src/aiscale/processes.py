@@ -156,6 +156,18 @@ def warm_up(preload: Sequence[str], env: Mapping[str, str]) -> None:
             forkserver.ensure_running()
 
 
+def reap_server() -> None:
+    """Wait for the end of a server that was killed with its cluster, so that the next call starts another one."""
+    from multiprocessing import forkserver
+
+    server, alive = forkserver._forkserver, False
+    # A process that is ending has no environment any more, and does not count as dead yet.
+    with suppress(OSError), open(f"/proc/{server._forkserver_pid}/environ", "rb") as environment:
+        alive = bool(environment.read())
+    if server._forkserver_pid and not alive:
+        server._stop()
+
+
 @contextmanager
 def _ready_for(env: Mapping[str, str]) -> Iterator[None]:
     """What a child or the server is to take from this process."""

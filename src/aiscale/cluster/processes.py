@@ -22,7 +22,7 @@ from aiscale.cluster import guard, local
 from aiscale.cluster.errors import ClusterError
 from aiscale.cluster.local import Exit, LocalLauncher, MpiLauncher
 from aiscale.cluster.slurm import Job, SlurmLauncher, public
-from aiscale.processes import THREAD_VARIABLES, kill_marked
+from aiscale.processes import THREAD_VARIABLES, kill_marked, reap_server
 
 LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
 _NEWS_S = 10.0  #: while ranks are missing, before connecting to the controller again
@@ -158,6 +158,7 @@ class Processes:
             self.client.close(linger=0)
         self._launcher.stop()
         kill_marked(guard.MARKER, self.id)
+        reap_server()
         self._watchman.stdin.close()
         for process in (self._launcher.process, self._watchman):
             if process is not None:
