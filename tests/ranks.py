@@ -19,8 +19,9 @@ import psutil
 
 from aiscale.processes import start_python
 
-HEADER = """
-import os, torch, torch.distributed as dist
+HEADER = f"""
+import os, sys, torch, torch.distributed as dist
+sys.path.append({str(Path(__file__).parents[1] / "notebooks")!r})  # instruments
 from aiscale.distributed import connect
 world = connect()
 def say(*values):  # in one write, so that ranks do not mix their lines
