@@ -49,8 +49,7 @@ def jobs(nodes) -> dict[str, str]:
 def run_lesson(nodes, out: Path, engines: str) -> None:
     """As in the README: without AISCALE_RUNS, in a folder that compute nodes see."""
     words = [f"--parameter={name}={value}" for name, value in SMALL.items()]
-    words += [f"--root={ROOT / 'notebooks'}", f"--out={out}"]
-    command = [sys.executable, "-m", "aiscale", "notebooks", "03_ddp", *words]
+    command = [sys.executable, "-m", "aiscale", "notebooks", ROOT / "notebooks/03_ddp.ipynb", *words, f"--out={out}"]
     env = {"AISCALE_ENGINES": engines, "SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10"}
     if nodes:
         done = nodes.login(command, env=env, cwd=out, capture_output=True, timeout=600)

@@ -1,10 +1,10 @@
 """Figures of lesson 07: how long a choice lasts, how training goes, and Radius beside what its authors published.
 
-    radius_plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})
-    radius_plots.curves({"dense": losses, "radius d 0.4": losses}, perplexities)
-    results = published.measured("radius_cpu")
-    radius_plots.page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)     # what it gains and costs
-    radius_plots.long_curves(results["sweep"], {"radius d 0.4": "radius d 0.4 T 200 sum"})     # the artifact's curves
+radius_plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})
+radius_plots.curves({"dense": losses, "radius d 0.4": losses}, perplexities)
+results = published.measured("radius_cpu")
+radius_plots.page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)     # what it gains and costs
+radius_plots.long_curves(results["sweep"], {"radius d 0.4": "radius d 0.4 T 200 sum"})     # the artifact's curves
 """
 
 from __future__ import annotations
