@@ -38,7 +38,10 @@ def test_every_strategy_sends_and_holds_the_predicted_bytes(library, plain):
         assert all(row["measured"] > 0 for row in mine if row["kind"] == "held"), case.name
 
 
-@pytest.mark.parametrize(("strategy", "n", "launcher"), [("mpi", 3, "mpiexec"), ("serial", 1, "forked")])
+@pytest.mark.parametrize(
+    ("strategy", "n", "launcher"),
+    [pytest.param("mpi", 3, "mpiexec", marks=pytest.mark.extended), ("serial", 1, "forked")],
+)
 def test_mpi_and_serial_send_and_hold_what_the_formulas_say(strategy, n, launcher, tmp_path):
     code = f"""
     import json

@@ -18,7 +18,9 @@ from ranks import forked, processes_with, run_ranks, wait_until
 SUM = "x = torch.ones(3) * world.rank; dist.all_reduce(x); say(world.rank, world.size, world.launcher, x[0].item())"
 
 
-@pytest.mark.parametrize("launcher", ["aiscale", "torchrun", "mpiexec"])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", *(pytest.param(name, marks=pytest.mark.extended) for name in ("aiscale", "mpiexec"))]
+)
 def test_three_ranks_connect_under(launcher, tmp_path):
     done = run_ranks(SUM, 3, tmp_path, launcher=launcher)
     assert done.returncode == 0, done.stderr

@@ -101,6 +101,7 @@ module.open_corpus = lambda *a, **k: dataclasses.replace(real(*a, **k), sha256=o
     assert done.returncode == 2
 
 
+@pytest.mark.extended
 def test_an_uncaught_error_in_a_users_script_ends_the_mpi_job(tmp_path):
     code = """
     from mpi4py import MPI
