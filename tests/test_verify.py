@@ -102,7 +102,8 @@ def test_a_library_that_raises_fails_only_its_own_rungs(rung, verdicts, more_ver
     verdicts = verdicts | more_verdicts
     assert verdicts["other-libraries-raise", rung].holds, verdicts["other-libraries-raise", rung].error
     verdict, strategy = verdicts["own-library-raises", rung], RUNGS[rung].strategy
-    assert not verdict.holds and verdict.error == f"RuntimeError: the library of {strategy} was entered"
+    errors = f"RuntimeError: the library of {strategy} was entered", "ModuleNotFoundError: import of deepspeed halted"
+    assert not verdict.holds and verdict.error.startswith(errors)
 
 
 @pytest.mark.extended
