@@ -30,8 +30,8 @@ LAUNCH = """
 import fcntl, socket, struct, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:  # the new namespace's loopback is down: set IFF_UP
     fcntl.ioctl(s, 0x8914, struct.pack("16sh", b"lo", 1))
-import aiscale.distributed as d
-raise SystemExit(d.launch(int(sys.argv[1]), [sys.argv[2]]))
+from aiscale.launch import launch
+raise SystemExit(launch(int(sys.argv[1]), [sys.argv[2]]))
 """
 
 
