@@ -63,15 +63,15 @@ class Guess(Shown):
     def __init__(self, name: str, guess: object, unit: str = "", within: float = 1.1) -> None:
         self.name, self.unit, self.within = name, unit, within
         self.guess = None if guess is None else self.read(guess, "the guess")
-        self.measured, self.verdict, self.found, self.hints = None, None, "measured", {}
+        self.measured, self.verdict, self.source, self.hints = None, None, "measured", {}
 
     def against(
-        self, measured: object, hints: Mapping[float, str] | None = None, *, found: str = "measured"
+        self, measured: object, hints: Mapping[float, str] | None = None, *, source: str = "measured"
     ) -> Comparison:
-        """Show the guess beside what was measured, and return the verdict; found="computed" for a formula's value."""
-        self.found, self.hints = found, hints or {}
+        """Show the guess beside what was measured, and return the verdict; source="computed" for a formula's value."""
+        self.source, self.hints = source, hints or {}
         self.measured = self.read(measured, "what was measured")
-        none = Comparison(f"{found} {self.say(self.measured)}, without a guess")
+        none = Comparison(f"{source} {self.say(self.measured)}, without a guess")
         self.verdict = none if self.guess is None else self.compare()
         kept = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
         show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **kept)
@@ -104,7 +104,7 @@ class Guess(Shown):
 
     def compare(self) -> Comparison:
         guess, measured = self.guess, self.measured
-        line = f"guessed {self.say(guess)}, {self.found} {self.say(measured)}"
+        line = f"guessed {self.say(guess)}, {self.source} {self.say(measured)}"
         if math.isclose(guess, measured, rel_tol=1e-9):
             return Comparison(f"{line}: exactly right", "exact", 1.0)
         if not measured or guess / measured <= 0:
@@ -116,7 +116,7 @@ class Guess(Shown):
         hint = next((text for key, text in hints.items() if abs(1 / ratio / key - 1) <= 0.02), "")
         what = f"within a factor of {self.within:g}" if grade == "close" else f"off by a factor of {factor:.3g}"
         what += f". {hint[0].upper()}{hint[1:]}" if hint else ""
-        return Comparison(f"{line}, guess / {self.found} = {ratio:.3g}: {what}", grade, ratio)
+        return Comparison(f"{line}, guess / {self.source} = {ratio:.3g}: {what}", grade, ratio)
 
     def say(self, value: object) -> str:
         """A number for a person, in its unit."""
