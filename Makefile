@@ -81,7 +81,7 @@ test-all: test test-more  ## run both (an hour)
 soak: setup  ## disturb jobs over and over, and see whether anything gets lost
 	@$(WITH_PATH) PYTHONPATH=tests:launchers $(BIN)/python -m soak $(ARGS)
 
-study: setup  ## run the laptop study twice (an hour, alone on the machine) and store it for lesson 09; resumes
+study: setup  ## run the laptop study twice (an hour, alone on the machine) and store it for lesson 10; resumes
 	@for run in 1 2; do $(BIN)/aiscale study $(STUDY) --out runs/$(STUDY)-$$run || exit; done
 	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2
 	@$(BIN)/aiscale study --compare runs/$(STUDY)-1 runs/$(STUDY)-2 --json > runs/$(STUDY).json

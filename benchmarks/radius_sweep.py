@@ -1,4 +1,4 @@
-"""What compression costs in perplexity: the training runs behind lesson 07's stored measurement, and their table.
+"""What compression costs in perplexity: the training runs behind lesson 08's stored measurement, and their table.
 
     python benchmarks/radius_sweep.py runs.jsonl               # a day on two cores; call it again to resume
     python benchmarks/radius_sweep.py runs.jsonl --store SPEED.json > src/aiscale/published/measured/radius_cpu.json

@@ -291,14 +291,14 @@ def test_a_study_runs_on_the_jobs_node_and_its_file_is_named_after_it(name, word
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_notebook_runs_in_a_job_by_name_and_with_parameters(name, tmp_path):
-    for words in ((), ("07", "-p", "n_steps=20")):
+    for words in ((), ("08", "-p", "n_steps=20")):
         folder = tmp_path / str(len(words))
         folder.mkdir()
         job = Job(folder, f"{name}/notebook.sbatch", *words)
         assert job.finish() == (0, "")
         [call] = [call for call in job.calls("python") if "notebooks" in call]
         args = _parser("notebooks").parse_args(call[call.index("notebooks") :])
-        assert args.names == ["07" if words else "03_ddp"] and args.parameter == list(words[2:])
+        assert args.names == ["08" if words else "03_ddp"] and args.parameter == list(words[2:])
         assert not list(folder.glob("ipython-*")), "its private folder is left behind"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import re
@@ -97,13 +98,26 @@ def test_the_core_path_takes_the_minutes_that_the_header_says(name):
     words = re.sub(r"```.*?```|!\[[^\]]*\]\([^)]*\)|<[^>]+>|\]\([^)]*\)|https?://\S+", " ", prose, flags=re.S)
     words = re.sub(r"`[^`\n]+`|\$\$.+?\$\$|\$[^$\n]+\$", " name ", words, flags=re.S)
     lines = [line for line in code.splitlines() if not re.match(r"\s*(#|[%!]|import |from \S+ import |$)", line)]
-    asked = (
-        len(re.findall(r"(?<![.\w])predict\(", code))
-        + sum(bool(DRAWS.search(cell.source)) for cell in core)
-        + prose.count("![")
+    predictions, exercises = (len(re.findall(rf"(?<![.\w]){name}\(", code)) for name in ("predict", "check"))
+    figures = sum(bool(DRAWS.search(cell.source)) for cell in core) + prose.count("![")
+    minutes = sum(any(map(str.isalnum, word)) for word in words.split()) / 130 + len(lines) / 6
+    minutes += 2 * predictions + 4 * exercises + figures + 45 / 60
+    assert exercises == 1, "a core path has one exercise cell with its check"
+    assert round(minutes) <= NOTEBOOKS[name].header.minutes <= min(60, 1.3 * minutes), (
+        "delete, or make a section optional"
     )
-    minutes = sum(any(map(str.isalnum, word)) for word in words.split()) / 100 + len(lines) / 8 + asked + 40 / 60
-    assert round(minutes) <= NOTEBOOKS[name].header.minutes <= 1.3 * minutes, "tag sections optional, or change it"
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_core_path_uses_at_most_eight_names_of_the_kit(name):
+    names = set()
+    for cell in NOTEBOOKS[name].cells:
+        if cell.cell_type == "code" and "optional" not in tags(cell) and not SCRIPT.match(cell.source):
+            lines = [line for line in cell.source.splitlines() if not re.match(r"\s*([%!]|\w+ = !)", line)]
+            for node in ast.walk(ast.parse("\n".join(lines))):
+                if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "aiscale":
+                    names |= {alias.name for alias in node.names}
+    assert len(names) <= 8, sorted(names)
 
 
 @pytest.fixture(scope="session")

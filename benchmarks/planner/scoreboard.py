@@ -3,7 +3,7 @@
     python benchmarks/planner/scoreboard.py            # three tables, in five seconds
     python benchmarks/planner/scoreboard.py --json > src/aiscale/published/measured/planner.json
 
-The second adds every point and the runs of the memory court, and stores them for lesson 10.
+The second adds every point and the runs of the memory court, and stores them for lesson 11.
 
 The first table predicts each source (a published table, see `runs`) with constants that were fitted without it, the
 second each model of the large sweep with constants that were fitted without that model, the third all of them with
@@ -148,7 +148,7 @@ def _score(source: str, parts: list[dict[str, list]]) -> Score:
     )
 
 
-# For lesson 10 --------------------------------------------------------------------------------------------------------
+# For lesson 11 --------------------------------------------------------------------------------------------------------
 
 
 def points(source: str) -> dict[str, list]:
@@ -208,7 +208,7 @@ def written(result: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", action="store_true", help="print JSON, with the points and the court of lesson 10")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the points and the court of lesson 11")
     boards = {"left_out": scoreboard(), "one_model_left_out": halves(), "fitted_on_all": scoreboard(left_out=False)}
     if parser.parse_args().json:
         result = {"about": {"command": "python benchmarks/planner/scoreboard.py --json"}}

@@ -31,7 +31,7 @@ PACKAGES = ("torch", "deepspeed", "megatron-core", "transformers", "ipyparallel"
 #: variables that decide how NCCL, RCCL, libfabric and MPI use the network, and what a rank sees and is bound to
 SETTINGS = ("NCCL_", "RCCL_", "FI_", "TORCH_NCCL_", "MPICH_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 SETTINGS += ("HIP_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "HSA_", "SLURM_CPU_BIND", "SLURM_GPU_BIND")
-LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 06
+LEAST_MEMORY_GIB = 2.5  # the eight ranks of lesson 07
 LEAST_FILES = 1024  # every rank has connections to its neighbours and files of its loader open
 LEAST_SPACE_GIB = 2
 ALL_REDUCE_BYTES = 16 * 2**20

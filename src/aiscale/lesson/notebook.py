@@ -11,7 +11,7 @@ The first cell of a lesson begins so:
     <blank>
     | minutes | ranks | hardware | comes before |
     |---|---|---|---|
-    | 35 | 4 | any laptop, 2 cores | 02_serial_to_mpi |
+    | 35 | 4 | any laptop, 2 cores | 02_ranks |
 
 `minutes` is a person's time without the cells tagged `optional`, `ranks` the most that the notebook starts.
 """

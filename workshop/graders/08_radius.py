@@ -1,0 +1,311 @@
+"""Graders of the exercises on compression: numpy's choice, the ranks' whole gradients, a ring hop by hop."""
+
+import random
+
+import numpy
+import torch
+
+from aiscale.lesson.grading import exercise, require, same, same_on_ranks
+
+
+def largest(values: torch.Tensor, k: int, by: torch.Tensor | None = None) -> torch.Tensor:
+    """The values in the k places where `by` is largest, zeros elsewhere; by default the largest in size."""
+    flat, kept = values.numpy().ravel(), numpy.zeros(values.numel())
+    places = numpy.argsort(numpy.abs(flat) if by is None else by.numpy().ravel())[-k:]
+    kept[places] = flat[places]
+    return torch.from_numpy(kept.reshape(values.shape))
+
+
+def draw_with_large_negative(shape: tuple[int, ...]) -> torch.Tensor:
+    """Its entry of the largest size is negative, so that a choice without sizes shows."""
+    values = torch.randn(shape).double()
+    values.view(-1)[random.randrange(values.numel())] = -9.0
+    return values
+
+
+# 08.1 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "08.1",
+    "Nothing is lost",
+    "top_k_step",
+    minutes=8,
+    hints=[
+        "What may be sent is the sum of gradient and residual. Which of its entries are largest in size?",
+        "`x.abs().flatten().topk(k).indices` are their places in the flattened tensor.",
+        "Sent and new residual add up to that sum, in every step.",
+    ],
+)
+def nothing_is_lost(top_k_step):
+    for shape in ((random.randint(4, 6), random.randint(5, 8)), (random.randint(30, 40),)):
+        k = random.randint(4, 7)
+        residual = 2 * torch.randn(shape).double()  # of the steps before
+        for step in range(3):
+            gradient = draw_with_large_negative(shape)
+            waiting = gradient + residual
+            expected = largest(waiting, k)
+            found = top_k_step(gradient, residual, k)
+            require(
+                isinstance(found, (tuple, list)) and len(found) == 2, "return two tensors: what is sent, and what waits"
+            )
+            sent, kept = found
+            count = int(torch.count_nonzero(torch.as_tensor(sent)))
+            require(count <= k, f"{count} entries are sent, and k is {k}")
+            causes = {
+                "the largest are chosen, but not the largest in size: what of negative ones?": largest(
+                    waiting, k, waiting
+                ),
+                "the residual is never sent: the gradient alone is here": largest(gradient, k),
+                "the places are chosen by the gradient alone, so what waits can wait for ever": largest(
+                    waiting, k, gradient.abs()
+                ),
+                "the gradient of the chosen places goes, what waited there does not": largest(
+                    gradient, k, waiting.abs()
+                ),
+            }
+            same(sent, expected, "what is sent", causes=causes, rtol=1e-9)
+            left = waiting - expected
+            causes = {
+                "what waited before is lost": torch.where(expected != 0, 0.0, gradient),
+                "what waited before is lost, and what was sent of it is taken off": gradient - expected,
+                "what was sent waits as well, so it is sent twice": waiting,
+                "it is what it was before: what of this step's gradient?": residual,
+            }
+            same(kept, left, f"the residual after step {step}", causes=causes, rtol=1e-9)
+            residual = left
+
+
+_CHOSEN = """
+waiting = gradient + residual
+places = waiting.abs().flatten().topk(k).indices
+mask = torch.zeros(waiting.numel(), dtype=torch.bool)
+mask[places] = True
+mask = mask.view_as(waiting)
+sent = torch.where(mask, waiting, 0)
+"""
+nothing_is_lost.refuses(
+    "the older residual lost", "what waited before is lost", _CHOSEN + "return sent, gradient - sent"
+)
+nothing_is_lost.refuses(
+    "only this step's rest kept",
+    "what waited before is lost",
+    _CHOSEN + "return sent, torch.where(mask, 0, gradient)",
+)
+nothing_is_lost.refuses("sent and kept", "sent twice", _CHOSEN + "return sent, waiting")
+nothing_is_lost.refuses(
+    "largest without sizes",
+    "not the largest in size",
+    _CHOSEN.replace(".abs()", "") + "return sent, waiting - sent",
+)
+nothing_is_lost.refuses(
+    "residual never sent",
+    "the residual is never sent",
+    _CHOSEN.replace("waiting = gradient + residual", "waiting = gradient") + "return sent, residual + gradient - sent",
+)
+nothing_is_lost.refuses(
+    "chosen by the gradient",
+    "wait for ever",
+    _CHOSEN.replace("waiting.abs()", "gradient.abs()") + "return sent, waiting - sent",
+)
+nothing_is_lost.refuses(
+    "hard-coded for the shown k of 1",
+    "what is sent",
+    _CHOSEN.replace("topk(k)", "topk(1)") + "return sent, waiting - sent",
+)
+
+
+# 08.2 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "08.2",
+    "No index is sent",
+    "sparse_step",
+    minutes=12,
+    ranks=True,
+    hints=[
+        "A mask of booleans, made from momentum alone, is the same on every rank without a message.",
+        "`gradient[mask]` packs the chosen entries into one short tensor, in the same order on every rank.",
+        "`mean[mask] = packed` puts them back into a tensor of zeros.",
+    ],
+)
+def no_index(sparse_step):
+    n = sparse_step.size
+    for _ in range(2):
+        shape, k = (random.randint(4, 6), random.randint(6, 9)), random.randint(4, 8)
+        momentum = draw_with_large_negative(shape)
+        gradients = [torch.randn(shape).double() for _ in range(n)]
+        chosen = largest(momentum, k) != 0
+        mean = sum(gradients) / n
+        found = sparse_step.each(gradients, [momentum] * n, [k] * n)
+        require(
+            all(isinstance(mine, (tuple, list)) and len(mine) == 2 for mine in found),
+            "return two tensors: the sparse mean, and what stays behind",
+        )
+        means, behind = ([mine[i] for mine in found] for i in (0, 1))
+        places = [torch.as_tensor(mine) != 0 for mine in means]
+        unlike = [rank for rank in range(n) if not torch.equal(places[rank], places[0])]
+        require(
+            not unlike,
+            f"ranks 0 and {', '.join(map(str, unlike))} have chosen different entries: what do all ranks have alike?",
+        )
+        count = int(places[0].sum())
+        require(count <= k, f"the mean has {count} entries that are not zero, and k is {k}")
+        signed = largest(momentum, k, momentum) != 0
+        causes = {
+            "nothing has arrived from the other ranks": [torch.where(chosen, g, 0.0) for g in gradients],
+            "the largest momentum is chosen, but not the largest in size": [torch.where(signed, mean, 0.0)] * n,
+            "momentum is here, not the gradient": [torch.where(chosen, momentum, 0.0)] * n,
+        }
+        scales = {n: "this is the sum of the ranks, not the mean"}
+        expected = [torch.where(chosen, mean, 0.0)] * n
+        same_on_ranks(means, expected, "the sparse mean", scale=scales, causes=causes, rtol=1e-9)
+        causes = {
+            "the whole gradient stays behind, so what was sent comes a second time": gradients,
+            "it is 0: what was not sent is lost": [torch.zeros(shape)] * n,
+            "what was sent stays, and what was not is lost": [torch.where(chosen, g, 0.0) for g in gradients],
+            "the gradient less the mean: in the chosen places nothing waits": [g - expected[0] for g in gradients],
+        }
+        rests = [torch.where(chosen, 0.0, g) for g in gradients]
+        same_on_ranks(behind, rests, "what stays behind", causes=causes, rtol=1e-9)
+        sent = sum(nbytes for _, nbytes in sparse_step.sent[0].values())
+        require(
+            sent <= 8 * k,
+            f"right, but a rank handed over {sent} bytes: {k} numbers have {8 * k}. Was more sent than was chosen?",
+        )
+
+
+_MASK = """
+mask = torch.zeros(momentum.numel(), dtype=torch.bool)
+mask[momentum.abs().flatten().topk(k).indices] = True
+mask = mask.view_as(momentum)
+packed = gradient[mask]
+"""
+_MEAN = """
+dist.all_reduce(packed)
+mean = torch.zeros_like(gradient)
+mean[mask] = packed / world_size
+"""
+_BEHIND = "\nreturn mean, torch.where(mask, 0, gradient)"
+no_index.refuses(
+    "chosen by its own gradient", "different entries", _MASK.replace("momentum", "gradient") + _MEAN + _BEHIND
+)
+no_index.refuses(
+    "everything sent, then masked",
+    "more sent than was chosen",
+    _MASK
+    + """
+whole = gradient.clone()
+dist.all_reduce(whole)
+mean = torch.where(mask, whole / world_size, 0)
+"""
+    + _BEHIND,
+)
+no_index.refuses("sum for mean", "not the mean", _MASK + _MEAN.replace(" / world_size", "") + _BEHIND)
+no_index.refuses("largest without sizes", "not the largest in size", _MASK.replace(".abs()", "") + _MEAN + _BEHIND)
+no_index.refuses(
+    "nothing sent",
+    "nothing has arrived",
+    _MASK + _MEAN.replace("dist.all_reduce(packed)", "").replace(" / world_size", "") + _BEHIND,
+)
+no_index.refuses("the whole gradient kept", "a second time", _MASK + _MEAN + "\nreturn mean, gradient")
+no_index.refuses(
+    "its own entries beside the mean",
+    "not zero, and k is",
+    _MASK + _MEAN.replace("torch.zeros_like(gradient)", "gradient.clone()") + _BEHIND,
+)
+no_index.refuses("hard-coded for k of 3", "the sparse mean", _MASK.replace("topk(k)", "topk(3)") + _MEAN + _BEHIND)
+
+
+# 08.3 ---------------------------------------------------------------------------------------------------------------
+
+
+def reduced_s(buffer: float, n: int, rate: float) -> float:
+    """A ring all-reduce: n - 1 hops that add up, n - 1 that hand out, each of an nth of the buffer."""
+    return sum(buffer / n / rate for _ in range(2) for _ in range(n - 1))
+
+
+def gathered_s(piece: float, n: int, rate: float) -> float:
+    """An all-gather: n - 1 hops of a whole piece."""
+    return sum(piece / rate for _ in range(n - 1))
+
+
+def level(whole_s: float, compressing_s: float, seconds_at) -> float:
+    """The density at which compressing takes as long as sending everything, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if compressing_s + seconds_at(middle) < whole_s else (low, middle)
+    return low
+
+
+@exercise(
+    "08.3",
+    "When does it pay?",
+    "densities_that_pay",
+    minutes=12,
+    core=False,
+    hints=[
+        "What is left of dense's seconds after compressing is what the sparse exchange may take.",
+        "At density 1, how long would top-k's all-gather take, and Radius's all-reduce? Both grow evenly with density.",
+    ],
+)
+def when_it_pays(densities_that_pay):
+    kinds = random.sample((True, True, True, False), 4)
+    for n, pays in zip(random.sample((2, 8, 16, 64), 4), kinds, strict=True):
+        numbers, rate = random.randint(1, 90) * 10**7, random.uniform(2, 90) * 1e9
+        whole_s = reduced_s(4 * numbers, n, rate)
+        compressing_s = whole_s * (random.uniform(0.1, 0.8) if pays else random.uniform(1.1, 3))
+        top_k = level(whole_s, compressing_s, lambda d: gathered_s(8 * d * numbers, n, rate))  # noqa: B023
+        radius = level(whole_s, compressing_s, lambda d: reduced_s(4 * d * numbers, n, rate))  # noqa: B023
+        where = f"on {n} ranks"
+        found = densities_that_pay(n, numbers, rate, compressing_s)
+        require(isinstance(found, (tuple, list)) and len(found) == 2, f"return a pair, not {str(found)[:60]}")
+        if not pays:
+            require(
+                max(map(abs, found)) < 1e-9,
+                f"{where}: compressing takes {compressing_s:.3g} s and dense {whole_s:.3g} s, so no density pays: "
+                f"return 0, not {found[0]:.3g} and {found[1]:.3g}",
+            )
+            continue
+        one = whole_s / gathered_s(8 * numbers, n, rate)
+        causes = {"compressing takes time, too": one}
+        scales = {
+            2: "do the indices travel for free?",
+            n / 2: "an all-gather hands this piece to each of the n - 1 others",
+            n: "an all-gather hands this piece to each of the n - 1 others",
+            n - 1: "an all-gather hands this piece to each of the n - 1 others",
+        }
+        if n == 2:
+            scales = {2: "do the indices travel for free?"}
+        same(found[0], top_k, f"{where}, top-k's density", scale=scales, causes=causes, rtol=1e-6)
+        causes = {"compressing takes time, too": 1.0}
+        scales = {0.5: "Radius sends no indices"}
+        same(found[1], radius, f"{where}, Radius's density", scale=scales, causes=causes, rtol=1e-6)
+
+
+_DENSE = """
+dense_s = 2 * (n_ranks - 1) / n_ranks * 4 * n_numbers / bytes_per_s
+top_k_s = (n_ranks - 1) * 8 * n_numbers / bytes_per_s
+left_s = max(dense_s - compressing_s, 0)
+"""
+_BOTH = "return left_s / top_k_s, left_s / dense_s"
+when_it_pays.refuses("indices for free", "travel for free", _DENSE.replace("8 *", "4 *") + _BOTH)
+when_it_pays.refuses(
+    "top-k by all-reduce",
+    "top-k's density",
+    _DENSE.replace("(n_ranks - 1) * 8", "2 * (n_ranks - 1) / n_ranks * 8") + _BOTH,
+)
+when_it_pays.refuses(
+    "Radius with indices", "sends no indices", _DENSE + "return left_s / top_k_s, left_s / dense_s / 2"
+)
+when_it_pays.refuses(
+    "compressing forgotten", "compressing takes", _DENSE.replace("max(dense_s - compressing_s, 0)", "dense_s") + _BOTH
+)
+when_it_pays.refuses(
+    "below zero",
+    "no density pays",
+    _DENSE.replace("max(dense_s - compressing_s, 0)", "dense_s - compressing_s") + _BOTH,
+)
+when_it_pays.refuses("hard-coded for the shown job", "on ", "return 0.225, 0.9")

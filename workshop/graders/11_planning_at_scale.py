@@ -1,0 +1,246 @@
+"""Graders of the exercises on planning: counted loops, a search over intervals, a search over layouts."""
+
+import random
+
+from aiscale.lesson.grading import exercise, require, same
+
+DEVICES = ((312e12, 2.0e12), (191.5e12, 1.6e12), (989e12, 3.35e12), (125e12, 0.9e12))  # operations/s, bytes/s
+
+
+# 11.1 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "11.1",
+    "Under the roof",
+    "product_seconds",
+    minutes=8,
+    hints=[
+        "Count for one number of the result first: how many products, how many sums?",
+        "Three matrices pass between memory and cores: two are read, one is written.",
+    ],
+)
+def under_the_roof(product_seconds):
+    for i in range(6):
+        # From 4000 on, operations take longer than bytes on all devices, even if only half of them are counted.
+        m = random.choice([1, 2, 4]) if i % 2 else random.randint(4000, 9000)
+        k, n, size = random.randint(4000, 9000), random.randint(4000, 9000), random.choice([1, 2, 4])
+        peak, bandwidth = random.choice(DEVICES)
+        # A row of the result takes k products and k sums for each of its n numbers.
+        work, moved = sum(n * (k + k) for _ in range(m)) / peak, size * sum((m * k, k * n, m * n)) / bandwidth
+        causes = {
+            "this is the time of the operations, but the product waits for memory": work,
+            "this is the time of the bytes, but the product waits for the operations": moved,
+            "computing and moving go on at the same time: only the longer one counts": work + moved,
+            "the result is written to memory, too": max(work, size * (m * k + k * n) / bandwidth),
+            "a multiplication and an addition are two operations": max(work / 2, moved),
+        }
+        what = f"a ({m}, {k}) x ({k}, {n}) product, {size} bytes a number"
+        same(product_seconds(m, k, n, size, peak, bandwidth), max(work, moved), what, causes=dict(causes), rtol=1e-7)
+
+
+under_the_roof.refuses("operations alone", "waits for memory", "return 2 * m * k * n / peak")
+under_the_roof.refuses(
+    "both in turn",
+    "only the longer one counts",
+    "return 2 * m * k * n / peak + bytes_each * (m * k + k * n + m * n) / bandwidth",
+)
+under_the_roof.refuses(
+    "multiplications only",
+    "two operations",
+    "return max(m * k * n / peak, bytes_each * (m * k + k * n + m * n) / bandwidth)",
+)
+under_the_roof.refuses(
+    "the result is not written",
+    "written to memory",
+    "return max(2 * m * k * n / peak, bytes_each * (m * k + k * n) / bandwidth)",
+)
+under_the_roof.refuses(
+    "the shorter one",
+    "this is the time of the",
+    "return min(2 * m * k * n / peak, bytes_each * (m * k + k * n + m * n) / bandwidth)",
+)
+under_the_roof.refuses("hard-coded for the shown product", "product", "return 16.8e-6")
+
+
+# 11.2 ---------------------------------------------------------------------------------------------------------------
+
+
+def lost(interval: float, fails_s: float, write_s: float, restart_s: float) -> float:
+    return write_s / interval + (interval / 2 + restart_s) / fails_s
+
+
+@exercise(
+    "11.2",
+    "How often to save",
+    "save_every",
+    minutes=10,
+    hints=[
+        "Write the share that is lost as a function of the interval: one term falls with it, one grows, one stays.",
+        "A sum of a / t and b t is least where both are equal.",
+    ],
+)
+def how_often_to_save(save_every):
+    for _ in range(4):
+        nodes, node_hours = random.randint(100, 9000), random.randint(20_000, 200_000)
+        write_s, restart_s = random.randint(5, 120), random.randint(60, 900)
+        fails_s = 3600 * node_hours / nodes
+        grid = [10 ** (i / 4000) for i in range(4000, 24000)]
+        best = min(grid, key=lambda interval: lost(interval, fails_s, write_s, restart_s))
+        found = save_every(nodes, node_hours, write_s, restart_s)
+        require(isinstance(found, (tuple, list)) and len(found) == 2, f"return two numbers, not {str(found)[:60]}")
+        where = f"with {nodes} nodes, {node_hours:,} node-hours and {write_s} s"
+        interval, share = found
+        causes = {
+            "this is the time between two interruptions of one node: all nodes together fail more often": best
+            * nodes**0.5,
+            "is the interval in hours? It should be in seconds": best / 3600,
+            "half an interval is lost at an interruption, not a whole one": best / 2**0.5,
+        }
+        same(interval, best, f"{where}, the interval", causes=causes, rtol=2e-3)
+        least = lost(best, fails_s, write_s, restart_s)
+        causes = {
+            "the time to start again is missing": least - restart_s / fails_s,
+            "only what writing costs is here": write_s / best,
+            "only what interruptions cost is here": least - write_s / best,
+            "this is in percent: return a share": 100 * least,
+        }
+        same(share, least, f"{where}, the share lost", causes=causes, rtol=2e-3)
+
+
+_FAILS = "fails_s = 3600 * node_hours / nodes\n"
+_INTERVAL = _FAILS + "t = math.sqrt(2 * write_s * fails_s)\n"
+how_often_to_save.refuses(
+    "failures of one node",
+    "all nodes together fail more often",
+    "t = math.sqrt(2 * write_s * 3600 * node_hours)\nreturn t, write_s / t + t / 2 / (3600 * node_hours)",
+)
+how_often_to_save.refuses(
+    "a whole interval lost",
+    "not a whole one",
+    _FAILS + "t = math.sqrt(write_s * fails_s)\nreturn t, write_s / t + (t + restart_s) / fails_s",
+)
+how_often_to_save.refuses(
+    "in hours",
+    "in seconds",
+    _INTERVAL + "return t / 3600, write_s / t + (t / 2 + restart_s) / fails_s",
+)
+how_often_to_save.refuses(
+    "restart forgotten",
+    "time to start again is missing",
+    _INTERVAL + "return t, write_s / t + t / 2 / fails_s",
+)
+how_often_to_save.refuses("writing alone", "only what writing costs", _INTERVAL + "return t, write_s / t")
+how_often_to_save.refuses("hard-coded for the shown job", "node-hours", "return 4648, 0.027")
+
+
+# 11.3 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "11.3",
+    "Does it fit?",
+    "smallest_job",
+    minutes=12,
+    core=False,
+    hints=[
+        "For given tp and pp, the bytes of a device are a fixed part plus a part over dp. Solve for dp, and round up.",
+        "If the part that dp does not divide is too large already, no dp helps: skip that layout.",
+        "Collect (devices, pp, tp, dp) for all layouts: Python's min takes the first entry, then the next.",
+    ],
+)
+def does_it_fit(smallest_job):
+    for i in range(5):
+        parameters, layers = random.choice([1, 7, 13, 22, 70, 175, 500]) * 1e9, random.choice([24, 32, 40, 48, 80, 96])
+        memory, share = random.choice([40e9, 64e9, 80e9]), random.choice([0.4, 0.5, 0.6])
+        per_node, replicas = random.choice([4, 8]), random.randint(1, 6)
+        if i == 0:  # a small model fits on one device, but more replicas are asked for
+            parameters, replicas = 1e9, random.randint(2, 6)
+        while not (smallest := _search(parameters, layers, memory, share, per_node, replicas)):
+            parameters /= 2  # no layout holds it
+        devices, layout = smallest
+        found = smallest_job(parameters, layers, memory, share, per_node, replicas)
+        where = f"{parameters / 1e9:g} B parameters, {layers} layers, {share:.0%} of {memory / 1e9:g} GB"
+        where += f", {per_node} devices a node, {replicas} replicas"
+        require(
+            isinstance(found, (tuple, list)) and len(found) == 2 and len(found[1]) == 3,
+            f"return (devices, (tp, pp, dp)), not {str(found)[:60]}",
+        )
+        n, (tp, pp, dp) = found
+        require(n == tp * pp * dp, f"{where}: {n} devices, but tp x pp x dp = {tp * pp * dp}")
+        require(tp <= per_node and not tp & (tp - 1), f"{where}: tp {tp} is no power of two up to {per_node}")
+        require(layers % pp == 0, f"{where}: pp {pp} does not divide {layers} layers")
+        require(dp >= replicas, f"{where}: dp {dp}, but {replicas} replicas are asked for")
+        holds = 6 * parameters / (tp * pp) + 12 * parameters / (tp * pp * dp)
+        require(
+            holds <= share * memory * (1 + 1e-9),
+            f"{where}: tp {tp}, pp {pp}, dp {dp} holds {holds / 1e9:.1f} GB a device, "
+            f"with {share * memory / 1e9:g} to use",
+        )
+        require(n == devices, f"{where}: {n} devices fit, but {devices} do, too: what does ZeRO-1 divide?")
+        require(
+            (tp, pp, dp) == layout,
+            f"{where}: as few devices, but (tp, pp, dp) should be {layout}, not {tp, pp, dp}: smallest pp, then tp",
+        )
+
+
+def _search(parameters, layers, memory, share, per_node, replicas) -> tuple[int, tuple[int, int, int]]:
+    """By counting up dp, one at a time."""
+    best = None
+    for pp in range(1, layers + 1):
+        for tp in (1, 2, 4, 8):
+            if layers % pp or tp > per_node or 6 * parameters / (tp * pp) >= share * memory:
+                continue
+            dp = replicas
+            while (6 + 12 / dp) * parameters / (tp * pp) > share * memory:
+                dp += 1
+                if best and tp * pp * dp > best[0]:
+                    break
+            else:
+                if best is None or tp * pp * dp < best[0]:
+                    best = tp * pp * dp, (tp, pp, dp)
+    return best
+
+
+_LOOP = """
+found = []
+for tp in (2**i for i in range(per_node.bit_length()) if 2**i <= per_node):
+    for pp in (p for p in range(1, layers + 1) if layers % p == 0):
+"""
+_BEST = "\ndevices, pp, tp, dp = min(found)\nreturn devices, (tp, pp, dp)"
+does_it_fit.refuses(
+    "without ZeRO",
+    "B parameters",
+    _LOOP
+    + """
+        if 18 * parameters / (tp * pp) <= share * memory:
+            found.append((tp * pp * replicas, pp, tp, replicas))
+found = found or [(1, 1, 1, 1)]
+"""
+    + _BEST,
+)
+does_it_fit.refuses(
+    "everything divided by dp, as ZeRO-3",
+    "GB a device, with",
+    _LOOP
+    + """
+        dp = max(replicas, math.ceil(18 * parameters / (tp * pp) / (share * memory)))
+        found.append((tp * pp * dp, pp, tp, dp))
+"""
+    + _BEST,
+)
+does_it_fit.refuses(
+    "any tensor-parallel size",
+    "no power of two",
+    """
+    found = []
+    for tp in range(3, per_node + 1, 4):
+        for pp in (p for p in range(1, layers + 1) if layers % p == 0):
+            room = share * memory - 6 * parameters / (tp * pp)
+            if room > 0:
+                dp = max(replicas, math.ceil(12 * parameters / (tp * pp) / room))
+                found.append((tp * pp * dp, pp, tp, dp))
+    """
+    + _BEST.replace("\n", "\n    "),
+)
+does_it_fit.refuses("hard-coded for one model", "B parameters", "return 64, (8, 8, 1)")

@@ -1,0 +1,250 @@
+"""Graders of the exercises on FORGE: similarity of texts, test sets kept apart, answers by likelihood."""
+
+import random
+
+import torch
+from sklearn.feature_extraction.text import CountVectorizer
+from transformers import GPT2Config, GPT2LMHeadModel  # here: imports take longer than an answer may
+
+from aiscale.lesson.grading import exercise, require, same
+
+WORDS = "iron platinum energy shell pair phase alloy field token model bcc fcc".split()
+
+
+def _text(n: int) -> list[str]:
+    return [random.choice(WORDS) for _ in range(n)]
+
+
+# 12.1 ---------------------------------------------------------------------------------------------------------------
+
+
+def _counts(one: str, other: str, n: int):
+    """Both texts' runs, counted by scikit-learn: (2, runs)."""
+    split = CountVectorizer(analyzer="word", tokenizer=str.split, token_pattern=None, ngram_range=(n, n))
+    return split.fit_transform([one, other]).toarray()
+
+
+@exercise(
+    "12.1",
+    "How alike are two texts?",
+    "similarity",
+    minutes=8,
+    hints=[
+        "A set of tuples: it forgets how often a run stands in a text, and can be compared.",
+        "A text of w words has w - n + 1 runs: mind the last one.",
+    ],
+)
+def how_alike(similarity):
+    same(similarity("iron", "iron ore", 3), 0.0, "texts shorter than n")
+    graded = 0
+    while graded < 5:
+        n, shared = random.randint(2, 4), _text(random.randint(8, 14))
+        one, other = [*shared, *_text(4), *shared], [*_text(9), *shared]
+        one[0] = one[0].upper()
+        a, b = _counts(" ".join(one), " ".join(other), n)
+        both, either = ((a > 0) & (b > 0)).sum(), ((a > 0) | (b > 0)).sum()
+        words = len({*(w.lower() for w in one)} & {*other}) / len({*(w.lower() for w in one), *other})
+        causes = {
+            "a run counts once, however often it stands in a text": (a.clip(max=b)).sum()
+            / (a + b - a.clip(max=b)).sum(),
+            "divide by the runs of both texts together": both / (a > 0).sum(),
+            "divide by the runs of both texts together, not of the longer": both / max((a > 0).sum(), (b > 0).sum()),
+            "these are shared words: compare runs of n words": words,
+            "that is Dice's measure: a shared run counts once below the line": 2
+            * both
+            / ((a > 0).sum() + (b > 0).sum()),
+        }
+        if len({both / either, *causes.values()}) <= len(causes):
+            continue  # two mistakes give the same number
+        graded += 1
+        found = similarity(" ".join(one), " ".join(other), n)
+        same(found, both / either, f"two texts, n = {n}", causes=causes, rtol=1e-9)
+
+
+_RUNS = """
+def runs(text):
+    words = text.lower().split()
+    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+a, b = set(runs(one)), set(runs(other))
+"""
+how_alike.refuses("over the first text", "of both texts together", _RUNS + "return len(a & b) / len(a) if a else 0.0")
+how_alike.refuses(
+    "Dice's measure", "Dice's measure", _RUNS + "return 2 * len(a & b) / (len(a) + len(b)) if a and b else 0.0"
+)
+how_alike.refuses(
+    "shared words",
+    "these are shared words",
+    """
+    a, b = set(one.lower().split()), set(other.lower().split())
+    return len(a & b) / len(a | b) if min(len(a), len(b)) >= n else 0.0
+    """,
+)
+how_alike.refuses(
+    "case matters", "two texts", _RUNS.replace(".lower()", "") + "return len(a & b) / len(a | b) if a | b else 0.0"
+)
+how_alike.refuses("fails on short texts", "ZeroDivisionError", _RUNS + "return len(a & b) / len(a | b)")
+how_alike.refuses("hard-coded for the shown texts", "texts", "return 1 / 3")
+
+
+# 12.2 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "12.2",
+    "Keep the test out",
+    "contaminated",
+    minutes=12,
+    hints=[
+        "Write a helper that gives the set of runs of m words of a text; a document shares one if two sets meet.",
+        "For a test text of k < n words, compare runs of k words.",
+    ],
+)
+def keep_the_test_out(contaminated):
+    for _ in range(4):
+        n, fresh = random.randint(4, 7), iter(f"w{i}" for i in random.sample(range(10**6), 400))
+        tests = [[next(fresh) for _ in range(n + 5)] for _ in range(3)] + [[next(fresh) for _ in range(n - 2)]]
+        documents, truth = [], []
+        at = random.randint(1, 4)  # 5 would be the last run
+        for piece, bad, _ in (
+            (tests[0][at : at + n], True, "a run from the middle of a test"),
+            (tests[1][: n - 1], False, "one word too few"),
+            ([word.upper() for word in tests[2]], True, "in capitals"),
+            (tests[3], True, "a short test, whole"),
+            (tests[3][:-1], False, "a part of a short test"),
+            (tests[0][::-1], False, "the words of a test in another order"),
+            ([], False, "nothing of a test"),
+            (tests[1][-n:], True, "the last run of a test"),
+        ):
+            documents.append([next(fresh), *piece, next(fresh)])
+            truth.append(bad)
+        order = random.sample(range(len(documents)), len(documents))
+        expected = [place for place, i in enumerate(order) if truth[i]]
+        found = contaminated([" ".join(documents[i]) for i in order], [" ".join(test) for test in tests], n)
+        require(isinstance(found, list), f"return a list of numbers, not {str(found)[:60]}")
+        what = {i: place for place, i in enumerate(order)}
+        for i, said in (
+            (0, "shares n words in a row with the middle of a test, and stays"),
+            (7, "shares the last n words of a test, and stays: does your loop reach the last run?"),
+            (2, "holds a test in capitals, and stays: case does not count"),
+            (3, "holds a whole test of fewer than n words, and stays"),
+        ):
+            require(what[i] in found, f"document {what[i]} {said}")
+        for i, said in (
+            (1, "shares n - 1 words in a row only"),
+            (4, "holds a part of a short test only"),
+            (5, "holds a test's words in another order"),
+            (6, "shares nothing with any test"),
+        ):
+            require(what[i] not in found, f"document {what[i]} {said}, and is thrown out")
+        same([float(i) for i in found], [float(i) for i in expected], "the numbers, sorted")
+
+
+_SHARED = """
+def runs(text, m):
+    words = text.lower().split()
+    return {tuple(words[i : i + m]) for i in range(len(words) - m + 1)}
+"""
+keep_the_test_out.refuses(
+    "short tests forgotten",
+    "a whole test of fewer than n words",
+    _SHARED
+    + """
+return [i for i, d in enumerate(documents) if any(runs(d, n) & runs(t, n) for t in tests)]
+""",
+)
+keep_the_test_out.refuses(
+    "whole test texts only",
+    "with the middle of a test",
+    "return [i for i, d in enumerate(documents) if any(t.lower() in d.lower() for t in tests)]",
+)
+keep_the_test_out.refuses(
+    "case matters",
+    "in capitals",
+    _SHARED.replace(".lower()", "")
+    + """
+return [i for i, d in enumerate(documents)
+        if any(runs(d, min(n, len(t.split()))) & runs(t, min(n, len(t.split()))) for t in tests)]
+""",
+)
+keep_the_test_out.refuses("hard-coded for the shown documents", "document", "return [0, 2]")
+
+
+# 12.3 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "12.3",
+    "What does the model answer?",
+    "scores",
+    minutes=12,
+    core=False,
+    hints=[
+        "`log_softmax(-1)` of the logits, then `gather` picks the token that really came.",
+        "The logits at position i are about token i + 1: the first token of the choice is told by the context's last.",
+    ],
+)
+def what_it_answers(scores):
+    network = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    ).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(8)  # random weights as they are drawn hardly tell one token from another
+
+        def model(tokens):
+            return network(tokens).logits
+
+        for _ in range(3):
+            context = random.choices(range(50), k=random.randint(3, 8))
+            choices = [random.choices(range(50), k=k) for k in random.sample(range(2, 8), 3)]
+            right, causes = [], {}
+            sums = {"mean": [], "all": [], "late": []}
+            for choice in choices:
+                tokens = torch.tensor([context + choice])
+                labels = torch.tensor([[-100] * len(context) + choice])  # transformers leaves -100 out of its mean loss
+                right.append(-network(tokens, labels=labels).loss.item() * len(choice))
+                sums["mean"].append(right[-1] / len(choice))
+                sums["all"].append(-network(tokens, labels=tokens).loss.item() * (len(context) + len(choice) - 1))
+                labels[0, len(context)] = -100
+                sums["late"].append(-network(tokens, labels=labels).loss.item() * (len(choice) - 1))
+            causes = {
+                "this is the mean over a choice's tokens: the score is their sum": torch.tensor(sums["mean"]),
+                "the context's tokens count here, too": torch.tensor(sums["all"]),
+                "the first token of the choice is missing: the context's last position tells it": torch.tensor(
+                    sums["late"]
+                ),
+                "the sign: a logarithm of a probability is negative": -torch.tensor(right),
+            }
+            found = scores(model, context, choices)
+            require(len(found) == 3, f"return a score for each of the 3 choices, not {str(found)[:60]}")
+            same(torch.tensor(found), torch.tensor(right), "the scores", causes=causes, rtol=1e-4)
+
+
+_SCORE = """
+found = []
+for choice in choices:
+    tokens = torch.tensor([context + choice])
+    log_p = model(tokens[:, :-1]).log_softmax(-1)[0]
+    said = log_p.gather(-1, tokens[0, 1:, None])[:, 0]
+    found.append({})
+return found
+"""
+what_it_answers.refuses("mean of the tokens", "the mean over", _SCORE.format("said[len(context) - 1 :].mean().item()"))
+what_it_answers.refuses("the context too", "context's tokens count", _SCORE.format("said.sum().item()"))
+what_it_answers.refuses(
+    "the first token missed", "first token of the choice", _SCORE.format("said[len(context) :].sum().item()")
+)
+what_it_answers.refuses("the sign", "the sign", _SCORE.format("-said[len(context) - 1 :].sum().item()"))
+what_it_answers.refuses(
+    "not shifted",
+    "the scores",
+    """
+    found = []
+    for choice in choices:
+        tokens = torch.tensor([context + choice])
+        log_p = model(tokens).log_softmax(-1)[0]
+        found.append(log_p.gather(-1, tokens[0, :, None])[len(context) :].sum().item())
+    return found
+    """,
+)
+what_it_answers.refuses("hard-coded for the shown model", "the scores", "return [-6.908, -6.908, -6.908]")
