@@ -73,7 +73,7 @@ test: setup  ## run the tests: every promise once, on real processes (ten minute
 test-skipped: setup
 	@$(PYTEST) -n 2 @$(BUILD)/skipped.txt $(ARGS)  # what .ci/run had written there
 
-test-more: setup  ## run what test leaves out: whole ladder, byte table and notebooks, Slurm, planted faults
+test-more: setup  ## run what test leaves out: all of verify, byte table and notebooks, Slurm, planted faults
 	@$(PYTEST) -n 2 -m extended $(ARGS)
 
 test-all: test test-more  ## run both (an hour)

@@ -9,7 +9,7 @@ rates; the rate with the better mean counts. Runs longer than `tuned` use the ra
 
 One process simulates all ranks. Radius and PowerSGD are linear in the gradients: all ranks share the mask (or the
 factor), so n ranks update the weights as one rank with the whole batch does, up to rounding. Top-k
-is not, since each rank selects by its own gradients, and bf16 rounds each rank's: there the ranks are played in turn.
+is not, since each rank selects by its own gradients, and bf16 rounds each rank's: there it computes them in turn.
 At n ranks an all-gather of values and indices sends n times as much as an all-reduce of as many values, so top-k's
 density is divided by n; PowerSGD has the largest rank that fits.
 """
@@ -44,7 +44,7 @@ from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import Engine
 from aiscale.processes import die_with, usable_cores
 from aiscale.recipes import recipe
-from aiscale.verify.played import PlainTopK
+from aiscale.verify.simulated import PlainTopK
 
 RANKS = 4  #: simulated
 RATES, SEEDS, LENGTHS = (1.5e-3, 3e-3, 6e-3, 1.2e-2), (0, 1, 2), (500, 1000, 2000, 4000)
@@ -127,7 +127,7 @@ def wire_share(case: Case) -> float:
 # The runs ------------------------------------------------------------------------------------------------------------
 
 
-def play(run: Run, world: World, n_ranks: int = RANKS) -> tuple[Engine, int]:
+def simulate(run: Run, world: World, n_ranks: int = RANKS) -> tuple[Engine, int]:
     """An engine that computes in this process what `n_ranks` would, and for how many ranks its step takes shares; 0:
     it takes the whole batch."""
     if run.compression.method == "top-k":
@@ -141,7 +141,7 @@ def train(job: Job) -> dict:
     If the run diverged, its training and validation loss are None.
     """
     run, start, world = CASES[job.case].run(job.steps, job.lr, job.seed), time.perf_counter(), connect("cpu")
-    engine, n = play(run, world)
+    engine, n = simulate(run, world)
     loop, corpus, every = run.loop, _corpus(), max(1, job.steps // POINTS)
     batches = Batches(corpus.train, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=run.data.seed)
     held_out = Batches(corpus.val, seq_len=loop.seq_len, global_batch=loop.global_batch, seed=None)

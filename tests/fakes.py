@@ -10,11 +10,11 @@ import json
 import sys
 
 from aiscale.distributed.fake import fake_world
-from aiscale.verify.bytes import Case, predicted_and_counted
+from aiscale.verify.bytes import ByteCase, predicted_and_counted
 
 
 def rows(settings: list[str], micro_batches: int, size: int, ranks: list[int], memory: bool, steps: int) -> list:
-    run, found = Case("fake", tuple(settings), (size,), micro_batches).run(size), []
+    run, found = ByteCase("fake", tuple(settings), (size,), micro_batches).run(size), []
     for rank in ranks:
         with fake_world(size, rank, memory=memory) as world:
             found.append(predicted_and_counted(run, world, steps))

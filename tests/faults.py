@@ -1,4 +1,4 @@
-"""Deliberate bugs that tests of the ladder plant: `python tests/faults.py -m aiscale train ...`.
+"""Deliberate bugs that tests of `aiscale verify` plant: `python tests/faults.py -m aiscale train ...`.
 
 Runs a module as `python -m` does; every job whose run is named NAME--FAULT trains with that fault. The package contains
 none of this: each fault replaces a function that the job is about to call.
@@ -50,7 +50,7 @@ def after_building(change) -> None:
 
 @fault
 def none():
-    """No fault: the rung must pass, or the other faults prove nothing."""
+    """No fault: the case must pass, or the other faults prove nothing."""
 
 
 @fault

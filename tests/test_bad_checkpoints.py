@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from aiscale import checkpoint
-from aiscale.verify import ladder
+from aiscale.verify import jobs
 from ranks import without_greetings
 
 TINY = (
@@ -32,7 +32,7 @@ def train(folder, strategy, *more, nproc=2, settings=None):
     log = folder / "said.log"
     log.unlink(missing_ok=True)
     arguments = ["train", "--runs-dir", str(folder), "--quiet", "--nproc", str(nproc), *more, *words]
-    status = ladder.train(arguments, log)
+    status = jobs.train(arguments, log)
     return status, without_greetings(log.read_text()).splitlines()
 
 

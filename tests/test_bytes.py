@@ -6,7 +6,7 @@ import pytest
 
 from aiscale import cost
 from aiscale.verify import bytes as bytes_
-from aiscale.verify.bytes import CASES, Case, compare
+from aiscale.verify.bytes import BYTE_CASES, ByteCase, compare
 from ranks import run_ranks
 
 
@@ -18,7 +18,7 @@ def differences(rows: list[dict]) -> list[dict]:
 WORLDS = {"torch": (2, 3, 4, 5, 6, 7, 8), "deepspeed": (2, 3, 8), "megatron": (2, 3, 4, 8)}
 
 
-def is_plain(case: Case, n: int) -> bool:
+def is_plain(case: ByteCase, n: int) -> bool:
     """A strategy by itself ("zero 2", not "zero 2 offload"), at its smallest world."""
     return n == case.worlds[0] and len(case.name.split()) < 3
 
@@ -26,7 +26,7 @@ def is_plain(case: Case, n: int) -> bool:
 @pytest.mark.parametrize("plain", [True, pytest.param(False, marks=pytest.mark.extended)], ids=["plain", "others"])
 @pytest.mark.parametrize("library", WORLDS)
 def test_every_strategy_sends_and_holds_the_predicted_bytes(library, plain):
-    cases = [case for case in CASES if case.library == library]
+    cases = [case for case in BYTE_CASES if case.library == library]
     plan = [(case, n) for case in cases for n in case.worlds if n in WORLDS[library] or n == case.worlds[0]]
     plan = [(case, n) for case, n in plan if is_plain(case, n) == plain]
     rows = compare(plan)
@@ -45,8 +45,8 @@ def test_every_strategy_sends_and_holds_the_predicted_bytes(library, plain):
 def test_mpi_and_serial_send_and_hold_what_the_formulas_say(strategy, n, launcher, tmp_path):
     code = f"""
     import json
-    from aiscale.verify.bytes import Case, rows_of
-    case = Case("it", ("parallel.strategy={strategy}",), ({n},))
+    from aiscale.verify.bytes import ByteCase, rows_of
+    case = ByteCase("it", ("parallel.strategy={strategy}",), ({n},))
     rows = [row for rank in world.gather(rows_of(case, world)) for row in rank]
     if world.is_main:
         say(json.dumps(rows))
@@ -59,7 +59,7 @@ def test_mpi_and_serial_send_and_hold_what_the_formulas_say(strategy, n, launche
 
 def test_fsdp_sends_1_5_times_as_much_as_ddp():
     def on_the_ring(*settings: str) -> float:
-        case = Case("it", ("model.vocab_size=64", *settings), (4,), micro_batches=1)
+        case = ByteCase("it", ("model.vocab_size=64", *settings), (4,), micro_batches=1)
         sent = cost.step_traffic(case.run(4), 4)
         return sum(cost.wire_bytes(op, nbytes, 4) for (op, _), nbytes in sent.items())
 

@@ -11,7 +11,7 @@ from aiscale.plan.constants import constants
 from aiscale.plan.hardware import platform_of
 from aiscale.plan.layout import Layout, Software, shape_of
 from aiscale.plan.step import seconds
-from aiscale.verify.bytes import Case
+from aiscale.verify.bytes import ByteCase
 from ranks import forked
 
 RANKS = 1024
@@ -87,7 +87,7 @@ def layers_and_all(settings: list[str], strategy: str) -> tuple[dict, dict, dict
 
 
 def planned(settings: list[str], **layout) -> Answer:
-    run = Case("four layers", (*settings, "model.n_layer=4"), ()).run(1)
+    run = ByteCase("four layers", (*settings, "model.n_layer=4"), ()).run(1)
     layout = Layout(global_batch=layout["dp"], precision=run.loop.precision, software=VISIBLE, **layout)
     return plan(shape_of(run.model, run.loop.seq_len), layout, platform_of(find_machine("frontier")), BARE)
 

@@ -1,4 +1,4 @@
-"""Data parallelism by DDP and MPI: what the ladder and the byte table do not cover."""
+"""Data parallelism by DDP and MPI: what `aiscale verify` and the byte table do not cover."""
 
 import json
 

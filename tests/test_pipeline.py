@@ -41,7 +41,7 @@ for settings in SETTINGS:
         say(json.dumps({"settings": settings, "same": all(s == same[0] for s in same), "ranks": everything}))
 """
 
-#: layouts that neither the ladder nor the byte table covers
+#: layouts that neither `aiscale verify` nor the byte table covers
 FOUR = [["parallel.pp=4", "parallel.schedule=zero-bubble"]]
 TWO = [
     ["parallel.pp=2", "parallel.schedule=1f1b", "model.activation_checkpointing=true"],

@@ -1,6 +1,6 @@
 """Checks must fail on a bug: each fault is planted in a copy of the package, and the test that guards it must fail.
 
-tests/faults.py plants faults of strategies on the ladder; these are the faults that the ladder cannot detect.
+tests/faults.py plants faults of strategies for `aiscale verify`; these are the faults that it cannot detect.
 """
 
 from __future__ import annotations

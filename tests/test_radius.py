@@ -192,7 +192,7 @@ if world.is_main:
     say(json.dumps(found))
 """
 
-#: The ladder has the same for a warm-up and an interval of 1, up to rounding.
+#: `aiscale verify` has the same for a warm-up and an interval of 1, up to rounding.
 BITS = ["full_density_is_ddp", "so_in_bf16_and_with_two_micro_batches"]
 ALWAYS = [
     *BITS,

@@ -19,7 +19,7 @@ from aiscale.distributed import connect
 from aiscale.parallel import build
 from aiscale.train import fit, read_metrics
 from aiscale.train.saving import Saver
-from aiscale.verify import ladder
+from aiscale.verify import jobs
 from ranks import before_each_step, run_ranks, without_greetings
 
 TINY = (
@@ -56,7 +56,7 @@ def trained(tmp_path_factory):
         arguments += words(*TINY, f"parallel.strategy={strategy}", *STRATEGIES[strategy])
         found = []
         for more in ([], ["--resume"]):
-            status = ladder.train([*arguments, *more], log)
+            status = jobs.train([*arguments, *more], log)
             said = without_greetings(log.read_text())
             assert (status, said) == (0, ""), (strategy, said)
             found.append([(line["step"], line["loss"]) for line in read_metrics(folder / "tiny")])

@@ -61,7 +61,7 @@ def tried(entry: dict, state: str) -> None:
 
 
 def _ladder(task: Exercise, entry: dict) -> str:
-    """The hints reached so far, and how to reach the next rung."""
+    """The hints reached so far, and how to reach the next one."""
     shown, steps = entry["hints"], len(task.hints)
     lines = [f"Hint {number} of {steps}: {text}" for number, text in enumerate(task.hints[:shown], 1)]
     if shown < steps:

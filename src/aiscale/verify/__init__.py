@@ -1,4 +1,4 @@
-"""The ladder: runs every strategy and compares its losses and weights with the serial run's."""
+"""Runs every strategy and compares its losses and weights with the serial run's."""
 
-from aiscale.verify.ladder import Verdict, choose, climb, table
-from aiscale.verify.rungs import RUNGS, Rung
+from aiscale.verify.cases import CASES, Case
+from aiscale.verify.jobs import Verdict, choose, table, verify

@@ -40,7 +40,7 @@ _LOOP = ("loop.seq_len=16", "loop.micro_batch=1", "loop.device=cpu")
 
 
 @dataclass(frozen=True)
-class Case:
+class ByteCase:
     """A strategy with its options, and the world sizes at which it is measured."""
 
     name: str
@@ -63,35 +63,37 @@ _LLAMA = ("model.norm=rmsnorm", "model.position=rotary", "model.activation=swigl
 _RECOMPUTED = ("model.activation_checkpointing=true",)
 
 
-def _megatron(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = (), layers: int = 4) -> Case:
+def _megatron(
+    name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = (), layers: int = 4
+) -> ByteCase:
     settings = ("parallel.strategy=megatron", *(f"parallel.{option}" for option in layout))
     size = (f"model.n_layer={layers}",)
-    return Case(f"megatron {name}", (*size, *model, *settings), worlds, 4, "megatron")
+    return ByteCase(f"megatron {name}", (*size, *model, *settings), worlds, 4, "megatron")
 
 
-def _zero(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = ()) -> Case:
+def _zero(name: str, worlds: tuple[int, ...], *layout: str, model: tuple[str, ...] = ()) -> ByteCase:
     settings = ("parallel.strategy=zero", *(f"parallel.{option}" for option in layout), *model)
-    return Case(f"zero {name}", settings, worlds, 2, "deepspeed")
+    return ByteCase(f"zero {name}", settings, worlds, 2, "deepspeed")
 
 
-def _pipeline(name: str, worlds: tuple[int, ...], *layout: str) -> Case:
+def _pipeline(name: str, worlds: tuple[int, ...], *layout: str) -> ByteCase:
     settings = ("parallel.strategy=pipeline", *(f"parallel.{option}" for option in layout))
-    return Case(f"pipeline {name}", settings, worlds, 4)
+    return ByteCase(f"pipeline {name}", settings, worlds, 4)
 
 
-def _compressed(method: str, worlds: tuple[int, ...], *options: str, name: str = "", zero1: bool = False) -> Case:
+def _compressed(method: str, worlds: tuple[int, ...], *options: str, name: str = "", zero1: bool = False) -> ByteCase:
     """A compression method, whose third step is a sparse one."""
     settings = ("parallel.strategy=ddp", f"parallel.distributed_optimizer={str(zero1).lower()}")
     compression = (f"compression.{option}" for option in (f"method={method}", *options))
-    return Case(f"ddp {name or method}{' zero1' * zero1}", (*settings, *compression), worlds)
+    return ByteCase(f"ddp {name or method}{' zero1' * zero1}", (*settings, *compression), worlds)
 
 
 _ALL = (2, 3, 4, 5, 6, 7, 8)
-CASES = (
-    Case("ddp", ("parallel.strategy=ddp",), _ALL),
-    Case("ddp bf16", ("parallel.strategy=ddp", "compression.wire=bf16"), (2, 4)),
-    Case("ddp at once", ("parallel.strategy=ddp", "compression.overlap=false"), (2,)),
-    Case("ddp zero1", _ZERO1, (2, 3, 5)),
+BYTE_CASES = (
+    ByteCase("ddp", ("parallel.strategy=ddp",), _ALL),
+    ByteCase("ddp bf16", ("parallel.strategy=ddp", "compression.wire=bf16"), (2, 4)),
+    ByteCase("ddp at once", ("parallel.strategy=ddp", "compression.overlap=false"), (2,)),
+    ByteCase("ddp zero1", _ZERO1, (2, 3, 5)),
     _compressed("radius", (2, 3, 4)),
     _compressed("radius", (2,), "overlap=false", "wire=bf16", "residual=none", name="radius at once"),
     _compressed("radius", (3,), "density=0.1", zero1=True),
@@ -99,9 +101,9 @@ CASES = (
     _compressed("top-k", (2,), "wire=bf16", name="top-k bf16"),
     _compressed("powersgd", (2, 3), "rank=2"),
     _compressed("powersgd", (2,), "rank=4", zero1=True),
-    Case("fsdp", (_FSDP,), _ALL),
-    Case("fsdp kept", (_FSDP, "parallel.reshard_after_forward=false"), (2, 4)),
-    Case("fsdp hybrid", (_FSDP, "parallel.replicas=2"), (4, 8)),
+    ByteCase("fsdp", (_FSDP,), _ALL),
+    ByteCase("fsdp kept", (_FSDP, "parallel.reshard_after_forward=false"), (2, 4)),
+    ByteCase("fsdp hybrid", (_FSDP, "parallel.replicas=2"), (4, 8)),
     _zero("0", _ALL, "zero_stage=0"),
     _zero("1", _ALL, "zero_stage=1"),
     _zero("2", _ALL, "zero_stage=2"),
@@ -127,17 +129,17 @@ CASES = (
     _megatron("tp2 pp2 bf16", (4,), "tp=2", "pp=2", model=("loop.precision=bf16",)),
     _megatron("tp2 pp2 dp2 distributed", (8,), "tp=2", "pp=2", "distributed_optimizer=true"),
     _megatron("tp2 pp2 dp2 sequence", (8,), "tp=2", "pp=2", "sequence_parallel=true"),
-    Case("fsdp llama", (_FSDP, *_LLAMA), (3,)),
-    Case("fsdp muon deepnorm", (_FSDP, "optimizer.name=muon", "model.norm=deepnorm", "model.tied=false"), (3,)),
-    Case("fsdp lamb t5", (_FSDP, "optimizer.name=lamb", "model.position=t5"), (2,)),
-    Case("ddp zero1 adafactor", (*_ZERO1, "optimizer.name=adafactor", "model.position=shaw"), (3,)),
-    Case("ddp zero1 muon", (*_ZERO1, "optimizer.name=muon"), (2,)),
+    ByteCase("fsdp llama", (_FSDP, *_LLAMA), (3,)),
+    ByteCase("fsdp muon deepnorm", (_FSDP, "optimizer.name=muon", "model.norm=deepnorm", "model.tied=false"), (3,)),
+    ByteCase("fsdp lamb t5", (_FSDP, "optimizer.name=lamb", "model.position=t5"), (2,)),
+    ByteCase("ddp zero1 adafactor", (*_ZERO1, "optimizer.name=adafactor", "model.position=shaw"), (3,)),
+    ByteCase("ddp zero1 muon", (*_ZERO1, "optimizer.name=muon"), (2,)),
     _megatron("tp2 sequence sinusoidal", (2,), "tp=2", "sequence_parallel=true", model=_SINUSOIDAL),
-    Case("fsdp bf16", (_FSDP, "loop.precision=bf16"), (2, 3)),
+    ByteCase("fsdp bf16", (_FSDP, "loop.precision=bf16"), (2, 3)),
 )
 
 
-def compare(plan: Iterable[tuple[Case, int]]) -> list[dict[str, str | int]]:
+def compare(plan: Iterable[tuple[ByteCase, int]]) -> list[dict[str, str | int]]:
     """Rows {case, world_size, rank, kind (payload or held), what, predicted, measured} of cases at world sizes.
 
     One process imports each library; ranks are forked from it, a new set for each world size.
@@ -168,14 +170,14 @@ def _measure(library: str, out: str, worlds: dict[str, list[str]]) -> int:
 def _rank(out: str, *names: str) -> None:
     torch.set_num_threads(1)
     world = connect("cpu")
-    everyone = world.gather([row for case in CASES if case.name in names for row in rows_of(case, world)])
+    everyone = world.gather([row for case in BYTE_CASES if case.name in names for row in rows_of(case, world)])
     if world.is_main:
         with open(out, "a") as file:
             file.write(json.dumps([row for rows in everyone for row in rows]) + "\n")
     world.close()
 
 
-def rows_of(case: Case, world) -> list[dict]:
+def rows_of(case: ByteCase, world) -> list[dict]:
     head = {"case": case.name, "world_size": world.size, "rank": world.rank}
     return [{**head, **row} for row in predicted_and_counted(case.run(world.size), world)]
 
@@ -226,7 +228,7 @@ def random_batch(run: Run, data_world: int) -> list:
 
 def main(names: list[str]) -> int:
     """Print the rows of these cases, or of all."""
-    rows = compare((case, n) for case in CASES if not names or case.name in names for n in case.worlds)
+    rows = compare((case, n) for case in BYTE_CASES if not names or case.name in names for n in case.worlds)
     for row in rows:
         differs = row["predicted"] != row["measured"]
         if row["rank"] == 0 or differs:

@@ -10,27 +10,27 @@ import json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("rungs", nargs="*", metavar="RUNG", help="the rungs to run, such as 'zero*' (default: all)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="the cases to run, such as 'zero*' (default: all)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.add_argument("--list", action="store_true", help="list the rungs, or those that match, and exit")
+    parser.add_argument("--list", action="store_true", help="list the cases, or those that match, and exit")
 
 
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from aiscale.verify import choose, climb, table
+    from aiscale.verify import choose, table, verify
 
     if args.list:
-        print(*(rung.name for rung in choose(args.rungs)), sep="\n")
+        print(*(case.name for case in choose(args.cases)), sep="\n")
         return 0
     progress, done = Console(stderr=True, highlight=False), []
 
     def report(verdict) -> None:
         done.append(verdict)
         state = "holds" if verdict.holds else f"differs {verdict.error}"
-        progress.print(f"{len(done):3} {verdict.rung.name}: {state} ({verdict.seconds:.1f} s)", markup=False)
+        progress.print(f"{len(done):3} {verdict.case.name}: {state} ({verdict.seconds:.1f} s)", markup=False)
 
-    verdicts = climb(args.rungs, report=report)
+    verdicts = verify(args.cases, report=report)
     if args.json:
         print(json.dumps([verdict.to_dict() for verdict in verdicts], indent=2))
     else:

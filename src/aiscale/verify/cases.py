@@ -1,12 +1,12 @@
-"""The rungs of the ladder: each is one way to train a small model, and names the serial run that it must equal.
+"""The cases of `aiscale verify`: each is one way to train a small model, and names the serial run that it must equal.
 
-    RUNGS["zero3-x4"].arguments(Path("runs"))      # the words after `aiscale`
+    CASES["zero3-x4"].arguments(Path("runs"))      # the words after `aiscale`
 
 The settings make mistakes visible. AdamW divides a gradient by its own size, so with the usual epsilon of 1e-8 a
 gradient that is twice too large trains the same weights. An epsilon of 1e-5, a learning rate that changes, and a
 clipping norm above the gradient's norm in some steps and below it in others make such weights differ. Learning rate and
-weight decay are large, and biases far enough from zero that decaying them by mistake shows. Every rung evaluates twice.
-FSDP has rungs in fp64 and fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
+weight decay are large, and biases far enough from zero that decaying them by mistake shows. Every case evaluates twice.
+FSDP has cases in fp64 and fp32, because torch divides in fp64 itself and leaves it to the collective in fp32.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MODELS: dict[str, dict] = {
 }
 
 #: Choices in pairs: norm, position, activation, optimizer, and what makes them differ from the others in more. A fault
-#: in one shows in its rungs, whatever it is paired with.
+#: in one shows in its cases, whatever it is paired with.
 _PAIRS = {
     "alibi": ("rmsnorm", "alibi", "geglu", "lamb", {"model.n_kv_head": 2}),
     "deepnorm": ("deepnorm", "sinusoidal", "relu", "muon", {}),
@@ -76,7 +76,7 @@ for _name, (_norm, _position, _activation, _optimizer, _more) in _PAIRS.items():
 
 
 @dataclass(frozen=True)
-class Rung:
+class Case:
     """One way to train one of MODELS."""
 
     name: str
@@ -86,12 +86,12 @@ class Rung:
     model: str = "gpt2"  #: one of MODELS
     precision: str = "fp64"
     launcher: str = ""  #: torchrun or mpiexec; empty: aiscale's own
-    played: bool = False  #: no job: one process plays the ranks
-    compared_with: str = ""  #: the reference rung; empty: the serial one
+    simulated: bool = False  #: no job: one process simulates the ranks
+    compared_with: str = ""  #: the reference case; empty: the serial one
 
     @property
     def reference(self) -> str:
-        """The rung that this one must equal."""
+        """The case that this one must equal."""
         return self.compared_with or f"serial-{self.model}-{self.precision}"
 
     def settings(self) -> list[str]:
@@ -101,7 +101,7 @@ class Rung:
         return [*(f"{key}={value}" for key, value in fixed.items()), f"parallel.strategy={self.strategy}", *words]
 
     def arguments(self, runs_dir: Path) -> list[str]:
-        """The words after `aiscale` on the command line of this rung's job."""
+        """The words after `aiscale` on the command line of this case's job."""
         own = [] if self.launcher or self.ranks == 1 else ["--nproc", str(self.ranks)]
         pairs = [word for setting in self.settings() for word in ("--set", setting)]
         return ["train", "--recipe", "laptop", "--runs-dir", str(runs_dir), "--quiet", *own, *pairs]
@@ -117,24 +117,24 @@ class Rung:
         return [*start, "-m", "aiscale", *self.arguments(runs_dir)]
 
 
-def _serial(model: str, precision: str) -> Rung:
-    return Rung(name=f"serial-{model}-{precision}", model=model, precision=precision)
+def _serial(model: str, precision: str) -> Case:
+    return Case(name=f"serial-{model}-{precision}", model=model, precision=precision)
 
 
 _INTERLEAVED = "pp=4 schedule=interleaved virtual_stages=2 loop.micro_batch=3"
 _ALL = (
     *(_serial(model, precision) for model in MODELS for precision in ("fp64", "fp32")[: 1 + (model not in _PAIRS)]),
-    Rung("serial-accumulated", options="loop.micro_batch=3"),
-    Rung("serial-accumulated-fp32", options="loop.micro_batch=3", precision="fp32"),
-    Rung("mpi-x2", "mpi", 2, launcher="mpiexec"),
-    Rung("ddp-x2", "ddp", 2),
-    Rung("ddp-x2-accumulated", "ddp", 2, "loop.micro_batch=3"),
-    Rung("ddp-x3-torchrun", "ddp", 3, launcher="torchrun"),
-    Rung("ddp-x3-mpiexec", "ddp", 3, launcher="mpiexec"),
-    Rung("ddp-x4", "ddp", 4, "bucket_mb=0.05"),
-    Rung("ddp-x2-fp32", "ddp", 2, precision="fp32"),
+    Case("serial-accumulated", options="loop.micro_batch=3"),
+    Case("serial-accumulated-fp32", options="loop.micro_batch=3", precision="fp32"),
+    Case("mpi-x2", "mpi", 2, launcher="mpiexec"),
+    Case("ddp-x2", "ddp", 2),
+    Case("ddp-x2-accumulated", "ddp", 2, "loop.micro_batch=3"),
+    Case("ddp-x3-torchrun", "ddp", 3, launcher="torchrun"),
+    Case("ddp-x3-mpiexec", "ddp", 3, launcher="mpiexec"),
+    Case("ddp-x4", "ddp", 4, "bucket_mb=0.05"),
+    Case("ddp-x2-fp32", "ddp", 2, precision="fp32"),
     *(
-        Rung(f"{name}-x{ranks}", "ddp", ranks, options)
+        Case(f"{name}-x{ranks}", "ddp", ranks, options)
         for name, ranks, options in (
             ("radius-density-1", 2, "bucket_mb=0.05 compression.method=radius compression.density=1"),
             ("radius-interval-1", 3, "compression.method=radius compression.interval=1"),
@@ -144,59 +144,59 @@ _ALL = (
         )
     ),
     *(
-        Rung(name + "-played" * played, "ddp", 3, options, played=played, compared_with=f"{name}-played")
+        Case(name + "-simulated" * simulated, "ddp", 3, options, simulated=simulated, compared_with=f"{name}-simulated")
         for name, options in (
             ("radius-sparse-x3", "compression.method=radius compression.density=0.3 compression.interval=6"),
             ("top-k-sparse-x3", "compression.method=top-k compression.density=0.1"),
         )
-        for played in (True, False)
+        for simulated in (True, False)
     ),
-    Rung("ddp-x2-llama", "ddp", 2, model="llama"),
-    *(Rung(f"zero{stage}-x2", "zero", 2, f"zero_stage={stage}", precision="fp32") for stage in range(4)),
-    Rung("zero2-x4-accumulated", "zero", 4, "zero_stage=2 loop.micro_batch=1", precision="fp32"),
-    Rung("zero-offload-x2", "zero", 2, "zero_stage=2 offload=optimizer", precision="fp32"),
-    Rung("zero3-offload-x2", "zero", 2, "zero_stage=3 offload=all", precision="fp32"),
-    Rung("zero3-x3-llama", "zero", 3, "zero_stage=3", model="llama", precision="fp32"),
-    Rung("fsdp-x2", "fsdp", 2),
-    Rung("fsdp-x2-fp32", "fsdp", 2, precision="fp32"),
-    Rung("fsdp-x2-accumulated", "fsdp", 2, "loop.micro_batch=3 prefetch=2"),
-    Rung("fsdp-x3-kept", "fsdp", 3, "reshard_after_forward=false"),
-    Rung("fsdp-x3-llama", "fsdp", 3, model="llama"),
-    Rung("fsdp-hybrid-x4", "fsdp", 4, "replicas=2"),
-    Rung("tp2", "megatron", 2, "tp=2"),
-    Rung("tp2-sequence-parallel", "megatron", 2, "tp=2 sequence_parallel=true"),
-    Rung("tp2-llama", "megatron", 2, "tp=2", model="llama"),
-    Rung("pp2-gpipe", "pipeline", 2, "pp=2 schedule=gpipe loop.micro_batch=3"),
-    Rung("pp2-1f1b", "pipeline", 2, "pp=2 loop.micro_batch=3"),
-    Rung("pp2-dp2-1f1b", "pipeline", 4, "pp=2 loop.micro_batch=2"),
-    Rung("pp2-1f1b-llama", "pipeline", 2, "pp=2 loop.micro_batch=3", model="llama"),
-    Rung("pp4-interleaved", "pipeline", 4, _INTERLEAVED, model="deep"),
-    Rung("pp4-zero-bubble", "pipeline", 4, "pp=4 schedule=zero-bubble loop.micro_batch=3"),
-    Rung("pp2-megatron", "megatron", 2, "pp=2 loop.micro_batch=3"),
-    Rung("pp4-interleaved-megatron", "megatron", 4, _INTERLEAVED, model="deep"),
-    Rung("tp2-pp2-dp2", "megatron", 8, "tp=2 pp=2 loop.micro_batch=2"),
-    Rung(
+    Case("ddp-x2-llama", "ddp", 2, model="llama"),
+    *(Case(f"zero{stage}-x2", "zero", 2, f"zero_stage={stage}", precision="fp32") for stage in range(4)),
+    Case("zero2-x4-accumulated", "zero", 4, "zero_stage=2 loop.micro_batch=1", precision="fp32"),
+    Case("zero-offload-x2", "zero", 2, "zero_stage=2 offload=optimizer", precision="fp32"),
+    Case("zero3-offload-x2", "zero", 2, "zero_stage=3 offload=all", precision="fp32"),
+    Case("zero3-x3-llama", "zero", 3, "zero_stage=3", model="llama", precision="fp32"),
+    Case("fsdp-x2", "fsdp", 2),
+    Case("fsdp-x2-fp32", "fsdp", 2, precision="fp32"),
+    Case("fsdp-x2-accumulated", "fsdp", 2, "loop.micro_batch=3 prefetch=2"),
+    Case("fsdp-x3-kept", "fsdp", 3, "reshard_after_forward=false"),
+    Case("fsdp-x3-llama", "fsdp", 3, model="llama"),
+    Case("fsdp-hybrid-x4", "fsdp", 4, "replicas=2"),
+    Case("tp2", "megatron", 2, "tp=2"),
+    Case("tp2-sequence-parallel", "megatron", 2, "tp=2 sequence_parallel=true"),
+    Case("tp2-llama", "megatron", 2, "tp=2", model="llama"),
+    Case("pp2-gpipe", "pipeline", 2, "pp=2 schedule=gpipe loop.micro_batch=3"),
+    Case("pp2-1f1b", "pipeline", 2, "pp=2 loop.micro_batch=3"),
+    Case("pp2-dp2-1f1b", "pipeline", 4, "pp=2 loop.micro_batch=2"),
+    Case("pp2-1f1b-llama", "pipeline", 2, "pp=2 loop.micro_batch=3", model="llama"),
+    Case("pp4-interleaved", "pipeline", 4, _INTERLEAVED, model="deep"),
+    Case("pp4-zero-bubble", "pipeline", 4, "pp=4 schedule=zero-bubble loop.micro_batch=3"),
+    Case("pp2-megatron", "megatron", 2, "pp=2 loop.micro_batch=3"),
+    Case("pp4-interleaved-megatron", "megatron", 4, _INTERLEAVED, model="deep"),
+    Case("tp2-pp2-dp2", "megatron", 8, "tp=2 pp=2 loop.micro_batch=2"),
+    Case(
         "tp2-pp2-dp2-zero1", "megatron", 8, "tp=2 pp=2 loop.micro_batch=2 distributed_optimizer=true", precision="fp32"
     ),
-    Rung(
+    Case(
         "tp2-pp2-sequence-parallel-llama",
         "megatron",
         4,
         "tp=2 pp=2 loop.micro_batch=4 sequence_parallel=true",
         model="llama",
     ),
-    Rung("ddp-x2-alibi", "ddp", 2, model="alibi"),
-    Rung("ddp-x2-deepnorm", "ddp", 2, model="deepnorm"),
-    Rung("ddp-x2-zero1-t5", "ddp", 2, "distributed_optimizer=true", model="t5"),
-    Rung("ddp-x2-zero1-shaw", "ddp", 2, "distributed_optimizer=true", model="shaw"),
-    Rung("fsdp-x2-alibi", "fsdp", 2, model="alibi"),
-    Rung("fsdp-x3-deepnorm", "fsdp", 3, model="deepnorm"),
-    Rung("fsdp-x2-t5", "fsdp", 2, model="t5"),
-    Rung("fsdp-x2-huang", "fsdp", 2, model="huang"),
-    Rung("pp2-1f1b-alibi", "pipeline", 2, "pp=2 loop.micro_batch=3", model="alibi"),
-    Rung("pp2-1f1b-shaw", "pipeline", 2, "pp=2 loop.micro_batch=3", model="shaw"),
-    Rung("pp2-1f1b-huang", "pipeline", 2, "pp=2 loop.micro_batch=3", model="huang"),
-    Rung("tp2-sinusoidal", "megatron", 2, "tp=2", model="sinusoidal"),
-    Rung("tp2-sequence-parallel-sinusoidal", "megatron", 2, "tp=2 sequence_parallel=true", model="sinusoidal"),
+    Case("ddp-x2-alibi", "ddp", 2, model="alibi"),
+    Case("ddp-x2-deepnorm", "ddp", 2, model="deepnorm"),
+    Case("ddp-x2-zero1-t5", "ddp", 2, "distributed_optimizer=true", model="t5"),
+    Case("ddp-x2-zero1-shaw", "ddp", 2, "distributed_optimizer=true", model="shaw"),
+    Case("fsdp-x2-alibi", "fsdp", 2, model="alibi"),
+    Case("fsdp-x3-deepnorm", "fsdp", 3, model="deepnorm"),
+    Case("fsdp-x2-t5", "fsdp", 2, model="t5"),
+    Case("fsdp-x2-huang", "fsdp", 2, model="huang"),
+    Case("pp2-1f1b-alibi", "pipeline", 2, "pp=2 loop.micro_batch=3", model="alibi"),
+    Case("pp2-1f1b-shaw", "pipeline", 2, "pp=2 loop.micro_batch=3", model="shaw"),
+    Case("pp2-1f1b-huang", "pipeline", 2, "pp=2 loop.micro_batch=3", model="huang"),
+    Case("tp2-sinusoidal", "megatron", 2, "tp=2", model="sinusoidal"),
+    Case("tp2-sequence-parallel-sinusoidal", "megatron", 2, "tp=2 sequence_parallel=true", model="sinusoidal"),
 )
-RUNGS: dict[str, Rung] = {rung.name: rung for rung in _ALL}
+CASES: dict[str, Case] = {case.name: case for case in _ALL}

@@ -1,12 +1,12 @@
 """Compares every strategy with serial: same data, global batch and seed, so the same losses and weights.
 
-    aiscale verify                      # all rungs, a table; exit status 0 only if every rung holds
+    aiscale verify                      # all cases, a table; exit status 0 only if every case holds
     aiscale verify 'zero*' ddp-x2 --json
 
-Each rung is a job as a user would start it (`mpiexec -n 2 python -m aiscale train ...`). After 20 steps its files are
+Each case is a job as a user would start it (`mpiexec -n 2 python -m aiscale train ...`). After 20 steps its files are
 compared: losses, gradient norms and evaluations from metrics.jsonl, weights from the checkpoint, whatever its format.
 
-Tolerances. In fp64 a different order of summation changes the last of 16 digits: rungs that hold differ by at most
+Tolerances. In fp64 a different order of summation changes the last of 16 digits: cases that hold differ by at most
 1e-13, so 1e-10 leaves room for nothing else. In fp32 (for libraries that refuse fp64) the serial run differs from
 itself by up to 2.3e-6 when its batch is summed in 2 to 12 parts; the tolerance is 2e-5. The mistakes in tests/faults.py
 cause differences of 1e-3 or more.
@@ -37,23 +37,23 @@ from aiscale.config import ConfigError, hint
 from aiscale.model import GPT
 from aiscale.processes import start_python
 from aiscale.train import load_run, read_metrics
-from aiscale.verify import rungs
-from aiscale.verify.played import Left, play
-from aiscale.verify.rungs import STEPS, Rung
+from aiscale.verify import cases
+from aiscale.verify.cases import STEPS, Case
+from aiscale.verify.simulated import Outcome, simulate
 
 TOLERANCE = {"fp64": 1e-10, "fp32": 2e-5}
 _JOBS_AT_A_TIME = 2  #: while the ranks of one wait for each other, the other computes
 
 
-class LadderError(RuntimeError):
-    """A rung left nothing to compare; the message is one line."""
+class CaseError(RuntimeError):
+    """A case wrote nothing to compare; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rung's differences from its reference."""
+    """A case's differences from its reference."""
 
-    rung: Rung
+    case: Case
     loss_difference: float  #: largest over the steps, nats
     eval_difference: float  #: the same over the evaluations
     norm_difference: float  #: of the gradient before clipping, relative; largest over the steps
@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def tolerance(self) -> float:
-        return TOLERANCE[self.rung.precision]
+        return TOLERANCE[self.case.precision]
 
     @property
     def holds(self) -> bool:
@@ -74,93 +74,93 @@ class Verdict:
         return self.loss_difference, self.eval_difference, self.norm_difference, self.weight_difference
 
     def to_dict(self) -> dict:
-        rung = {name: getattr(self.rung, name) for name in ("strategy", "ranks", "reference", "precision")}
-        kept = {**asdict(self), "rung": self.rung.name, "seconds": round(self.seconds, 1)}
-        return {**kept, **rung, "tolerance": self.tolerance, "holds": self.holds}
+        setting = {name: getattr(self.case, name) for name in ("strategy", "ranks", "reference", "precision")}
+        result = {**asdict(self), "case": self.case.name, "seconds": round(self.seconds, 1)}
+        return {**result, **setting, "tolerance": self.tolerance, "holds": self.holds}
 
 
-def climb(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lambda verdict: None) -> list[Verdict]:
-    """Run the named rungs (`zero*` names several; default: all) and compare each with its serial run. `report` is
+def verify(names: Iterable[str] = (), *, report: Callable[[Verdict], None] = lambda verdict: None) -> list[Verdict]:
+    """Run the named cases (`zero*` names several; default: all) and compare each with its serial run. `report` is
     called after each. Raises ConfigError for an unknown name."""
-    chosen = choose(names)
-    references = {rung.reference: rungs.RUNGS[rung.reference] for rung in chosen}
+    selection = choose(names)
+    references = {case.reference: cases.CASES[case.reference] for case in selection}
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory(prefix="aiscale-verify-") as folder:
-        true: dict[str, Left] = {}  #: of the references
-        reading = threading.Lock()  #: a rung that is played seeds torch's one generator
+        true: dict[str, Outcome] = {}  #: of the references
+        reading = threading.Lock()  #: a simulated case seeds torch's one generator
 
-        def judge(rung: Rung) -> None:
-            verdicts[rung.name] = _verdict(rung, Path(folder), true, reading)
-            if rung in chosen:
-                report(verdicts[rung.name])
+        def judge(case: Case) -> None:
+            verdicts[case.name] = _verdict(case, Path(folder), true, reading)
+            if case in selection:
+                report(verdicts[case.name])
 
         with ThreadPoolExecutor(_JOBS_AT_A_TIME) as pool:
             # References first, since the others need them; then the slowest, so that none runs alone at the end.
-            later = sorted((rung for rung in chosen if rung.name not in references), key=lambda it: -it.ranks)
+            later = sorted((case for case in selection if case.name not in references), key=lambda it: -it.ranks)
             for batch in (references.values(), later):
                 list(pool.map(judge, batch))
-    return [verdicts[rung.name] for rung in chosen]
+    return [verdicts[case.name] for case in selection]
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """The verdicts for a terminal: one row per rung, with its differences and the tolerance.
+    """The verdicts for a terminal: one row per case, with its differences and the tolerance.
 
-    Console().print(table(climb()))
+    Console().print(table(verify()))
     """
-    errors = [f"{verdict.rung.name}: {verdict.error}" for verdict in verdicts if verdict.error]
+    errors = [f"{verdict.case.name}: {verdict.error}" for verdict in verdicts if verdict.error]
     count = f"{sum(verdict.holds for verdict in verdicts)} of {len(verdicts)} hold"
     # As Text, because an error may contain what rich takes for markup.
     result = Table(
         box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=Text("\n".join([count, *errors])), caption_justify="left"
     )
-    for column in ("rung", "loss", "eval", "norm", "weights", "allowed", ""):
-        result.add_column(column, justify="left" if column in ("rung", "") else "right", no_wrap=True)
+    for column in ("case", "loss", "eval", "norm", "weights", "allowed", ""):
+        result.add_column(column, justify="left" if column in ("case", "") else "right", no_wrap=True)
     for v in verdicts:
         state = Text("holds", "green") if v.holds else Text("failed" if v.error else "differs", "red")
         numbers = ["-" if v.error else f"{difference:.0e}" for difference in v.differences]
-        result.add_row(v.rung.name, *numbers, f"{v.tolerance:.0e}", state)
+        result.add_row(v.case.name, *numbers, f"{v.tolerance:.0e}", state)
     return result
 
 
-def choose(patterns: Iterable[str]) -> list[Rung]:
-    """The rungs that match, all without a pattern; raises ConfigError for a pattern that matches none."""
-    chosen = {}
+def choose(patterns: Iterable[str]) -> list[Case]:
+    """The cases that match, all without a pattern; raises ConfigError for a pattern that matches none."""
+    selection = {}
     for pattern in list(patterns) or ["*"]:
-        found = fnmatch.filter(rungs.RUNGS, pattern)
-        if not found:
-            told = hint(pattern, rungs.RUNGS, "aiscale verify --list names them")
-            raise ConfigError(f"unknown rung {pattern!r}: {told}")
-        chosen.update(dict.fromkeys(found))
-    return [rungs.RUNGS[name] for name in rungs.RUNGS if name in chosen]
+        names = fnmatch.filter(cases.CASES, pattern)
+        if not names:
+            advice = hint(pattern, cases.CASES, "aiscale verify --list names them")
+            raise ConfigError(f"unknown case {pattern!r}: {advice}")
+        selection.update(dict.fromkeys(names))
+    return [cases.CASES[name] for name in cases.CASES if name in selection]
 
 
-def _verdict(rung: Rung, folder: Path, true: dict[str, Left], reading: threading.Lock) -> Verdict:
+def _verdict(case: Case, folder: Path, true: dict[str, Outcome], reading: threading.Lock) -> Verdict:
     start = time.perf_counter()
-    failed = partial(Verdict, rung, *[float("nan")] * 4)
-    is_reference = rung.name == rung.reference
-    if not is_reference and rung.reference not in true:
-        return failed(0.0, f"its reference {rung.reference} failed")
-    error = "" if rung.played else run_job(rung, folder)
+    failed = partial(Verdict, case, *[float("nan")] * 4)
+    is_reference = case.name == case.reference
+    if not is_reference and case.reference not in true:
+        return failed(0.0, f"its reference {case.reference} failed")
+    error = "" if case.simulated else run_job(case, folder)
     if error:
         return failed(time.perf_counter() - start, error)
     try:
         with reading:
-            left = play(rung) if rung.played else _read(folder / rung.name, rung)
+            outcome = simulate(case) if case.simulated else _read(folder / case.name, case)
         if is_reference:
-            true[rung.name] = left
-        differences = _differences(left, true[rung.reference])
+            true[case.name] = outcome
+        differences = _differences(outcome, true[case.reference])
     except Exception as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return failed(time.perf_counter() - start, what)
-    return Verdict(rung, *differences, time.perf_counter() - start)
+    return Verdict(case, *differences, time.perf_counter() - start)
 
 
-def _differences(left: Left, true: Left) -> tuple[float, float, float, float]:
+def _differences(outcome: Outcome, true: Outcome) -> tuple[float, float, float, float]:
     """The largest difference in (loss, evaluation, gradient norm, weights)."""
-    (metrics, evaluations, weights), (true_metrics, true_evaluations, true_weights) = left, true
+    (metrics, evaluations, weights), (true_metrics, true_evaluations, true_weights) = outcome, true
     when, truly_when = ([(line["step"], line["tokens"]) for line in lines] for lines in (evaluations, true_evaluations))
     if not when or when != truly_when:
-        raise LadderError(f"evaluations of (step, tokens) {when}, expected {truly_when}")
+        raise CaseError(f"evaluations of (step, tokens) {when}, expected {truly_when}")
     norms = [a["grad_norm"] / b["grad_norm"] - 1 for a, b in zip(metrics, true_metrics, strict=True)]
     return (
         _largest_of_losses(metrics, true_metrics),
@@ -174,15 +174,15 @@ def _largest_of_losses(lines: list[dict], true_lines: list[dict]) -> float:
     return max(abs(a["loss"] - b["loss"]) for a, b in zip(lines, true_lines, strict=True))
 
 
-def _read(path: Path, rung: Rung) -> Left:
+def _read(path: Path, case: Case) -> Outcome:
     metrics = read_metrics(path)
     if len(metrics) != STEPS:
-        raise LadderError(f"{path.name} left {len(metrics)} losses, expected {STEPS}")
+        raise CaseError(f"{path.name} left {len(metrics)} losses, expected {STEPS}")
     newest = checkpoint.latest(path / "checkpoints")
     note = checkpoint.read_note(newest)
-    ran, meant = (note["layout"]["strategy"], note["world_size"]), (rung.strategy, rung.ranks)
+    ran, meant = (note["layout"]["strategy"], note["world_size"]), (case.strategy, case.ranks)
     if ran != meant:
-        raise LadderError(f"{path.name} ran as {ran[0]} on {ran[1]} ranks, not as {meant[0]} on {meant[1]}")
+        raise CaseError(f"{path.name} ran as {ran[0]} on {ran[1]} ranks, not as {meant[0]} on {meant[1]}")
     run = load_run(path)
     dtype = torch.float64 if run.loop.precision == "fp64" else torch.float32
     # NaN: weights missing from the checkpoint must not be right by chance.
@@ -199,16 +199,16 @@ _NEEDED = ["torch._dynamo", "aiscale.train", *(f"aiscale.parallel.{name}" for na
 _SECOND_HAND = re.compile(r"aiscale: rank \d+ of \d+(: lost its connection| failed with exit status| died: signal 15)")
 
 
-def run_job(rung: Rung, folder: Path) -> str:
-    """Run the rung's job, with results below `folder`; returns its error in one line, or ""."""
-    log = folder / f"{rung.name}.log"
+def run_job(case: Case, folder: Path) -> str:
+    """Run the case's job, with results below `folder`; returns its error in one line, or ""."""
+    log = folder / f"{case.name}.log"
     try:
-        if rung.launcher:
+        if case.launcher:
             with log.open("ab") as file:
                 files = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
-                status = subprocess.call(rung.command(folder), env=_environment(), timeout=TIMEOUT_S, **files)
+                status = subprocess.call(case.command(folder), env=_environment(), timeout=TIMEOUT_S, **files)
         else:
-            status = train(rung.arguments(folder), log)
+            status = train(case.arguments(folder), log)
     except subprocess.TimeoutExpired:
         return f"no end after {TIMEOUT_S} s"
     return _explain(log, status) if status else ""
@@ -216,7 +216,7 @@ def run_job(rung: Rung, folder: Path) -> str:
 
 def train(arguments: list[str], log: Path) -> int:
     """The exit status of `aiscale ARGUMENTS`, whose output goes to `log`; raises subprocess.TimeoutExpired."""
-    argv = [*rungs.PYTHON[1:], "-m", "aiscale", *arguments]
+    argv = [*cases.PYTHON[1:], "-m", "aiscale", *arguments]
     with log.open("ab") as file:
         job = start_python(argv, _environment(), preload=_NEEDED, stdout=file.fileno(), stderr=file.fileno())
         job.join(TIMEOUT_S)

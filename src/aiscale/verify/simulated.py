@@ -1,8 +1,8 @@
-"""The reference for rungs that send only part of their gradients: one process plays all ranks in turn.
+"""The reference for cases that send only part of their gradients: one process simulates all ranks in turn.
 
-    metrics, evaluations, weights = play(RUNGS["radius-sparse-played"])
+    metrics, evaluations, weights = simulate(CASES["radius-sparse-simulated"])
 
-Serial computes something else, so these rungs are compared with the same method without a process group: Radius with
+Serial computes something else, so these cases are compared with the same method without a process group: Radius with
 `aiscale.parallel.radius.SimulatedRanks`, top-k with its definition, written again on whole tensors.
 """
 
@@ -19,15 +19,15 @@ from aiscale.parallel.radius import SimulatedRanks
 from aiscale.parallel.serial import MicroBatch, StepResult
 from aiscale.recipes import recipe
 from aiscale.train.loop import load_corpus
-from aiscale.verify.rungs import Rung
+from aiscale.verify.cases import Case
 
-Left = tuple[list[dict], list[dict], dict[str, Tensor]]  #: results of a run: training lines, evaluations, weights
+Outcome = tuple[list[dict], list[dict], dict[str, Tensor]]  #: results of a run: training lines, evaluations, weights
 
 
-def play(rung: Rung) -> Left:
-    """The results that `fit` would give for this rung, computed in this process."""
-    run = recipe("laptop").override(*rung.settings())
-    loop, n = run.loop, rung.ranks
+def simulate(case: Case) -> Outcome:
+    """The results that `fit` would give for this case, computed in this process."""
+    run = recipe("laptop").override(*case.settings())
+    loop, n = run.loop, case.ranks
     with torch.random.fork_rng():  # engines seed torch
         engine = _ENGINES[run.compression.method](run, n)
         corpus = load_corpus(run, engine.world)
