@@ -193,6 +193,15 @@ def test_every_lessons_exercises_are_in_step():
     assert {path.stem for path in (ROOT / "workshop/exercises").glob("*.ipynb")} == set(lessons)
 
 
+def test_the_exercise_inside_a_lesson_is_the_one_of_the_exercises():
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = [cell.source for cell in Notebook(path).cells]
+        (id,) = re.findall(r'^check\("(.+)"\)$', "\n".join(cells), flags=re.M)
+        (stub,) = [cell for cell in cells if f'NotImplementedError("{id}")' in cell]
+        own = [cell.source for cell in Notebook(ROOT / "workshop/exercises" / path.name).cells]
+        assert stub in own and f'check("{id}")' in own, id
+
+
 def change(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text

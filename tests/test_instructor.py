@@ -57,6 +57,15 @@ def test_the_blocks_of_an_agenda_take_the_minutes_of_their_core_paths():
         assert int(minutes) == LESSONS[number].header.minutes, row
 
 
+def test_an_agenda_has_the_lessons_that_its_lessons_need():
+    days = {name: [row[2][1:3] for row in rows if "(blocks/" in row[2]] for name, rows in AGENDAS.items()}
+    days["Two days, second day"] = days["Two days, first day"] + days["Two days, second day"]
+    for name, numbers in days.items():
+        for at, number in enumerate(numbers):
+            needs = LESSONS[number].header.needs
+            assert needs == "nothing" or needs[:2] in numbers[:at], f"{name}: {number} needs {needs}"
+
+
 # pages ---------------------------------------------------------------------------------------------------------------
 
 
