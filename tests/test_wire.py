@@ -1,6 +1,8 @@
 """Every call of a collective is counted once, with its whole payload, under the name of its group."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -136,7 +138,7 @@ def test_nccls_collectives_are_read_from_its_flight_recorder_without_bookkeeping
         ("send", pair, 24),
     ]
     assert following == 10 and flight.read(dump, first=10) == ([], 10)
-    with pytest.warns(UserWarning, match="2 calls of NCCL were overwritten before they were counted"):
+    with pytest.warns(UserWarning, match="2 calls were overwritten before they were counted"):
         flight.read(dump, first=2)
 
 
@@ -156,3 +158,28 @@ def test_nccl_is_counted_like_gloo(tmp_path):
     one = "Count(calls=1, payload_bytes=48)"
     snapshot = f"{{('all_reduce', 1): {one}, ('all_gather', 1): {one}}}"
     assert done.stdout.splitlines() == [f"nccl {snapshot} {{('all_reduce', 1): {one}}}"], done.stderr
+
+
+SCRIPT = """
+from aiscale import traffic
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+layer(torch.ones(3, 64)).sum().backward()
+with traffic.count() as sent:
+    layer(torch.ones(3, 64)).sum().backward()
+    dist.all_gather(list(torch.empty(2, 5).bfloat16()), torch.ones(5).bfloat16(), group=dist.new_group([0, 1]))
+assert sent["all_reduce"].payload_bytes == sum(p.grad.nbytes for p in layer.parameters()), sent
+assert sent["all_gather"].payload_bytes == 20 and "all_gather: calls 1, bytes 20" in str(sent), sent
+with traffic.count() as nothing:
+    dist.barrier()
+assert not nothing
+dist.destroy_process_group()
+"""
+
+
+def test_traffic_counts_the_collectives_of_any_script(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*torchrun, tmp_path / "script.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

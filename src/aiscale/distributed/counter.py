@@ -294,7 +294,7 @@ def read(dump: dict, first: int = 0) -> tuple[list[Entry], int]:
     records = [record for record in dump.get("entries", []) if record["record_id"] >= first]
     if records and first and records[0]["record_id"] > first:
         warnings.warn(
-            f"{records[0]['record_id'] - first} calls of NCCL were overwritten before they were counted: "
+            f"{records[0]['record_id'] - first} calls were overwritten before they were counted: "
             f"set TORCH_FR_BUFFER_SIZE above {ENTRIES}, or count more often",
             stacklevel=2,
         )
