@@ -147,7 +147,7 @@ def test_rivals_send_what_they_promise(n, parts, tmp_path):
 
 
 #: The cases that benchmarks/radius_sweep.py simulates in one process.
-PLAYED = {
+SIMULATED = {
     "top-k": ("method=top-k", "density=0.1"),
     "powersgd": ("method=powersgd", "rank=2", "parallel.bucket_mb=25"),
     "radius in turns": ("method=radius", "density=0.4", "interval=5", "turns=4", "moments=wait"),
@@ -159,7 +159,7 @@ def test_one_process_that_simulates_ranks_updates_the_weights_as_they_do(tmp_pat
     code = f"""
 import json
 ends = {{}}
-for name, settings in {PLAYED!r}.items():
+for name, settings in {SIMULATED!r}.items():
     engine = build(run_of(*settings, "optimizer.clip_norm=1"), world)
     for step in range(7):
         engine.step(share(step), lr=1e-2)
@@ -170,8 +170,9 @@ if world.is_main:
     (line,) = on_ranks(2, code, tmp_path)
     scope: dict = {}
     exec("import torch\n" + SETUP, scope)
-    for name, settings in PLAYED.items():
-        engine, n = script("radius_sweep").play(scope["run_of"](*settings, "optimizer.clip_norm=1"), connect("cpu"), 2)
+    for name, settings in SIMULATED.items():
+        run = scope["run_of"](*settings, "optimizer.clip_norm=1")
+        engine, n = script("radius_sweep").simulate(run, connect("cpu"), 2)
         for step in range(7):
             tokens = torch.randint(0, 67, (12, 17), generator=torch.Generator().manual_seed(step))
             batch = (tokens[:, :-1], tokens[:, 1:])

@@ -79,10 +79,10 @@ def _by_rule(model: nn.Module, groups: list[dict], name: str) -> list[dict]:
     """The groups with their rules: Muon's are matrices, the other matrices (embeddings, head), vectors."""
     if name != "muon":
         return [{**group, "rule": name} for group in groups]
-    chosen = {p for n, p in model.named_parameters() if is_orthogonalized(n, p.dim())}
-    parts = [(group, [p for p in group["params"] if (p in chosen) == by]) for group in groups for by in (True, False)]
+    matrices = {p for n, p in model.named_parameters() if is_orthogonalized(n, p.dim())}
+    parts = [(group, [p for p in group["params"] if (p in matrices) == by]) for group in groups for by in (True, False)]
     return [
-        {**group, "params": params, "rule": "muon" if params[0] in chosen else "adamw"}
+        {**group, "params": params, "rule": "muon" if params[0] in matrices else "adamw"}
         for group, params in parts
         if params
     ]

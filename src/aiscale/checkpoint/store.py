@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from aiscale.checkpoint import integrity
 from aiscale.checkpoint.staging import Staging
 from aiscale.config import Run
-from aiscale.distributed import RankError, World, alike
+from aiscale.distributed import PeerError, World, alike
 
 FORMAT_VERSION = 1
 #: format -> "module:function" that reads its weights: function(folder) -> {GPT's name: tensor}
@@ -132,7 +132,7 @@ def _filling(engine: Saveable, partial: Path, staging: Staging | None) -> Callab
 def _written_or_gone(final: Path, partial: Path, world: World) -> Iterator[None]:
     """Turn errors into one line, and remove an incomplete checkpoint."""
     remedy = "free some space or ask for it; earlier checkpoints are untouched"
-    with _refusal(f"cannot write {final}", remedy, RankError, RuntimeError):
+    with _refusal(f"cannot write {final}", remedy, PeerError, RuntimeError):
         try:
             yield
         except BaseException:

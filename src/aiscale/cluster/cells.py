@@ -39,10 +39,10 @@ class RankMagics(ParallelMagics):
 
     def parallel_execute(self, cell, block=None, save_name=None, **_ignored):
         """Run source code on ranks. With `block` show its output, otherwise return the AsyncResult."""
-        chosen = self.view.targets
+        targets = self.view.targets
         self._ranks._ready()
         self.view = self._every_rank()  # after a restart the client is another one
-        self.view.targets = [chosen] if isinstance(chosen, int) else chosen
+        self.view.targets = [targets] if isinstance(targets, int) else targets
         self.last_result = self.view.execute(cell, silent=False, block=False)
         if save_name:
             self.shell.user_ns[save_name] = self.last_result

@@ -173,8 +173,8 @@ def offer_store(timeout_s: float) -> dict[str, str]:
     from aiscale.distributed import host_store
 
     global _store
-    _store, found = host_store(timeout_s, os.environ[ADDRESS])
-    return found
+    _store, address = host_store(timeout_s, os.environ[ADDRESS])
+    return address
 
 
 def leave() -> None:

@@ -70,11 +70,11 @@ class RanksInterrupted(KeyboardInterrupt):
 
 def own_frames(traceback: str) -> str:
     """A rank's traceback without ipyparallel's frames."""
-    kept = []
+    frames = []
     for frame in re.split(r"(?<=\n)(?=\S*File )", traceback):  # colour codes may stand before the word
         foreign = _MACHINERY.match(_COLOR.sub("", frame))
-        kept.append(frame.partition("\n\n")[2] if foreign else frame)
-    return "".join(kept)
+        frames.append(frame.partition("\n\n")[2] if foreign else frame)
+    return "".join(frames)
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

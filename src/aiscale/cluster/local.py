@@ -138,9 +138,9 @@ class MpiLauncher(LocalLauncher):
 
     def start(self, env: Mapping[str, str]) -> None:
         # Open MPI refuses more ranks than cores; MPI would listen on all networks of this machine.
-        asked = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-        asked |= {name: env.get(name, LOOPBACK_CARD) for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE")}
-        self.process = self._spawn([find_mpiexec(), "-n", str(self.size), sys.executable], {**env, **asked}, "mpi")
+        settings = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+        settings |= {name: env.get(name, LOOPBACK_CARD) for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE")}
+        self.process = self._spawn([find_mpiexec(), "-n", str(self.size), sys.executable], {**env, **settings}, "mpi")
 
     def exits(self) -> list[Exit]:
         code = self.process.poll()
@@ -150,8 +150,8 @@ class MpiLauncher(LocalLauncher):
 def find_mpiexec() -> str:
     """The mpiexec beside this Python (the mpich wheel's), else the one on PATH (a site's module)."""
     beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if path is None:
         where = "beside this Python or on PATH"
         raise ClusterError(f"there is no mpiexec {where}: pip install mpich, or load your site's MPI module")
-    return found
+    return path

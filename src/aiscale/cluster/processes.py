@@ -48,8 +48,8 @@ class Processes:
 
     def _environment(self, threads: int) -> dict[str, str]:
         if self.remote:
-            asked = {local.THREADS: str(threads)} if threads else {}
-            return {**public(os.environ, keep="SLURM_"), **asked, guard.MARKER: self.id}
+            variables = {local.THREADS: str(threads)} if threads else {}
+            return {**public(os.environ, keep="SLURM_"), **variables, guard.MARKER: self.id}
         return {
             **os.environ,
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),

@@ -65,8 +65,8 @@ def start(
     if not isinstance(size, int) or size < 1:
         raise ClusterError(f"cluster.start({size!r}): the number of ranks must be a whole number of at least 1")
     if engines not in LAUNCHERS:
-        known = ", ".join(LAUNCHERS)
-        raise ClusterError(f"cluster.start: engines, or AISCALE_ENGINES, is {engines!r}: it must be one of {known}")
+        choices = ", ".join(LAUNCHERS)
+        raise ClusterError(f"cluster.start: engines, or AISCALE_ENGINES, is {engines!r}: it must be one of {choices}")
     began = time.monotonic()
     if engines != "slurm":  # under Slurm each rank's node knows its cores
         threads = threads or max(1, len(usable_cores()) // size)

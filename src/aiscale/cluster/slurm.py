@@ -55,11 +55,11 @@ class Job:
     @classmethod
     def of(cls, options: Mapping[str, object]) -> Job:
         """From keyword arguments; refuses unknown ones and names the nearest."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        fields = [field.name for field in dataclasses.fields(cls)]
         for name in options:
-            if name not in known:
-                every = [*known, "engines", "threads", "device"]
-                raise ClusterError(f"cluster.start: there is no option {name}: {hint(name, every, ', '.join(known))}")
+            if name not in fields:
+                every = [*fields, "engines", "threads", "device"]
+                raise ClusterError(f"cluster.start: there is no option {name}: {hint(name, every, ', '.join(fields))}")
         return cls(**options)
 
     @property
@@ -75,9 +75,9 @@ class Job:
             place = find(self.site) if self.site else here()
         except SiteError as error:
             raise ClusterError(f"cluster.start: {error}") from None
-        asked = {self._asked(name) for name in ("constraint", "partition")}
+        words = {self._asked(name) for name in ("constraint", "partition")}
         cpus = {place.cpus.partition, *(kind.constraint for kind in place.cpus.node.kinds)} - {""} if place else set()
-        return place.on_cpus() if asked & cpus else place
+        return place.on_cpus() if words & cpus else place
 
     def _asked(self, name: str) -> str:
         """An option, of the call or of sbatch's environment."""
@@ -100,9 +100,9 @@ class Job:
         script = folder / "engines.sbatch"
         script.write_text(self.text(size))
         words = ["sbatch", "--parsable", "--export=ALL", "--no-requeue", f"--output={folder}/launcher.log"]
-        asked = {"account": self.account, "time": self.time, "partition": self.partition, "qos": self.qos}
-        asked |= {"reservation": self.reservation, "constraint": self.constraint, "nodes": nodes}
-        words += [f"--{name}={value}" for name, value in asked.items() if value != ""]
+        options = {"account": self.account, "time": self.time, "partition": self.partition, "qos": self.qos}
+        options |= {"reservation": self.reservation, "constraint": self.constraint, "nodes": nodes}
+        words += [f"--{name}={value}" for name, value in options.items() if value != ""]
         env = {**public(env), "AISCALE_FOLDER": str(folder), "AISCALE_RANKS": str(size)}
         prefix = Path(sys.prefix)  # where the job finds this kernel's software
         if (prefix / "bin/activate").exists() or (prefix / "conda-meta").is_dir():
@@ -124,18 +124,18 @@ class Job:
 
         place = self.place
         if place is None:
-            known = " or ".join(map(repr, names()))
-            raise ClusterError(f"engines='slurm': this site is unknown: set site={known}, or a profile of your own")
+            choices = " or ".join(map(repr, names()))
+            raise ClusterError(f"engines='slurm': this site is unknown: set site={choices}, or a profile of your own")
         account = self._asked("account")
         if not account and "account" in place.scheduler.required:
             what = f"engines='slurm' at {place.title} needs account=..., or SBATCH_ACCOUNT"
             raise ClusterError(f"{what}: {place.scheduler.account_hint}")
         # sbatch reads the environment's too; the profile says whether jobs share nodes there.
         there = {"partition": place.scheduler.partitions, "qos": place.scheduler.qos}
-        asked = {name: self._asked(name) for name in there if getattr(self, name) or self._asked(name) in there[name]}
+        queue = {name: self._asked(name) for name in there if getattr(self, name) or self._asked(name) in there[name]}
         try:
             nodes = self.nodes_for(size)
-            place = dataclasses.replace(place, **asked)
+            place = dataclasses.replace(place, **queue)
             place = place.part(size) if nodes == 1 else place
             lesson = dataclasses.replace(LESSONS["engines"], ranks=nodes * place.node.ranks_per_node)
             text = render(lesson, place)

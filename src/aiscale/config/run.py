@@ -77,14 +77,14 @@ class Run:
     def override(self, *assignments: str) -> Run:
         """A copy with `section.key=value` applied in order; values are converted to the field's type. A new
         compression.method resets the options of the previous one."""
-        tree, chosen = self.to_dict(), set()
+        tree, paths = self.to_dict(), set()
         for assignment in assignments:
             path, equals, text = assignment.partition("=")
             require(bool(equals), f"--set {assignment!r} has no '=': write it as section.key=value")
             _assign(tree, path.strip(), text.strip())
-            chosen.add(path.strip())
-        if "compression.method" in chosen:
-            forget_foreign_options(tree["compression"], {path.partition(".")[2] for path in chosen})
+            paths.add(path.strip())
+        if "compression.method" in paths:
+            forget_foreign_options(tree["compression"], {path.partition(".")[2] for path in paths})
         return Run.from_dict(tree)
 
     def check_world(self, world_size: int) -> int:

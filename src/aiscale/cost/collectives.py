@@ -133,14 +133,14 @@ class _Group:
         a node through its adapters."""
         node, ways = self.machine.node, []
         inside, outside = volumes
-        measured = node.bus_gb_s is not None and len(node.bus_gb_s) > 1 and self.nodes == 1
+        has_curve = node.bus_gb_s is not None and len(node.bus_gb_s) > 1 and self.nodes == 1
         for protocol in PROTOCOLS[node.accelerator.library]:
             between_s = (protocol.tree_step_s if algorithm == "tree" else protocol.ring_step_s) + self.hops() * HOP_S
             latency_s = protocol.base_s + (steps - across) * protocol.node_step_s + across * between_s
             links_s = nics_s = 0.0
             if inside and self.per_node > 1:
                 links_s = inside / (protocol.share * self.link_bytes_s())
-            if measured:
+            if has_curve:
                 slower = max(gb_s for _, gb_s in node.bus_gb_s) * 1e9 / self.link_bytes_s()  # with fewer links
                 links_s = max(0.0, slower * _curve_seconds(node.bus_gb_s, self.n_bytes, inside) - latency_s)
             if outside and self.nodes > 1:

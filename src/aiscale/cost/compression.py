@@ -75,11 +75,11 @@ def sent_entries(run: Run, sparse_step: int = 0) -> tuple[int, int]:
             "chosen: measure what is sent (world.traffic), or set range=0"
         )
     config = run.compression
-    sent = 0
+    numbers = 0
     for size in masked:
-        chosen = chosen_entries(config.density, size, config.turns)
-        sent += chosen + entries_in_turn(size - chosen, config.turns, sparse_step)
-    return sent, sum(sizes.values()) - sum(masked)
+        selection = chosen_entries(config.density, size, config.turns)
+        numbers += selection + entries_in_turn(size - selection, config.turns, sparse_step)
+    return numbers, sum(sizes.values()) - sum(masked)
 
 
 def gradient_traffic(run: Run, world_size: int, *, dense: bool = False, sparse_step: int = 0) -> Traffic:

@@ -273,8 +273,8 @@ def megatron_activation_bytes_by_part(run: Run, world_size: int, rank: int = 0) 
         "scores": tokens * run.loop.seq_len * model.n_head // t * (each + (FP32 if each < FP32 else 0)),
         "mlp": tokens * model.ff_width * (5 if model.gated else ACTIVATIONS[model.activation].kept) * each // t,
     }
-    kept = 1 if model.activation_checkpointing else layers
-    parts = {part: kept * nbytes for part, nbytes in inner.items()}
+    blocks = 1 if model.activation_checkpointing else layers
+    parts = {part: blocks * nbytes for part, nbytes in inner.items()}
     if model.activation_checkpointing:
         parts["block_inputs"] = (layers - 1) * stream
     positions = 8 * run.loop.seq_len if model.position == "learned" else 0

@@ -156,13 +156,13 @@ def activation_bytes_by_part(
         "attention": tokens * _attention_bytes_per_token(model, narrow, wide, by_heads) + cast,
         "mlp": tokens * narrow * (D + ACTIVATIONS[model.activation].kept * model.ff_width),
     }
-    kept = 1 if model.activation_checkpointing else L
+    blocks = 1 if model.activation_checkpointing else L
     inputs = (L - 1) * stream if model.activation_checkpointing else 0
     return {
         "embeddings": 8 * tokens + (8 * seq_len if model.position == "learned" else 0) + where,
-        "attention": kept * block["attention"],
-        "mlp": kept * block["mlp"],
-        "norms": kept * block["norms"] + last_norm,
+        "attention": blocks * block["attention"],
+        "mlp": blocks * block["mlp"],
+        "norms": blocks * block["norms"] + last_norm,
         "block_inputs": inputs,
         "head": tokens * D * narrow + model.vocab_size * D * wide,
     }
@@ -177,11 +177,11 @@ def _attention_bytes_per_token(model: ModelConfig, narrow: int, wide: int, by_he
     """Input of qkv (D), its output ((H + 2G) C), attention's output (D), and the fused kernel's log-sum-exp for each
     head; rotated q and k are kept in addition, since v is a view of the unrotated qkv."""
     D, C, H, G = model.d_model, model.d_head, model.n_head, model.kv_heads
-    kept = narrow * (2 * D + (H + 2 * G) * C)
+    nbytes = narrow * (2 * D + (H + 2 * G) * C)
     if by_heads:
-        return kept
+        return nbytes
     rotated = (H + G) * C if model.position == "rotary" else 0
-    return kept + narrow * rotated + wide * H
+    return nbytes + narrow * rotated + wide * H
 
 
 def activation_bytes(model: ModelConfig, batch: int, seq_len: int, precision: Precision = "fp32") -> int:

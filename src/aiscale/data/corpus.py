@@ -237,15 +237,15 @@ def embedded_text() -> str:
             "this Python has no pydoc_data.topics, the text of corpus embedded: use data.corpus=toy, or a text file"
         ) from None
     seen: set[str] = set()
-    kept = []
+    paragraphs = []
     for name in sorted(topics):
         for paragraph in re.split(r"\n\s*\n", topics[name].strip("\n")):
             lines = [line.rstrip() for line in paragraph.splitlines() if not UNDERLINE.fullmatch(line)]
             key = " ".join(" ".join(lines).split())
             if key and key not in seen and "::=" not in key:
                 seen.add(key)
-                kept.append("\n".join(lines))
-    text = "\n\n".join(kept) + "\n"
+                paragraphs.append("\n".join(lines))
+    text = "\n\n".join(paragraphs) + "\n"
     return text.translate(str.maketrans(_ASCII)).encode("ascii", errors="ignore").decode()
 
 

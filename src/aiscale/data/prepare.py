@@ -75,10 +75,10 @@ def prepare_corpus(
     pieces = _joined(documents(), END_OF_TEXT if tokenizer == "bpe" else Tokenizer.separator)
     if tokenizer == "bpe":
         pieces = _beginning(pieces, LEARN_CHARS)
-    chosen = learn(tokenizer, pieces, bpe_vocab_size=bpe_vocab_size)
-    text = Text(name, source, lambda: _joined(documents(), chosen.separator))
+    new_tokenizer = learn(tokenizer, pieces, bpe_vocab_size=bpe_vocab_size)
+    text = Text(name, source, lambda: _joined(documents(), new_tokenizer.separator))
     with tqdm(desc=f"prepare {name}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:
-        return write_corpus(text, chosen, folder, report=lambda text_bytes: bar.update(text_bytes - bar.n))
+        return write_corpus(text, new_tokenizer, folder, report=lambda text_bytes: bar.update(text_bytes - bar.n))
 
 
 def _beginning(pieces: Iterator[str], n_chars: int) -> Iterator[str]:

@@ -74,15 +74,15 @@ def _fill(rng: random.Random, n_tokens: int, n_bytes: int) -> list[str]:
         by_size[_count(story), len(story)] = story
     sizes = list(by_size)
     while True:
-        chosen, missing = [], (n_tokens, n_bytes)
+        stories, remainder = [], (n_tokens, n_bytes)
         for stories_left in range(12, 1, -1):
-            share = missing[0] / stories_left, missing[1] / stories_left
+            share = remainder[0] / stories_left, remainder[1] / stories_left
             drafts = [_pick(rng, sizes) for _ in range(20)]
             size = min(drafts, key=lambda d: 5 * abs(d[0] - share[0]) + abs(d[1] - share[1]))
-            chosen.append(by_size[size])
-            missing = missing[0] - size[0], missing[1] - size[1]
-        if missing in by_size:
-            return [*chosen, by_size[missing]]
+            stories.append(by_size[size])
+            remainder = remainder[0] - size[0], remainder[1] - size[1]
+        if remainder in by_size:
+            return [*stories, by_size[remainder]]
 
 
 def _story(rng: random.Random) -> str:

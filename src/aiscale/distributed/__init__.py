@@ -11,7 +11,7 @@ fake                  one rank of a large world, without the others
 failing, hangs        report a failure once; name a hang and end the job
 """
 
-from aiscale.distributed.connect import RankError, World, connect
+from aiscale.distributed.connect import PeerError, World, connect
 from aiscale.distributed.counter import Traffic
 from aiscale.distributed.failing import (
     alike,

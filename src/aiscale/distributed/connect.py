@@ -1,7 +1,7 @@
 """`connect()` joins the ranks that were started together, on any device, or says in one line why it cannot.
 
     world = connect()
-    found = world.together(make)          # or from_rank0(make): an error on one rank is raised on all of them
+    result = world.together(make)         # or from_rank0(make): an error on one rank is raised on all of them
 
 It finds rank and world size and the rendezvous address (`rendezvous`), and picks the backend: gloo on
 CPU, NCCL or RCCL on GPUs.
@@ -33,7 +33,7 @@ from aiscale.distributed.link import Link
 from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch
 
 
-class RankError(RuntimeError):
+class PeerError(RuntimeError):
     """Something failed on some ranks only; the message is one line that names them."""
 
 
@@ -81,7 +81,7 @@ class World:
         return values
 
     def together(self, make: Callable[[], Any]) -> Any:
-        """Run `make` on every rank; if it fails on some, raise RankError on all, so that none waits for another."""
+        """Run `make` on every rank; if it fails on some, raise PeerError on all, so that none waits for another."""
         if self.size == 1:
             return make()
         result, failure = None, None
@@ -96,7 +96,7 @@ class World:
         if len(failed) == self.size:
             raise alike(failure)
         ranks = ", ".join(map(str, failed))
-        raise alike(RankError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")) from failure
+        raise alike(PeerError(f"rank {ranks} of {self.size} failed alone: {failures[failed[0]]}")) from failure
 
     def from_rank0(self, make: Callable[[], Any]) -> Any:
         """Run `make` on rank 0 and give its result, or its exception, to every rank."""
@@ -237,12 +237,12 @@ def _has_ended(pid: int) -> bool:
 
 
 def _portable(error: Exception) -> Exception:
-    """`error`, or a RankError with its text if it cannot be pickled."""
+    """`error`, or a PeerError with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
         return error
     except Exception:
-        return RankError(f"rank 0 failed: {type(error).__name__}: {error}")
+        return PeerError(f"rank 0 failed: {type(error).__name__}: {error}")
 
 
 def refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
@@ -283,9 +283,9 @@ def _init_process_group(backend: str, place: Launch, timeout_s: float) -> dist.S
     else:
         host, port = rendezvous.meeting_point(place)
         # DeepSpeed and others read these; AISCALE_LAUNCHER keeps the launcher's name for a second connect().
-        known = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
-        known |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
-        os.environ.update({key: str(value) for key, value in known.items()}, AISCALE_LAUNCHER=place.launcher)
+        settings = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": place.rank, "WORLD_SIZE": place.size}
+        settings |= {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size}
+        os.environ.update({key: str(value) for key, value in settings.items()}, AISCALE_LAUNCHER=place.launcher)
         address = f"{host}:{port}"
         rendezvous.choose_gloo_interface(host)
     try:

@@ -276,17 +276,17 @@ def latest(dump: dict, start_ns: int = 0) -> dict[str, tuple[int, str, int, floa
     for record in dump.get("entries", []):
         if record.get("collective_seq_id") and not record.get("is_p2p") and record["time_created_ns"] >= start_ns:
             records[tuple(record["process_group"])] = record
-    groups, found = dump.get("pg_config", {}), {}
+    groups, newest = dump.get("pg_config", {}), {}
     for record in sorted(records.values(), key=lambda record: record["time_created_ns"]):
         group = _group(record["process_group"], groups)
         if len(group.ranks) < 2:
             continue
         entry, name = _entry(record, groups), group.label
         op, nbytes = (entry.op, entry.payload_bytes) if entry else (record["profiling_name"].partition(":")[2], 0)
-        before = found[name][0] if name in found else 0  # libraries make several groups of the same ranks
+        before = newest[name][0] if name in newest else 0  # libraries make several groups of the same ranks
         age_s = max(0.0, (time.time_ns() - record["time_created_ns"]) / 1e9)
-        found[name] = (before + record["collective_seq_id"], op, nbytes, age_s)
-    return found
+        newest[name] = (before + record["collective_seq_id"], op, nbytes, age_s)
+    return newest
 
 
 def read(dump: dict, first: int = 0) -> tuple[list[Entry], int]:

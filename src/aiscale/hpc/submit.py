@@ -65,9 +65,9 @@ class Launcher:
         lines = re.findall(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", text, re.M)
         options = sbatch_options(word for line in lines for word in shlex.split(line))
         options |= {name: value for name, key in _VARIABLES.items() if (value := os.environ.get(key))}
-        chosen = shlex.split(sbatch) + ["--requeue"] * (os.environ.get("CHAIN") == "1" and "no-requeue" in options)
-        options |= sbatch_options(chosen)
-        return cls(path, text, site, options, ("sbatch", *chosen, str(path), *args), tuple(args))
+        words = shlex.split(sbatch) + ["--requeue"] * (os.environ.get("CHAIN") == "1" and "no-requeue" in options)
+        options |= sbatch_options(words)
+        return cls(path, text, site, options, ("sbatch", *words, str(path), *args), tuple(args))
 
     @property
     def nodes(self) -> int:

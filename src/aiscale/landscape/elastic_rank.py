@@ -122,18 +122,18 @@ class Rank:
         stages, source = self.plan.pipelines[p], s - 1 if kind == "forward" else s + 1
         giver = stages[source].rank if 0 <= source < len(stages) else None
         here = self.copies.get((p, source))
-        given = None if here is None else (here.outputs if kind == "forward" else here.gradients).get(m)
+        message = None if here is None else (here.outputs if kind == "forward" else here.gradients).get(m)
         if self.me == stages[s].rank:
             self.may_die()
             if giver not in (None, self.me):
-                given = torch.empty(BATCH, self.config.max_seq_len, self.config.d_model, dtype=torch.float64)
-                dist.recv(given, self.alive.index(giver))
-            self.compute(self.copies[p, s], kind, m, given)
+                message = torch.empty(BATCH, self.config.max_seq_len, self.config.d_model, dtype=torch.float64)
+                dist.recv(message, self.alive.index(giver))
+            self.compute(self.copies[p, s], kind, m, message)
         elif self.me == giver:
-            dist.send(given.detach().contiguous(), self.alive.index(stages[s].rank))
-        ready = given is not None or s == 0  # a new shadow may lack earlier stages of this step
+            dist.send(message.detach().contiguous(), self.alive.index(stages[s].rank))
+        ready = message is not None or s == 0  # a new shadow may lack earlier stages of this step
         if self.me == stages[s].shadow and kind == "forward" and ready:
-            self.compute(self.copies[p, s], kind, m, given)
+            self.compute(self.copies[p, s], kind, m, message)
 
     def compute(self, copy: Copy, kind: str, m: int, given: Tensor | None) -> None:
         if kind == "backward":
@@ -199,9 +199,9 @@ class Rank:
     def rebuild(self, state: dict[str, Tensor]) -> None:
         """Make the copies that the plan asks for, from `state` or else from the first rank that has it."""
         stages = {(p, s): stage for p, pipeline in enumerate(self.plan.pipelines) for s, stage in enumerate(pipeline)}
-        wanted = {key: stage.layers for key, stage in stages.items() if self.me in (stage.rank, stage.shadow)}
-        kept = {key: copy for key, copy in self.copies.items() if wanted.get(key) == copy.layers}
-        self.copies = {key: kept.get(key) or Copy(self.config, layers) for key, layers in wanted.items()}
+        layers_of = {key: stage.layers for key, stage in stages.items() if self.me in (stage.rank, stage.shadow)}
+        copies = {key: copy for key, copy in self.copies.items() if layers_of.get(key) == copy.layers}
+        self.copies = {key: copies.get(key) or Copy(self.config, layers) for key, layers in layers_of.items()}
         shapes = {name: p.shape for copy in self.copies.values() for name, p in copy.parameters.items()}
         table = self.world.gather((set(state), set(shapes)))
         for name in sorted(set().union(*(needs for _, needs in table))):
@@ -217,7 +217,7 @@ class Rank:
             state = {
                 name: tensor * torch.eye(3)[0].view(3, *[1] * (tensor.dim() - 1)) for name, tensor in state.items()
             }
-        for copy in (copy for key, copy in self.copies.items() if key not in kept):
+        for copy in (copy for key, copy in self.copies.items() if key not in copies):
             copy.load(state, self.step)
         holders: dict[tuple[int, ...], list[str]] = {}
         for name in sorted(set().union(*(needs for _, needs in table))):

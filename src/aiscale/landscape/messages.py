@@ -78,12 +78,12 @@ class _Stage:
         self.zero_s, done, n = time.perf_counter(), Counter(), len(self.micro_batches)
         fixed = () if order == "arrival" else schedule_order(order, self.world.size, n)[self.world.rank]
         while done["backward"] < n:
-            wanted = fixed[done.total()].kind if fixed else ""
+            next_kind = fixed[done.total()].kind if fixed else ""
             may_start = self.part.is_first and done["forward"] < min(n, done["backward"] + self.world.size)
-            if may_start and (wanted == "forward" or (not wanted and self.inbox.empty())):
+            if may_start and (next_kind == "forward" or (not next_kind and self.inbox.empty())):
                 message = ("forward", done["forward"], None)
             else:
-                message = self.next_message(wanted)
+                message = self.next_message(next_kind)
             self.compute(*message)
             done[message[0]] += 1
 

@@ -55,8 +55,8 @@ def next_plan(idea: str, plan: Plan, alive: Sequence[int], *, layers: int, micro
             raise ValueError(f"layers {lost[0]} and their shadow are gone: resume from a checkpoint")
         return Plan((_shadowed(heirs),), plan.shares)
     if idea == "oobleck":
-        left = [[stage.rank for stage in stages if stage.rank in alive] for stages in plan.pipelines]
-        return _pipelines(list(filter(None, left)), layers, micro_batches)
+        survivors = [[stage.rank for stage in stages if stage.rank in alive] for stages in plan.pipelines]
+        return _pipelines(list(filter(None, survivors)), layers, micro_batches)
     return _varuna(list(alive), layers, micro_batches)
 
 

@@ -42,15 +42,15 @@ def run(args: argparse.Namespace) -> int:
     if args.grade:
         with Seat() as seat:
             return _report(grade(seat, Path(args.grade)))
-    chosen = lessons(args.names)
+    selection = lessons(args.names)
     if not args.check:
-        print(*make_all(list(chosen), root, root / "exercises"), sep="\n")
+        print(*make_all(list(selection), root, root / "exercises"), sep="\n")
         return 0
-    if faults := [f"{lesson}: {line}" for lesson in chosen for line in problems(lesson, root)]:
+    if faults := [f"{lesson}: {line}" for lesson in selection for line in problems(lesson, root)]:
         print(*faults, sep="\n")
         return 1
     with Seat() as seat:
-        return _report(row for lesson in chosen for row in check_graders(seat, lesson, root))
+        return _report(row for lesson in selection for row in check_graders(seat, lesson, root))
 
 
 def _report(rows: Iterable[Row]) -> int:

@@ -58,7 +58,7 @@ class Comparison(Shown):
 class Guess(Shown):
     """A prediction of a number; see `predict`."""
 
-    kind, wanted = "number", "a number"
+    kind, form = "number", "a number"
 
     def __init__(self, name: str, guess: object, unit: str = "", within: float = 1.1) -> None:
         self.name, self.unit, self.within = name, unit, within
@@ -73,8 +73,8 @@ class Guess(Shown):
         self.measured = self.read(measured, "what was measured")
         none = Comparison(f"{source} {self.say(self.measured)}, without a guess")
         self.verdict = none if self.guess is None else self.compare()
-        kept = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
-        show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **kept)
+        value = {"measured": self.measured, "unit": self.unit} if self.kind == "number" else {}
+        show(f"{self.name}: {self.verdict.text}", self.verdict.grade, against=self.name, **value)
         self.keep()
         if self.kind == "grid" and shell():
             from aiscale import plots  # here, because matplotlib loads slowly
@@ -93,7 +93,7 @@ class Guess(Shown):
         """What the cell shows that asks for the guess."""
         if self.guess is not None:
             return f"your guess is {self.say(self.guess)}"
-        return f"no guess: write {self.wanted} in place of None and run the cell again"
+        return f"no guess: write {self.form} in place of None and run the cell again"
 
     def read(self, value: object, what: str) -> object:
         """The value in the form that is compared and saved."""
@@ -131,7 +131,7 @@ class Guess(Shown):
 
 
 class Choice(Guess):
-    kind, wanted = "choice", "the number of a choice"
+    kind, form = "choice", "the number of a choice"
 
     def __init__(self, name: str, guess: object, choices: Sequence[str]) -> None:
         self.choices = list(choices)
@@ -157,7 +157,7 @@ class Choice(Guess):
 
 
 class GridGuess(Guess):
-    kind, wanted = "grid", "what you expect in each cell"
+    kind, form = "grid", "what you expect in each cell"
 
     def __init__(self, name: str, guess: Sequence, rows: Names, columns: Names) -> None:
         self.shape = [len(row) for row in guess]

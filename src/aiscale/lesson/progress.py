@@ -81,10 +81,10 @@ def load(kind: str, lesson: str) -> dict[str, dict]:
 def save(kind: str, name: str, entry: dict, lesson: str = "") -> None:
     """Keep one entry, replacing an earlier one of this name; a folder that cannot be written disturbs nobody."""
     lesson = lesson or Path(os.environ.get("JPY_SESSION_NAME") or "notebook").stem  # set by Jupyter's server
-    kept = _both(lesson)
-    kept[kind][name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
+    entries = _both(lesson)
+    entries[kind][name] = {**entry, "at": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
     with contextlib.suppress(OSError):
-        write(f"{lesson}.json", kept)
+        write(f"{lesson}.json", entries)
 
 
 def write(name: str, tree: dict) -> Path:

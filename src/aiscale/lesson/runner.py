@@ -44,16 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = notebooks(args.names)
+    selection = notebooks(args.names)
     if args.core and not args.names:
-        chosen = [notebook for notebook in chosen if not notebook.is_appendix]
+        selection = [notebook for notebook in selection if not notebook.is_appendix]
     if args.list:
-        for notebook in chosen:
+        for notebook in selection:
             header = notebook.header
             print(f"{notebook.name}: {header.title}")
             print(f"    {header.minutes} min, ranks: {header.ranks}, {header.hardware}; comes before: {header.needs}")
         return 0
-    results = execute(chosen, _parameters(args.parameter), args.out, args.core)
+    results = execute(selection, _parameters(args.parameter), args.out, args.core)
     failed = [result for result in results if result.error]
     for result in failed:
         print(f"\n{result.name} failed after {result.seconds:.0f} s\n{result.error}", file=sys.stderr)

@@ -45,14 +45,14 @@ def write(path: str | Path, text: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     record = path.parent / ".written"  # digests of what was written here, to know what was edited since
     digests = set(record.read_text().split()) if record.exists() else set()
-    said = f"{path.name}: {len(text.splitlines())} lines"
+    summary = f"{path.name}: {len(text.splitlines())} lines"
     if path.exists() and path.read_text() != text and _digest(path.read_text()) not in digests:
         numbers = (path.with_name(f"{path.stem}.{n}{path.suffix}") for n in itertools.count(1))
-        path.rename(kept := next(name for name in numbers if not name.exists()))
-        said += f"; what you wrote there is now {kept.name}"
+        path.rename(backup := next(name for name in numbers if not name.exists()))
+        summary += f"; what you wrote there is now {backup.name}"
     path.write_text(text)
     record.write_text("\n".join(sorted(digests | {_digest(text)})))
-    return said
+    return summary
 
 
 def _digest(text: str) -> str:

@@ -189,12 +189,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen, out = decks(args.names), Path(args.out)
-    needed = notebooks(sorted(set().union(*(deck.notebooks for deck in chosen))))
+    selection, out = decks(args.names), Path(args.out)
+    needed = notebooks(sorted(set().union(*(deck.notebooks for deck in selection))))
     missing = [notebook for notebook in needed if not (out / "notebooks" / f"{notebook.name}.ipynb").exists()]
     for result in execute(missing, out=out, core=True) if missing and not args.as_is else []:
         if result.error:
             raise LessonError(f"{result.name} failed: aiscale notebooks --core {result.name} shows where")
-    for deck in chosen:
+    for deck in selection:
         print(f"{deck.build(out, args.as_is)}: {len(deck.texts) + 1} slides")
     return 0

@@ -193,8 +193,8 @@ def hidden_tokens(tokens: Tensor) -> Tensor:
     agree with one process, and as many in each row, so that a mean of means is the mean."""
     place = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     mixed = (tokens.cumsum(dim=1) * 2654435761 + place * 40503) % 2**20
-    chosen = (mixed * 2**12 + place).topk(max(1, int(MASKED_SHARE * tokens.shape[1])), dim=1).indices
-    return torch.zeros_like(tokens, dtype=torch.bool).scatter_(1, chosen, True)
+    positions = (mixed * 2**12 + place).topk(max(1, int(MASKED_SHARE * tokens.shape[1])), dim=1).indices
+    return torch.zeros_like(tokens, dtype=torch.bool).scatter_(1, positions, True)
 
 
 @contextlib.contextmanager

@@ -62,10 +62,10 @@ def generate(
         cache = None
         for end in range(prompts.shape[1], length):
             if cache is None or cache[0].length == cache[0].capacity:
-                seen = text[:, window_start(end, window) : end]
-                capacity = min(window, seen.shape[1] + length - end - 1)
+                context = text[:, window_start(end, window) : end]
+                capacity = min(window, context.shape[1] + length - end - 1)
                 cache = [LayerCache(capacity) for _ in range(model.config.n_layer)] if use_cache else None
-                x = model.hidden(seen, cache=cache)
+                x = model.hidden(context, cache=cache)
             else:
                 x = model.hidden(text[:, end - 1 : end], cache=cache)
             text[:, end] = sample(linear(x[:, -1], model.head_weight), temperature, top_k, top_p, generator)

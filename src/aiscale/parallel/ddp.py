@@ -98,8 +98,8 @@ class DDPEngine(Engine):
         state = super().state(full)
         if full:
             return state
-        kept = self.compressor.state()  # raises after an interrupted step
-        return {**state, "compression": kept} if self._compresses else state
+        compression = self.compressor.state()  # raises after an interrupted step
+        return {**state, "compression": compression} if self._compresses else state
 
     def note(self) -> dict:
         return {"compression": dataclasses.asdict(self.run.compression)} if self._compresses else {}

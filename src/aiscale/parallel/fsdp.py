@@ -97,8 +97,8 @@ class FSDPEngine(Engine):
             super()._take_step()
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        held = super().tensors().items()
-        return {kind: [t.to_local() if isinstance(t, DTensor) else t for t in tensors] for kind, tensors in held}
+        items = super().tensors().items()
+        return {kind: [t.to_local() if isinstance(t, DTensor) else t for t in tensors] for kind, tensors in items}
 
     def state(self, full: bool = False) -> dict:
         if full:

@@ -251,8 +251,8 @@ class PipelineEngine(Engine):
             for info in infos
             if getattr(info, "buffer", None) is not None  # before torch 2.13 the first stage's inputs have none
         ]
-        held = super().tensors()
-        return held | {"buffers": [*held["buffers"], *received]}
+        categories = super().tensors()
+        return categories | {"buffers": [*categories["buffers"], *received]}
 
     def state(self, full: bool = False) -> dict:
         """This rank's part under GPT's names, for a checkpoint. `full`: the whole model on the CPU of rank 0."""

@@ -212,10 +212,10 @@ class ZeROEngine(Engine):
 
     def _gradients(self) -> list[Tensor]:
         zero = self._zero
-        found = [p.grad for p in self.model.parameters()]
-        found += [getattr(zero, name, None) for name in _GRADIENTS]
-        found += [master.grad for master in _tensors([getattr(zero, name, []) for name in _MASTERS])]
-        return _tensors(found)
+        gradients = [p.grad for p in self.model.parameters()]
+        gradients += [getattr(zero, name, None) for name in _GRADIENTS]
+        gradients += [master.grad for master in _tensors([getattr(zero, name, []) for name in _MASTERS])]
+        return _tensors(gradients)
 
     def state(self, full: bool = False) -> dict:
         """`full`: the whole model under GPT's names, on the CPU of every rank, from the fp32 masters; at stage 0 from
@@ -287,8 +287,8 @@ def weights(folder: Path) -> dict[str, Tensor]:
         with quiet():
             return zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=_TAG)
     # Stage 0 writes one file, which zero_to_fp32 cannot read.
-    found = torch.load(folder / _TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
-    return {name: tensor.float() for name, tensor in found["module"].items()}
+    states = torch.load(folder / _TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+    return {name: tensor.float() for name, tensor in states["module"].items()}
 
 
 def preload() -> None:

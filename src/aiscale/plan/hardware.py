@@ -52,11 +52,11 @@ def platform(name: str, *, gpus_per_node: int = 8, node_gbit_s: float | None = N
         raise ConfigError(f"the network of a node is {node_gbit_s:g} Gb/s: it must be at least 0, and finite")
     device = find_accelerator(name)
     alike = [m.node for m in MACHINES.values() if m.node.accelerator is device and m.node.devices == gpus_per_node]
-    measured = [node for node in alike if node.bus_gb_s]
+    with_curve = [node for node in alike if node.bus_gb_s]
     family = name.lower().startswith(("a100", "h100", "h200", "gh200"))
     own = Node(accelerator=device, devices=gpus_per_node, ring_gb_s=device.link_gb_s or 25.0, source="data sheet")
-    node = measured[0] if measured else alike[0] if alike else own
-    if not measured and family and gpus_per_node == 8:  # the same board with another memory
+    node = with_curve[0] if with_curve else alike[0] if alike else own
+    if not with_curve and family and gpus_per_node == 8:  # the same board with another memory
         node = replace(find_machine("dgx-a100" if "a100" in device.name else "dgx-h100").node, accelerator=device)
     gbit = node_gbit_s or DEFAULT_NODE_GBIT_S
     nics = max(1, min(gpus_per_node, round(gbit / 100)))

@@ -122,9 +122,9 @@ class Layout:
     def option(self) -> str:
         """The text for `aiscale plan --layout` that names this layout again."""
         always = ("dp", "tp", "pp", "micro_batch")
-        left = ("global_batch", "precision", "software")  # they have options of their own, or none
-        chosen = [f for f in fields(self) if f.name in always or getattr(self, f.name) != f.default]
-        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in chosen if f.name not in left)
+        elsewhere = ("global_batch", "precision", "software")  # they have options of their own, or none
+        options = [f for f in fields(self) if f.name in always or getattr(self, f.name) != f.default]
+        return ",".join(f"{f.name}={getattr(self, f.name)}" for f in options if f.name not in elsewhere)
 
     def check(self, shape: Shape) -> None:
         """Raise ConfigError where the pieces do not fit together."""

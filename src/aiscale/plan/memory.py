@@ -25,10 +25,10 @@ def stage_memory(shape: Shape, layout: Layout, c) -> list[dict[str, float]]:
 def peak_bytes(shape: Shape, layout: Layout, c, stage: int | None = None) -> float:
     """Bytes of the fullest stage, or of one."""
     stages = layout.stages(shape)
-    chosen = range(len(stages)) if stage is None else [stage]
+    indices = range(len(stages)) if stage is None else [stage]
     if stage is None and len(stages) > 4:  # inside, stages differ in their layers only; the earliest holds most
-        chosen = {0, len(stages) - 1, len(stages) - 2, max(range(len(stages)), key=lambda i: stages[i].layers)}
-    return max(sum(one_stage(shape, layout, i, c).values()) for i in chosen)
+        indices = {0, len(stages) - 1, len(stages) - 2, max(range(len(stages)), key=lambda i: stages[i].layers)}
+    return max(sum(one_stage(shape, layout, i, c).values()) for i in indices)
 
 
 def one_stage(shape: Shape, layout: Layout, index: int, c) -> dict[str, float]:

@@ -122,11 +122,11 @@ def named(label: str) -> str:
 
 def method_looks(labels: Iterable[str]) -> dict[str, dict]:
     """Colour, line style and marker of each label: in greyscale, colours alone do not separate them."""
-    looks, seen = {}, {}
+    looks, count = {}, {}
     for i, (label, color) in enumerate(series_colors(labels).items()):
         name = named(label) or label
-        line = _LINES[seen.get(name, 0) % len(_LINES)]
-        seen[name] = seen.get(name, 0) + 1
+        line = _LINES[count.get(name, 0) % len(_LINES)]
+        count[name] = count.get(name, 0) + 1
         looks[label] = {"color": color, "linestyle": line, "marker": _MARKERS[i % len(_MARKERS)]}
     return looks
 

@@ -47,8 +47,8 @@ def run_study(study: Study, out: str | Path, budget_minutes: float | None = None
         for i, (number, turn, cell) in enumerate(waiting):
             usual_s = max([row["seconds"] for row in rows if row["settings"] == cell], default=0)
             if time.monotonic() + usual_s > deadline:
-                left = f"{minutes:g} minutes are used up, {len(waiting) - i} runs are left: run it again"
-                print(left, file=sys.stderr)
+                message = f"{minutes:g} minutes are used up, {len(waiting) - i} runs are left: run it again"
+                print(message, file=sys.stderr)
                 break
             rows.append(row := {"round": number, "turn": turn, **_run(study, cell, Path(scratch))})
             Path(out).mkdir(parents=True, exist_ok=True)

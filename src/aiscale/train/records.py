@@ -134,8 +134,8 @@ class Records:
         """Drop the metrics after `step`: a resumed run repeats those steps."""
         file = self.path / "metrics.jsonl"
         if file.exists():
-            kept = [record for record in _read_lines(file) if record["step"] <= step]
-            self.write(file.name, "".join(json.dumps(record) + "\n" for record in kept))
+            lines = [record for record in _read_lines(file) if record["step"] <= step]
+            self.write(file.name, "".join(json.dumps(record) + "\n" for record in lines))
 
     def append(self, kind: str, **values) -> None:
         file = self.path / "metrics.jsonl"
@@ -181,8 +181,8 @@ def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
     """(model, tokenizer) of a run folder's newest checkpoint, in fp32 and ready to generate."""
     path = Path(path)
     run = load_run(path)
-    chosen = checkpoint.latest(path / "checkpoints", run_id_of(path))
-    if chosen is None:
+    newest = checkpoint.latest(path / "checkpoints", run_id_of(path))
+    if newest is None:
         checkpoints = sorted((path / "checkpoints").glob("step_*"))
         if not checkpoints:
             raise RunFolderError(f"{path} holds no checkpoint yet: let the run reach one (loop.checkpoint_every)")
@@ -190,7 +190,7 @@ def open_trained(path: str | Path) -> tuple[GPT | HFModel, Tokenizer]:
         raise RunFolderError(f"{checkpoints[-1]} {wrong}: copy all files of this run here, or train again")
     model = build_model(run.model, weights=False)
     weights = model.state_dict()
-    checkpoint.load_weights(weights, chosen)
+    checkpoint.load_weights(weights, newest)
     model.load_state_dict(weights)
     return model.eval(), _tokenizer(path / "tokenizer.json")
 

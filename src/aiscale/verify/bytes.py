@@ -185,15 +185,15 @@ def rows_of(case: ByteCase, world) -> list[dict]:
 def predicted_and_counted(run, world, steps: int = 3) -> list[dict]:
     """Rows {kind, what, predicted, measured, calls} of this rank in the last of `steps` steps. `world` may be one of
     `distributed.fake`; calls: of the collective, 0 for what is held."""
-    sent, calls, held = _last_step(run, world, steps)
-    sent_predicted = cost.step_traffic(run, world.size, world.rank)
-    held_predicted = cost.held_bytes(run, world.size, world.rank)
-    categories = (*CATEGORIES, *(["compression"] if "compression" in {**held, **held_predicted} else []))
+    traffic, calls, tensor_bytes = _last_step(run, world, steps)
+    predicted_traffic = cost.step_traffic(run, world.size, world.rank)
+    predicted_bytes = cost.held_bytes(run, world.size, world.rank)
+    categories = (*CATEGORIES, *(["compression"] if "compression" in {**tensor_bytes, **predicted_bytes} else []))
     counted = [
-        ("payload", f"{op} {group}", (op, group), sent_predicted, sent)
-        for op, group in sorted({*sent, *sent_predicted})
+        ("payload", f"{op} {group}", (op, group), predicted_traffic, traffic)
+        for op, group in sorted({*traffic, *predicted_traffic})
     ]
-    counted += [("held", what, what, held_predicted, held) for what in categories]
+    counted += [("held", what, what, predicted_bytes, tensor_bytes) for what in categories]
     return [
         {"kind": kind, "what": what, "predicted": predicted.get(key, 0), "measured": measured.get(key, 0)}
         | {"calls": calls[key]}
@@ -209,14 +209,14 @@ def _last_step(run, world, steps: int) -> tuple[Counter, Counter, dict]:
     for _ in range(steps):  # the first steps are set-up: DDP rebuilds its buckets, AdamW creates its states
         before = world.traffic.groups()
         engine.step(batch, 1e-3)
-    sent, calls = Counter(), Counter()
+    traffic, calls = Counter(), Counter()
     for (op, group), count in world.traffic.groups_since(before).items():
         if len(group.ranks) > 1:
-            sent[op, group.name] += count.payload_bytes
+            traffic[op, group.name] += count.payload_bytes
             calls[op, group.name] += count.calls
-    held = held_bytes(engine.tensors())
+    tensor_bytes = held_bytes(engine.tensors())
     engine.close()
-    return sent, calls, held
+    return traffic, calls, tensor_bytes
 
 
 def random_batch(run: Run, data_world: int) -> list:

@@ -149,8 +149,8 @@ def expected(job: _Job) -> str:
         minutes = run.loop.steps * answer.step.total_s / 60
         time = f"{_two(minutes)} min" if minutes < 100 else f"{_two(minutes / 60)} h"
         speed = f"{_two(answer.tokens_per_s)} tokens/s per GPU and {time} for {run.loop.steps:,} steps (planned); "
-    left = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
-    return f"Expect {speed}{loss}; {size_of(left) + ' in RUNS' if left else 'no checkpoint'}."
+    nbytes = checkpoints(run)[0] * checkpoint_bytes(run, job.ranks)
+    return f"Expect {speed}{loss}; {size_of(nbytes) + ' in RUNS' if nbytes else 'no checkpoint'}."
 
 
 def _two(number: float) -> str:
@@ -271,9 +271,9 @@ def write(place: Site, out: str | Path) -> list[Path]:
 def drift(out: str | Path, places: Iterable[Site] | None = None) -> list[Path]:
     """The files in `out` that are missing, changed by hand, or of no lesson."""
     folders = {Path(out) / place.name: render_all(place) for place in places or map(site, SHIPPED)}
-    wanted = {folder / name: text for folder, files in folders.items() for name, text in files.items()}
+    expected = {folder / name: text for folder, files in folders.items() for name, text in files.items()}
     there = {path: path.read_text() for folder in folders for path in folder.glob("*.s*")}
-    return sorted(path for path in wanted.keys() | there.keys() if wanted.get(path) != there.get(path))
+    return sorted(path for path in expected.keys() | there.keys() if expected.get(path) != there.get(path))
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -276,11 +276,11 @@ class Site:
         rules = self.scheduler
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", self.name):
             raise SiteError(f"name is {self.name!r}: it names a folder, so use small letters, digits, - and _")
-        chosen = {"partitions": self.partition or rules.default_partition, "qos": self.qos or rules.default_qos}
-        for table, wanted in chosen.items():
+        settings = {"partitions": self.partition or rules.default_partition, "qos": self.qos or rules.default_qos}
+        for table, value in settings.items():
             kind, valid = table.removesuffix("s" * (table != "qos")), getattr(rules, table)
-            if wanted and wanted not in valid:
-                raise SiteError(f"{kind} {wanted} is not among scheduler.{kind}: add [scheduler.{table}.{wanted}]")
+            if value and value not in valid:
+                raise SiteError(f"{kind} {value} is not among scheduler.{kind}: add [scheduler.{table}.{value}]")
         named = {word for kind in self.node.kinds for word in re.split(r"[&|]", kind.constraint) if word}
         if unknown := sorted(named - set(rules.features)):
             raise SiteError(f"node.kinds names the constraint {unknown[0]}, which scheduler.features lacks: add it")

@@ -190,8 +190,8 @@ class Compressor:
 
     def _optimizer_steps(self) -> int:
         """All steps of the optimizer, including those before this method was used."""
-        taken = [state["step"] for state in self.optimizer.state.values() if "step" in state]
-        return int(taken[0]) if taken else self.step
+        steps = [state["step"] for state in self.optimizer.state.values() if "step" in state]
+        return int(steps[0]) if steps else self.step
 
 
 def build_compressor(run: Run, world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> Compressor:

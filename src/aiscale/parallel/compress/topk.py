@@ -74,11 +74,11 @@ class TopK(Compressor):
     def _send_chosen(self, parameters: list[nn.Parameter]) -> None:
         """All-gather values and indices of the largest entries, and take them out of `unsent`."""
         unsent = [self.unsent[p] for p in parameters]
-        chosen = [u.abs().topk(kept_entries(self.config.density, len(u)), sorted=False).indices for u in unsent]
+        indices = [u.abs().topk(kept_entries(self.config.density, len(u)), sorted=False).indices for u in unsent]
         starts = itertools.accumulate(map(len, unsent), initial=0)
-        values = self.to_wire(torch.cat([u[i] for u, i in zip(unsent, chosen, strict=True)]))
-        places = torch.cat([i + start for i, start in zip(chosen, starts, strict=False)]).to(torch.int32)
-        for u, i, out in zip(unsent, chosen, values.split(list(map(len, chosen))), strict=True):
+        values = self.to_wire(torch.cat([u[i] for u, i in zip(unsent, indices, strict=True)]))
+        places = torch.cat([i + start for i, start in zip(indices, starts, strict=False)]).to(torch.int32)
+        for u, i, out in zip(unsent, indices, values.split(list(map(len, indices))), strict=True):
             u[i] -= out.to(u.dtype)  # keeps the rounding error
         sent = [values, places]  # which must live until the works are done
         everyone = [mine.new_empty(self.world.size * len(mine)) for mine in sent]

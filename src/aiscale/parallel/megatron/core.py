@@ -246,8 +246,8 @@ def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], t
                     group, place = inner.model_param_group_index_map[parameter]
                     main = inner.optimizer.param_groups[group]["params"][place]
                     buffer, dtype, bucket = ranges[parameter]
-                    held = inner.gbuf_ranges[buffer][dtype][bucket]["param_map"][parameter]["param"]
-                    start, end = held.start, held.end
+                    span = inner.gbuf_ranges[buffer][dtype][bucket]["param_map"][parameter]["param"]
+                    start, end = span.start, span.end
             state = {} if main is None else states.get(main, {})
             yield Shard(stage, name, slots[name], parameter.detach(), main, start, end, state)
 
@@ -255,5 +255,5 @@ def owned(optimizer, chunks: list[DistributedDataParallel], stages: list[int], t
 def workspace(chunks: list[DistributedDataParallel]) -> list[Tensor]:
     """Megatron-Core's buffers: neither weights nor gradients nor optimizer states."""
     angles = [getattr(gpt_model(chunk), "rotary_pos_emb", None) for chunk in chunks]
-    kept = list(parallel_state.get_global_memory_buffer().buffer.values())
-    return kept + [rotary.inv_freq for rotary in angles if rotary is not None]
+    buffers = list(parallel_state.get_global_memory_buffer().buffer.values())
+    return buffers + [rotary.inv_freq for rotary in angles if rotary is not None]

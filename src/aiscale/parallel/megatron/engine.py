@@ -149,7 +149,7 @@ class MegatronEngine(Engine):
         if self._positions.shape[1] != T:
             self._set_length(T)
         iterators = [iter(micro_batches) for _ in self.chunks]
-        found = self._schedule(
+        losses = self._schedule(
             forward_step_func=self._forward_step,
             data_iterator=iterators if len(iterators) > 1 else iterators[0],
             model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
@@ -158,7 +158,7 @@ class MegatronEngine(Engine):
             micro_batch_size=B,
             forward_only=forward_only,
         )
-        return [loss.item() for loss in found] if self.is_last else []
+        return [loss.item() for loss in losses] if self.is_last else []
 
     def _set_length(self, T: int) -> None:
         self._mask = torch.ones(1, 1, T, T, dtype=torch.bool, device=self.world.device).triu(1)  # True: not attended
@@ -217,8 +217,8 @@ class MegatronEngine(Engine):
             saved = dict(state[f"{shard.stage}.{shard.name}"])
             shard.main.data.copy_(saved.pop("weight"))
             shard.parameter.view(-1)[shard.start : shard.end].copy_(shard.main.detach().reshape(-1))
-            kept = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
-            states[shard.main] = kept
+            clones = {k: v.clone() if torch.is_tensor(v) else v for k, v in saved.items()}
+            states[shard.main] = clones
         if self.run.parallel.distributed_optimizer:  # gather what the other data-parallel ranks hold
             with self.world.control(), self._adapted():
                 for chunk in self.chunks:
@@ -298,8 +298,8 @@ class MegatronEngine(Engine):
 
     def _shared(self, value: float) -> float:
         """Sum of the last stages' values over data-parallel ranks, on every rank."""
-        known = self.is_last and self.tp_rank == 0
-        return self.world.sum(value if known else 0.0)
+        has_value = self.is_last and self.tp_rank == 0
+        return self.world.sum(value if has_value else 0.0)
 
     def _check_tokens(self, micro_batches: list[MicroBatch]) -> None:
         """Refuse tokens beyond the vocabulary, as serial does; Megatron-Core would embed them as zeros."""

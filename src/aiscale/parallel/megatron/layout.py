@@ -80,10 +80,10 @@ class Slot:
         """A tensor-parallel rank's shard of GPT's tensor."""
         if self.dim is None:
             return full
-        wanted = self.indices(full.shape[self.dim], tp_rank)
-        part = full.index_select(self.dim, wanted.clamp(min=0))
-        if (wanted == PADDING).any():
-            part.index_fill_(self.dim, (wanted == PADDING).nonzero().flatten(), 0.0)
+        rows = self.indices(full.shape[self.dim], tp_rank)
+        part = full.index_select(self.dim, rows.clamp(min=0))
+        if (rows == PADDING).any():
+            part.index_fill_(self.dim, (rows == PADDING).nonzero().flatten(), 0.0)
         return part
 
     def paste(self, part: Tensor, full: Tensor, tp_rank: int) -> None:
@@ -91,9 +91,9 @@ class Slot:
         if self.dim is None:
             full.copy_(part)
             return
-        held = self.indices(full.shape[self.dim], tp_rank)
-        real = (held != PADDING).nonzero().flatten()
-        full.index_copy_(self.dim, held[real], part.index_select(self.dim, real).to(full.dtype))
+        rows = self.indices(full.shape[self.dim], tp_rank)
+        real = (rows != PADDING).nonzero().flatten()
+        full.index_copy_(self.dim, rows[real], part.index_select(self.dim, real).to(full.dtype))
 
 
 def padded_vocab(vocab_size: int, tp: int) -> int:
@@ -145,14 +145,14 @@ def _layer(model: ModelConfig, tp: int, theirs: str, ours: str) -> dict[str, Slo
         "mlp.linear_fc1": ("mlp.up", 0, up_order),
         "mlp.linear_fc2": ("mlp.down", 1, None),
     }
-    found = _norm(model, f"{theirs}.input_layernorm", f"{ours}.attn_norm")
-    found |= _norm(model, f"{theirs}.pre_mlp_layernorm", f"{ours}.mlp_norm")
+    slots = _norm(model, f"{theirs}.input_layernorm", f"{ours}.attn_norm")
+    slots |= _norm(model, f"{theirs}.pre_mlp_layernorm", f"{ours}.mlp_norm")
     for name, (source, dim, order) in linears.items():
-        found[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, dim, order)
+        slots[f"{theirs}.{name}.weight"] = Slot(f"{ours}.{source}.weight", tp, dim, order)
         if model.bias:
             bias = f"{ours}.{source}.bias"
-            found[f"{theirs}.{name}.bias"] = Slot(bias, tp, 0, order) if dim == 0 else Slot(bias)
-    return found
+            slots[f"{theirs}.{name}.bias"] = Slot(bias, tp, 0, order) if dim == 0 else Slot(bias)
+    return slots
 
 
 def _norm(model: ModelConfig, theirs: str, ours: str) -> dict[str, Slot]:

@@ -129,10 +129,10 @@ class Saved:
             ranks = 0 if slot is None else 1 if slot.dim is None else slot.tp
             for tp_rank in range(max(1, ranks)):
                 parts = self._entries[source].get(tp_rank, [])
-                found = sum(entry["end"] - entry["start"] for entry in parts)
-                if slot is None or found != math.prod(slot.shape(shape)):
+                count = sum(entry["end"] - entry["start"] for entry in parts)
+                if slot is None or count != math.prod(slot.shape(shape)):
                     raise CheckpointError(
-                        f"{self.folder} holds {found} numbers of {source} for tensor-parallel rank {tp_rank}, not all "
+                        f"{self.folder} holds {count} numbers of {source} for tensor-parallel rank {tp_rank}, not all "
                         "of them: a file is missing; use the checkpoint before it"
                     )
 

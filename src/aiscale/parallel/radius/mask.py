@@ -226,13 +226,13 @@ def step_arrived(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, at: 
     state, (beta1, beta2) = optimizer.state[parameter], group["betas"]
     state["step"] += 1
     t = float(state["step"])
-    held = [tensor.view(-1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+    tensors = [tensor.view(-1) for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])]
     gradient = parameter.grad.view(-1).index_select(0, at)
-    weight, first, second = (tensor.index_select(0, at) for tensor in held)
+    weight, first, second = (tensor.index_select(0, at) for tensor in tensors)
     first.lerp_(gradient, 1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = (second / (1 - beta2**t)).sqrt_().add_(group["eps"])
     update = (first / (1 - beta1**t)).div_(root).add_(weight, alpha=group["weight_decay"])
     weight.addcmul_(update, waited, value=-group["lr"])
-    for tensor, values in zip(held, (weight, first, second), strict=True):
+    for tensor, values in zip(tensors, (weight, first, second), strict=True):
         tensor.scatter_(0, at, values)
