@@ -20,7 +20,7 @@ from aiscale.config.run import as_type
 from aiscale.machines import find_machine
 from aiscale.plan.answer import Answer, plan
 from aiscale.plan.hardware import platform_of
-from aiscale.plan.layout import SHAPES, Layout, Shape, shape_of
+from aiscale.plan.layout import SHAPES, Layout, Shape, shape_named
 from aiscale.plan.memory import CATEGORIES
 from aiscale.plan.search import TUNED, Ranking, search
 from aiscale.recipes import RECIPES, recipe
@@ -88,13 +88,7 @@ def choose(args: argparse.Namespace) -> tuple[Answer, Ranking | None]:
 
 
 def find_shape(args: argparse.Namespace) -> Shape:
-    if args.model in SHAPES:
-        shape = SHAPES[args.model]
-    elif args.model in RECIPES:
-        run = recipe(args.model)
-        shape = shape_of(run.model, run.loop.seq_len)
-    else:
-        raise ConfigError(f"unknown model {args.model!r}: {hint(args.model.lower(), [*SHAPES, *RECIPES])}")
+    shape = shape_named(args.model)
     return replace(shape, seq=args.seq) if args.seq is not None else shape
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run
+from aiscale.config import ConfigError, HFModelConfig, ModelConfig, Run, hint
+from aiscale.recipes import RECIPES, recipe
 
 
 class StageShape(NamedTuple):
@@ -270,6 +271,16 @@ def shape_of(model: ModelConfig | HFModelConfig, seq: int) -> Shape:
         tied=model.tied,
         seq=seq,
     )
+
+
+def shape_named(name: str) -> Shape:
+    """Of a recipe, or one of SHAPES."""
+    if name in SHAPES:
+        return SHAPES[name]
+    if name not in RECIPES:
+        raise ConfigError(f"unknown model {name!r}: {hint(name.lower(), [*SHAPES, *RECIPES])}")
+    run = recipe(name)
+    return shape_of(run.model, run.loop.seq_len)
 
 
 def layout_of(run: Run, gpus: int) -> Layout:

@@ -1,6 +1,6 @@
 """All layouts of a model on so many devices, ranked, each loser with its reason; and what would make a model fit.
 
-    ranking = search(shape, platform, gpus=512, global_batch=2048)
+    ranking = search("175b", machines.find_machine("frontier"), gpus=512, global_batch=2048)
     ranking.best.layout.name(), ranking.ranked[1:5], ranking.reasons()
     ranking.advice()          # where nothing fits: by how much, and what would help
 
@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from aiscale.config import ConfigError
+from aiscale.machines import Machine
 from aiscale.plan.answer import Answer, predict
 from aiscale.plan.constants import CONSTANTS
-from aiscale.plan.hardware import Platform
-from aiscale.plan.layout import Layout, Shape, Software
+from aiscale.plan.hardware import Platform, platform_of
+from aiscale.plan.layout import Layout, Shape, Software, shape_named
 from aiscale.plan.memory import capacity_bytes, fits, needed_bytes
 
 #: A framework that trains at scale today: fused optimizer and gradients, overlap, no launches peer by peer.
@@ -68,7 +69,12 @@ class Ranking:
         return f"{needs}; it would fit with shorter sequences or a smaller model"
 
 
-def search(shape: Shape, platform: Platform, gpus: int, global_batch: int, precision: str = "bf16") -> Ranking:
+def search(
+    shape: Shape | str, platform: Platform | Machine, gpus: int, global_batch: int, precision: str = "bf16"
+) -> Ranking:
+    """shape: or a model's name; platform: or a machine of the catalogue."""
+    shape = shape_named(shape) if isinstance(shape, str) else shape
+    platform = platform_of(platform) if isinstance(platform, Machine) else platform
     ranking = Ranking(shape, platform, gpus, global_batch)
     for layout in candidates(shape, platform, gpus, global_batch, precision):
         ranking.tried += 1
