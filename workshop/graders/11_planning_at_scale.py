@@ -1,69 +1,10 @@
-"""Graders of the exercises on planning: counted loops, a search over intervals, a search over layouts."""
+"""Graders of the exercises on planning: a search over intervals, a search over layouts."""
 
 import random
 
 from aiscale.lesson.grading import exercise, require, same
 
-DEVICES = ((312e12, 2.0e12), (191.5e12, 1.6e12), (989e12, 3.35e12), (125e12, 0.9e12))  # operations/s, bytes/s
-
-
 # 11.1 ---------------------------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "11.1",
-    "Under the roof",
-    "product_seconds",
-    minutes=8,
-    hints=[
-        "Count for one number of the result first: how many products, how many sums?",
-        "Three matrices pass between memory and cores: two are read, one is written.",
-    ],
-)
-def under_the_roof(product_seconds):
-    for i in range(6):
-        # From 4000 on, operations take longer than bytes on all devices, even if only half of them are counted.
-        m = random.choice([1, 2, 4]) if i % 2 else random.randint(4000, 9000)
-        k, n, size = random.randint(4000, 9000), random.randint(4000, 9000), random.choice([1, 2, 4])
-        peak, bandwidth = random.choice(DEVICES)
-        # A row of the result takes k products and k sums for each of its n numbers.
-        work, moved = sum(n * (k + k) for _ in range(m)) / peak, size * sum((m * k, k * n, m * n)) / bandwidth
-        causes = {
-            "this is the time of the operations, but the product waits for memory": work,
-            "this is the time of the bytes, but the product waits for the operations": moved,
-            "computing and moving go on at the same time: only the longer one counts": work + moved,
-            "the result is written to memory, too": max(work, size * (m * k + k * n) / bandwidth),
-            "a multiplication and an addition are two operations": max(work / 2, moved),
-        }
-        what = f"a ({m}, {k}) x ({k}, {n}) product, {size} bytes a number"
-        same(product_seconds(m, k, n, size, peak, bandwidth), max(work, moved), what, causes=dict(causes), rtol=1e-7)
-
-
-under_the_roof.refuses("operations alone", "waits for memory", "return 2 * m * k * n / peak")
-under_the_roof.refuses(
-    "both in turn",
-    "only the longer one counts",
-    "return 2 * m * k * n / peak + bytes_each * (m * k + k * n + m * n) / bandwidth",
-)
-under_the_roof.refuses(
-    "multiplications only",
-    "two operations",
-    "return max(m * k * n / peak, bytes_each * (m * k + k * n + m * n) / bandwidth)",
-)
-under_the_roof.refuses(
-    "the result is not written",
-    "written to memory",
-    "return max(2 * m * k * n / peak, bytes_each * (m * k + k * n) / bandwidth)",
-)
-under_the_roof.refuses(
-    "the shorter one",
-    "this is the time of the",
-    "return min(2 * m * k * n / peak, bytes_each * (m * k + k * n + m * n) / bandwidth)",
-)
-under_the_roof.refuses("hard-coded for the shown product", "product", "return 16.8e-6")
-
-
-# 11.2 ---------------------------------------------------------------------------------------------------------------
 
 
 def lost(interval: float, fails_s: float, write_s: float, restart_s: float) -> float:
@@ -71,7 +12,7 @@ def lost(interval: float, fails_s: float, write_s: float, restart_s: float) -> f
 
 
 @exercise(
-    "11.2",
+    "11.1",
     "How often to save",
     "save_every",
     minutes=10,
@@ -134,11 +75,11 @@ how_often_to_save.refuses("writing alone", "only what writing costs", _INTERVAL 
 how_often_to_save.refuses("hard-coded for the shown job", "node-hours", "return 4648, 0.027")
 
 
-# 11.3 ---------------------------------------------------------------------------------------------------------------
+# 11.2 ---------------------------------------------------------------------------------------------------------------
 
 
 @exercise(
-    "11.3",
+    "11.2",
     "Does it fit?",
     "smallest_job",
     minutes=12,
