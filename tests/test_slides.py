@@ -23,7 +23,7 @@ n = 2 * 3
 ---
 ## The answer is {{ n }} and {{ count(124439808) }}
 
-![a ring](../notebooks/figures/ring.svg)
+![a ring](../notebooks/figures/layer.svg)
 Source: drawn by hand, {{ n }}
 
 Note: say it
@@ -70,7 +70,7 @@ def test_a_deck_is_one_file_with_its_numbers_figures_and_notes(tmp_path):
 
 
 def test_a_figure_of_a_notebook_that_was_not_run_is_missed_by_name(tmp_path):
-    deck = small(tmp_path, SMALL.replace("../notebooks/figures/ring.svg", "notebook:03_ddp#c20c3268"))
+    deck = small(tmp_path, SMALL.replace("../notebooks/figures/layer.svg", "notebook:03_ddp#c20c3268"))
     with pytest.raises(LessonError, match="c20c3268 of .*03_ddp.ipynb has no figure: aiscale notebooks --core 03_ddp"):
         deck.build(tmp_path)
     assert "not run yet" in deck.build(tmp_path, as_is=True).read_text()

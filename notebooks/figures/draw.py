@@ -1,7 +1,7 @@
 """The drawings of lessons and decks that show an idea and nothing measured: SVG files beside this script.
 
     python notebooks/figures/draw.py              # all of them
-    python notebooks/figures/draw.py ring layer   # these
+    python notebooks/figures/draw.py layer rendezvous   # these
 
 A notebook shows one by `![what it shows](figures/ring.svg)`, a deck by `![...](../notebooks/figures/ring.svg)`.
 """
@@ -79,8 +79,7 @@ WAYS = {
     "ddp": ("DDP", "gradients, once a step", by_layer()),
     "zero1": ("ZeRO-1", "gradients, then new weights,\nonce a step", by_layer("optimizer states")),
     "zero2": ("ZeRO-2", "each gradient to its owner,\nthen new weights", by_layer("optimizer states", "gradients")),
-    "zero3": ("ZeRO-3", "a layer's weights before each use,\ngradients to their owners", by_row),
-    "fsdp": ("FSDP", "a layer's weights before each use,\ngradients to their owners", by_row),
+    "fsdp": ("FSDP, ZeRO-3", "a layer's weights before each use,\ngradients to their owners", by_row),
     "tp": ("tensor parallel", "activations, in every layer", by_row, ONE_BATCH),
     "pp": ("pipeline parallel", "activations, from stage to stage", by_layer(*PARTS), ONE_BATCH),
     "ep": (
@@ -98,83 +97,86 @@ WAYS = {
 
 
 def divided(*names):
-    """A panel per strategy: a row for each rank, and in it its share of the batch and what it holds of each part.
+    """A panel per strategy: a row for each rank, and in it what it computes and what it holds of each part.
 
-    A part is drawn as four layers side by side, each of four rows; what the rank does not hold is left empty.
+    A part is drawn as four layers side by side, each of four rows; what the rank does not hold is left empty. What it
+    computes is drawn in the same way, in the colour of its share of the batch.
     """
-    columns = min(3, len(names))
+    columns = min(4 if len(names) > 6 else 3, len(names))
     rows = -(-len(names) // columns)
-    size = (2.5 * columns, 0.35 + 1.95 * rows)
+    size = (2.6 * columns, 0.35 + 1.95 * rows)
     figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for ax, name in zip(axes.flat, names, strict=True):
-        way(ax, *WAYS[name])
-    handles = style.legend_handles({text: style.MEMORY_COLORS[part] for part, text in PARTS.items()}, bars=True)
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+        way(ax, *WAYS[name], borrows=name == "fsdp")
+    colors = {text: style.MEMORY_COLORS[part] for part, text in PARTS.items()}
+    colors |= {"weights of other ranks, for a moment": BORROWED} if "fsdp" in names else {}
+    figure.legend(handles=style.legend_handles(colors, bars=True), loc="outside upper center", ncols=4)
 
 
-def way(ax, title, sends, holds, shares=(0, 1, 2, 3)):
+def way(ax, title, sends, holds, shares=(0, 1, 2, 3), borrows=False):
     scale = 4 / len(shares)  # eight ranks take the room of four
     for rank, share in enumerate(shares):
         top, tall = 1.08 * scale * rank, 0.8 * scale
-        say(ax, -0.95, top + tall / 2, f"rank {rank}", 7, ha="right", color=style.MUTED)
-        box(ax, -0.8, top, 0.45, tall, style.RANK_COLORS[share])
-        for number, part in enumerate(PARTS):
+        say(ax, -0.2, top + tall / 2, f"rank {rank}", 7, ha="right", color=style.MUTED)
+        for number, part in enumerate((None, *PARTS)):
+            if part == "parameters" and borrows:
+                box(ax, 1.5 * number, top, 1.2, tall, BORROWED)
             for layer in range(4):
-                rows = [row for row in range(4) if holds(rank, part, layer, row)]
+                # a rank computes with the weights that it has, its own or borrowed
+                rows = [row for row in range(4) if holds(rank, part or "parameters", layer, row)]
+                rows = range(4) if borrows and not part else rows
                 if rows:  # one box for all: what a rank holds of a layer lies together
                     place = (1.5 * number + 0.3 * layer, top + rows[0] * tall / 4, 0.3, len(rows) * tall / 4)
-                    box(ax, *place, style.MEMORY_COLORS[part], edgecolor=style.PAPER, linewidth=0.5)
+                    color = style.MEMORY_COLORS[part] if part else style.RANK_COLORS[share]
+                    box(ax, *place, color, edgecolor=style.PAPER, linewidth=0.5)
             frame(ax, 1.5 * number, top, 1.2, tall)
-    say(ax, -0.575, -0.12, "data", 6.5, va="baseline", color=style.MUTED)
-    say(ax, -1.75, 4.37, f"sends {sends}", 7.5, ha="left", va="top", linespacing=1.3)
-    say(ax, -1.75, -0.45, title, 9.5, ha="left", va="baseline", weight="bold")
-    view(ax, -1.75, 4.3, 5.12, -0.8, aspect="auto")
+    say(ax, 0.6, -0.12, "computes", 6.5, va="baseline", color=style.MUTED)
+    say(ax, 3.6, -0.12, "holds", 6.5, va="baseline", color=style.MUTED)
+    say(ax, -1.05, 4.37, f"sends {sends}", 7.5, ha="left", va="top", linespacing=1.3)
+    say(ax, -1.05, -0.45, title, 9.5, ha="left", va="baseline", weight="bold")
+    view(ax, -1.05, 5.8, 5.12, -0.8, aspect="auto")
 
 
 def ring_states(world):
     """A ring all-reduce: (state, received) at the start and after each of its 2 (n - 1) steps.
 
     state[rank][chunk] is the set of ranks whose values are in the sum; received lists the (rank, chunk) that arrived.
-    In step s rank r sends chunk r - s to rank r + 1; n - 1 receivers add, n - 1 overwrite.
+    In step s rank r sends chunk r - s - 1 to rank r + 1; n - 1 receivers add, n - 1 overwrite.
     """
     state = [[{rank}] * world for rank in range(world)]
     states = [(state, [])]
     for step in range(2 * (world - 1)):
         before, state, received = state, [list(row) for row in state], []
         for rank in range(world):
-            to, chunk = (rank + 1) % world, (rank - step) % world
+            to, chunk = (rank + 1) % world, (rank - step - 1) % world
             state[to][chunk] = before[to][chunk] | before[rank][chunk]
             received.append((to, chunk))
         states.append((state, received))
     return states
 
 
-def ring(world=RANKS):
+def ring(half, world=RANKS):
     """Rows are ranks, columns chunks, stripes the ranks whose values are in a sum; framed: what has just arrived."""
-    across, down = world + 1.1, world + 2.4
-    ax = style.new_axes(None, 7.5, 4.3)
-    for step, (state, received) in enumerate(ring_states(world)):
-        line, column = (0, step) if step < world else (1, step - world + 1)
-        left, bottom = column * across, (1 - line) * down
+    across, first = world + 1.1, half * (world - 1)
+    ax = style.new_axes(None, 7.5, 2.4)
+    for column, (state, received) in enumerate(ring_states(world)[first : first + world]):
+        left = column * across
         for rank, row in enumerate(state):
             for chunk, members in enumerate(row):
-                x, y, stripe = left + chunk + 0.06, bottom + world - rank - 0.94, 0.88 / world
+                x, y, stripe = left + chunk + 0.06, world - rank - 0.94, 0.88 / world
                 box(ax, x, y, 0.88, 0.88, "#F1F3F6")
                 for member in members:
                     box(ax, x + member * stripe, y, stripe, 0.88, style.RANK_COLORS[member])
-                if (rank, chunk) in received:
+                if column and (rank, chunk) in received:
                     frame(ax, x, y, 0.88, 0.88, style.INK, 1.6)
                     arrow(ax, (x + 0.44, y + 1.36), (x + 0.44, y + 0.84), zorder=5)
-        say(ax, left + world / 2, bottom - 0.3, f"step {step}" if step else "start", 9, va="top", color=style.MUTED)
+        below = f"step {first + column}" if column else "after step 3" if half else "start"
+        say(ax, left + world / 2, -0.3, below, 9, va="top", color=style.MUTED)
     for rank in range(world):
-        y = down + world - rank - 0.5
-        say(ax, -0.3, y, f"rank {rank}", ha="right", color=style.MUTED)
-        box(ax, 0.06, y - down - 0.2, 0.4, 0.4, style.RANK_COLORS[rank])
-        say(ax, 0.7, y - down, f"from rank {rank}", ha="left", color=style.MUTED)
-    phases = ("all-gather: the sums travel on until all have all", "reduce-scatter: every rank adds what arrives")
-    for line, phase in enumerate(phases):
-        say(ax, across, line * down + world + 0.75, phase, ha="left", weight="bold")
-    view(ax, -2.1, 4 * across - 0.9, -1.0, 2 * down - 1.2)
+        say(ax, -0.3, world - rank - 0.5, f"rank {rank}", ha="right", color=style.MUTED)
+    view(ax, -2.1, world * across - 0.9, -1.0, world + 0.5)
+    names = {f"from rank {rank}": style.RANK_COLORS[rank] for rank in range(world)}
+    style.legend_above(ax, style.legend_handles(names, bars=True))
 
 
 def rendezvous():
@@ -470,10 +472,12 @@ def product_tiles(n=32, side=8):
     view(ax, -0.02 * n, 2.18 * n, 2.18 * n, -0.12 * n)
 
 
-SIMPLE = (ring, rendezvous, zero_stages, fsdp_step, mlp_cut, number_formats, thread_blocks, warp_reads, product_tiles)
+SIMPLE = (rendezvous, zero_stages, fsdp_step, mlp_cut, number_formats, thread_blocks, warp_reads, product_tiles)
 DRAWINGS = {function.__name__: function for function in SIMPLE} | {
+    "ring_reduce_scatter": partial(ring, 0),
+    "ring_all_gather": partial(ring, 1),
     "field_map": partial(divided, *WAYS),
-    "field_six": partial(divided, "ddp", "zero1", "zero3", "tp", "pp", "3d"),
+    "field_six": partial(divided, "ddp", "zero1", "fsdp", "tp", "pp", "3d"),
     "field_ddp": partial(divided, "ddp"),
     "field_ddp_fsdp_tp": partial(divided, "ddp", "fsdp", "tp"),
     "field_tp_pp_3d": partial(divided, "tp", "pp", "3d"),

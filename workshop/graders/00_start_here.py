@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from aiscale.lesson.grading import exercise, require, same, same_on_ranks
+from aiscale.lesson.grading import exercise, require, same_on_ranks
 
 
 def note_messages() -> None:
@@ -47,27 +47,6 @@ def watched(answer, xs: list) -> tuple[list, list[list]]:
         not others, f"this uses {', '.join(sorted(others))}: only send and recv, or isend and irecv, are allowed here"
     )
     return found, notes
-
-
-def rounds(notes: list[list]) -> int:
-    """How many messages must follow one another, if a rank sends one at a time and each takes one round."""
-    clock, waiting, sent = [0] * len(notes), [list(own) for own in notes], {}
-    moved = True
-    while moved:
-        moved = False
-        for rank, own in enumerate(waiting):
-            while own:
-                kind, peer = own[0]
-                if kind == "send":
-                    clock[rank] += 1
-                    sent.setdefault((rank, peer), []).append(clock[rank])
-                elif sent.get((peer, rank)):
-                    clock[rank] = max(clock[rank], sent[peer, rank].pop(0))
-                else:
-                    break
-                own.pop(0)
-                moved = True
-    return max(clock)
 
 
 def counts(notes: list[list], kind: str) -> list[int]:
@@ -162,7 +141,7 @@ through_one_rank.refuses("hard-coded for the shown numbers", "x", "x.copy_(torch
     "00.2",
     "Half a ring",
     "ring_all_gather",
-    minutes=10,
+    minutes=6,
     ranks=True,
     inplace=True,
     hints=[
@@ -225,115 +204,3 @@ half_a_ring.refuses(
     "dist.all_gather(list(x.chunk(world_size)), x.chunk(world_size)[rank].clone())",
 )
 half_a_ring.refuses("hard-coded for the shown chunks", "x", "x.copy_(torch.arange(len(x)) % 4)")
-
-
-# 00.3 ---------------------------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "00.3",
-    "Where latency ends",
-    "balance_bytes",
-    minutes=6,
-    hints=[
-        "A ring all-reduce has 2 (n - 1) steps. What does one step cost in latency, and how many bytes does it send?",
-        "Both totals have the factor 2 (n - 1). Set them equal, and it goes: alpha = S / (n B).",
-    ],
-)
-def where_latency_ends(balance_bytes):
-    for _ in range(5):
-        n, latency_s, bandwidth = random.randint(3, 64), random.uniform(1e-6, 1e-4), random.uniform(1e9, 4e11)
-
-        def ring(nbytes, n=n, latency_s=latency_s, bandwidth=bandwidth):
-            """(seconds of latency, seconds of sending) of one rank, step by step."""
-            chunk, waits, sends = nbytes / n, 0.0, 0.0
-            for _ in range(n - 1):  # reduce-scatter, then all-gather
-                waits, sends = waits + 2 * latency_s, sends + 2 * chunk / bandwidth
-            return waits, sends
-
-        low, high = 1.0, 1e12
-        for _ in range(200):
-            middle = (low * high) ** 0.5
-            waits, sends = ring(middle)
-            low, high = (middle, high) if sends < waits else (low, middle)
-        scale = {
-            1 / n: "a step sends a chunk, a part of the buffer, not all of it",
-            2 * (n - 1) / n: "each step pays the latency, and each step sends as well: count both in the same steps",
-            8: "the bandwidth is in bytes a second already",
-            (n - 1) / n: "how many chunks has the buffer?",
-            1 / (n * bandwidth**2): "bytes are seconds times bytes per second",
-        }
-        same(balance_bytes(n, latency_s, bandwidth), low, "the size", scale=scale, rtol=1e-6)
-
-
-where_latency_ends.refuses("a whole buffer in each step", "not all of it", "return latency_s * bandwidth_bytes_s")
-where_latency_ends.refuses(
-    "steps counted for the latency only",
-    "count both",
-    "return 2 * (n_ranks - 1) * latency_s * bandwidth_bytes_s",
-)
-where_latency_ends.refuses("bits", "in bytes a second already", "return 8 * n_ranks * latency_s * bandwidth_bytes_s")
-where_latency_ends.refuses("divided", "seconds times bytes per second", "return latency_s / bandwidth_bytes_s")
-where_latency_ends.refuses(
-    "one chunk too few", "how many chunks", "return (n_ranks - 1) * latency_s * bandwidth_bytes_s"
-)
-where_latency_ends.refuses("hard-coded for the shown link", "the size", "return 4_000_000")
-
-
-# 00.4 ---------------------------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "00.4",
-    "Tell everyone",
-    "tell_everyone",
-    minutes=12,
-    core=False,
-    ranks=True,
-    inplace=True,
-    hints=[
-        "After the first message two ranks know. What can both of them do in the second round?",
-        "In a round in which ranks 0 to k-1 know, each of them tells the rank k places above: 1, 2, 4, ... know.",
-        "Every rank runs the same loop over k = 1, 2, 4, ...: does it send in this round, receive, or do nothing?",
-    ],
-)
-def tell_everyone(tell_everyone):
-    n = tell_everyone.size
-    fewest = (n - 1).bit_length()
-    for _ in range(2):
-        xs = draw(n, random.randint(3, 9))
-        found, notes = watched(tell_everyone, xs)
-        told = [rank for rank in range(n) if torch.equal(found[rank], xs[0])]
-        untold = [rank for rank in range(n) if rank not in told]
-        require(not untold, f"x of rank 0 does not reach rank {', '.join(map(str, untold))}")
-        need, sends = rounds(notes), sum(counts(notes, "send"))
-        require(
-            sends == n - 1, f"all know, but in {sends} messages: {n - 1} would do, since each rank must hear it once"
-        )
-        require(need <= fewest, f"all know after {need} rounds, but {fewest} would do: let those who know help")
-    same_on_ranks(found, [xs[0]] * n, "x")
-
-
-tell_everyone.refuses(
-    "rank 0 tells each",
-    "let those who know help",
-    """
-    if rank == 0:
-        for other in range(1, world_size):
-            dist.send(x, dst=other)
-    else:
-        dist.recv(x, src=0)
-    """,
-)
-tell_everyone.refuses(
-    "handed on along a chain",
-    "let those who know help",
-    """
-    if rank > 0:
-        dist.recv(x, src=rank - 1)
-    if rank < world_size - 1:
-        dist.send(x, dst=rank + 1)
-    """,
-)
-tell_everyone.refuses("a broadcast", "only send and recv", "dist.broadcast(x, src=0)")
-tell_everyone.refuses("hard-coded for the shown numbers", "does not reach", "x.copy_(torch.full_like(x, 7))")

@@ -12,7 +12,7 @@ A deck is one HTML file with reveal.js in it. Its source, in which an expression
     GPT-2 has {{ count(cost.parameter_count(recipe("gpt2").model)) }} parameters.
     |||                                between two columns
     ![what it shows](plots:memory_bars({...}))        a figure of `aiscale.plots`
-    ![what it shows](../notebooks/figures/ring.svg)   a drawing of notebooks/figures/draw.py
+    ![what it shows](../notebooks/figures/layer.svg)   a drawing of notebooks/figures/draw.py
     ![what it shows](notebook:03_ddp#c20c3268)        the figure of an executed cell
     Source: predicted by `cost`        under the figure, one of KINDS
     Note: what the speaker says, until the end of the slide
