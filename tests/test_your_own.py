@@ -36,8 +36,9 @@ def start(*command, cwd: Path, env=None) -> subprocess.CompletedProcess:
 
 
 def train(name: str, ranks: int, cwd: Path, *options, steps: int = STEPS) -> list[tuple[int, float]]:
-    command = [*TORCHRUN, f"--nproc-per-node={ranks}", SCRIPTS / name, f"--text={cwd.parent / 'text'}"]
-    done = start(*command, f"--steps={steps}", *options, cwd=cwd)
+    by_mpi = [Path(sys.executable).with_name("mpiexec"), "-n", ranks, sys.executable]
+    command = by_mpi if name == "train_mpi.py" else [*TORCHRUN, f"--nproc-per-node={ranks}"]
+    done = start(*command, SCRIPTS / name, f"--text={cwd.parent / 'text'}", f"--steps={steps}", *options, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return losses(done.stdout)
 
@@ -106,6 +107,7 @@ def test_two_ranks_learn_what_one_process_learns(serial, cwd):
 #: script, ranks until the run is cut off, ranks after it, options
 SPREAD = [
     ("train_ranks.py", 2, 4, []),
+    ("train_mpi.py", 2, 4, []),
     ("train_ddp.py", 2, 4, []),
     ("train_zero.py", 2, 2, []),
     ("train_fsdp.py", 2, 4, []),

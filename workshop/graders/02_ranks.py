@@ -14,14 +14,14 @@ from aiscale.lesson.grading import exercise, require, same, same_on_ranks
     "02.1",
     "A tree of messages",
     "tree_broadcast",
-    minutes=12,
+    minutes=8,
     ranks=True,
     inplace=True,
     hints=[
         "Take root 0 first. Round 1: 0 sends to 1. Round 2: 0 sends to 2, and 1 sends to 3. Who is the partner of a "
         "rank, if `have` ranks have the tensor?",
-        "Every rank runs the same loop over rounds: it sends, or receives, or has nothing to do in this round.",
-        "For another root, count places from it: place = (rank - root) % world_size. Whom does place p + have mean?",
+        "Every rank runs the same round: it sends, or receives, or has nothing to do.",
+        "Places are counted from the root. Which rank has the place `place + have`? Mind the end of the ring of ranks.",
     ],
 )
 def tree_of_messages(tree_broadcast):
@@ -59,6 +59,7 @@ tree_of_messages.refuses(
                 dist.send(tensor, other)
     else:
         dist.recv(tensor, root)
+    return
     """,
 )
 tree_of_messages.refuses(
@@ -70,9 +71,10 @@ tree_of_messages.refuses(
         dist.recv(tensor, (rank - 1) % world_size)
     if place < world_size - 1:
         dist.send(tensor, (rank + 1) % world_size)
+    return
     """,
 )
-tree_of_messages.refuses("torch's own", "send and recv are asked for", "dist.broadcast(tensor, root)")
+tree_of_messages.refuses("torch's own", "send and recv are asked for", "dist.broadcast(tensor, root)\nreturn")
 tree_of_messages.refuses(
     "hard-coded for root 0",
     "all have what rank 0 had",
@@ -85,6 +87,7 @@ tree_of_messages.refuses(
         dist.send(tensor, 3)
     else:
         dist.recv(tensor, rank - 2)
+    return
     """,
 )
 
@@ -170,114 +173,6 @@ what_a_message_costs.refuses("hard-coded for the shown pairs", "alpha", "return 
 # 02.3 ---------------------------------------------------------------------------------------------------------------
 
 
-def played(vectors: list[torch.Tensor], *halves: str) -> list[torch.Tensor]:
-    """What the ranks hold after chunks have gone around, once for each half, which adds or replaces."""
-    n = len(vectors)
-    held = [list(vector.clone().chunk(n)) for vector in vectors]
-    for step in range(len(halves) * (n - 1)):
-        going = [held[rank][(rank - step) % n].clone() for rank in range(n)]
-        for rank in range(n):
-            mine = held[rank][(rank - step - 1) % n]
-            mine.copy_(going[rank - 1] + (mine if halves[step // (n - 1)] == "add" else 0))
-    return [torch.cat(chunks) for chunks in held]
-
-
-@exercise(
-    "02.3",
-    "All-reduce in a ring",
-    "ring_all_reduce",
-    minutes=15,
-    core=False,
-    ranks=True,
-    inplace=True,
-    hints=[
-        "In step 0 rank r sends its chunk r, and gets chunk r - 1 from its neighbour. What does it send in step 1?",
-        "`vector.chunk(world_size)` gives views: `chunks[2] += arrived` changes the vector. Indices run modulo "
-        "world_size, in both halves, as chunk (rank - step).",
-        "Receive into a new tensor. The steps of the halves differ in one line: `+=` in one, `.copy_` in the other.",
-    ],
-)
-def all_reduce_in_a_ring(ring_all_reduce):
-    n = ring_all_reduce.size
-    for _ in range(2):
-        width = random.randint(2, 6)
-        vectors = [torch.randn(n * width).double() for _ in range(n)]
-        total = torch.stack(vectors).sum(0)
-        causes = {
-            "the first half is right, and the second is missing": played(vectors, "add"),
-            "the second half adds, but whole chunks must replace what is there": played(vectors, "add", "add"),
-            "the first half replaces, but chunks must collect": played(vectors, "replace", "replace"),
-            "nothing has arrived: is it written into `vector` itself?": vectors,
-            "only the vector of one neighbour has been added": [vectors[r] + vectors[r - 1] for r in range(n)],
-        }
-        found = ring_all_reduce.each(vectors)
-        scale = {1 / n: "this is the mean, and the sum is asked for"}
-        same_on_ranks(found, [total] * n, "the sum", causes=causes, scale=scale, rtol=1e-9)
-        others = {op for sent in ring_all_reduce.sent for op in sent} - {"send", "recv"}
-        require(not others, f"right, but by {', '.join(sorted(others))}: send and recv are asked for")
-        calls, nbytes = zip(*(sent.get("send", (0, 0)) for sent in ring_all_reduce.sent), strict=True)
-        size, share = vectors[0].nbytes, vectors[0].nbytes // n
-        most = max(range(n), key=lambda rank: nbytes[rank])
-        require(
-            nbytes[most] <= 2 * (n - 1) * share,
-            f"right, but rank {most} has sent {nbytes[most] / size:.3g} vectors, and {2 * (n - 1) / n:.3g} are enough: "
-            "send one chunk in each step",
-        )
-        require(
-            calls[most] == 2 * (n - 1),
-            f"right, but rank {most} has sent {calls[most]} messages: {2 * (n - 1)} chunks are asked for",
-        )
-
-
-all_reduce_in_a_ring.refuses(
-    "whole vectors around the ring",
-    "vectors, and",
-    """
-    travelling = vector.clone()
-    for _ in range(world_size - 1):
-        arrived = torch.empty_like(vector)
-        request = dist.isend(travelling, (rank + 1) % world_size)
-        dist.recv(arrived, (rank - 1) % world_size)
-        request.wait()
-        vector += arrived
-        travelling = arrived
-    """,
-)
-_RING = """
-chunks = vector.chunk(world_size)
-for step in range(STEPS):
-    going, coming = chunks[(rank - step) % world_size], chunks[(rank - step - 1) % world_size]
-    arrived = torch.empty_like(coming)
-    request = dist.isend(going, (rank + 1) % world_size)
-    dist.recv(arrived, (rank - 1) % world_size)
-    request.wait()
-"""
-_BOTH = _RING.replace("STEPS", "2 * (world_size - 1)")
-all_reduce_in_a_ring.refuses(
-    "first half only",
-    "the second is missing",
-    _RING.replace("STEPS", "world_size - 1") + "    coming += arrived",
-)
-all_reduce_in_a_ring.refuses("added in both halves", "the second half adds", _BOTH + "    coming += arrived")
-all_reduce_in_a_ring.refuses("replaced in both halves", "chunks must collect", _BOTH + "    coming.copy_(arrived)")
-all_reduce_in_a_ring.refuses("never written", "written into `vector` itself", _BOTH + "    coming = coming + arrived")
-all_reduce_in_a_ring.refuses("torch's own", "send and recv are asked for", "dist.all_reduce(vector)")
-all_reduce_in_a_ring.refuses(
-    "hard-coded for 2 ranks",
-    "the sum",
-    """
-    arrived = torch.empty_like(vector)
-    request = dist.isend(vector.clone(), rank ^ 1)
-    dist.recv(arrived, rank ^ 1)
-    request.wait()
-    vector += arrived
-    """,
-)
-
-
-# 02.4 ---------------------------------------------------------------------------------------------------------------
-
-
 def play_ring(n: int, nbytes: float, alpha: float, bandwidth: float, *, halves: int = 2, chunks: int = 0) -> float:
     """Seconds until all chunks have gone around a ring: each step begins when its ranks have the chunk before."""
     ready = [0.0] * n
@@ -288,7 +183,7 @@ def play_ring(n: int, nbytes: float, alpha: float, bandwidth: float, *, halves: 
 
 
 @exercise(
-    "02.4",
+    "02.3",
     "When more ranks are slower",
     "best_ranks",
     minutes=8,

@@ -1,8 +1,7 @@
 """Data parallelism by hand with mpi4py.
 
 Rank 0's parameters are broadcast once; before each update the gradients are packed into one buffer, summed by one
-Allreduce and divided. One large message pays MPI's latency only once (`notebooks/02_ranks` measures the cost
-of many small ones).
+Allreduce and divided. One large message pays MPI's latency only once.
 
 Needs a job that MPI started: `mpiexec -n 4 python -m aiscale train --recipe laptop --set parallel.strategy=mpi`.
 """

@@ -16,7 +16,7 @@ from aiscale.plots.bars import (
     shards,
     traffic_bars,
 )
-from aiscale.plots.collectives import collective, guessed, latency_bandwidth, message_count
+from aiscale.plots.collectives import collective, guessed, latency_bandwidth
 from aiscale.plots.curves import loss_curves, speedup
 from aiscale.plots.matrices import attention_masks, matrices
 from aiscale.plots.one_step import pipeline, timeline

@@ -3,7 +3,6 @@
 plots.collective("all_reduce", before, after)                   # the values that ranks held before and after
 plots.guessed(guess, truth, rows="rank", columns="step")         # a participant's grid, its wrong cells marked
 plots.latency_bandwidth(points, fits, world=4)                  # seconds and bandwidth over message size
-plots.message_count([1, 4, 16], measured_s, predicted_s, payload_bytes=4_194_304)   # one payload in many messages
 """
 
 from __future__ import annotations
@@ -187,23 +186,3 @@ def latency_bandwidth(
     handles = style.legend_handles(names, style.kind_handles(kinds, source))
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
     return np.array([left, right])
-
-
-def message_count(
-    counts: Sequence[int], measured_s: Sequence[float], predicted_s: Sequence[float], *, payload_bytes: int
-) -> Axes:
-    """Seconds to send `payload_bytes` in total, cut into that many messages; the upper axis shows the size of one
-    message."""
-    ax = style.new_axes(None, 7.5, 3.8)
-    style.draw(ax, "measured", counts, measured_s, style.STRATEGY_COLORS["mpi"])
-    style.draw(ax, "predicted", counts, predicted_s, style.INK)
-    ax.set(xscale="log", yscale="log", ylabel="time for all of them (s)")
-    ax.set_xlabel(f"number of messages that {style.format_bytes(payload_bytes)} are cut into")
-    style.ranks_axis(ax.xaxis, counts)
-    style.seconds_axis(ax.yaxis)
-    sizes = ax.secondary_xaxis("top")
-    sizes.set_xticks(counts, [style.format_bytes(payload_bytes / n) for n in counts])
-    sizes.minorticks_off()
-    sizes.set_xlabel("size of one message")
-    ax.legend(handles=style.kind_handles(["measured", "predicted"]), loc="upper left")
-    return ax
