@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from aiscale import cost
@@ -44,7 +46,7 @@ PART_COLORS = {
 def memory_bars(
     predicted: Bytes, measured: Bytes | None = None, *, capacity_bytes: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Bytes by category, stacked; for each configuration one bar for predicted and one for measured.
+    """Bytes by category, stacked; a bar for each configuration, and ticks for the prediction.
 
     Both are {configuration: {category: bytes}}, with the categories of style.MEMORY_COLORS, whose colours are the same
     in every figure. capacity_bytes draws the device's memory as a line.
@@ -67,7 +69,7 @@ def memory_bars(
 def traffic_bars(
     predicted: Bytes, measured: Bytes | None = None, *, unit_bytes: float = 2**20, unit: str = "MiB"
 ) -> Axes:
-    """Bytes by collective, stacked; for each configuration one bar for predicted and one for measured.
+    """Bytes by collective, stacked; a bar for each configuration, and ticks for the prediction.
 
     Both are {configuration: {collective: bytes}}. The axis counts in `unit_bytes`, called `unit`.
     """
@@ -90,29 +92,39 @@ def _rows(groups: Mapping[str, Mapping[str, object]]) -> tuple[list[str], list[t
 def _stacked(
     groups: Mapping[str, Bytes], palette: Mapping[str, str], unit_bytes: float, ax: Axes | None = None
 ) -> Axes:
-    """A bar for each configuration and kind, its parts in the order of `palette` and its total at the end."""
+    """A bar for each configuration, its parts in the order of `palette` and its total at the end.
+
+    Where a prediction and a measurement are there, the bar is measured, and a tick stands where each part should end.
+    """
     labels, rows = _rows(groups)
-    ax = style.new_axes(ax, 7.5, 0.95 + 0.33 * len(rows) + 0.19 * len(labels))
+    ax = style.new_axes(ax, 7.5, 0.95 + 0.45 * len(labels))
     nonzero = dict.fromkeys(part for label, kind in rows for part, nbytes in groups[kind][label].items() if nbytes)
     parts = [part for part in palette if part in nonzero] + [part for part in nonzero if part not in palette]
     colors = {part: palette.get(part, palette["other"]) for part in parts}
-    ticks, y = [], 0.0
-    for i, (label, kind) in enumerate(rows):
-        y += 1.0 if i == 0 or rows[i - 1][0] == label else 1.6
+    drawn, ticks = set(), False
+    for y, label in enumerate(labels):
+        kind = next(kind for kind in reversed(groups) if label in groups[kind])
+        drawn.add(kind)
         left = 0.0
         for part in (part for part in parts if groups[kind][label].get(part)):
             width = groups[kind][label][part] / unit_bytes
             look = style.bar_style(kind, colors[part])
-            ax.barh(y, width, left=left, height=0.78, label=f"_{kind}:{part}", **look)
+            ax.barh(y, width, left=left, height=0.7, label=f"_{kind}:{part}", **look)
             left += width
+        if kind == "measured" and label in groups["predicted"]:
+            ends = np.cumsum([groups["predicted"][label].get(part, 0) for part in parts]) / unit_bytes
+            ax.vlines(ends, y - 0.48, y + 0.48, color=style.INK, linewidth=2, label=f"_predicted:{label}")
+            ticks = True
         place = {"textcoords": "offset points", "xytext": (5, 0), "va": "center", "fontsize": 8.5}
         ax.annotate(f"{left:.3g}", (left, y), color=style.INK, **place)
-        ticks.append((y, f"{label}, {kind}"))
-    ax.set_yticks([t for t, _ in ticks], [name for _, name in ticks])
-    ax.set_ylim(y + 0.65, 0.35)
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
     style.for_bars(ax)
     names = {part.replace("_", "-"): color for part, color in colors.items()}
-    style.legend_above(ax, style.legend_handles(names, style.kind_handles(groups, bars=True), bars=True))
+    handles = style.kind_handles(drawn, bars=True)
+    look = {"color": style.INK, "marker": "|", "markersize": 11, "markeredgewidth": 2, "linestyle": "none"}
+    handles += [Line2D([], [], label="predicted", **look)] if ticks else []
+    style.legend_above(ax, style.legend_handles(names, handles, bars=True))
     return ax
 
 
