@@ -23,7 +23,7 @@ from aiscale.hpc.sites import names as site_names
 from aiscale.hpc.sites import site
 
 ROOT = Path(__file__).parents[1]
-SMALL = {"n_ranks": 2, "n_layer": 2, "d_model": 64, "n_steps": 3}  # for lesson 03
+SMALL = {"n_ranks": 2, "n_steps": 3}  # for lesson 03
 
 
 def on_login(nodes, place: Path, program: str, **env: str) -> subprocess.CompletedProcess:

@@ -7,6 +7,8 @@
     print(sent)                              # all_reduce: calls 2, bytes 827,392
     sent["all_reduce"].payload_bytes         # 827392
 
+    torchrun --nproc-per-node=4 -m aiscale.traffic train_ddp.py --steps 3       # the sum over a whole script
+
 A payload is the whole buffer: the output of an all-gather, the input of a reduce-scatter. torch's flight recorder has
 the collectives of NCCL and gloo, whichever library calls them (DDP, DeepSpeed, FSDP). On gloo, torch carries out a
 reduce-scatter as an all-reduce of the same bytes, and does not record sends and receives.
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import runpy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -57,3 +61,12 @@ def _dumps() -> list[dict]:
     groups = dist.distributed_c10d._world.pg_names
     ranks = {name: {"ranks": str(dist.get_process_group_ranks(group))} for group, name in groups.items()}
     return [{**dump, "pg_config": ranks} for dump in dumps]
+
+
+if __name__ == "__main__":
+    sys.argv = sys.argv[1:]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))  # where Python looks first for a script's imports
+    with count() as sent:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    if os.environ.get("RANK", "0") == "0":
+        print(sent)

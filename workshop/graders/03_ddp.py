@@ -105,7 +105,7 @@ unequal_shares.refuses(
     "03.2",
     "Send once",
     "accumulate",
-    minutes=10,
+    minutes=8,
     ranks=True,
     hints=[
         "DDP sends during `backward`, unless that runs under `with ddp.no_sync():`. Which one should send?",
