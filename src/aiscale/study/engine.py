@@ -95,7 +95,8 @@ def attempt(study: Study, cell: Cell, scratch: Path) -> dict:
     spec.write_text(json.dumps({"cell": cell, "data": str(data), "limit_s": 60 * study.cell_minutes}))
     out.unlink(missing_ok=True)
     argv = ["-m", "aiscale.study.cell", str(spec), str(out)]
-    status = launch(cell["ranks"], argv, preload=["torch._dynamo", "aiscale.study.cell"])
+    modules = ["torch._dynamo", "aiscale.data", "aiscale.parallel", "aiscale.train.records"]  # those of study.cell
+    status = launch(cell["ranks"], argv, preload=modules)
     if status in INTERRUPTED:
         raise KeyboardInterrupt
     if out.exists():
