@@ -21,7 +21,7 @@ from aiscale.plots.curves import loss_curves, speedup
 from aiscale.plots.matrices import attention_masks, matrices
 from aiscale.plots.one_step import pipeline, timeline
 from aiscale.plots.sparsity import density_times, link_speedups, perplexity_trend
-from aiscale.plots.studies import study_drift, study_ratios
+from aiscale.plots.studies import study_ratios
 from aiscale.plots.style import (
     MEMORY_COLORS,
     RANK_COLORS,

@@ -1,7 +1,6 @@
-"""What `aiscale study` measured, as figures.
+"""What `aiscale study` measured, as a figure.
 
 plots.study_ratios({entry["cell"]: [entry["ratio"]] for entry in summary(rows) if "ratio" in entry})
-plots.study_drift([row["epoch_s"] for row in rows if row["cell"] == "base"])   # the base, run by run
 """
 
 from __future__ import annotations
@@ -31,13 +30,4 @@ def study_ratios(cells: Mapping[str, Sequence[Mapping[str, float]]], names: Sequ
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     if names:
         style.legend_above(ax, ax.get_legend_handles_labels()[0])
-    return ax
-
-
-def study_drift(seconds: Sequence[float]) -> Axes:
-    """The base's runs in their order."""
-    ax = style.new_axes(None, 7.5, 2.2)
-    style.draw(ax, "measured", range(1, len(seconds) + 1), seconds)
-    style.steps_axis(ax.xaxis)
-    ax.set(ylim=(0, None), xlabel="runs of the base, in their order", ylabel="epoch (s)")
     return ax
