@@ -1,4 +1,4 @@
-"""Graders of the exercises on ZeRO: pieces are compared with labelled numbers, training with one process and AdamW."""
+"""Graders of the exercises on ZeRO: pieces are compared with labelled numbers, clipping with torch's."""
 
 import random
 
@@ -129,127 +129,65 @@ whose_numbers.refuses(
 # 04.2 ---------------------------------------------------------------------------------------------------------------
 
 
-def serial(weights: torch.Tensor, gradients: list[torch.Tensor], max_norm: float, change=None) -> torch.Tensor:
-    """Train in one process; gradients: (ranks, n), one a step. `change` makes a mistake of clipping the mean."""
-    own = weights.clone().requires_grad_()
-    optimizer = torch.optim.AdamW([own], lr=0.1)
-    for of_ranks in gradients:
-        own.grad = of_ranks.mean(0)
-        if change:
-            own.grad = change(own.grad, of_ranks)
-        else:
-            torch.nn.utils.clip_grad_norm_([own], max_norm)
-        optimizer.step()
-    return own.detach()
-
-
-def mistakes(n_ranks: int, max_norm: float) -> dict:
-    """message -> how the mean gradient would be changed; of_ranks has the gradient of each rank."""
-
-    def clip(gradient, norm):
-        return gradient * (max_norm / norm).clamp(max=1)
-
-    def shares(gradient):
-        return gradient.reshape(n_ranks, -1)
-
-    def by_share(mean, _):
-        return clip(shares(mean), shares(mean).norm(dim=1, keepdim=True)).reshape(-1)
-
-    def by_rank(mean, of_ranks):
-        return clip(shares(mean), of_ranks.norm(dim=1, keepdim=True)).reshape(-1)
-
-    return {
-        "the gradients are never clipped": lambda mean, _: mean,
-        "each rank scales by the norm of its own share: all must scale by the same number": by_share,
-        "each rank scales by the norm of its own gradient, before the ranks are averaged": by_rank,
-        "the norms of the shares are added up: their squares add up, norms do not": lambda mean, _: clip(
-            mean, shares(mean).norm(dim=1).sum()
-        ),
-        "the squared norm stands where the norm should: take the root": lambda mean, _: clip(mean, mean.norm() ** 2),
-        "a small gradient is scaled up to max_norm: it should stay as it is": lambda mean, _: (
-            mean * max_norm / mean.norm()
-        ),
-        "what arrives is the sum of the ranks, not their mean: divide before you clip": lambda mean, _: clip(
-            mean * n_ranks, mean.norm() * n_ranks
-        ),
-        "the norm is that of the sum of the ranks: divide first, then measure": lambda mean, _: clip(
-            mean, mean.norm() * n_ranks
-        ),
-    }
+def clipped(whole: torch.Tensor, max_norm: float) -> torch.Tensor:
+    weight = torch.zeros_like(whole, requires_grad=True)
+    weight.grad = whole.clone()
+    torch.nn.utils.clip_grad_norm_([weight], max_norm)
+    return weight.grad
 
 
 @exercise(
     "04.2",
-    "Clip what nobody has whole",
-    "train",
-    minutes=12,
+    "Clip a gradient that no rank has whole",
+    "clip",
+    minutes=8,
     ranks=True,
     hints=[
-        "A norm is a root of a sum of squares. Each rank can sum the squares of its own share: who adds up the rest?",
-        "What arrives is a sum: make it the mean first. Then find the norm, with one all_reduce. Scale by at most 1.",
-        "After `optimizer.step()` a rank has only its own share anew: `dist.all_gather` into the chunks of `weights`.",
+        "A norm is the root of a sum of squares. Each rank can sum the squares of its own share: who adds up the rest?",
+        "One `dist.all_reduce` of that sum gives all ranks the squared norm of the whole gradient.",
+        "The scale is max_norm / norm, but at most 1.",
     ],
 )
-def clip_whole(train):
-    n_ranks = train.size
-    n, max_norm = n_ranks * random.randint(3, 7), random.uniform(1.2, 3)
-    weights, gradients = torch.randn(n).double(), []
-    for times in (random.uniform(3, 9), 0.1, random.uniform(12, 20), 0.05):  # of max_norm: clip, leave, clip, leave
-        of_ranks = torch.randn(n_ranks, n).double() * torch.linspace(1, 3, n_ranks)[:, None].double()
-        gradients.append(of_ranks * times * max_norm / of_ranks.mean(0).norm())
-    right = serial(weights, gradients, max_norm)
-    causes = {
-        text: [serial(weights, gradients, max_norm, change)] * n_ranks
-        for text, change in mistakes(n_ranks, max_norm).items()
-    }
-    stale = [weights.clone() for _ in range(n_ranks)]
-    for rank, held in enumerate(stale):
-        held.chunk(n_ranks)[rank].copy_(right.chunk(n_ranks)[rank])
-    causes["each rank has new weights in its own share only, and stale ones elsewhere: gather them"] = stale
-    causes["the weights are the old ones: is `weights` written after the update?"] = [weights] * n_ranks
-    mine = [list(of_rank) for of_rank in torch.stack(gradients).unbind(1)]
-    found = train.each([weights] * n_ranks, mine, [max_norm] * n_ranks)
-    same_on_ranks(found, [right] * n_ranks, "the weights", causes=causes, rtol=1e-6)
-    sent = train.sent[0].get("all_reduce", (0, 0))[1]
-    require(
-        sent <= 8 * len(gradients),
-        f"the weights are right, but a rank hands {sent} bytes to all_reduce in {len(gradients)} steps: "
-        "one number of 8 bytes a step is enough",
-    )
-    gathered = train.sent[0].get("all_gather", (0, 0))[1] / len(gradients)
-    require(
-        gathered <= weights.nbytes + 8 * n_ranks,
-        f"the weights are right, but {gathered:.0f} bytes are gathered in a step, and the weights have "
-        f"{weights.nbytes}: norms need no gradients of others",
-    )
+def clip_whole(clip):
+    n_ranks = clip.size
+    for times in (random.uniform(3, 9), random.uniform(0.2, 0.7)):  # of max_norm: clip, then leave
+        max_norm = random.uniform(1.2, 3)
+        whole = torch.randn(n_ranks, random.randint(3, 7)).double() * torch.linspace(1, 3, n_ranks)[:, None].double()
+        whole *= times * max_norm / whole.norm()
+        norm, norms = whole.norm(), whole.norm(dim=1, keepdim=True)
+        mistakes = {
+            "the gradient is never clipped": 1,
+            "each rank scales by the norm of its own share: all must scale by the same number": (
+                max_norm / norms
+            ).clamp(max=1),
+            "the norms of the shares are added up: their squares add up, norms do not": min(1, max_norm / norms.sum()),
+            "the squared norm stands where the norm should: take the root": min(1, max_norm / norm**2),
+            "a small gradient is scaled up to max_norm: it should stay as it is": max_norm / norm,
+        }
+        right = list(clipped(whole, max_norm))
+        causes = {text: list(whole * scale) for text, scale in mistakes.items()}
+        found = clip.each(list(whole), [max_norm] * n_ranks)
+        same_on_ranks(found, right, "the clipped share", causes=causes, rtol=1e-5)
+        sent = sum(nbytes for _, nbytes in clip.sent[0].values())
+        require(sent <= 8, f"the share is right, but a rank hands {sent} bytes to collectives: one number is enough")
 
 
 _CLIP = """
-own.grad /= {mean}
 squared = {squared}
 {add_up}
-own.grad *= {scale}
-optimizer.step()
-{gather}
+return share * {scale}
 """
 _RIGHT = {
-    "mean": "world_size",
-    "squared": "own.grad.square().sum()",
+    "squared": "share.square().sum()",
     "add_up": "dist.all_reduce(squared)",
     "scale": "min(1.0, max_norm / squared.sqrt().item())",
-    "gather": "dist.all_gather(list(weights.chunk(world_size)), own.detach())",
 }
 clip_whole.refuses("never clipped", "never clipped", _CLIP.format(**_RIGHT | {"scale": "1"}))
 clip_whole.refuses("by its own share", "the norm of its own share", _CLIP.format(**_RIGHT | {"add_up": ""}))
 clip_whole.refuses(
-    "by its own gradient",
-    "its own gradient, before",
-    _CLIP.format(**_RIGHT | {"squared": "gradient.square().sum()", "add_up": ""}),
-)
-clip_whole.refuses(
     "norms added up",
     "their squares add up",
-    _CLIP.format(**_RIGHT | {"squared": "own.grad.norm()", "scale": "min(1.0, max_norm / squared.item())"}),
+    _CLIP.format(**_RIGHT | {"squared": "share.norm()", "scale": "min(1.0, max_norm / squared.item())"}),
 )
 clip_whole.refuses(
     "root forgotten", "take the root", _CLIP.format(**_RIGHT | {"scale": "min(1.0, max_norm / squared.item())"})
@@ -257,23 +195,15 @@ clip_whole.refuses(
 clip_whole.refuses(
     "small ones scaled up", "scaled up to max_norm", _CLIP.format(**_RIGHT | {"scale": "max_norm / squared.sqrt()"})
 )
-clip_whole.refuses("sum for mean", "divide before you clip", _CLIP.format(**_RIGHT | {"mean": "1"}))
+_GATHER = "pieces = [torch.empty_like(share) for _ in range(world_size)]\ndist.all_gather(pieces, share)"
 clip_whole.refuses(
-    "not gathered",
-    "stale ones elsewhere",
-    _CLIP.format(**_RIGHT | {"gather": "weights.chunk(world_size)[rank].copy_(own.detach())"}),
-)
-clip_whole.refuses(
-    "the whole gradient reduced for its norm",
-    "one number of 8 bytes",
-    _CLIP.format(
-        **_RIGHT
-        | {"squared": "gradient / world_size", "add_up": "dist.all_reduce(squared)\nsquared = squared.square().sum()"}
-    ),
+    "the whole gradient gathered for its norm",
+    "one number is enough",
+    _CLIP.format(**_RIGHT | {"squared": "None", "add_up": f"{_GATHER}\nsquared = torch.cat(pieces).square().sum()"}),
 )
 clip_whole.refuses(
     "hard-coded max_norm of 1",
-    "the weights",
+    "the clipped share",
     _CLIP.format(**_RIGHT | {"scale": "min(1.0, 1.0 / squared.sqrt().item())"}),
 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from held import held_bytes
 from model import GPT, TEXT, loss_of, read_windows
 
 if not torch.cuda.is_available():
@@ -51,16 +52,18 @@ def main(args):
     for step, batch in batches(windows, range(first, args.steps), args.batch):
         loss = torch.zeros((), device=device)
         micro_batches = batch.to(device).split(args.micro_batch)
-        for micro_batch in micro_batches:
+        for i, micro_batch in enumerate(micro_batches):
             part = loss_of(engine(micro_batch[:, :-1]), micro_batch[:, 1:])
             engine.backward(part)  # divides by the number of micro-batches
-            engine.step()  # acts after the last of them: reduces, clips, updates, clears
+            if i == 0 and step + 1 == args.steps and rank == 0:
+                print(f"rank 0 holds {held_bytes(model)} bytes", flush=True)
+            engine.step()  # acts after the last micro-batch only
             loss += part.detach() / len(micro_batches)
         dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
         if rank == 0:
             print(f"step {step} loss {loss.item():.6f}", flush=True)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            engine.save_checkpoint(args.save, client_state={"steps": step + 1})  # each rank writes its own part
+            engine.save_checkpoint(args.save, client_state={"steps": step + 1})
     engine.destroy()
     dist.destroy_process_group()
 
