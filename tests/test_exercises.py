@@ -224,7 +224,7 @@ def test_no_solution_stands_in_decks_or_in_pages_of_the_site():
     assert len(given) >= 40
     for source in (ROOT / "workshop/solutions").glob("*.ipynb"):
         secret = secrets(source)
-        assert len(secret) > 9
+        assert secret
         others = {path: text for path, text in given.items() if path.name != "puzzles.ipynb"}  # gives a line away
         assert [(path.name, line) for path, text in others.items() for line in secret if line in text] == []
 

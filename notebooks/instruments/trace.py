@@ -1,6 +1,6 @@
 """Timelines of one rank: a step of a pipeline, or a forward pass of FSDP. (`torch.profiler` traces DDP: lesson 03.)
 
-    events = pipeline_step(run, world, micro_batches, forward_s=0.02, backward_s=0.04)  # the fastest of some steps
+    events = traced(lambda: schedule.step(inputs), forward_s=0.02, backward_s=0.04)  # the fastest of some steps
     trace = GatherTrace(engine, gather_s=0.02, block_s=0.03)   # an FSDPEngine
     world.barrier(); trace.start(); engine.evaluate(micro_batches); events = trace.stop()
     plots.pipeline(events)          # events gathered from all ranks; plots.timeline(events) for FSDP
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import torch
@@ -23,11 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from aiscale.config import Run
-from aiscale.cost import Event, Work, event_name
-from aiscale.distributed import World
-from aiscale.parallel.build import build
-from aiscale.parallel.parts import Part
+from aiscale.cost import Event
 from aiscale.parallel.serial import Engine
 
 #: torch 2.13 gave all_gather_into_tensor this name
@@ -59,56 +55,39 @@ class Trace:
         return sorted(self._events, key=lambda event: event.start_s)
 
 
-def pipeline_step(
-    run: Run, world: World, micro_batches: list, *, steps: int = 4, forward_s: float = 0.0, backward_s: float = 0.0
-) -> list[Event]:
-    """This rank's events in the fastest step of strategy "pipeline", after a first one that warms up: kinds forward,
-    backward and weights, named as in cost.pipeline_timeline. All ranks agree which step was the fastest.
+def traced(step: Callable[[], object], forward_s: float = 0.0, backward_s: float = 0.0, steps: int = 4) -> list[Event]:
+    """This rank's events in the fastest of some calls of `step` after a first one that warms up: kinds forward and
+    backward, named by the micro-batch. All ranks agree which call was the fastest.
 
-    forward_s, backward_s: minimum time of one micro-batch's pass through all pieces of a rank.
+    step: a step of a schedule of torch.distributed.pipelining, with one stage a rank.
+    forward_s, backward_s: minimum time of a micro-batch's pass.
     """
-    engine, trace, taken = build(run, world), Trace(), []
-    half = backward_s / 2 if run.parallel.schedule == "zero-bubble" else backward_s
-    with _passes_traced(trace, run, {"forward": forward_s, "backward": half, "weights": half}):
-        for _ in range(steps):
-            world.barrier()
-            trace.start()
-            engine.step(micro_batches, lr=0.0)
-            taken.append(trace.stop())
-    engine.close()
-    ends_s = world.gather([events[-1].end_s for events in taken[1:]])
-    took_s = [max(step) for step in zip(*ends_s, strict=True)]
-    return taken[1 + took_s.index(min(took_s))]
-
-
-@contextmanager
-def _passes_traced(trace: Trace, run: Run, least_s: dict[str, float]) -> Iterator[None]:
-    """Inside, torch's pipeline stages record each pass, which lasts at least `least_s` / pieces of a rank."""
-    pp, pieces = run.parallel.pp, run.parallel.virtual_stages
-
-    def traced(kind: str, run_pass: Callable) -> Callable:
-        @functools.wraps(run_pass)
-        def wrapper(stage: PipelineStage, micro_batch: int, *args, **kwargs):
-            began = trace.now()
-            result = run_pass(stage, micro_batch, *args, **kwargs)
-            trace.sleep_until(began + least_s[kind] / pieces)
-            trace.mark(event_name(Work(kind, stage.stage_index, micro_batch), pp, pieces), began, kind)
-            return result
-
-        return wrapper
-
-    def loss(part: Part, hidden: Tensor, targets: Tensor, plain=Part.loss) -> Tensor:
-        value = plain(part, hidden, targets)
-        trace._events[-1] = trace._events[-1]._replace(end_s=trace.now())  # of the forward pass before it
-        return value
-
-    methods = {"forward": "forward", "backward": "backward", "weights": "backward_weight"}
+    trace, taken = Trace(), []
     with ExitStack() as stack:
-        for kind, method in methods.items():
-            name = f"{method}_one_chunk"
-            stack.enter_context(patch.object(PipelineStage, name, traced(kind, getattr(PipelineStage, name))))
-        stack.enter_context(patch.object(Part, "loss", loss))
-        yield
+        for kind, least_s in (("forward", forward_s), ("backward", backward_s)):
+            name = f"{kind}_one_chunk"
+            slowed = _slowed(trace, kind, least_s, getattr(PipelineStage, name))
+            stack.enter_context(patch.object(PipelineStage, name, slowed))
+        for _ in range(steps):
+            dist.barrier()
+            trace.start()
+            step()
+            taken.append(trace.stop())
+    took_s = torch.tensor([events[-1].end_s for events in taken[1:]])
+    dist.all_reduce(took_s, dist.ReduceOp.MAX)
+    return taken[1 + int(took_s.argmin())]
+
+
+def _slowed(trace: Trace, kind: str, least_s: float, run_pass: Callable) -> Callable:
+    @functools.wraps(run_pass)
+    def wrapper(stage: PipelineStage, micro_batch: int, *args, **kwargs):
+        began = trace.now()
+        result = run_pass(stage, micro_batch, *args, **kwargs)
+        trace.sleep_until(began + least_s)
+        trace.mark(str(micro_batch), began, kind)
+        return result
+
+    return wrapper
 
 
 class GatherTrace(Trace):

@@ -1,6 +1,6 @@
 """Trains the GPT of model.py in tensor, pipeline and data parallelism, with torch's own tools.
 
-    torchrun --nproc-per-node=4 train_tp_pp.py --tp 2 --pp 2 --steps 20
+    torchrun --nproc-per-node=4 train_tp_pp.py --steps 20
 
 Start it again with more steps: it goes on from its checkpoint.
 """
@@ -74,8 +74,7 @@ def main(args):
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
-    steps = range(first, args.steps)
-    for step, batch in batches(windows, steps, args.batch, mesh.get_local_rank("dp"), dp):
+    for step, batch in batches(windows, range(first, args.steps), args.batch, mesh.get_local_rank("dp"), dp):
         batch, losses = batch.to(device), []
         inputs = [batch[:, :-1]] if stage.is_first else []
         schedule.step(*inputs, **dict(target=batch[:, 1:], losses=losses) if stage.is_last else {})
