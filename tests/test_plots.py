@@ -80,6 +80,8 @@ def test_memory_bars_are_as_long_as_the_bytes():
     ends = sorted(segment[0][0] * 2**20 for segment in ticks.get_segments())
     assert ends[-1] == pytest.approx(sum(predicted.values()))
     assert ax.get_xlabel() == "memory (MiB)"
+    ax = plots.memory_bars({"fp32": predicted}, capacity_bytes=2**30)
+    assert min(ax.get_ylim()) < -0.5, "the first bar is whole below the words of the device's memory"
 
 
 def test_the_breakdown_adds_up_to_a_hundred():

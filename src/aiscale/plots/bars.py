@@ -57,7 +57,7 @@ def memory_bars(
     ax = _stacked(groups, style.MEMORY_COLORS, unit_bytes, ax)
     ax.set_xlim(0, 1.13 * max([*totals, capacity_bytes or 0]) / unit_bytes)
     if capacity_bytes is not None:
-        ax.set_ylim(top=0.05)  # room for a line of text over the bars
+        ax.set_ylim(top=-0.95)  # room for a line of text over the bars
         x = capacity_bytes / unit_bytes
         ax.axvline(x, color=style.INK, linewidth=1.2, linestyle=":")
         place = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top", "fontsize": 8}
