@@ -479,7 +479,6 @@ DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "field_map": partial(divided, *WAYS),
     "field_six": partial(divided, "ddp", "zero1", "fsdp", "tp", "pp", "3d"),
     "field_ddp": partial(divided, "ddp"),
-    "field_ddp_fsdp_tp": partial(divided, "ddp", "fsdp", "tp"),
     "field_fsdp_tp_pp": partial(divided, "fsdp", "tp", "pp"),
     "field_3d": partial(divided, "3d"),
     "ranks_8": partial(rank_grid, tp=2, pp=2, dp=2, per_node=4),

@@ -1,14 +1,76 @@
-"""Graders of the exercises on one process: torch's layers, its AdamW, its counter of operations, its GradScaler."""
+"""Graders of the exercises on one process: torch's attention, its layers, its AdamW, its counter of operations."""
 
 import random
 
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from aiscale.lesson.grading import exercise, require, same
+from aiscale.lesson.grading import exercise, same
 
 # 01.1 ---------------------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "01.1",
+    "Attention",
+    "attention",
+    minutes=6,
+    hints=[
+        "`q @ k.transpose(-2, -1)` has the score of each token (row) with each token (column). Divide it.",
+        "Set the scores above the diagonal to minus infinity before the softmax: "
+        "`scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)`.",
+        "The softmax makes the shares of each row sum to 1: `dim=-1`. The shares times v are the answer.",
+    ],
+)
+def attention_by_hand(attention):
+    for _ in range(3):
+        heads, length, width = random.randint(2, 5), random.randint(4, 9), random.choice([3, 5, 7])
+        q, k, v = torch.randn(3, heads, length, width).double()
+        scores, past = q @ k.transpose(1, 2) / width**0.5, torch.ones(length, length).tril().bool()
+        masked = scores.masked_fill(~past, -torch.inf)
+        causes = {
+            "each token sees later ones as well: the mask is missing": scaled_dot_product_attention(q, k, v),
+            "a token must see itself": scores.masked_fill(~past.tril(-1), -torch.inf).softmax(-1).nan_to_num() @ v,
+            "each token sees itself and later ones: the mask is the wrong way round": scores.masked_fill(
+                ~past.T, -torch.inf
+            ).softmax(-1)
+            @ v,
+            "the mask comes after the softmax, so the shares of a row no longer sum to 1": (scores.softmax(-1) * past)
+            @ v,
+            "the scores are not divided": (masked * width**0.5).softmax(-1) @ v,
+            "the scores are divided by the width: take its root": (masked / width**0.5).softmax(-1) @ v,
+            "the width of all heads together is not the width of one": (masked / heads**0.5).softmax(-1) @ v,
+            "the shares of a column sum to 1; those of a row should": masked.softmax(-2) @ v,
+            "scores of 0 still get a share: a masked score must be minus infinity": (scores * past).softmax(-1) @ v,
+        }
+        expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+        same(attention(q, k, v), expected, "the result", causes=causes, rtol=1e-9)
+
+
+_SCORES = "scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5\n"
+_FUTURE = "future = torch.ones_like(scores).triu(1).bool()\n"
+attention_by_hand.refuses("no mask", "the mask is missing", _SCORES + "return scores.softmax(-1) @ v")
+attention_by_hand.refuses(
+    "masked with zeros",
+    "must be minus infinity",
+    _SCORES + _FUTURE + "return scores.masked_fill(future, 0).softmax(-1) @ v",
+)
+attention_by_hand.refuses(
+    "not divided",
+    "not divided",
+    "scores = q @ k.transpose(-2, -1)\n" + _FUTURE + "return scores.masked_fill(future, -torch.inf).softmax(-1) @ v",
+)
+attention_by_hand.refuses(
+    "softmax over columns",
+    "those of a row should",
+    _SCORES + _FUTURE + "return scores.masked_fill(future, -torch.inf).softmax(-2) @ v",
+)
+attention_by_hand.refuses("hard-coded for a text of one token", "the result", "return v")
+
+
+# 01.2 ---------------------------------------------------------------------------------------------------------------
 
 
 def count(module: nn.Module, part: str = "") -> int:
@@ -17,7 +79,7 @@ def count(module: nn.Module, part: str = "") -> int:
 
 
 @exercise(
-    "01.1",
+    "01.2",
     "To the last parameter",
     "gpt_parameters",
     minutes=8,
@@ -82,14 +144,14 @@ to_the_last_parameter.refuses(
 to_the_last_parameter.refuses("hard-coded for the shown GPT-2", "the count", "return 124_439_808")
 
 
-# 01.2 ---------------------------------------------------------------------------------------------------------------
+# 01.3 ---------------------------------------------------------------------------------------------------------------
 
 
 @exercise(
-    "01.2",
+    "01.3",
     "AdamW by hand",
     "adamw",
-    minutes=12,
+    minutes=10,
     hints=[
         "Write the lines in the order of the text: m, v, then both corrected, then the weight. Return m and v as they "
         "are before the correction.",
@@ -204,7 +266,7 @@ adamw_by_hand.refuses(
 )
 
 
-# 01.3 ---------------------------------------------------------------------------------------------------------------
+# 01.4 ---------------------------------------------------------------------------------------------------------------
 
 
 def operations(work) -> int:
@@ -230,7 +292,7 @@ def of_attention(heads: int, head_width: int) -> float:
 
 
 @exercise(
-    "01.3",
+    "01.4",
     "Where attention takes over",
     "takes_over",
     minutes=8,
@@ -288,113 +350,3 @@ attention_takes_over.refuses(
     "return (8 * layers * width**2 + width * vocab) / (2 * layers * width)",
 )
 attention_takes_over.refuses("hard-coded for the shown GPT-2", "the length", "return 6702.0416667")
-
-
-# 01.4 ---------------------------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "01.4",
-    "A scale that finds itself",
-    "after_backward",
-    minutes=10,
-    core=False,
-    hints=[
-        "`torch.isfinite(gradient).all()` is False if one number is infinite or NaN. Deal with that case first.",
-        "The gradient belongs to the scale that the loss was multiplied by: divide before the scale changes.",
-        "Who sets good_steps back to 0? Two events do.",
-    ],
-)
-def scale_that_finds_itself(after_backward):
-    for _ in range(2):
-        every, scale, good_steps, finite = random.randint(4, 6), 2.0 ** random.randint(8, 16), 0, "a finite gradient"
-        spoilt = [random.choice(["inf", "-inf"]), "nan", "inf"]
-        almost, grows = [finite] * (every - 1), [finite] * every
-        plan = [*almost, spoilt[0], *almost, finite, finite, spoilt[1], *grows, *grows, *spoilt[1:], *almost]
-        weight = nn.Parameter(torch.zeros(6))
-        sgd, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu", scale, growth_interval=every)
-        scaler.scale(torch.zeros(()))
-        for number, kind in enumerate(plan, 1):
-            gradient = torch.randn(6) * scale
-            if kind != finite:
-                gradient[random.randrange(6)] = float(kind)
-            weight.grad, before = gradient.clone(), weight.detach().clone()
-            scaler.unscale_(sgd), scaler.step(sgd), scaler.update()
-            found, new_scale, good_steps = after_backward(gradient, scale, good_steps, every)
-            if torch.equal(before, weight):  # torch has skipped the step
-                require(
-                    found is None,
-                    f"step {number}: the gradient holds {kind}, so the step must be skipped: return None for it",
-                )
-            else:
-                require(found is not None, f"step {number}: the gradient is finite, and still it was not returned")
-                causes = {
-                    "divided by the new scale; the loss was multiplied by the old one": gradient / scaler.get_scale(),
-                }
-                scales = {scale: "divide it by the scale", scale**2: "divide it by the scale"}
-                if scaler.get_scale() == scale:
-                    causes = {}
-                same(found, weight.grad, f"the gradient of step {number}", scale=scales, causes=causes, rtol=1e-6)
-            what, right = f"the scale after step {number}, with {kind}", scaler.get_scale()
-            if right < scale:
-                causes = {"a skipped step must halve it": scale, "it must be halved, not doubled": scale * 2}
-            elif right > scale:
-                causes = {f"it must double after {every} good steps in a row, which are complete now": scale}
-            else:
-                causes = {
-                    f"it has doubled too early: {every} good steps in a row are needed, and the count begins again "
-                    "after a skipped step and after doubling": scale * 2,
-                    "it has fallen after a good step": scale / 2,
-                }
-            same(new_scale, right, what, causes=causes, rtol=1e-9)
-            scale = right
-
-
-_SKIP = """
-if not torch.isfinite(gradient).all():
-    return None, scale / 2, 0
-"""
-scale_that_finds_itself.refuses(
-    "NaN not noticed",
-    "the gradient holds nan",
-    """
-    if torch.isinf(gradient).any():
-        return None, scale / 2, 0
-    good_steps += 1
-    if good_steps == every:
-        return gradient / scale, scale * 2, 0
-    return gradient / scale, scale, good_steps
-    """,
-)
-scale_that_finds_itself.refuses(
-    "count goes on after a skipped step",
-    "doubled too early",
-    """
-    if not torch.isfinite(gradient).all():
-        return None, scale / 2, good_steps
-    good_steps += 1
-    if good_steps == every:
-        return gradient / scale, scale * 2, 0
-    return gradient / scale, scale, good_steps
-    """,
-)
-scale_that_finds_itself.refuses(
-    "scale never halved",
-    "must halve it",
-    """
-    if not torch.isfinite(gradient).all():
-        return None, scale, 0
-    good_steps += 1
-    return (gradient / scale, scale * 2, 0) if good_steps == every else (gradient / scale, scale, good_steps)
-    """,
-)
-scale_that_finds_itself.refuses(
-    "not divided",
-    "divide it by the scale",
-    _SKIP + "return (gradient, scale * 2, 0) if good_steps + 1 == every else (gradient, scale, good_steps + 1)",
-)
-scale_that_finds_itself.refuses(
-    "hard-coded for the shown 3 steps",
-    "doubled too early",
-    _SKIP + "return (gradient / scale, scale * 2, 0) if good_steps == 2 else (gradient / scale, scale, good_steps + 1)",
-)

@@ -19,6 +19,11 @@ def read_windows(path):
     return torch.tensor(list(Path(path).read_bytes())).unfold(0, T + 1, T)
 
 
+def loss_of(logits, targets):
+    """Nats for each byte, from (B, T, 256) and (B, T)."""
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
@@ -58,8 +63,3 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
-
-
-def loss_of(logits, targets):
-    """Nats for each byte, from (B, T, 256) and (B, T)."""
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())

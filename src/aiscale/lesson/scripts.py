@@ -3,6 +3,7 @@
     %load_ext aiscale.lesson.scripts
 
     %%write my/train.py                       the cell's text becomes the file
+    %%write -a my/train.py                    it follows what is there
     %%change my/train.py my/train_ddp.py      the second file is the first with the changes that the cell shows
     %%change my/train_ddp.py                  the same in one file
 
@@ -76,7 +77,12 @@ def load_ipython_extension(shell) -> None:
     """Register both magics; IPython fills in {names} in their first lines."""
 
     def write_cell(line: str, cell: str) -> None:
-        print(write(line.strip(), cell.rstrip("\n") + "\n"))
+        *append, path = line.split()
+        text = cell.rstrip("\n") + "\n"
+        if append:
+            before = Path(path).read_text()
+            text = before if text in before else f"{before}\n\n{text}"  # a cell that is run again changes nothing
+        print(write(path, text))
 
     def change_cell(line: str, cell: str) -> None:
         first, second = (line.split() * 2)[:2]
