@@ -3,7 +3,7 @@
     python notebooks/figures/draw.py              # all of them
     python notebooks/figures/draw.py layer rendezvous   # these
 
-A notebook shows one by `![what it shows](figures/ring.svg)`, a deck by `![...](../notebooks/figures/ring.svg)`.
+A notebook shows one by `![what it shows](figures/layer.svg)`, a deck by `![...](../notebooks/figures/layer.svg)`.
 """
 
 from __future__ import annotations
