@@ -17,7 +17,6 @@ from aiscale.config import ConfigError, HFModelConfig, ModelConfig, OptimizerCon
 from aiscale.config.choices import ACTIVATIONS, REFUSED
 from aiscale.model import GPT, build_model
 from aiscale.model.build import hidden_tokens
-from aiscale.model.formats import FORMATS, rounded
 from aiscale.model.gpt import MLP
 from aiscale.model.positions import alibi_slopes, place, sinusoids, t5_bucket
 from aiscale.optim import build_optimizer, lr_at
@@ -236,21 +235,6 @@ def test_inverse_sqrt_is_transformers_schedule_with_the_same_warm_up():
         theirs = _get_inverse_sqrt_schedule_lr_lambda(step + 1, num_warmup_steps=10, timescale=10)
         assert lr_at(step, 100, config) == pytest.approx(0.5 * theirs)
     assert lr_at(9999, 100, dataclasses.replace(config, min_lr=0.1)) == 0.1
-
-
-# Low precision -------------------------------------------------------------------------------------------------------
-
-
-def test_fp8_rounds_as_torchs_types_do_and_fp4_to_its_eight_magnitudes():
-    x = torch.randn(100_000) * 10 ** torch.empty(100_000).uniform_(-7, 2)
-    x = x.clamp(-448, 448)
-    assert torch.equal(rounded(x, "fp8_e4m3"), x.to(torch.float8_e4m3fn).float())
-    assert torch.equal(rounded(x, "fp8_e5m2"), x.to(torch.float8_e5m2).float())
-    everything = rounded(torch.linspace(-9, 9, 2001), "fp4_e2m1").abs().unique()
-    assert everything.tolist() == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-    for name, (exponent, fraction, largest) in FORMATS.items():
-        found = len(rounded(torch.linspace(0, 2 * largest, 10**6, dtype=torch.float64), name).unique())
-        assert name.startswith("fp8") or found == 2 ** (exponent + fraction), name
 
 
 # Encoder, and encoder with decoder -----------------------------------------------------------------------------------

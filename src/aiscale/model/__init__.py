@@ -5,7 +5,7 @@
     hf.write(folder, config, state)
 
 kernels.py has a few operations that are faster than plain torch, positions.py what tells a model where tokens stand,
-formats.py products in 8, 6 and 4 bits, generation.py generates text.
+generation.py generates text.
 """
 
 from aiscale.model.build import HFModel, build_model, count_parameters
