@@ -1,6 +1,5 @@
-"""Figures of lesson 07: how long a choice lasts, how training goes, and Radius beside what its authors published.
+"""Figures of lesson 08 and its appendix: how training goes, and Radius beside what its authors published.
 
-radius_plots.mask_overlap({0.4: [(1, 0.93), (10, 0.71)]})
 radius_plots.curves({"dense": losses, "radius d 0.4": losses}, perplexities)
 results = published.measured("radius_cpu")
 radius_plots.page(results, times=[(0.4, 0.8)], perplexities=[(0.4, -0.1)], share=0.49)     # what it gains and costs
@@ -115,27 +114,6 @@ def _over(row: Mapping) -> tuple[float, float, float]:
     """(mean, lowest, highest) percent over dense."""
     over = row["val_over_dense_pct"]
     return over["mean"], over["low"], over["high"]
-
-
-# Which entries -------------------------------------------------------------------------------------------------------
-
-
-def mask_overlap(overlaps: Mapping[float, Points]) -> Axes:
-    """Share of a choice that is chosen again, {density: [(steps in between, share)]}; dashed: by chance."""
-    ax = style.new_axes(None, 7.5, 3.4)
-    names = {f"d {density:g}": style.METHOD_COLORS.get(f"radius d {density:g}", style.MUTED) for density in overlaps}
-    for (density, points), color in zip(overlaps.items(), names.values(), strict=True):
-        style.draw(ax, "measured", *xy(points), color)
-        steps = [steps for steps, _ in points]
-        style.draw(ax, "predicted", [min(steps), max(steps)], [density, density], color, linewidth=1.2)
-    ax.set_xscale("log")
-    style.ranks_axis(ax.xaxis, [steps for points in overlaps.values() for steps, _ in points])
-    ax.yaxis.set_major_formatter(PercentFormatter(1, 0))
-    ax.set(ylim=(0, 1.04), xlabel="steps between two choices", ylabel="chosen again (%)")
-    measured, chance = style.kind_handles(["measured", "predicted"])
-    chance.set_label("by chance")
-    style.legend_above(ax, style.legend_handles(names, [measured, chance]))
-    return ax
 
 
 # How training goes ---------------------------------------------------------------------------------------------------
