@@ -1,13 +1,10 @@
-"""Timelines of one rank: a step of a pipeline, or a forward pass of FSDP. (`torch.profiler` traces DDP: lesson 03.)
+"""The timeline of one rank in a step of a pipeline. (`torch.profiler` traces DDP: lesson 03.)
 
     events = traced(lambda: schedule.step(inputs), forward_s=0.02, backward_s=0.04)  # the fastest of some steps
-    trace = GatherTrace(engine, gather_s=0.02, block_s=0.03)   # an FSDPEngine
-    world.barrier(); trace.start(); engine.evaluate(micro_batches); events = trace.stop()
-    plots.pipeline(events)          # events gathered from all ranks; plots.timeline(events) for FSDP
+    plots.pipeline(events)                                                           # gathered from all ranks
 
 Ranks that share cores slow each other down, which would hide the schedule. So each piece of work gets a minimum time,
-and the rank sleeps for the rest, which no profiler does: a sleeping rank stands for a computing accelerator, a delayed
-message for a slow network.
+and the rank sleeps for the rest, which no profiler does: a sleeping rank stands for a computing accelerator.
 """
 
 from __future__ import annotations
@@ -20,14 +17,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from aiscale.cost import Event
-from aiscale.parallel.serial import Engine
-
-#: torch 2.13 gave all_gather_into_tensor this name
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class Trace:
@@ -47,9 +39,9 @@ class Trace:
     def sleep_until(self, moment_s: float) -> None:
         time.sleep(max(0.0, moment_s - self.now()))
 
-    def mark(self, name: str, began_s: float, kind: str, until_s: float | None = None) -> None:
-        """Record `name` from `began_s` to `until_s` (default: now)."""
-        self._events.append(Event(self.rank, name, began_s, self.now() if until_s is None else until_s, kind))
+    def mark(self, name: str, began_s: float, kind: str) -> None:
+        """Record `name` from `began_s` to now."""
+        self._events.append(Event(self.rank, name, began_s, self.now(), kind))
 
     def stop(self) -> list[Event]:
         return sorted(self._events, key=lambda event: event.start_s)
@@ -88,65 +80,3 @@ def _slowed(trace: Trace, kind: str, least_s: float, run_pass: Callable) -> Call
         return result
 
     return wrapper
-
-
-class GatherTrace(Trace):
-    """The events of one forward pass of FSDP: kinds communication and forward.
-
-    gather_s, block_s: minimum time of every all-gather and of every block. Gathers run one at a time.
-    """
-
-    def __init__(self, engine: Engine, *, gather_s: float = 0.0, block_s: float = 0.0) -> None:
-        super().__init__()
-        self.gather_s, self.block_s, self.wire_free_s = gather_s, block_s, 0.0
-        engine.model.set_custom_all_gather(_Gather(self, "root"))
-        for i, block in enumerate(engine.model.blocks):
-            block.set_custom_all_gather(_Gather(self, f"gather {i}"))
-            began: list[float] = []
-            # After FSDP's own hook, which waits for the block's parameters, and before the one that frees them.
-            block.register_forward_pre_hook(lambda *_, began=began: began.append(self.now()))
-            block.register_forward_hook(lambda *_, i=i, began=began: self._computed(i, began.pop()), prepend=True)
-
-    def start(self) -> None:
-        super().start()
-        self.wire_free_s = 0.0
-
-    def _computed(self, i: int, began_s: float) -> None:
-        self.sleep_until(began_s + self.block_s)
-        self.mark(str(i), began_s, "forward")
-
-
-class _Gather:
-    """FSDP's AllGather interface for one unit."""
-
-    def __init__(self, trace: GatherTrace, name: str) -> None:
-        self.trace, self.name = trace, name
-
-    def allocate(self, size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group, async_op: bool = False) -> dist.Work:
-        trace = self.trace
-        began = max(trace.now(), trace.wire_free_s)
-        trace.wire_free_s = began + trace.gather_s
-        work = _all_gather(output_tensor, input_tensor, group=group, async_op=True)
-        return _TracedGather(work, trace, self.name, began)
-
-
-class _TracedGather(dist.Work):
-    """A message in flight; it completes when the data are here and its minimum time is over."""
-
-    def __init__(self, work: dist.Work, trace: GatherTrace, name: str, began_s: float) -> None:
-        super().__init__()
-        self.work, self.trace, self.name, self.began_s, self.arrived_s = work, trace, name, began_s, 0.0
-        work.get_future().then(self._note)
-
-    def _note(self, done: torch.futures.Future) -> None:
-        self.arrived_s = self.trace.now()
-
-    def wait(self, timeout=None) -> bool:
-        self.work.wait()
-        arrived = max(self.arrived_s or self.trace.now(), self.began_s + self.trace.gather_s)
-        self.trace.sleep_until(arrived)
-        self.trace.mark(self.name, self.began_s, "communication", until_s=arrived)
-        return True

@@ -38,7 +38,7 @@ def main(args):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)  # gathered, used and freed one at a time
-    fully_shard(model, mp_policy=policy)  # what is left: embeddings and head
+    fully_shard(model, mp_policy=policy)  # the root: embeddings and head
     for block, following in zip(model.blocks, model.blocks[1:]):
         block.set_modules_to_forward_prefetch([following])  # gathered while this one computes
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
