@@ -34,7 +34,13 @@ AGENDAS = {
     name: [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
     for name, table in re.findall(r"^### (.+)\n\n(\| at \|.*\n(?:\|.*\n)+)", PAGE, re.M)
 }
-TOTALS = {"Two hours": 120, "Half a day": 265, "One day": 480, "Two days, first day": 480, "Two days, second day": 480}
+TOTALS = {
+    "Two and a quarter hours": 135,
+    "Half a day": 240,
+    "One day": 480,
+    "Two days, first day": 480,
+    "Two days, second day": 480,
+}
 
 
 @pytest.mark.parametrize("name", TOTALS)
