@@ -19,6 +19,7 @@ def by_onednn(monkeypatch):
         pytest.skip("this torch has no products by oneDNN")
     monkeypatch.setattr(kernels, "ONEDNN_IS_FASTER", True)
     monkeypatch.setattr(kernels, "MIN_WEIGHTS", 1)
+    monkeypatch.setattr(kernels, "MIN_WEIGHTS_OF_FEW_ROWS", 1)
 
 
 # Linear layers -------------------------------------------------------------------------------------------------------

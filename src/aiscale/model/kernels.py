@@ -9,8 +9,8 @@ Each has a plain version, which the tests compare it with and which runs where t
 is not worth having (our own GELU in bf16 gained 2 %).
 
 The library that multiplies, and so the last digits of fp32 results, depends on the processor's maker: oneDNN on AMD,
-MKL on all others (`ONEDNN_IS_FASTER`), but for the few rows of generation oneDNN everywhere. bf16 attention up to 512
-tokens rounds differently from torch's fused kernel.
+MKL on all others (`ONEDNN_IS_FASTER`), but for the few rows of generation oneDNN everywhere if the weight is large, and
+MKL if not. bf16 attention up to 512 tokens rounds differently from torch's fused kernel.
 
 Shapes: B batch, H heads, G key/value heads, T tokens, C width of a head, N = B T, D width, V vocabulary, n tokens of
 one chunk.
@@ -34,7 +34,7 @@ ON = dict.fromkeys(("products", "attention", "cross-entropy"), True)
 # Products in fp32 --------------------------------------------------------------------------------------------------
 # Eager torch uses Intel's MKL for every fp32 product on a CPU. On AMD's processors oneDNN, which torch also ships and
 # uses for bf16, is 5 to 10 % faster: 3 to 5 % of a training step. For the few rows of a step of generation MKL uses one
-# thread and oneDNN all: at GPT-2's size a step takes two thirds as long on two cores.
+# thread and oneDNN all: at GPT-2's size a step takes two thirds as long on two cores. Below 2^20 weights one is enough.
 
 
 def _onednn_is_faster() -> bool:
@@ -48,7 +48,7 @@ def _onednn_is_faster() -> bool:
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 ONEDNN_IS_FASTER = _onednn_is_faster()
 MIN_WEIGHTS = 2**17  #: for a smaller weight the overhead exceeds the gain
-FEW_ROWS = 8
+FEW_ROWS, MIN_WEIGHTS_OF_FEW_ROWS = 8, 2**20
 
 if HAS_ONEDNN:
 
@@ -59,10 +59,11 @@ if HAS_ONEDNN:
 
 def _by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether x weight^T goes to oneDNN: fp32 on a CPU, plain tensors, large enough."""
+    few_rows = not torch.is_grad_enabled() and x.shape[:-1].numel() <= FEW_ROWS
     return (
-        weight.numel() >= MIN_WEIGHTS
+        weight.numel() >= (MIN_WEIGHTS_OF_FEW_ROWS if few_rows else MIN_WEIGHTS)
         and ON["products"]
-        and (ONEDNN_IS_FASTER or HAS_ONEDNN and not torch.is_grad_enabled() and x.shape[:-1].numel() <= FEW_ROWS)
+        and (ONEDNN_IS_FASTER or few_rows and HAS_ONEDNN)
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
         and type(x) is Tensor
