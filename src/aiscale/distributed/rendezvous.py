@@ -87,8 +87,6 @@ def join_store(host: str, port: int, place: Launch, timeout_s: float) -> dist.St
 
 def meeting_point(place: Launch) -> tuple[str, int]:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if port and (not port.isdigit() or not 0 < int(port) < 65536):
-        raise ConnectError(f"MASTER_PORT is {port!r}: it must be a number between 1 and 65535")
     if host and port:
         return host, int(port)
     if place.launcher == "srun":
@@ -190,18 +188,9 @@ def find_launch(env: Mapping[str, str]) -> Launch:
         return _read("mpiexec", env, *mpi)
     if all(slurm):
         launch = _read("srun", env, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "")
-        return replace(launch, local_size=_tasks_here(env, launch.size))
+        tasks = re.match(r"\d*", env.get("SLURM_STEP_TASKS_PER_NODE", ""))[0]  # 8(x2): the same on all nodes
+        return replace(launch, local_size=int(tasks or launch.size))
     return Launch(launcher="none")
-
-
-def _tasks_here(env: Mapping[str, str], size: int) -> int:
-    """The ranks of this step on this node: node n's entry in a list such as 8(x2),4."""
-    tasks: list[int] = []
-    for entry in env.get("SLURM_STEP_TASKS_PER_NODE", str(size)).split(","):
-        count, _, nodes = entry.rstrip(")").partition("(x")
-        tasks += [int(count)] * int(nodes or 1)
-    node = int(env.get("SLURM_NODEID", 0))
-    return tasks[node] if node < len(tasks) else tasks[0]
 
 
 def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: str, local_size: str) -> Launch:
