@@ -267,8 +267,7 @@ def job_with(mistake: str, blame: int) -> tuple[list, int, list[int], int]:
     "09.3",
     "Who is to blame?",
     "culprits",
-    minutes=15,
-    core=False,
+    minutes=10,
     hints=[
         "Make a dictionary of each dump, from the number to what was done, and go through the numbers in order.",
         "Begin with the first number that *every* dump still has: the largest of the dumps' first numbers.",

@@ -1,0 +1,107 @@
+"""Trains with DDP on data that is slow to read, and writes a trace of two steps for https://ui.perfetto.dev.
+
+    torchrun --nproc-per-node=2 train_profiled.py --workers 2 --traces traces
+
+Start it again with more steps: it goes on from its checkpoint.
+"""
+
+import argparse
+import gc
+import os
+import time
+from contextlib import nullcontext
+from itertools import islice
+
+import torch
+import torch.distributed as dist
+from checkpoint import load, save
+from model import GPT, TEXT, loss_of, read_windows
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, schedule
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+# torchrun and Slurm tell each process who it is; a process alone is rank 0 of 1.
+rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+device = torch.device("cpu")
+if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or the only one that it sees
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+
+
+class Slow(Dataset):
+    """The windows, as from a busy file system."""
+
+    def __init__(self, windows):
+        self.windows = windows
+
+    def __len__(self):
+        return len(self.windows)
+
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        return self.windows[i]
+
+
+def batches(windows, steps, size, workers):
+    """Each step and this rank's share of its batch. Each epoch has an order of its own."""
+    sampler = DistributedSampler(windows, drop_last=True)  # deals that order out among the ranks
+    loader = DataLoader(windows, size // world_size, sampler=sampler, drop_last=True, num_workers=workers)
+    for step in steps:
+        epoch, place = divmod(step, len(loader))
+        if place == 0 or step == steps[0]:
+            sampler.set_epoch(epoch)
+            shares = islice(loader, place, None)  # after a restart `place` batches have been seen
+        yield step, next(shares)
+
+
+def main(args):
+    dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
+    assert args.batch % (world_size * args.micro_batch) == 0, f"--batch is no multiple of {world_size} x --micro-batch"
+    torch.manual_seed(0)
+    model = GPT().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    first = load(args.save, model, optimizer)
+    model = DistributedDataParallel(model)
+    windows = Slow(read_windows(args.text))
+    os.makedirs(args.traces, exist_ok=True)
+    trace = f"{args.traces}/workers{args.workers}_rank{rank}.json"
+    # Four steps to settle, one to warm the profiler up, two to record: nobody reads a long trace.
+    plan = schedule(wait=4, warmup=1, active=2)
+    profiler = profile(schedule=plan, on_trace_ready=lambda profiler: profiler.export_chrome_trace(trace))
+    profiler.start()
+    for step, batch in batches(windows, range(first, args.steps), args.batch, args.workers):
+        loss = torch.zeros((), device=device)
+        micro_batches = batch.to(device).split(args.micro_batch)
+        for i, micro_batch in enumerate(micro_batches):
+            last = i + 1 == len(micro_batches)
+            with nullcontext() if last else model.no_sync():  # gradients are sent once a step
+                part = loss_of(model(micro_batch[:, :-1]), micro_batch[:, 1:]) / len(micro_batches)
+                part.backward()
+            loss += part.detach()
+        dist.all_reduce(loss, dist.ReduceOp.AVG)  # each rank knows the loss of its own share
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            print(f"step {step} loss {loss.item():.6f}", flush=True)
+        if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            save(args.save, model.module, optimizer, step + 1)
+        profiler.step()
+    profiler.stop()
+    del model
+    gc.collect()  # DDP ends before the group that it holds: the other way round, gloo may hang at exit
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--text", default=TEXT, help="a file to learn from")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=16, help="sequences in one step, over all ranks")
+    parser.add_argument("--micro-batch", type=int, default=2, help="sequences that a rank computes at once")
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--save", default="checkpoint", help="training goes on from it")
+    parser.add_argument("--save-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read ahead, for each rank")
+    parser.add_argument("--traces", default="traces", help="the folder to write to")
+    main(parser.parse_args())
