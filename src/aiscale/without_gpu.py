@@ -16,6 +16,7 @@ _until_the_end = ExitStack()
 def prepare_deepspeed() -> None:
     """Its accelerator is the CPU; it does not compile an all-reduce through shared memory: a minute, and a compiler."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else it loads torch's compiler, a fifth of its start
     import deepspeed
 
     # Through vars(): reading this attribute makes DeepSpeed probe the compiler for every operation it has.
