@@ -46,6 +46,8 @@ def test_the_first_cell_says_what_a_reader_needs_to_know(notebook):
 
 
 def test_cells_are_short_and_prose_stands_between_them(notebook, code):
+    covers = [cell for cell in notebook.cells if "cover" in cell.metadata.get("tags", ())]
+    assert len(covers) == 1, "one cell has the picture that the site's card shows"
     lengths = [len(cell.source.splitlines()) for cell in code]
     assert max(lengths) <= 25 and statistics.median(lengths) <= 10
     for cell, following in zip(notebook.cells, notebook.cells[1:], strict=False):
