@@ -35,23 +35,29 @@ if torch.cuda.is_available():  # the n-th rank of a node has its n-th GPU, or th
 
 def build(args):
     """This rank's part of the model, and its optimizer."""
-    shape = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_dtype": torch.float32}
-    grid = {"tensor_model_parallel_size": args.tp, "pipeline_model_parallel_size": args.pp}
-    plain = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "use_cpu_initialization": True}
-    config = TransformerConfig(**shape, **grid, **plain, finalize_model_grads_func=finalize_model_grads)
-    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    gpt = GPTModel(config, get_gpt_layer_local_spec(), 256, T, pre_process=first, post_process=last).to(device)
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(use_distributed_optimizer=True), gpt)
-    settings = OptimizerConfig(optimizer="adam", lr=args.lr, clip_grad=1.0, use_distributed_optimizer=True)
-    return model, get_megatron_optimizer(settings, [model], use_gloo_process_groups=False)
+    config = TransformerConfig(
+        num_layers=4, hidden_size=64, num_attention_heads=4, hidden_dropout=0.0, attention_dropout=0.0,
+        tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp, pipeline_dtype=torch.float32,
+        finalize_model_grads_func=finalize_model_grads,  # the average over the copies
+        use_cpu_initialization=True,
+    )  # fmt: skip
+    model = GPTModel(
+        config, get_gpt_layer_local_spec(), vocab_size=256, max_sequence_length=T,
+        pre_process=parallel_state.is_pipeline_first_stage(),  # has the embedding
+        post_process=parallel_state.is_pipeline_last_stage(),  # has the head and the loss
+    )  # fmt: skip
+    zero1 = DistributedDataParallelConfig(use_distributed_optimizer=True)
+    model = DistributedDataParallel(config, zero1, model.to(device))
+    adam = OptimizerConfig(optimizer="adam", lr=args.lr, clip_grad=1.0, use_distributed_optimizer=True)
+    return model, get_megatron_optimizer(adam, [model], use_gloo_process_groups=False)
 
 
 def forward(iterator, model):
     """What the schedule calls for each micro-batch, on each stage."""
     batch = next(iterator).to(device)
     places = torch.arange(T, device=device).expand(len(batch), -1)
-    hidden = torch.ones(1, 1, T, T, dtype=torch.bool, device=device).triu(1)
-    losses = model(batch[:, :-1], places, hidden, labels=batch[:, 1:])
+    future = torch.ones(1, 1, T, T, dtype=torch.bool, device=device).triu(1)  # what a token may not see
+    losses = model(batch[:, :-1], places, future, labels=batch[:, 1:])
     return losses, lambda losses: (losses.mean(), losses.mean().detach())
 
 
@@ -59,10 +65,11 @@ def learn(micro_batches, model, optimizer):
     """An optimizer step. The last stage's losses come back, from other stages an empty list."""
     model.zero_grad_buffer()
     optimizer.zero_grad()
-    size = {"num_microbatches": len(micro_batches), "seq_length": T, "micro_batch_size": len(micro_batches[0])}
-    losses = get_forward_backward_func()(  # 1F1B, then the average over the copies
-        forward_step_func=forward, data_iterator=iter(micro_batches), model=model, forward_only=False, **size
-    )
+    schedule = get_forward_backward_func()  # 1F1B, if there are stages
+    losses = schedule(
+        forward_step_func=forward, data_iterator=iter(micro_batches), model=model, forward_only=False,
+        num_microbatches=len(micro_batches), micro_batch_size=len(micro_batches[0]), seq_length=T,
+    )  # fmt: skip
     optimizer.step()  # clips by the norm of the whole model's gradient
     return losses
 
@@ -78,7 +85,7 @@ def batches(windows, steps, size, rank=rank, world_size=world_size):
 def main(args):
     dist.init_process_group()  # waits for all ranks; NCCL between GPUs, gloo between CPUs
     parallel_state.initialize_model_parallel(args.tp, args.pp, create_gloo_process_groups=False)
-    tensor_parallel.model_parallel_cuda_manual_seed(0)
+    tensor_parallel.model_parallel_cuda_manual_seed(0)  # attention asks for dropout's generator, even at 0
     copy, dp = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     assert args.batch % (dp * args.micro_batch) == 0, f"--batch is no multiple of {dp} x --micro-batch"
     torch.manual_seed(0)
