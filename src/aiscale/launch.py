@@ -67,10 +67,9 @@ def start_ranks(
     env: Mapping[str, str] | None = None,
     *,
     preload: Sequence[str] = (),
-    stderr: int = 2,
 ) -> Iterator[list[BaseProcess]]:
     """The processes of `launch`, for as long as the `with` block runs."""
-    how, (answer, its_answer), processes = {"preload": preload, "stderr": stderr}, os.pipe(), []
+    how, (answer, its_answer), processes = {"preload": preload}, os.pipe(), []
     try:
         processes.append(start_python(["-c", _STORE], name="store", stdout=its_answer, **how))
         os.close(its_answer)
