@@ -113,13 +113,3 @@ def test_bars_are_as_long_as_the_bytes_in_the_named_unit():
     widths = {bar.get_label(): [p.get_width() for p in bar] for bar in ax.containers}
     assert [round(p.get_width(), 9) for bar in ax.containers for p in bar] == [4.1, 4.0], widths
     assert sorted(text.get_text() for text in ax.texts) == ["4", "4.1"]
-
-
-def test_shards_show_each_ranks_rows_and_the_padding():
-    ax = plots.shards({"weight": (67, 8), "bias": (3,)}, 4)
-    widths = [[bar.get_width() for bar in group] for group in ax.containers]
-    assert widths == [[17], [17], [17], [16], [1], [1], [1], [0]]
-    assert ranks_of(bar for group in ax.containers for bar in group) == [0, 1, 2, 3] * 2
-    assert ranks_of(ax.figure.legends[0].get_patches()) == [0, 1, 2, 3]
-    padding = [patch.get_width() for patch in ax.patches if patch.get_label() == "_padding"]
-    assert padding == [1, 1]

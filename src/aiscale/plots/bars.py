@@ -1,10 +1,9 @@
-"""Horizontal bars: bytes, published values beside measured ones, a model's parameters, the rows of its tensors.
+"""Horizontal bars: bytes, published values beside measured ones, a model's parameters.
 
 plots.memory_bars({"fp32": cost.training_bytes(model, 8, 256), "bf16": {...}}, {"fp32": measured, ...})
 plots.traffic_bars({"zero1": {"all_reduce": 4e6}}, {"zero1": {"all_reduce": 4e6}}, unit_bytes=2e6, unit="weights")
 plots.published_vs_measured(published, measured, xlabel="training time (s)", source="CS455 slides")
 plots.parameter_breakdown({"gpt2": recipe("gpt2").model, ...})
-plots.shards(cost.parameter_shapes(model), 4)             # which rows of which tensor are on which rank
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
 from aiscale import cost
 from aiscale.config import ModelConfig
@@ -131,7 +129,6 @@ def _stacked(
 def published_vs_measured(
     published: Mapping[str, float],
     measured: Mapping[str, float],
-    predicted: Mapping[str, float] | None = None,
     *,
     xlabel: str = "time (s)",
     source: str = "",
@@ -141,8 +138,7 @@ def published_vs_measured(
 
     Each: {label: value}, in the unit of xlabel. log: a logarithmic axis; the default if values span a factor of 30.
     """
-    groups = {"published": published, "measured": measured, "predicted": predicted or {}}
-    groups = {kind: group for kind, group in groups.items() if group}
+    groups = {kind: group for kind, group in {"published": published, "measured": measured}.items() if group}
     labels, rows = _rows(groups)
     values = [value for group in groups.values() for value in group.values()]
     ax = style.new_axes(None, 7.5, 0.9 + 0.3 * len(rows) + 0.18 * len(labels))
@@ -199,37 +195,4 @@ def parameter_breakdown(models: Mapping[str, ModelConfig]) -> Axes:
     ax.grid(False)
     ax.set_xlabel("share of the parameters (%)")
     style.legend_above(ax, style.legend_handles(used, bars=True))
-    return ax
-
-
-def shards(shapes: Mapping[str, tuple[int, ...]], ranks: int) -> Axes:
-    """One bar per tensor, as wide as its number of rows, cut as FSDP cuts it: ceil(rows / ranks) rows per rank.
-
-    Padding up to a multiple of that is drawn hollow. All bars have the scale of the longest one.
-    """
-    ax = style.new_axes(None, 7.5, 0.9 + 0.27 * len(shapes))
-    longest = max(ranks * math.ceil(shape[0] / ranks) for shape in shapes.values())
-    for y, shape in enumerate(shapes.values()):
-        each = math.ceil(shape[0] / ranks)
-        for rank in range(ranks):
-            begin, end = min(rank * each, shape[0]), min((rank + 1) * each, shape[0])
-            color = style.RANK_COLORS[rank % len(style.RANK_COLORS)]
-            ax.barh(y, end - begin, left=begin, height=0.74, color=color, linewidth=0, label=f"_rank {rank}")
-            if end - begin > 0.045 * longest:
-                number = {"ha": "center", "va": "center", "fontsize": 8, "color": style.text_color(color)}
-                ax.text((begin + end) / 2, y, str(end - begin), **number)
-        padding = ranks * each - shape[0]
-        hollow = {"facecolor": style.PAPER, "edgecolor": style.MUTED, "linestyle": (0, (2, 1.5)), "linewidth": 0.8}
-        if padding:
-            ax.add_patch(Rectangle((shape[0], y - 0.37), padding, 0.74, label="_padding", **hollow))
-    names = [f"{name}  ({' × '.join(map(str, shape))})" for name, shape in shapes.items()]
-    ax.set_yticks(range(len(shapes)), names, fontsize=8.5)
-    ax.set_ylim(len(shapes) - 0.5, -0.5)
-    ax.set_xlim(0, longest * 1.01)
-    ax.grid(visible=False)
-    ax.set_xlabel("rows of the tensor")
-    colors = {f"rank {rank}": style.RANK_COLORS[rank % len(style.RANK_COLORS)] for rank in range(ranks)}
-    padded = any(shape[0] % ranks for shape in shapes.values())
-    more = [Rectangle((0, 0), 1, 1, label="padding", **hollow)] if padded else []
-    style.legend_above(ax, style.legend_handles(colors, more, bars=True))
     return ax

@@ -16,14 +16,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from aiscale import cost
-from aiscale.config import ConfigError
 from aiscale.plots import style
 
 Grid = Sequence[Sequence[object]]
 #: Collectives that sum over all ranks.
 _REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter"}
 WRONG = "#B3261E"
-_NAMES = ("broadcast", "scatter", "gather", "all_gather", "reduce", "all_reduce", "reduce_scatter", "all_to_all")
 
 
 def collective(op: str, before: Grid, after: Grid, *, ax: Axes | None = None) -> Axes:
@@ -32,8 +30,6 @@ def collective(op: str, before: Grid, after: Grid, *, ax: Axes | None = None) ->
     before, after: [rank][chunk] numbers, strings, or None for a chunk that a rank does not hold. A chunk
     has the colour of the rank that it comes from; a sum has the colours of all.
     """
-    if op not in _NAMES:
-        raise ConfigError(f"unknown collective {op!r}: it may be one of {', '.join(_NAMES)}")
     widths = max(map(len, before)), max(map(len, after))
     gap = 2.7
     n = len(before)
@@ -151,25 +147,22 @@ def latency_bandwidth(
     fits: Mapping[str, cost.AlphaBeta] | None = None,
     *,
     world: int,
-    published: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
-    source: str = "",
 ) -> np.ndarray:
     """Seconds (left) and bandwidth (right) of collectives over message size; returns both Axes.
 
     points: {collective: (nbytes, seconds)} measured on `world` ranks; fits: {collective: cost.AlphaBeta}, drawn dashed
-    as the prediction; published: {collective: (nbytes, seconds)} with `source`. Bandwidth is what each rank sends
-    (cost.wire_bytes) per second, so that all collectives on one link approach the same number.
+    as the prediction. Bandwidth is what each rank sends (cost.wire_bytes) per second, so that all collectives on one
+    link approach the same number.
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.9), layout="constrained")
-    fits, published = fits or {}, published or {}
-    colors = style.series_colors({**points, **published})
-    for kind, series in (("measured", points), ("published", published)):
-        for op, (nbytes, seconds) in series.items():
-            sent = [cost.wire_bytes(op, n, world) for n in nbytes]
-            thin = {"linewidth": 0.9} if op in fits else {}
-            style.draw(left, kind, nbytes, seconds, colors[op], **thin)
-            style.draw(right, kind, nbytes, np.divide(sent, seconds) / 1e9, colors[op], **thin)
-    sizes = [n for series in (points, published) for nbytes, _ in series.values() for n in nbytes]
+    fits = fits or {}
+    colors = style.series_colors(points)
+    for op, (nbytes, seconds) in points.items():
+        sent = [cost.wire_bytes(op, n, world) for n in nbytes]
+        thin = {"linewidth": 0.9} if op in fits else {}
+        style.draw(left, "measured", nbytes, seconds, colors[op], **thin)
+        style.draw(right, "measured", nbytes, np.divide(sent, seconds) / 1e9, colors[op], **thin)
+    sizes = [n for nbytes, _ in points.values() for n in nbytes]
     grid = np.geomspace(min(sizes), max(sizes), 120)
     for op, link in fits.items():
         seconds = np.array([link.seconds(op, n, world) for n in grid])
@@ -181,8 +174,7 @@ def latency_bandwidth(
         style.bytes_axis(ax.xaxis)
     style.seconds_axis(left.yaxis)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    kinds = [kind for kind, series in (("measured", points), ("predicted", fits), ("published", published)) if series]
     names = {op.replace("_", "-"): color for op, color in colors.items()}
-    handles = style.legend_handles(names, style.kind_handles(kinds, source))
+    handles = style.legend_handles(names, style.kind_handles(["measured", "predicted"] if fits else ["measured"]))
     figure.legend(handles=handles, loc="outside upper left", ncols=len(handles))
     return np.array([left, right])

@@ -1,7 +1,6 @@
-"""Curves: loss over steps, the difference between two strategies, and scaling with the number of ranks.
+"""Curves: loss over steps, and scaling with the number of ranks.
 
-plots.loss_curves({"serial": losses, "ddp x2": losses}, validation={"serial": [(step, loss), ...]})
-plots.loss_difference({"ddp x2": differences}, tolerance=1e-10)
+plots.loss_curves({"serial": losses, "ddp x2": losses})
 plots.speedup([1, 2, 4], {"ddp, strong": [1, 1.9, 2.1]}, {"ddp, strong": [1, 1.92, 2.0]})
 """
 
@@ -11,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from aiscale.plots import style
 
@@ -26,41 +24,22 @@ def xy(series: Series) -> tuple[np.ndarray, np.ndarray]:
     return np.arange(1, len(values) + 1), values
 
 
-def loss_curves(
-    runs: Mapping[str, Series],
-    validation: Mapping[str, Series] | None = None,
-    *,
-    references: Mapping[str, float] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
-    """Training loss in nats a token over optimizer steps; circles: validation; dotted levels: references.
+def loss_curves(runs: Mapping[str, Series]) -> Axes:
+    """Loss in nats a token over optimizer steps, {label: losses or [(step, loss)]}.
 
-    runs, validation: {label: losses or [(step, loss)]}; references: {label: loss}, for example the bigram entropy.
     Curves that coincide all stay visible: each is drawn narrower than the one below it.
     """
-    ax = style.new_axes(ax)
-    validation = validation or {}
-    colors = style.series_colors(dict.fromkeys([*runs, *validation]))
+    ax = style.new_axes(None)
+    colors = style.series_colors(runs)
     many = max(1, len(runs) - 1)
     for i, (label, losses) in enumerate(runs.items()):
         steps, values = xy(losses)
         width = 1.4 + 4.2 * (len(runs) - 1 - i) / many
         ax.plot(steps, values, color=colors[label], linewidth=width, zorder=2 + i / 10)
-    for label, losses in validation.items():
-        steps, values = xy(losses)
-        style.draw(ax, "measured", steps, values, colors[label], linestyle="", markersize=6, zorder=4)
-    for name, level in (references or {}).items():
-        ax.axhline(level, color=style.MUTED, linewidth=1, linestyle=":")
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "color": style.MUTED}
-        ax.annotate(name, (1, level), xytext=(0, 3), ha="right", va="bottom", fontsize=8.5, **place)
     style.steps_axis(ax.xaxis)
     ax.set(xlabel="optimizer step", ylabel="loss (nats per token)")
-    handles = style.legend_handles(colors)
-    if validation:
-        handles.append(Line2D([], [], color=style.MUTED, label="training", linewidth=1.6))
-        handles.append(Line2D([], [], color=style.MUTED, label="validation", marker="o", linestyle=""))
-    if len(handles) > 1:
-        style.legend_above(ax, handles)
+    if len(colors) > 1:
+        style.legend_above(ax, style.legend_handles(colors))
     return ax
 
 

@@ -1,19 +1,16 @@
-"""Matrices: small ones with their values, and attention masks.
+"""Small matrices with their values.
 
 plots.matrices({"X": X, "W1": W1, "O1": O1})         # with their numbers, side by side, on one scale
-plots.attention_masks({"GPT: the past only": causal, "BERT: both ways": everything})
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, ListedColormap
+from matplotlib.colors import LinearSegmentedColormap
 
-from aiscale.config import ConfigError
 from aiscale.plots import style
 
 #: Negative orange, zero white, positive blue.
@@ -28,8 +25,6 @@ def matrices(values: Mapping[str, np.ndarray], *, digits: int = 2, between: Sequ
     between: text between neighbours, for example "×" and "="; none by default.
     """
     arrays = {name: np.atleast_2d(np.asarray(array, dtype=float)) for name, array in values.items()}
-    if not arrays or any(array.ndim != 2 or max(array.shape) > 16 for array in arrays.values()):
-        raise ConfigError("matrices draws matrices of at most 16 x 16 numbers: cut a corner out of larger ones")
     top = max(np.abs(array).max() for array in arrays.values()) or 1.0
     gap = 1.1
     width = sum(array.shape[1] for array in arrays.values()) + gap * (len(arrays) - 1)
@@ -63,30 +58,3 @@ def _cells(ax: Axes, left: float, bottom: float, array: np.ndarray, top: float, 
             ink = style.text_color(color)
             number = f"{array[r, c]:.{digits}f}".replace("-", "−")
             ax.text(x + 0.5, y + 0.5, number, ha="center", va="center", fontsize=size, color=ink)
-
-
-def attention_masks(masks: Mapping[str, np.ndarray], *, tokens: Sequence[str] | None = None) -> np.ndarray:
-    """Which positions each token attends to; returns one Axes per mask.
-
-    masks: {label: (T, T) booleans or numbers}; row: the query token, column: the key token. Numbers (attention
-    weights) are drawn as shades. tokens: the T words, written along the axes.
-    """
-    size = (min(7.5, 3.6 * len(masks)), 3.7)
-    _, axes = plt.subplots(1, len(masks), figsize=size, squeeze=False, layout="constrained")
-    shades = ListedColormap([style.tint(style.STRATEGY_COLORS["ddp"], s) for s in np.linspace(0.08, 1, 64)])
-    for ax, (label, mask) in zip(axes[0], masks.items(), strict=True):
-        values = np.asarray(mask, dtype=float)
-        size = len(values)
-        ax.pcolormesh(values, cmap=shades, vmin=0, vmax=max(1.0, values.max()), edgecolors=style.PAPER, linewidth=1.5)
-        ax.set_aspect("equal")
-        ax.invert_yaxis()
-        ax.grid(False)
-        ax.spines[:].set_visible(False)
-        names = list(tokens) if tokens is not None else [str(i) for i in range(size)]
-        every = 1 if tokens is not None else max(1, size // 8)
-        ax.set_xticks(np.arange(size)[::every] + 0.5, names[::every], rotation=45 if tokens is not None else 0)
-        ax.set_yticks(np.arange(size)[::every] + 0.5, names[::every])
-        ax.tick_params(length=0)
-        ax.set_xlabel(f"looks at (token)\n{label}")
-    axes[0][0].set_ylabel("token that looks (token)")
-    return axes[0]

@@ -29,8 +29,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Patch
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
-from aiscale.config import ConfigError
-
 STRATEGY_COLORS = {
     "serial": "#374452",
     "mpi": "#F2BE22",
@@ -154,7 +152,6 @@ _LINE = {
 
 def draw(ax: Axes, kind: str, x: Sequence[float], y: Sequence[float], color: str = INK, **options) -> Line2D:
     """Draw a series of points in the style of `kind` (measured, predicted, published); options go to Axes.plot."""
-    _check_kind(kind)
     style = {"color": color, **_LINE[kind], **options}
     if kind == "measured":
         style = {"markeredgecolor": PAPER, "markeredgewidth": 0.8, **style}
@@ -163,17 +160,11 @@ def draw(ax: Axes, kind: str, x: Sequence[float], y: Sequence[float], color: str
 
 def bar_style(kind: str, color: str) -> dict:
     """Options for Axes.bar and barh that give a bar the style of its kind."""
-    _check_kind(kind)
     if kind == "measured":
         return {"facecolor": color, "edgecolor": PAPER, "linewidth": 0.8}
     if kind == "predicted":
         return {"facecolor": tint(color, 0.28), "edgecolor": color, "linewidth": 1.1, "linestyle": (0, (3, 2))}
     return {"facecolor": PAPER, "edgecolor": color, "linewidth": 1.3}
-
-
-def _check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise ConfigError(f"unknown kind {kind!r}: a number is measured, predicted or published")
 
 
 def kind_handles(kinds: Iterable[str], source: str = "", bars: bool = False) -> list:
