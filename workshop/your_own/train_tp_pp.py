@@ -70,14 +70,15 @@ def main(args):
         if not isinstance(block, nn.Identity):
             parallelize_module(block, mesh["tp"], PLAN)
     stage = PipelineStage(model, number, args.pp, device, group=pipeline)
-    schedule = Schedule1F1B(stage, args.batch // dp // args.micro_batch, loss_fn=loss_of)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
+    schedule = Schedule1F1B(stage, n_microbatches=args.batch // dp // args.micro_batch, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)  # DTensors and plain tensors
     first = load(args.save, model, optimizer)
     windows = read_windows(args.text)
     for step, batch in batches(windows, range(first, args.steps), args.batch, mesh.get_local_rank("dp"), dp):
         batch, losses = batch.to(device), []
         inputs = [batch[:, :-1]] if stage.is_first else []
-        schedule.step(*inputs, **dict(target=batch[:, 1:], losses=losses) if stage.is_last else {})
+        given = {"target": batch[:, 1:], "losses": losses} if stage.is_last else {}
+        schedule.step(*inputs, **given)
         loss = torch.stack(losses).mean() if stage.is_last else torch.zeros((), device=device)
         dist.all_reduce(loss, group=pipeline)  # only the last stage knows it
         dist.all_reduce(loss, dist.ReduceOp.AVG, group=data)
