@@ -76,13 +76,13 @@ def test_an_unknown_device_is_none_not_a_guess():
             "systems/frontier.toml",
             '"dragonfly"',
             '"dragon"',
-            "network.topology 'dragon' is not one of fat-tree, dragonfly,",
+            "network.topology is 'dragon': it must be one of fat-tree, dragonfly,",
         ),
         (
             "systems/cosma8-mi300x.toml",
             "[8388608, 161.14], ",
             "[8388608, -161.14], ",
-            "node.bus_gb_s must be [[bytes, GB/s], ...], positive, the smallest bytes first",
+            "bus_gb_s must be [[bytes, GB/s], ...], positive, the smallest bytes first",
         ),
     ],
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
+import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -100,34 +103,45 @@ class Run:
     @staticmethod
     def from_dict(tree: dict) -> Run:
         """The inverse of to_dict; raises ConfigError on a key that does not exist."""
-        return _build(Run, tree, "")
+        return build(Run, tree)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
 
-def _build(cls: type, tree: dict, prefix: str):
-    hints = typing.get_type_hints(cls)
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{prefix.rstrip('.') or 'the run'} is {tree!r}: it must be a table of settings ({{...}})")
+def build(cls: type, tree: object, prefix: str = ""):
+    """A dataclass from a table of JSON or TOML; raises ConfigError that names an unknown, missing or wrong key."""
+    whole = prefix.rstrip(".") or f"the {cls.__name__.lower()}"
+    require(isinstance(tree, dict), f"{whole} is {tree!r}: it must be a table of settings ({{...}})")
+    hints, fields = typing.get_type_hints(cls), {each.name: each for each in dataclasses.fields(cls)}
     for key in tree:
-        if key not in hints:
-            raise ConfigError(f"unknown key {prefix}{key}: {hint(key, hints, prefix=prefix)}")
-    values = {}
-    for key, value in tree.items():
-        kind = hints[key]
-        if kind == ModelConfig | HFModelConfig:  # Hugging Face's has a model_type or a folder
-            kind = HFModelConfig if isinstance(value, dict) and {"model_type", "folder"} & set(value) else ModelConfig
-        nested = dataclasses.is_dataclass(kind)
-        values[key] = _build(kind, value, f"{prefix}{key}.") if nested else as_type(kind, value, prefix + key)
-    return cls(**values)
+        require(key in fields, f"unknown key {prefix}{key}: {hint(key, fields, prefix=prefix)}")
+    for key, each in fields.items():
+        needed = each.default is each.default_factory is dataclasses.MISSING
+        require(key in tree or not needed, f"key {prefix}{key} is missing")
+    return cls(**{key: as_type(hints[key], value, prefix + key) for key, value in tree.items()})
 
 
 def as_type(kind: type, value: object, path: str):
-    """`value` (from the command line or JSON) as the field's type."""
-    if typing.get_origin(kind) is Literal:
-        choices = typing.get_args(kind)
-        require(value in choices, f"{path} is {value!r}: it must be one of {', '.join(choices)}")
+    """`value` (from the command line, JSON or TOML) as the field's type."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if type(None) in inner:
+        return None if value is None else as_type(inner[0], value, path)
+    if kind == ModelConfig | HFModelConfig:  # Hugging Face's has a model_type or a folder
+        kind = HFModelConfig if isinstance(value, dict) and {"model_type", "folder"} & set(value) else ModelConfig
+    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or kind is datetime.date):
+        return value if isinstance(value, kind) else build(kind, value, f"{path}.")
+    if origin is tuple:
+        require(isinstance(value, list | tuple), f"{path} is {value!r}: it must be a list")
+        return tuple(as_type(inner[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping:
+        require(isinstance(value, dict), f"{path} is {value!r}: it must be a table")
+        items = (
+            (as_type(inner[0], key, path), as_type(inner[1], item, f"{path}.{key}")) for key, item in value.items()
+        )
+        return types.MappingProxyType(dict(items))
+    if origin is Literal:
+        require(value in inner, f"{path} is {value!r}: it must be one of {', '.join(inner)}")
         return value
     if kind is bool:
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

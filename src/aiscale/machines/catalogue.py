@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from aiscale.config import ConfigError, hint
+from aiscale.config.run import build
 
-PRECISIONS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8")
-LIBRARIES = ("nccl", "rccl", "gloo")  #: those whose latencies are known; others are taken as NCCL's
-TOPOLOGIES = ("fat-tree", "dragonfly", "dragonfly+", "torus")
-VERIFICATIONS = ("primary", "secondary", "measured")
+Verification = Literal["primary", "secondary", "measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +32,18 @@ class Accelerator:
     """One device as torch sees it: a GPU, one GCD of an MI250X, one tile of a Max 1550, a TPU chip, an IPU."""
 
     name: str
-    tflops: Mapping[str, float]  #: dense peak by precision, 10^12 FLOP/s
+    tflops: Mapping[
+        Literal["fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8"], float
+    ]  #: dense peak by precision, 10^12 FLOP/s
     memory_gb: float  #: 10^9 bytes, as torch reports them
     memory_tb_s: float | None = None  #: 10^12 bytes/s between the device and its memory
     link_gb_s: float | None = None  #: 10^9 bytes/s to its neighbours in the node, all its links, one direction
-    library: str = "nccl"  #: of its collectives, one of LIBRARIES
+    library: Literal["nccl", "rccl", "gloo"] = "nccl"  #: of its collectives; others are taken as NCCL's
     torch_names: tuple[str, ...] = ()  #: parts of torch's device name, all of which must occur
-    verification: str = "secondary"
-    sources: Mapping[str, str] = field(default_factory=dict)  #: for tflops, memory, link; "all": one source for all
-
-    def __post_init__(self) -> None:
-        _one_of("library", self.library, LIBRARIES)
-        for key in self.tflops:
-            _one_of("tflops key", key, PRECISIONS)
-        for key in self.sources:
-            _one_of("sources key", key, ("all", "tflops", "memory", "link"))
+    verification: Verification = "secondary"
+    sources: Mapping[Literal["all", "tflops", "memory", "link"], str] = field(
+        default_factory=dict
+    )  #: for tflops, memory, link; "all": one source for all
 
     @property
     def memory_bytes(self) -> float:
@@ -62,7 +58,7 @@ class Accelerator:
         return None if self.link_gb_s is None else self.link_gb_s * 1e9
 
     def peak_flops(self, precision: str) -> float | None:
-        """Peak FLOP/s of matrix products in one of PRECISIONS; None without hardware units or without a figure.
+        """Peak FLOP/s of matrix products in a precision; None without hardware units or without a figure.
 
         AMD's GPUs multiply fp32 matrices in units of their own, fp32_matrix; tflops["fp32"] is the vector units' peak.
         """
@@ -78,17 +74,11 @@ class Network:
     name: str
     nics: int | None = None  #: adapters of one node
     nic_gb_s: float | None = None  #: 10^9 bytes/s through one adapter, one direction
-    topology: str | None = None  #: one of TOPOLOGIES
+    topology: Literal["fat-tree", "dragonfly", "dragonfly+", "torus"] | None = None
     group_nodes: int | None = None  #: nodes in one group of a dragonfly
     taper: float | None = None  #: bandwidth that leaves a group or a leaf, over what its nodes inject; 1: non-blocking
     source: str
-    verification: str = "primary"
-
-    def __post_init__(self) -> None:
-        if self.topology is not None:
-            _one_of("topology", self.topology, TOPOLOGIES)
-        if self.taper is not None and not 0 < self.taper <= 1:
-            raise ConfigError(f"taper is {self.taper}: it must be above 0 and at most 1, which is non-blocking")
+    verification: Verification = "primary"
 
     @property
     def injection_bytes_s(self) -> float | None:
@@ -116,16 +106,14 @@ class Node:
     mate_gb_s: float | None = None  #: 10^9 bytes/s between the two devices of one package
     note: str = ""
     source: str
-    verification: str = "primary"
+    verification: Verification = "primary"
 
     def __post_init__(self) -> None:
         for name in ("bus_gb_s", "in_switch_gb_s"):
             points = getattr(self, name)
             if points is not None:
-                curve = tuple(tuple(point) for point in points)
-                if not curve or any(len(point) != 2 or min(point) <= 0 for point in curve) or sorted(curve) != [*curve]:
+                if any(len(point) != 2 or min(point) <= 0 for point in points) or sorted(points) != [*points]:
                     raise ConfigError(f"{name} must be [[bytes, GB/s], ...], positive, the smallest bytes first")
-                object.__setattr__(self, name, curve)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +155,11 @@ def _read(file: Path, where: str) -> dict:
 def _accelerator(name: str, where: str, table: dict) -> Accelerator:
     if "all" not in table.get("sources", {}):
         raise ConfigError(f"{where}: key sources.all is missing: every figure has a source")
-    return _build(Accelerator, table, where, name=name, torch_names=tuple(table.get("torch_names", ())))
+    return _build(Accelerator, table | {"name": name}, where)
 
 
 def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Accelerator], nodes: dict) -> Machine:
-    node, network = dict(table.get("node", {})), table.get("network", {})
+    node = dict(table.get("node", {}))
     like = node.pop("like", None)
     if like is not None:
         if "like" in nodes.get(like, {"like": ""}):
@@ -180,35 +168,19 @@ def _machine(name: str, where: str, table: dict, accelerators: Mapping[str, Acce
         node = nodes[like] | node
     device = node.get("accelerator")
     if isinstance(device, dict):
-        accelerators, device = {name: _accelerator(name, where, device)}, name
-    elif device is not None and device not in accelerators:
+        node["accelerator"] = _accelerator(name, where, device)
+    elif device in accelerators:
+        node["accelerator"] = accelerators[device]
+    elif device is not None:
         raise ConfigError(f"{where}: node.accelerator: {_nearest('accelerator', str(device), accelerators)}")
-    built = {
-        "node": _build(Node, node, where, "node.", accelerator=accelerators.get(device)),
-        "network": _build(Network, network, where, "network."),
-    }
-    return _build(Machine, table, where, name=name, **built)
+    return _build(Machine, table | {"name": name, "node": node}, where)
 
 
-def _build(cls: type, table: dict, where: str, prefix: str = "", **extra):
-    """A `cls` from the table's keys and `extra`; raises ConfigError for unknown or missing keys."""
-    keys = {key.name: key for key in fields(cls) if key.name != "name" or "name" not in extra}
-    for key in table:
-        if key not in keys:
-            raise ConfigError(f"{where}: unknown key {prefix}{key}: {hint(key, keys, prefix=prefix)}")
-    for key in keys.values():
-        if key.name not in table and key.default is MISSING and key.default_factory is MISSING:
-            raise ConfigError(f"{where}: key {prefix}{key.name} is missing")
+def _build(cls: type, table: dict, where: str):
     try:
-        _one_of("verification", table.get("verification", "primary"), VERIFICATIONS)
-        return cls(**table | extra)
+        return build(cls, table)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {prefix}{error}") from None
-
-
-def _one_of(kind: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{kind} {value!r} is not one of {', '.join(choices)}")
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _nearest(kind: str, name: str, names: Mapping[str, object]) -> ConfigError:

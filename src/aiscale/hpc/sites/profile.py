@@ -14,15 +14,12 @@ import functools
 import os
 import re
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiscale.config import ConfigError, hint
-from aiscale.config.errors import require
-from aiscale.config.run import as_type
+from aiscale.config.run import build
 
 _HERE = Path(__file__).parent
 
@@ -318,36 +315,10 @@ def find(text: str) -> Site:
 def load(path: str | Path) -> Site:
     """The profile in a file; raises SiteError with one line that says what is wrong with it."""
     try:
-        return _build(Site, tomllib.loads(Path(path).read_text()), "")
+        return build(Site, tomllib.loads(Path(path).read_text()))
     except OSError as error:
         raise SiteError(f"site profile {path}: {(error.strerror or str(error)).lower()}; to copy: {_HERE}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SiteError(f"site profile {path} is not TOML: {error}") from None
     except ConfigError as error:
         raise SiteError(f"site profile {path}: {error}") from None
-
-
-def _build(cls: type, tree: object, prefix: str):
-    require(isinstance(tree, dict), f"{prefix.rstrip('.')} is {tree!r}: it must be a table")
-    hints, fields = typing.get_type_hints(cls), {each.name: each for each in dataclasses.fields(cls)}
-    valid = f"a profile has {', '.join(fields)} here"
-    for key in tree:
-        if key not in fields:
-            raise SiteError(f"unknown key {prefix}{key}: {hint(key, fields, valid)}")
-    for name, each in fields.items():
-        if name not in tree and each.default is each.default_factory is dataclasses.MISSING:
-            raise SiteError(f"{prefix}{name} is missing: {valid}")
-    return cls(**{key: _convert(hints[key], value, prefix + key) for key, value in tree.items()})
-
-
-def _convert(kind, value: object, path: str):
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _build(kind, value, path + ".")
-    if origin is tuple:
-        require(isinstance(value, list), f"{path} is {value!r}: it must be a list")
-        return tuple(_convert(inner[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if origin is Mapping:
-        require(isinstance(value, dict), f"{path} is {value!r}: it must be a table")
-        return types.MappingProxyType({key: _convert(inner[1], item, f"{path}.{key}") for key, item in value.items()})
-    return value if kind is datetime.date else as_type(kind, value, path)
