@@ -85,19 +85,6 @@ def gradient_times_the_world_size_in_fp32():
 
 
 @fault
-def sum_not_divided():
-    def make(real):
-        def summed(self):
-            real(self)
-            for parameter in self.model.parameters():
-                parameter.grad *= self.world.size
-
-        return summed
-
-    replace("aiscale.parallel.mpi:MPIEngine._average_gradients", make)
-
-
-@fault
 def rank_0_evaluates_alone():
     """Each rank reports the loss of its own share of an evaluation, with everybody's number of tokens."""
 

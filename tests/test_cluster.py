@@ -20,7 +20,7 @@ import papermill
 import pytest
 
 from aiscale import cluster
-from aiscale.cluster import engine, guard, local, processes
+from aiscale.cluster import engine, guard, processes
 from aiscale.cluster.cells import Output, Pending
 from aiscale.cluster.errors import Failure, RankError, name_ranks, own_frames
 from aiscale.distributed import host_store
@@ -440,31 +440,6 @@ def test_an_installation_a_folder_and_a_home_that_cannot_be_written(read_only):
 def test_the_end_of_a_program_stops_its_ranks_and_removes_its_files(read_only):
     cluster_id, folder = read_only[0].stdout.splitlines()[-1].split()
     assert marked(guard.MARKER, cluster_id) == [] and not Path(folder).parent.exists()
-
-
-# ---- MPI -------------------------------------------------------------------------------------------------------------
-
-needs_mpi = pytest.mark.skipif(
-    not (Path(sys.executable).with_name("mpiexec").exists() or shutil.which("mpiexec")), reason="no mpiexec"
-)
-
-
-@pytest.mark.extended
-@needs_mpi
-def test_mpi_ranks_are_the_joined_world_and_end_together():
-    with cluster.start(2, engines="mpi") as ranks:
-        ranks.execute("from mpi4py import MPI\nmpi = MPI.COMM_WORLD\nsum = mpi.allreduce(rank + 1); dist.barrier()")
-        assert ranks["(mpi.rank, mpi.size, sum)"] == [(0, 2, 3), (1, 2, 3)]
-        threading.Timer(0.5, os.kill, (ranks.info[1]["pid"], signal.SIGKILL)).start()
-        with pytest.raises(cluster.RankDied, match=r"^mpiexec ended with exit status 9"):
-            ranks.execute("if rank == 0: mpi.barrier()\nelse: __import__('time').sleep(60)")
-
-
-def test_no_mpi_is_one_line_that_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(local.sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(cluster.ClusterError, match=r"no.* on PATH: pip install mpich, or load your site's MPI module"):
-        local.find_mpiexec()
 
 
 # ---- small things ----------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from aiscale.cluster.local import find_mpiexec
 from aiscale.hpc.doctor import Finding, alike, check_ranks, settings
+from aiscale.verify.cases import find_mpiexec
 from ranks import aiscale
 
 #: `aiscale` with a library that prints a greeting on stdout as ranks connect, as gloo does up to torch 2.12

@@ -47,8 +47,7 @@ def train(fault: str, launcher: str, folder, *settings: str):
     ("launcher", "strategy"),
     [
         ("aiscale", "ddp"),
-        *(pytest.param(*how, marks=pytest.mark.extended) for how in (("mpiexec", "mpi"), ("mpiexec", "ddp"))),
-        pytest.param("torchrun", "ddp", marks=pytest.mark.extended),
+        *(pytest.param(*how, marks=pytest.mark.extended) for how in (("mpiexec", "ddp"), ("torchrun", "ddp"))),
     ],
 )
 def test_an_error_on_one_rank_ends_all_and_is_reported_with_its_rank(launcher, strategy, tmp_path):

@@ -10,12 +10,10 @@ import sys
 import tempfile
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-import rehearsal
 from aiscale import cluster
 from aiscale.cluster import engine
 from aiscale.cluster.slurm import Job, SlurmLauncher, first_end, public
@@ -46,32 +44,6 @@ def jobs(nodes) -> dict[str, str]:
     return dict(line.split() for line in done.stdout.splitlines())
 
 
-def run_lesson(nodes, out: Path, engines: str) -> None:
-    """As in the README: without AISCALE_RUNS, in a folder that compute nodes see."""
-    words = [f"--parameter={name}={value}" for name, value in SMALL.items()]
-    command = [sys.executable, "-m", "aiscale", "notebooks", ROOT / "notebooks/03_ddp.ipynb", *words, f"--out={out}"]
-    env = {"AISCALE_ENGINES": engines, "SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10"}
-    if nodes:
-        done = nodes.login(command, env=env, cwd=out, capture_output=True, timeout=600)
-    else:
-        done = subprocess.run(command, env={**os.environ, **env}, cwd=out, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def lessons(request, tmp_path_factory):
-    """Lesson 03 under MPI and under Slurm, one after the other, because it asserts on seconds."""
-    with ThreadPoolExecutor(1) as pool:
-        runs = {"mpi": pool.submit(run_lesson, None, tmp_path_factory.mktemp("mpi"), "mpi")}
-        if rehearsal.why_not():
-            yield runs
-            return
-        nodes = request.getfixturevalue("frontier")
-        with tempfile.TemporaryDirectory(prefix="aiscale-test-", dir="/var/tmp") as out:
-            runs["slurm"] = pool.submit(run_lesson, nodes, Path(out), "slurm")
-            yield {**runs, "out": Path(out)}
-
-
 def texts(notebook: Path) -> str:
     cells = json.loads(notebook.read_text())["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
@@ -82,21 +54,28 @@ def texts(notebook: Path) -> str:
 @pytest.mark.slurm
 @pytest.mark.notebook
 @pytest.mark.timeout(620)
-def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(lessons, frontier):
-    lessons["slurm"].result()
-    shown = texts(lessons["out"] / "notebooks/03_ddp.ipynb")
-    assert re.search(r"2 ranks on node1 in [\d.]+ s \(gloo", shown)
-    job = re.search(r"job (\d+) is RUNNING on node1", shown)[1]
-    assert frontier.wait(job) == "CANCELLED"
-    runs = lessons["out"] / "runs"  # in the starting folder, and cleaned up
-    assert until(lambda: not list(runs.iterdir())), [*runs.rglob("*")]
-
-
-@pytest.mark.extended
-@pytest.mark.notebook
-@pytest.mark.timeout(620)
-def test_lesson_03_runs_unchanged_under_mpi(lessons):
-    lessons["mpi"].result()
+def test_lesson_03_runs_unchanged_under_slurm_from_the_login_node(frontier):
+    """As in the README: without AISCALE_RUNS, in a folder that compute nodes see."""
+    words = [f"--parameter={name}={value}" for name, value in SMALL.items()]
+    env = {"AISCALE_ENGINES": "slurm", "SBATCH_ACCOUNT": "ABC123", "SBATCH_TIMELIMIT": "10"}
+    with tempfile.TemporaryDirectory(prefix="aiscale-test-", dir="/var/tmp") as out:
+        command = [
+            sys.executable,
+            "-m",
+            "aiscale",
+            "notebooks",
+            ROOT / "notebooks/03_ddp.ipynb",
+            *words,
+            f"--out={out}",
+        ]
+        done = frontier.login(command, env=env, cwd=Path(out), capture_output=True, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        shown = texts(Path(out, "notebooks/03_ddp.ipynb"))
+        assert re.search(r"2 ranks on node1 in [\d.]+ s \(gloo", shown)
+        job = re.search(r"job (\d+) is RUNNING on node1", shown)[1]
+        assert frontier.wait(job) == "CANCELLED"
+        runs = Path(out, "runs")  # in the starting folder, and cleaned up
+        assert until(lambda: not list(runs.iterdir())), [*runs.rglob("*")]
 
 
 @pytest.mark.slurm

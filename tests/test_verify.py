@@ -22,8 +22,6 @@ PLANTED = [
 #: the same, of each strategy and each thing that can go wrong
 MORE = [
     ("rank-0-evaluates-alone", "ddp-x2"),
-    ("rank-0-evaluates-alone", "mpi-x2"),
-    ("sum-not-divided", "mpi-x2"),
     ("gradient-times-the-world-size-in-fp32", "fsdp-x2-fp32"),
     ("unsent-gradients-forgotten", "radius-sparse-x3"),
     ("unsent-gradients-forgotten", "top-k-sparse-x3"),
@@ -119,10 +117,10 @@ def test_every_strategy_gives_the_serial_result():
 
 
 def test_a_case_whose_job_fails_is_failed_with_the_reason(monkeypatch):
-    broken = Case(name="broken", strategy="mpi", ranks=2)
+    broken = Case(name="broken", strategy="zero", ranks=2)
     monkeypatch.setitem(CASES, "broken", broken)
     (verdict,) = verify(["broken"])
-    assert not verdict.holds and "parallel.strategy mpi needs ranks that MPI started" in verdict.error
+    assert not verdict.holds and "loop.precision fp64 with parallel.strategy zero" in verdict.error
 
 
 def test_cases_are_chosen_by_name_or_pattern():

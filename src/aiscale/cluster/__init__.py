@@ -4,7 +4,7 @@ ranks.py       start, stop, variables; joins, interrupts, reuses and restarts ra
 cells.py       the `%%px` magics: send a cell, wait, show output in rank order
 errors.py      what a rank raised, with its own traceback
 processes.py   all processes of a cluster
-local.py       ranks and controller on this machine, also under mpiexec
+local.py       ranks and controller on this machine
 slurm.py       ranks in a batch job, which is submitted for them
 engine.py      the process of a rank
 guard.py       the cleaner, for a kernel that was killed

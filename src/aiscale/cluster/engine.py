@@ -1,7 +1,6 @@
 """The process of a rank: starts as an ipyparallel engine, and runs what the notebook calls.
 
     python -m aiscale.cluster FOLDER 4 2                         # rank 2 of 4 on this machine
-    mpiexec -n 4 python -m aiscale.cluster FOLDER 4 mpi
     srun --ntasks=16 python -m aiscale.cluster FOLDER 16 slurm   # all nodes see FOLDER
 
 In a job rank 0 starts the controller on its own node, and everything ends with the step.
@@ -22,8 +21,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from aiscale.cluster import guard, local
-from aiscale.cluster.local import own_loopback, start_controller
+from aiscale.cluster import local
+from aiscale.cluster.local import start_controller
 from aiscale.processes import THREAD_VARIABLES, usable_cores
 
 ADDRESS = "AISCALE_ADDRESS"  #: this node's address, for the others
@@ -34,26 +33,11 @@ _store = None  #: the rendezvous store, on rank 0 of a job
 def main() -> None:
     """Become the rank given on the command line."""
     folder, size, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    if which == "mpi":
-        _serve_mpi(folder, size)
-    elif which == "slurm":
+    if which == "slurm":
         _serve_task(folder, size)
     else:
         os.setsid()  # Stop in a notebook signals its kernel's whole group; ranks are interrupted one by one
         _serve(folder, int(which), size, int(which), size)
-
-
-def _serve_mpi(folder: Path, size: int) -> None:
-    from mpi4py import MPI  # before torch, as some sites' MPI requires
-
-    from aiscale.distributed import Launch, mpi_world
-
-    place = Launch(launcher="mpiexec", rank=MPI.COMM_WORLD.rank, size=size)
-    _log_to(folder, place.rank)
-    mpi_world(place)  # raises if MPI did not join the processes
-    if place.rank == 0:
-        start_controller(folder, own_loopback(os.environ[guard.MARKER]), os.environ)
-    _serve(folder, place.rank, size, place.rank, size)
 
 
 def _serve_task(folder: Path, size: int) -> None:

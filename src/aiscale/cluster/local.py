@@ -1,4 +1,4 @@
-"""Launchers start `python -m aiscale.cluster` and say which ranks have ended: on this machine, by themselves or by MPI.
+"""Launchers start `python -m aiscale.cluster` and say which ranks have ended: on this machine.
 
 A controller that picks its own ports sometimes takes one twice, so it is given ports, at a loopback address that no
 other cluster uses. (In a job it listens at its node's address.)
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aiscale.cluster import guard
-from aiscale.cluster.errors import ClusterError
 from aiscale.launch import stop
 from aiscale.processes import start_python, warm_up
 
@@ -98,7 +96,7 @@ class LocalLauncher:
 
     def __init__(self, size: int, folder: Path, job: object) -> None:
         self.size, self.folder = size, folder
-        self.process: subprocess.Popen | None = None  #: mpiexec or srun
+        self.process: subprocess.Popen | None = None  #: srun
         self._ranks: list[BaseProcess] = []
 
     @staticmethod
@@ -119,10 +117,6 @@ class LocalLauncher:
                 how = {"name": f"rank {rank}", "stdout": log.fileno(), "stderr": log.fileno()}
                 self._ranks.append(start_python(argv, env, preload=NEEDED, **how))
 
-    def _spawn(self, prefix: list[str], env: Mapping[str, str], which: str) -> subprocess.Popen:
-        command = [*prefix, "-m", "aiscale.cluster", str(self.folder), str(self.size), which]
-        return spawn(command, self.folder / "launcher.log", env)
-
     def stop(self) -> None:
         """End what does not carry the cluster's marker."""
         stop(self._ranks, grace_s=0)
@@ -131,27 +125,3 @@ class LocalLauncher:
         """Ranks that have ended, first the one that caused it."""
         codes = [process.exitcode for process in self._ranks]
         return [Exit.of(f"rank {rank}", code, f"rank{rank}") for rank, code in enumerate(codes) if code is not None]
-
-
-class MpiLauncher(LocalLauncher):
-    """Ranks as MPI ranks: mpi4py's COMM_WORLD in a `%%px` cell has the same ranks."""
-
-    def start(self, env: Mapping[str, str]) -> None:
-        # Open MPI refuses more ranks than cores; MPI would listen on all networks of this machine.
-        settings = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-        settings |= {name: env.get(name, LOOPBACK_CARD) for name in ("UCX_NET_DEVICES", "FI_TCP_IFACE")}
-        self.process = self._spawn([find_mpiexec(), "-n", str(self.size), sys.executable], {**env, **settings}, "mpi")
-
-    def exits(self) -> list[Exit]:
-        code = self.process.poll()
-        return [] if code is None else [Exit.of("mpiexec", code, "launcher")]  # its log names the rank's process
-
-
-def find_mpiexec() -> str:
-    """The mpiexec beside this Python (the mpich wheel's), else the one on PATH (a site's module)."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    path = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if path is None:
-        where = "beside this Python or on PATH"
-        raise ClusterError(f"there is no mpiexec {where}: pip install mpich, or load your site's MPI module")
-    return path

@@ -20,11 +20,11 @@ import uuid
 
 from aiscale.cluster import guard, local
 from aiscale.cluster.errors import ClusterError
-from aiscale.cluster.local import Exit, LocalLauncher, MpiLauncher
+from aiscale.cluster.local import Exit, LocalLauncher
 from aiscale.cluster.slurm import Job, SlurmLauncher, public
 from aiscale.processes import THREAD_VARIABLES, kill_marked, reap_server
 
-LAUNCHERS = {"local": LocalLauncher, "mpi": MpiLauncher, "slurm": SlurmLauncher}
+LAUNCHERS = {"local": LocalLauncher, "slurm": SlurmLauncher}
 _NEWS_S = 10.0  #: while ranks are missing, before connecting to the controller again
 
 

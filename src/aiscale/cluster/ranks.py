@@ -1,7 +1,7 @@
 """`cluster.start` and the `Ranks` that it returns: real processes in one process group, under a notebook's cells.
 
 from aiscale import cluster
-ranks = cluster.start(4)           # 4 ranks on this machine; engines="mpi" makes them MPI ranks
+ranks = cluster.start(4)           # 4 ranks on this machine
 ranks = cluster.start(16, engines="slurm", account="abc123", time="30:00")    # in a job
 
 %%px                               # this cell runs on every rank
@@ -55,7 +55,7 @@ def start(
     A second call reuses the first one's ranks if they were started in the same way: without their variables, in a new
     process group.
 
-    engines: local (on this machine); mpi (the same, with mpiexec); slurm (with srun if this kernel is in a job, else in
+    engines: local (on this machine); slurm (with srun if this kernel is in a job, else in
     a job that is submitted, and cancelled when the ranks stop). Default: the variable AISCALE_ENGINES, else local.
     threads: per rank; 0 shares the cores. timeout_s: of a collective that hangs. start_timeout_s: for ranks to start,
     without the time in the queue; 0: 90 on this machine, 300 in a job, whose nodes may all read their software from one
@@ -101,7 +101,7 @@ class Ranks:
         self.view = None  #: ipyparallel's DirectView, in rank order
         self.info: list[dict] = []  #: of every rank: pid, host, device, backend, threads
         self._request = request
-        self._start_timeout_s = start_timeout_s or (90 if request["engines"] in ("local", "mpi") else 300)
+        self._start_timeout_s = start_timeout_s or (90 if request["engines"] == "local" else 300)
         self._processes: Processes | None = None
         self._store = None
         self._must_join = False

@@ -27,7 +27,7 @@ from pathlib import Path
 from aiscale.cluster import guard
 from aiscale.cluster.cells import InPlace
 from aiscale.cluster.errors import ClusterError, RanksInterrupted
-from aiscale.cluster.local import Exit, LocalLauncher
+from aiscale.cluster.local import Exit, LocalLauncher, spawn
 from aiscale.config import hint
 from aiscale.hpc.sites import ENDED, Site, SiteError, find, here, names
 
@@ -190,7 +190,17 @@ class SlurmLauncher(LocalLauncher):
             self._await_start()
             return
         self.job = os.environ["SLURM_JOB_ID"]
-        self.process = self._spawn([*self._srun(), sys.executable, "-u"], env, "slurm")
+        command = [
+            *self._srun(),
+            sys.executable,
+            "-u",
+            "-m",
+            "aiscale.cluster",
+            str(self.folder),
+            str(self.size),
+            "slurm",
+        ]
+        self.process = spawn(command, self.folder / "launcher.log", env)
 
     def _srun(self) -> list[str]:
         """The srun command for a step in the job that this kernel is in."""

@@ -96,7 +96,7 @@ REFUSED = {
         "DeepSpeed keeps its masters and sends gradients in fp32, so the weights would be fp32 in fp64's memory",
         "loop.precision=bf16, or fp32",
     ),
-    ("optimizer.name", "adamw8bit", "serial mpi ddp zero fsdp pipeline megatron"): (
+    ("optimizer.name", "adamw8bit", "serial ddp zero fsdp pipeline megatron"): (
         "the libraries that have it (bitsandbytes, torchao) are not in this environment; cost counts its bytes",
         "optimizer.name=adamw, or adafactor, which holds less than both",
     ),

@@ -32,7 +32,7 @@ _OPTIONS = {
 class ParallelConfig:
     """The parallel layout. dp x tp x pp must equal the world size."""
 
-    strategy: Literal["serial", "mpi", "ddp", "zero", "fsdp", "pipeline", "megatron"] = "serial"
+    strategy: Literal["serial", "ddp", "zero", "fsdp", "pipeline", "megatron"] = "serial"
     dp: int = 0  #: data-parallel ranks; 0: as many as connect
     tp: int = 1  #: tensor-parallel ranks: each holds a shard of every matrix
     pp: int = 1  #: pipeline stages: each holds some of the layers

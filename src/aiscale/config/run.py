@@ -49,7 +49,7 @@ class Run:
             "shorten the first or lengthen the second",
         )
         require(
-            not self.loop.compile or self.parallel.strategy in ("serial", "mpi", "ddp"),
+            not self.loop.compile or self.parallel.strategy in ("serial", "ddp"),
             f"loop.compile is true, but parallel.strategy {self.parallel.strategy} hooks into every layer: set it to "
             "false, or strategy to ddp",
         )

@@ -11,7 +11,7 @@ in `world.traffic`: world, dp, tp, pp, and the axes of a device mesh.
 
 The formulas follow the libraries, which may send or keep more than the papers say; the docstrings explain where and
 why. `aiscale.verify.bytes` measures the same. A new strategy needs two functions of (run, world_size, rank) in
-_STRATEGIES. serial, mpi, ddp and torch's pipelines are here; the others have their own files.
+_STRATEGIES. serial, ddp and torch's pipelines are here; the others have their own files.
 """
 
 from __future__ import annotations
@@ -87,18 +87,13 @@ def _check(run: Run, world_size: int) -> None:
     run.check_world(world_size)
 
 
-# serial, mpi, ddp ----------------------------------------------------------------------------------------------------
-
-
-def _replicated(run: Run, world_size: int, rank: int) -> Traffic:
-    """mpi and ddp: one all-reduce of every gradient, for any number of micro-batches. With compression: a sparse step;
-    dense steps are those of method none."""
-    return gradient_traffic(run, world_size)
+# serial, ddp ---------------------------------------------------------------------------------------------------------
 
 
 def _ddp(run: Run, world_size: int, rank: int) -> Traffic:
-    """The gradients, dense or compressed; with sharded optimizer states also the owners' new weights."""
-    sent = _replicated(run, world_size, rank)
+    """One all-reduce of every gradient, for any number of micro-batches; with sharded optimizer states also the owners'
+    new weights. With compression: a sparse step; dense steps are those of method none."""
+    sent = gradient_traffic(run, world_size)
     if run.parallel.distributed_optimizer and world_size > 1:
         sent["broadcast", "world"] = WIDE[run.loop.precision] * parameter_count(run.model)
     return sent
@@ -188,7 +183,6 @@ def _shapes(run: Run, pp_rank: int) -> dict[str, tuple[int, ...]]:
 
 _STRATEGIES: dict[str, tuple[Callable[[Run, int, int], Traffic], Callable[[Run, int, int], Held]]] = {
     "serial": (lambda run, world_size, rank: {}, _whole_model),
-    "mpi": (_replicated, _whole_model),
     "ddp": (_ddp, _ddp_held),
     "zero": (zero_traffic, zero_held),
     "fsdp": (fsdp_traffic, fsdp_held),

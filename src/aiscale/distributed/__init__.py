@@ -13,11 +13,6 @@ failing, hangs        report a failure once; name a hang and end the job
 
 from aiscale.distributed.connect import PeerError, World, connect
 from aiscale.distributed.counter import Traffic
-from aiscale.distributed.failing import (
-    alike,
-    end_job_on_uncaught_error,
-    end_now,
-    lost_another_rank,
-)
+from aiscale.distributed.failing import alike, end_now, lost_another_rank
 from aiscale.distributed.hangs import watching
-from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch, host_store, mpi_world
+from aiscale.distributed.rendezvous import ConnectError, Launch, find_launch, host_store

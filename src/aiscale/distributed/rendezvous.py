@@ -101,7 +101,7 @@ def meeting_point(place: Launch) -> tuple[str, int]:
 
 def _ask_mpi(place: Launch) -> tuple[str, int]:
     """Rank 0 picks a free port and broadcasts it over MPI."""
-    comm = mpi_world(place)
+    comm = _mpi_world(place)
     there = None
     if place.rank == 0:
         with socket.socket() as probe:
@@ -199,7 +199,7 @@ def _read(name: str, env: Mapping[str, str], rank: str, size: str, local_rank: s
     return Launch(launcher=name, **{key: int(value) for key, value in there.items()})
 
 
-def mpi_world(place: Launch):
+def _mpi_world(place: Launch):
     """mpi4py's COMM_WORLD, which listens on the loopback only if all ranks are on this machine; raises ConnectError if
     its size differs from the launcher's."""
     if place.launcher == "mpiexec" and place.local_size == place.size:

@@ -13,7 +13,6 @@ from aiscale.parallel.serial import Engine
 #: strategy -> "module:class", imported on demand: DeepSpeed and Megatron-Core take seconds to import
 ENGINES = {
     "serial": "aiscale.parallel.serial:Engine",
-    "mpi": "aiscale.parallel.mpi:MPIEngine",
     "ddp": "aiscale.parallel.ddp:DDPEngine",
     "zero": "aiscale.parallel.zero:ZeROEngine",
     "fsdp": "aiscale.parallel.fsdp:FSDPEngine",

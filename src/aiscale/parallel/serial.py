@@ -3,7 +3,7 @@
     engine = Engine(run, world)
     result = engine.step(micro_batches, lr)      # accumulate (forward and backward passes), then update
 
-Other strategies override single methods: mpi only `_average_gradients`. One that brings a loop overrides `accumulate`.
+Other strategies override single methods. One that brings a loop overrides `accumulate`.
 
 Shapes: B sequences, T tokens.
 """
