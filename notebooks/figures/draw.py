@@ -179,6 +179,29 @@ def ring(half, world=RANKS):
     style.legend_above(ax, style.legend_handles(names, bars=True))
 
 
+def broadcast_rounds(world=8):
+    """Who has rank 0's tensor after each round, and who sends: passed on along a ring, and spread by a tree."""
+    ax, left = plt.subplots(figsize=(7.5, 2.9), layout="constrained")[1], 0
+    ring = [[(rank, rank + 1)] for rank in range(world - 1)]
+    tree = [[(rank, rank + have) for rank in range(have)] for have in (1, 2, 4) if have < world]
+    for name, rounds, apart in (("ring", ring, 1.4), ("tree", tree, 2.4)):
+        have = {0}
+        for number, sends in enumerate([[], *rounds]):
+            x = left + apart * number
+            have |= {to for _, to in sends}
+            for rank in range(world):
+                color = style.RANK_COLORS[0] if rank in have else style.PAPER
+                tile(ax, x, -rank, 0.8, 0.8, color, edgecolor=style.FAINT)
+            for source, to in sends:
+                arrow(ax, (x - apart + 0.4, -source), (x - 0.4, -to), zorder=6)
+            say(ax, x, 0.75, number or "start", 8, color=style.MUTED)
+        say(ax, (left + x) / 2, 1.6, f"{name}: {len(rounds)} rounds", 9)
+        left = x + 3.2
+    for rank in range(world):
+        say(ax, -0.8, -rank, f"rank {rank}", 8, ha="right", color=style.MUTED)
+    view(ax, -3, left - 2.5, 0.3 - world, 2.1)
+
+
 def rendezvous():
     """Two ranks meet at a store: rank 0 waits, rank 1 signs in, both connect."""
     axes = plt.subplots(1, 3, figsize=(7.5, 2.5), layout="constrained")[1]
@@ -472,7 +495,8 @@ def product_tiles(n=32, side=8):
     view(ax, -0.02 * n, 2.18 * n, 2.18 * n, -0.12 * n)
 
 
-SIMPLE = (rendezvous, zero_stages, fsdp_step, mlp_cut, number_formats, thread_blocks, warp_reads, product_tiles)
+SIMPLE = (rendezvous, broadcast_rounds, zero_stages, fsdp_step, mlp_cut, number_formats)
+SIMPLE += (thread_blocks, warp_reads, product_tiles)
 DRAWINGS = {function.__name__: function for function in SIMPLE} | {
     "ring_reduce_scatter": partial(ring, 0),
     "ring_all_gather": partial(ring, 1),
